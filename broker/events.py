@@ -1,0 +1,104 @@
+"""What the broker tells: past tense, one frozen class each, no answer expected.
+
+Listeners are fixed before the first client connects. A tuple that is empty costs one test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from broker.extensions import SessionView
+from broker.message import Message
+
+
+class ClientConnected(NamedTuple):
+    """A client was authenticated and its CONNACK sent."""
+
+    session: SessionView
+
+
+class ClientDisconnected(NamedTuple):
+    """A client's network connection has ended, for whatever reason."""
+
+    session: SessionView
+
+
+class ClientSubscribed(NamedTuple):
+    """A topic filter was granted."""
+
+    session: SessionView
+    topic_filter: str
+    qos: int
+
+
+class ClientUnsubscribed(NamedTuple):
+    """A topic filter was given up."""
+
+    session: SessionView
+    topic_filter: str
+
+
+class MessageReceived(NamedTuple):
+    """A PUBLISH has come in, before it was authorized."""
+
+    session: SessionView
+    message: Message
+
+
+class MessageRouted(NamedTuple):
+    """A PUBLISH was authorized and is given to its targets."""
+
+    session: SessionView
+    message: Message
+
+
+class MessageRetained(NamedTuple):
+    """A retained message was set; an empty payload means that it was cleared."""
+
+    message: Message
+
+
+class PacketReceived(NamedTuple):
+    """One whole packet came from a client.
+
+    Attributes:
+        session: None before CONNECT was accepted.
+        first_byte: packet type and flags.
+        size_bytes: length of the whole packet.
+        chunks: buffers that, joined, are the packet; valid only during the call.
+    """
+
+    session: SessionView | None
+    first_byte: int
+    size_bytes: int
+    chunks: tuple[bytes | memoryview, ...]
+
+
+class PacketSent(NamedTuple):
+    """One whole packet was handed to a client's connection; fields as `PacketReceived`."""
+
+    session: SessionView | None
+    first_byte: int
+    size_bytes: int
+    chunks: tuple[bytes | memoryview, ...]
+
+
+@dataclass(slots=True)
+class Listeners:
+    """Who is told of what, fixed at start.
+
+    Each field is a tuple of plain functions of one event; a listener that raises is logged
+    with its name and counted.
+    """
+
+    client_connected: tuple[Callable[[ClientConnected], None], ...] = ()
+    client_disconnected: tuple[Callable[[ClientDisconnected], None], ...] = ()
+    client_subscribed: tuple[Callable[[ClientSubscribed], None], ...] = ()
+    client_unsubscribed: tuple[Callable[[ClientUnsubscribed], None], ...] = ()
+    message_received: tuple[Callable[[MessageReceived], None], ...] = ()
+    message_routed: tuple[Callable[[MessageRouted], None], ...] = ()
+    message_retained: tuple[Callable[[MessageRetained], None], ...] = ()
+    packet_received: tuple[Callable[[PacketReceived], None], ...] = ()
+    packet_sent: tuple[Callable[[PacketSent], None], ...] = ()

@@ -1,0 +1,266 @@
+"""The points at which plugins meet the broker.
+
+Four extension points decide, in the present tense, as plain functions on the loop's thread:
+
+* `DeliveryGate`: may this message go to this subscriber now, or look again when?
+* `LinkSampler`: what does a subscriber's path look like?
+* `PayloadStore`: where does a payload live?
+* `MessageSink`: a route target that is not a session.
+
+`AccessControl` is the seam on which the aMQTT host answers for authentication and topic
+filtering. A `Plugin` brings any of these; the policy file names it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from broker.link import Link
+from broker.message import Message
+from broker.payload import Payload
+
+
+class Verdict(NamedTuple):
+    """A gate's answer.
+
+    Attributes:
+        deliver: True to send the message now.
+        look_again_at: monotonic seconds at which to ask again at the latest; None for
+            "when the link changes". Ignored when `deliver` is True.
+        reason: a few words for logs and reports, such as ``L_now 0.8 s >= 0.25 s``.
+    """
+
+    deliver: bool
+    look_again_at: float | None = None
+    reason: str = ""
+
+
+class DeliveryGate(Protocol):
+    """Says when a large message may go to one subscriber."""
+
+    def threshold_s(self, topic: str) -> int | None:
+        """Return the payload size in bytes above which messages of `topic` are large.
+
+        Asked once for each topic and cached. None: no message of this topic is large.
+        """
+
+    def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
+        """Say whether `message`, withheld for `sojourn` seconds so far, may go now.
+
+        Asked when a large message reaches the head of an outbox that has room, whenever the
+        link has changed, and when the last verdict's `look_again_at` has come. A gate that
+        raises is logged and counted, and the message is delivered.
+        """
+
+    def forget(self, link: Link) -> None:
+        """Drop whatever is kept for this subscriber: its session has ended."""
+
+
+class LinkSampler(Protocol):
+    """Writes what it learns of a subscriber's path into its `Link`.
+
+    Each method returns True when the link has a new RTT estimate, after which the gate is
+    asked again for what that subscriber has withheld.
+
+    Attributes:
+        period: seconds between two calls of `sample` for each connected subscriber (T_Q of
+            paper 002); None where the sampler needs none.
+    """
+
+    period: float | None
+
+    def sample(self, link: Link, fileno: int, now: float) -> bool:
+        """Look at the connection's socket, given by its file descriptor (-1 for none)."""
+
+    def sent(self, link: Link, packet_id: int, payload_bytes: int, now: float) -> None:
+        """A QoS 1 or 2 PUBLISH was handed to the connection for the first time."""
+
+    def acknowledged(self, link: Link, packet_id: int, now: float) -> bool:
+        """Its PUBACK or PUBREC has come."""
+
+    def connected(self, link: Link, now: float) -> None:
+        """The subscriber has a new network connection: what was outstanding is void."""
+
+    def forget(self, link: Link) -> None:
+        """Drop whatever is kept for this subscriber: its session has ended."""
+
+
+class PayloadStore(Protocol):
+    """Keeps payloads that wait for at least one target."""
+
+    def keep(self, data: bytes) -> Payload:
+        """Return what stands for `data` until its last reference is gone.
+
+        Raises:
+            OSError: it cannot be kept; the publish is refused.
+        """
+
+
+class Receipt(Protocol):
+    """A sink's promise to the publisher of one QoS 1 or 2 message."""
+
+    def settle(self, reason_code: int) -> None:
+        """Report the outcome, once, on the loop's thread.
+
+        Args:
+            reason_code: 0 when the message is safe; 0x80 or above when it is refused.
+        """
+
+
+class SinkCounts(Protocol):
+    """A sink's side of the ledger: matched = stored + queued + sum(dropped).
+
+    Attributes:
+        matched: messages the router offered.
+        stored: messages that are safe in the sink.
+        queued: messages taken and not yet safe.
+        dropped: refused or lost messages by reason.
+    """
+
+    matched: int
+    stored: int
+    queued: int
+    dropped: dict[str, int]
+
+
+class MessageSink(Protocol):
+    """A route target that is not a session, such as a pull queue.
+
+    Attributes:
+        name: unique among the broker's sinks.
+        topic_filters: MQTT topic filters; a message that matches several is offered once.
+        counts: its side of the ledger.
+    """
+
+    name: str
+    topic_filters: Sequence[str]
+    counts: SinkCounts
+
+    def accept(self, message: Message, receipt: Receipt | None) -> None:
+        """Take a message without waiting.
+
+        Args:
+            message: of QoS 0 when `receipt` is None.
+            receipt: settled by the sink once the message is safe or refused.
+        """
+
+
+class Action(NamedTuple):
+    """What a client wants to do with a topic; `name` is aMQTT's word for it."""
+
+    name: str
+
+
+PUBLISH = Action("publish")
+SUBSCRIBE = Action("subscribe")
+RECEIVE = Action("receive")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectAttempt:
+    """What an authenticator may know of a client that asks to connect.
+
+    Attributes:
+        client_id: Client Identifier, as assigned where the client sent none.
+        username: user name, or None where the client sent none.
+        password: as sent, or None.
+        protocol_version: 4 (MQTT 3.1.1) or 5.
+        clean_start: Clean Start, or Clean Session in MQTT 3.1.1.
+        keep_alive: seconds as asked for; 0 for none.
+        will: the Will Message, or None.
+        remote_address: the peer's address, or "" where it has none.
+        remote_port: the peer's port, or 0.
+        listener: name of the listener in the policy file.
+        ssl_object: the TLS connection, or None.
+    """
+
+    client_id: str
+    username: str | None
+    password: bytes | None
+    protocol_version: int
+    clean_start: bool
+    keep_alive: int
+    will: Message | None
+    remote_address: str
+    remote_port: int
+    listener: str
+    ssl_object: Any = None
+
+
+class SessionView(Protocol):
+    """What an extension may see of a session; all of it is read-only to extensions."""
+
+    client_id: str
+    username: str | None
+    is_connected: bool
+
+
+class AccessControl(Protocol):
+    """Authentication and topic filtering.
+
+    An answer is a bool, or an awaitable of one where it takes a wait; while it is awaited the
+    connection reads nothing more.
+
+    Attributes:
+        checks_publish: whether `authorize` must be asked for each PUBLISH.
+        checks_subscribe: the same for each topic filter of a SUBSCRIBE.
+        checks_receive: the same for each delivery.
+    """
+
+    checks_publish: bool
+    checks_subscribe: bool
+    checks_receive: bool
+
+    def authenticate(self, attempt: ConnectAttempt) -> bool | Awaitable[bool]:
+        """Say whether the client may connect."""
+
+    def authorize(self, session: SessionView, topic: str, action: Action) -> bool | Awaitable[bool]:
+        """Say whether the session may do this with a topic (or, to subscribe, a filter)."""
+
+
+class PluginContext(NamedTuple):
+    """What a plugin is given of the broker when it is made.
+
+    Attributes:
+        logger: the plugin's own logger.
+        policy_file: name of the policy file, for messages; relative paths in it are taken
+            from the directory the program was started in.
+        clock: returns monotonic seconds, on the same clock as every `now`.
+    """
+
+    logger: logging.Logger
+    policy_file: str
+    clock: Callable[[], float]
+
+
+class Plugin:
+    """A plugin of the policy file: a config class and any of the extension points.
+
+    A distribution offers one under a short name in the entry-point group
+    ``penstock.plugins``. `Config` is a frozen dataclass that checks itself; its keys are the
+    keys under the plugin's name in the policy file.
+    """
+
+    Config: ClassVar[type]
+
+    gate: DeliveryGate | None = None
+    sampler: LinkSampler | None = None
+    payload_store: PayloadStore | None = None
+    sinks: Sequence[MessageSink] = ()
+
+    def __init__(self, config: Any, context: PluginContext) -> None:
+        self.config = config
+        self.context = context
+
+    async def start(self) -> None:
+        """Open what needs the running loop; called before any listener opens.
+
+        Raises:
+            PenstockError: the plugin cannot work; the broker ends with status 2.
+        """
+
+    async def close(self) -> None:
+        """Finish what was accepted and free everything; called after all listeners closed."""

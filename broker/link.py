@@ -1,0 +1,56 @@
+"""What is known of the path to one subscriber."""
+
+from __future__ import annotations
+
+
+class Link:
+    """The path to one subscriber, as samplers see it and gates judge it.
+
+    Samplers write it, gates and reports read it. The broker makes one for each session and
+    keeps it while the session lasts.
+
+    Attributes:
+        client_id: Client Identifier of the subscriber.
+        username: user name of the subscriber, or None.
+        rtt_latest: newest RTT estimate, seconds, or None before the first (paper 002).
+        rtt_bytes: payload bytes of the packet that `rtt_latest` was timed on; 0 for a bare
+            acknowledgement, as the kernel times.
+        rtt_updated_at: monotonic seconds of the newest estimate, or None.
+        rtt_source: name of the source of the newest estimate, such as ``tcp_info``.
+        srtt: smoothed RTT, seconds, or None (RFC 6298).
+        rttvar: RTT variance, seconds, or None (RFC 6298).
+        rtt_min: least RTT in the sampler's window, seconds, or None.
+        threshold_l: RTT of the uncongested path, seconds, or None where unknown (paper 002).
+        unsent_bytes: bytes that the connection has taken and the kernel has not.
+        outstanding_since: monotonic seconds at which the oldest unacknowledged timed packet
+            was sent, or None.
+    """
+
+    __slots__ = (
+        "client_id",
+        "outstanding_since",
+        "rtt_bytes",
+        "rtt_latest",
+        "rtt_min",
+        "rtt_source",
+        "rtt_updated_at",
+        "rttvar",
+        "srtt",
+        "threshold_l",
+        "unsent_bytes",
+        "username",
+    )
+
+    def __init__(self, client_id: str, username: str | None = None) -> None:
+        self.client_id = client_id
+        self.username = username
+        self.rtt_latest: float | None = None
+        self.rtt_bytes = 0
+        self.rtt_updated_at: float | None = None
+        self.rtt_source = ""
+        self.srtt: float | None = None
+        self.rttvar: float | None = None
+        self.rtt_min: float | None = None
+        self.threshold_l: float | None = None
+        self.unsent_bytes = 0
+        self.outstanding_since: float | None = None

@@ -1,0 +1,1 @@
+"""The edge proxy: withholding in front of any MQTT broker."""

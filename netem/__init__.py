@@ -1,0 +1,1 @@
+"""Bad networks on one machine, to test everything on."""

@@ -1,0 +1,49 @@
+"""The ``penstock`` command: a table of program names to modules, imported on use."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Final
+
+PROGRAMS: Final[dict[str, tuple[str, str]]] = {
+    "broker": ("broker.__main__", "run the MQTT broker with a policy file"),
+    "proxy": ("edge_proxy.__main__", "run the edge proxy in front of any broker"),
+    "queue": ("plugins.queue.gateway", "run the queue's HTTP gateway alone"),
+    "spark": ("spark_bridge.__main__", "stream a queue into Parquet with Spark"),
+    "bench": ("benchmarks.__main__", "measure Penstock beside its peers (from a checkout)"),
+}
+"""Name of the program to the module that holds its ``main(argv) -> int``, and what it does."""
+
+
+def usage() -> str:
+    """Return the list of programs, a line each."""
+    width = max(map(len, PROGRAMS))
+    lines = [f"  {name:<{width}}  {about}" for name, (_, about) in PROGRAMS.items()]
+    return "usage: penstock PROGRAM [OPTIONS]\n\nprograms:\n" + "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the named program.
+
+    Args:
+        argv: arguments after the command's own name; None for those of the process.
+
+    Returns:
+        The program's exit status; 2 where no such program is named.
+    """
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage(), file=sys.stdout if arguments else sys.stderr)  # noqa: T201 (a command)
+        return 0 if arguments else 2
+    name, *rest = arguments
+    if name not in PROGRAMS:
+        print(f"penstock: no program {name!r}\n{usage()}", file=sys.stderr)  # noqa: T201
+        return 2
+    program = importlib.import_module(PROGRAMS[name][0])
+    status: int = program.main(rest)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What users switch on in the policy file, one folder a plugin."""

@@ -1,0 +1,1 @@
+"""Where a subscriber's RTT comes from."""

@@ -1,0 +1,1 @@
+"""Policies that hold large messages back, one subscriber at a time (paper 002)."""
