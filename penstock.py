@@ -34,11 +34,11 @@ def main(argv: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(usage(), file=sys.stdout if arguments else sys.stderr)  # noqa: T201 (a command)
+        print(usage(), file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
     name, *rest = arguments
     if name not in PROGRAMS:
-        print(f"penstock: no program {name!r}\n{usage()}", file=sys.stderr)  # noqa: T201
+        print(f"penstock: no program {name!r}\n{usage()}", file=sys.stderr)
         return 2
     program = importlib.import_module(PROGRAMS[name][0])
     status: int = program.main(rest)

@@ -1,1 +1,1 @@
-"""Topics to pull queues: engines, enqueue and dequeue controllers, HTTP API (papers 000, 001, 004)."""
+"""Topics to pull queues: engines, controllers, HTTP API (papers 000, 001, 004)."""
