@@ -1,0 +1,153 @@
+"""Bytes as they come in, cut into frames.
+
+A frame is the bytes of one packet: a first byte, the Remaining Length as a variable byte
+integer, and as many bytes as that says.
+
+Theory of operation: whoever reads scans the bytes itself, frame by frame, and gives back what
+it could not complete. `receive_data` hands out bytes that always start at a frame boundary, so
+a scanner needs no state of its own. Most chunks end at a boundary and pass through untouched. A
+frame larger than a chunk is collected and joined once, when its last byte is there: N bytes
+cost one copy of N, however many chunks they come in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from broker.errors import MalformedPacketError, ProtocolError
+from broker.mqtt.reason_codes import ReasonCode
+
+SMALL_CHUNK_BYTES = 1024
+"""Chunks below this are appended to one array: a peer that sends a large frame byte by byte
+costs its bytes and not an object for each."""
+
+
+class ReceiveBuffer:
+    """What has been received and is not yet a whole frame.
+
+    Invariant: what is kept begins with the first byte of a frame.
+
+    Args:
+        maximum_packet_size: bytes of the largest frame to take, fixed header included, as
+            Maximum Packet Size of MQTT 5.0 counts (3.1.2.11.4).
+    """
+
+    __slots__ = ("_chunks", "_maximum_packet_size", "_needed_bytes", "_pending_bytes")
+
+    def __init__(self, maximum_packet_size: int) -> None:
+        self._maximum_packet_size = maximum_packet_size
+        self._chunks: list[bytes | bytearray] = []
+        self._pending_bytes = 0
+        self._needed_bytes = 0
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that are kept until more come."""
+        return self._pending_bytes
+
+    def receive_data(self, chunk: bytes) -> bytes:
+        """Take a chunk and return what can be scanned now.
+
+        Returns:
+            Bytes that start at a frame boundary, no longer kept here: the caller scans them and
+            gives an incomplete end back by `unread`. Empty while a frame is known to need more.
+        """
+        chunks = self._chunks
+        if not chunks:
+            return chunk
+        self._pending_bytes += len(chunk)
+        if self._pending_bytes >= self._needed_bytes:
+            chunks.append(chunk)
+            data = b"".join(chunks)
+            chunks.clear()
+            self._pending_bytes = 0
+            return data
+        if len(chunk) >= SMALL_CHUNK_BYTES:
+            chunks.append(chunk)
+            return b""
+        last = chunks[-1]
+        if isinstance(last, bytearray):
+            last += chunk
+        else:
+            chunks.append(bytearray(chunk))
+        return b""
+
+    def unread(self, data: bytes, position: int) -> None:
+        """Keep the end of scanned bytes, where a frame begins that is not complete.
+
+        Args:
+            data: what `receive_data` returned last.
+            position: where the incomplete frame begins; `len(data)` if there is none.
+
+        Raises:
+            MalformedPacketError: its Remaining Length has more than four bytes [MQTT-1.5.5].
+            ProtocolError: packet too large: it announces more than the largest frame to take.
+        """
+        tail = data[position:]
+        if not tail:
+            return
+        body_start, body_bytes = read_remaining_length(tail, 0)
+        if body_start:
+            self._needed_bytes = body_start + body_bytes
+            if self._needed_bytes > self._maximum_packet_size:
+                raise packet_too_large(self._needed_bytes, self._maximum_packet_size)
+        else:
+            self._needed_bytes = len(tail) + 1
+        self._chunks.append(tail)
+        self._pending_bytes = len(tail)
+
+    def frames(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield (first byte, body) of each whole frame, then keep the rest.
+
+        To be run to its end: the rest is kept only then.
+
+        Args:
+            data: what `receive_data` returned last.
+
+        Raises:
+            MalformedPacketError: as `unread`.
+            ProtocolError: as `unread`, for whole frames too.
+        """
+        position = 0
+        size = len(data)
+        while position < size:
+            body_start, body_bytes = read_remaining_length(data, position)
+            end = body_start + body_bytes
+            if not body_start or end > size:
+                break
+            if end - position > self._maximum_packet_size:
+                raise packet_too_large(end - position, self._maximum_packet_size)
+            yield data[position], data[body_start:end]
+            position = end
+        self.unread(data, position)
+
+
+def read_remaining_length(data: bytes, position: int) -> tuple[int, int]:
+    """Read the Remaining Length of the frame that begins at `position`.
+
+    More bytes than the value needs are accepted: MQTT 3.1.1 does not forbid them.
+
+    Returns:
+        (where the body starts, bytes of the body); (0, 0) while bytes are missing.
+
+    Raises:
+        MalformedPacketError: it has more than four bytes [MQTT-1.5.5].
+    """
+    value = 0
+    shift = 0
+    for byte in data[position + 1 : position + 5]:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return position + 1 + shift // 7, value
+    if shift == 28:
+        raise MalformedPacketError("remaining length goes on after byte 4; allowed: 1 to 4 bytes")
+    return 0, 0
+
+
+def packet_too_large(size_bytes: int, maximum_packet_size: int) -> ProtocolError:
+    """Return the error for a frame of more bytes than are taken (MQTT 5.0, 3.1.2.11.4)."""
+    return ProtocolError(
+        f"packet of {size_bytes} bytes; allowed: at most {maximum_packet_size}",
+        ReasonCode.PACKET_TOO_LARGE,
+    )

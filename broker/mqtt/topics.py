@@ -1,0 +1,149 @@
+"""Topic Names, Topic Filters and how they match (section 4.7 of both versions).
+
+Both are case sensitive, compared level by level, never normalised [MQTT-4.7.3-4]. A name or
+filter that breaks the rules is a malformed packet; one that is well formed and not wanted here
+is another matter, with reason codes of its own (0x8F, 0x90), which the broker decides.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from broker.errors import MalformedPacketError
+from broker.mqtt.enums import MAX_STRING_BYTES
+
+SHARE_PREFIX = "$share/"
+
+
+class Share(NamedTuple):
+    """A topic filter as subscribed, taken apart.
+
+    Attributes:
+        share_name: ShareName of a Shared Subscription, or "" for any other.
+        topic_filter: the filter that topics are matched against.
+    """
+
+    share_name: str
+    topic_filter: str
+
+
+def validate_topic(name: str) -> None:
+    """Check a Topic Name.
+
+    Raises:
+        MalformedPacketError: it is empty [MQTT-4.7.3-1], holds U+0000 [MQTT-4.7.3-2] or a
+            wildcard [MQTT-4.7.0-1], or is longer than 65,535 bytes [MQTT-4.7.3-3].
+    """
+    if "+" in name or "#" in name:
+        raise MalformedPacketError(
+            f"topic name {_shorten(name)} holds a wildcard; allowed: no + and no # [MQTT-4.7.0-1]"
+        )
+    _validate_text("topic name", name)
+
+
+def validate_topic_filter(topic_filter: str) -> None:
+    """Check a Topic Filter, that of a Shared Subscription included.
+
+    Raises:
+        MalformedPacketError: it is empty, too long, holds U+0000, has a # that is not the whole
+            last level [MQTT-4.7.1-1], a + that is not a whole level [MQTT-4.7.1-2], or a
+            ``$share/`` without share name or filter [MQTT-4.8.2-1].
+    """
+    _validate_text("topic filter", topic_filter)
+    levelled = parse_share(topic_filter).topic_filter
+    if "#" not in levelled and "+" not in levelled:
+        return
+    levels = levelled.split("/")
+    last = len(levels) - 1
+    for depth, level in enumerate(levels):
+        if level == "#" and depth == last:
+            return
+        if "#" in level:
+            raise MalformedPacketError(
+                f"topic filter {_shorten(topic_filter)}: # stands in {_shorten(level)}; allowed: "
+                "# alone, as the last level [MQTT-4.7.1-1]"
+            )
+        if "+" in level and level != "+":
+            raise MalformedPacketError(
+                f"topic filter {_shorten(topic_filter)}: + stands in {_shorten(level)}; allowed: "
+                "+ as a whole level [MQTT-4.7.1-2]"
+            )
+
+
+def parse_share(topic_filter: str) -> Share:
+    """Take the ``$share/{ShareName}/`` off a topic filter, if it has one.
+
+    The filter inside is not checked; `validate_topic_filter` does both.
+
+    Raises:
+        MalformedPacketError: the share name is empty [MQTT-4.8.2-1] or holds a wildcard, or no
+            filter follows it [MQTT-4.8.2-2].
+    """
+    if not topic_filter.startswith(SHARE_PREFIX):
+        return Share("", topic_filter)
+    share_name, slash, inner = topic_filter[len(SHARE_PREFIX) :].partition("/")
+    if not share_name or not inner or not slash or "+" in share_name or "#" in share_name:
+        raise MalformedPacketError(
+            f"shared subscription {_shorten(topic_filter)}; allowed: $share/NAME/FILTER with no "
+            "wildcard in NAME and neither part empty [MQTT-4.8.2-2]"
+        )
+    return Share(share_name, inner)
+
+
+def matches(topic_filter: str, topic: str) -> bool:
+    """Say whether a topic filter matches a topic name.
+
+    A filter that begins with a wildcard matches no topic that begins with ``$``
+    [MQTT-4.7.2-1]; ``a/#`` matches ``a`` as well.
+
+    Args:
+        topic_filter: valid, and without ``$share/NAME/``.
+        topic: valid.
+    """
+    if topic_filter == topic:
+        return True
+    if topic[0] == "$" and topic_filter[0] in "+#":
+        return False
+    filter_levels = topic_filter.split("/")
+    topic_levels = topic.split("/")
+    if filter_levels[-1] == "#":
+        filter_levels.pop()
+        if len(topic_levels) < len(filter_levels):
+            return False
+    elif len(topic_levels) != len(filter_levels):
+        return False
+    return all(
+        wanted in ("+", level) for wanted, level in zip(filter_levels, topic_levels, strict=False)
+    )
+
+
+def _validate_text(kind: str, text: str) -> None:
+    """Check what names and filters have in common."""
+    if not text:
+        raise MalformedPacketError(
+            f"{kind} is empty; allowed: one character or more [MQTT-4.7.3-1]"
+        )
+    if "\0" in text:
+        raise MalformedPacketError(
+            f"{kind} {_shorten(text)} holds U+0000; allowed: any other character [MQTT-4.7.3-2]"
+        )
+    if text.isascii():
+        size_bytes = len(text)
+    else:
+        try:
+            size_bytes = len(text.encode())
+        except UnicodeEncodeError:
+            raise MalformedPacketError(
+                f"{kind} {_shorten(text)} holds a surrogate; allowed: what UTF-8 can encode "
+                "[MQTT-1.5.4-1]"
+            ) from None
+    if size_bytes > MAX_STRING_BYTES:
+        raise MalformedPacketError(
+            f"{kind} {_shorten(text)} has {size_bytes} bytes; allowed: at most {MAX_STRING_BYTES} "
+            "[MQTT-4.7.3-3]"
+        )
+
+
+def _shorten(text: str) -> str:
+    """Return the text quoted for a message, cut where it is long."""
+    return repr(text if len(text) <= 80 else f"{text[:77]}...")
