@@ -1,0 +1,82 @@
+"""Packet identifiers and what they stand for until they are acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from broker.mqtt.enums import MAX_PACKET_ID
+from broker.outbox import Delivery
+
+
+class Inflight:
+    """QoS 1 and 2 messages that were sent and not yet acknowledged, oldest first.
+
+    Invariant: a packet identifier is in `_deliveries` exactly while the subscriber owes an
+    acknowledgement for it; those in `_released` owe a PUBCOMP, the others a PUBACK or PUBREC.
+    """
+
+    __slots__ = ("_deliveries", "_last_packet_id", "_released")
+
+    def __init__(self) -> None:
+        self._deliveries: dict[int, Delivery] = {}
+        self._released: set[int] = set()
+        self._last_packet_id = 0
+
+    def __len__(self) -> int:
+        return len(self._deliveries)
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return iter(self._deliveries.values())
+
+    def start(self, delivery: Delivery) -> int:
+        """Give a delivery the next free packet identifier [MQTT-2.2.1-4] and return it.
+
+        The caller makes sure that fewer than 65,535 are inflight.
+        """
+        deliveries = self._deliveries
+        packet_id = self._last_packet_id + 1
+        if packet_id > MAX_PACKET_ID:
+            packet_id = 1
+        while packet_id in deliveries:
+            packet_id = packet_id + 1 if packet_id < MAX_PACKET_ID else 1
+        self._last_packet_id = packet_id
+        deliveries[packet_id] = delivery
+        delivery.packet_id = packet_id
+        return packet_id
+
+    def finish(self, packet_id: int, qos: int) -> Delivery | None:
+        """Take a PUBACK (`qos` 1), a PUBCOMP or a PUBREC of refusal (`qos` 2).
+
+        Returns:
+            The delivery, which is inflight no more; None where none of that QoS was.
+        """
+        delivery = self._deliveries.get(packet_id)
+        if delivery is None or delivery.qos != qos:
+            return None
+        del self._deliveries[packet_id]
+        self._released.discard(packet_id)
+        return delivery
+
+    def release(self, packet_id: int) -> Delivery | None:
+        """Take a PUBREC: from now on a PUBCOMP is owed [MQTT-4.3.3-4].
+
+        Returns:
+            The delivery, or None where no QoS 2 message has that packet identifier. A PUBREC
+            that comes twice is answered by PUBREL twice.
+        """
+        delivery = self._deliveries.get(packet_id)
+        if delivery is None or delivery.qos != 2:
+            return None
+        self._released.add(packet_id)
+        return delivery
+
+    def is_released(self, packet_id: int) -> bool:
+        """Say whether the PUBREC has come, so that PUBREL is what to send again."""
+        return packet_id in self._released
+
+    def clear(self) -> int:
+        """Forget everything and return how many messages were inflight."""
+        n_messages = len(self._deliveries)
+        self._deliveries.clear()
+        self._released.clear()
+        return n_messages

@@ -1,0 +1,59 @@
+"""Where every message of one subscriber is: the books that must balance."""
+
+from __future__ import annotations
+
+
+class Ledger:
+    """One subscriber's account of the messages that matched its subscriptions.
+
+    Invariant, at any moment: ``matched == delivered + expired + sum(dropped.values()) + what
+    its outbox holds (queued and withheld) + what is inflight``.
+
+    Attributes:
+        matched: messages that the subscriber was to get.
+        delivered: QoS 0: handed to the connection; QoS 1 and 2: acknowledged.
+        expired: left because their Message Expiry Interval had passed.
+        dropped: left for another reason, by its name; see `DROP_REASONS`.
+    """
+
+    __slots__ = ("delivered", "dropped", "expired", "matched")
+
+    def __init__(self) -> None:
+        self.matched = 0
+        self.delivered = 0
+        self.expired = 0
+        self.dropped: dict[str, int] = {}
+
+    def drop(self, reason: str, n_messages: int = 1) -> None:
+        """Count messages as dropped.
+
+        Args:
+            reason: one of `DROP_REASONS`.
+            n_messages: how many, at least 0.
+        """
+        if n_messages:
+            self.dropped[reason] = self.dropped.get(reason, 0) + n_messages
+
+    def add(self, other: Ledger) -> None:
+        """Add another account to this one, as the broker does when a session ends."""
+        self.matched += other.matched
+        self.delivered += other.delivered
+        self.expired += other.expired
+        for reason, n_messages in other.dropped.items():
+            self.drop(reason, n_messages)
+
+    def outstanding(self) -> int:
+        """Return how many messages must be queued, withheld or inflight now."""
+        return self.matched - self.delivered - self.expired - sum(self.dropped.values())
+
+
+DROP_REASONS = {
+    "connection_lost": "QoS 0, waiting when the subscriber's connection ended",
+    "offline": "QoS 0, for a subscriber that is not connected",
+    "packet_too_large": "longer than the subscriber's Maximum Packet Size [MQTT-3.1.2-24]",
+    "payload_lost": "its payload store could not read it back",
+    "queue_full": "the outbox was at its limit of messages or bytes",
+    "refused": "the subscriber answered with a reason code of 0x80 or above",
+    "session_ended": "waiting or inflight when the session ended",
+}
+"""Every reason for which a message may be dropped, and what it means."""

@@ -1,0 +1,389 @@
+"""What waits for one subscriber.
+
+Theory of operation. Messages of one topic never overtake each other [MQTT-4.6.0-6]; messages
+of different topics may. An outbox therefore keeps four places:
+
+* `_ready0` and `_ready`: QoS 0, and QoS 1 and 2, that may leave now, in order of arrival.
+  They are apart because a full inflight window holds only the second.
+* `_large`: large messages, oldest first. Only the oldest is ever offered to the gate, so that
+  withheld messages leave one at a time, with a fresh decision after each.
+* `_behind`: for the topic of each message in `_large`, what came after it on that topic.
+
+Small messages pass a waiting large one, but for each large message that could leave at most
+as many payload bytes as it has itself: then the gate is asked about it first. A busy stream of
+small messages so delays a large one and cannot starve it.
+
+An outbox has no clock, sends nothing and knows no connection. Its owner asks `take` for the
+next delivery while the connection has room, and at `look_again_at`.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from broker.extensions import DeliveryGate, Verdict
+from broker.ledger import Ledger
+from broker.link import Link
+from broker.message import Message
+
+
+class OpenGate:
+    """The gate of a broker without withholding: no message is large, all may go."""
+
+    def threshold_s(self, topic: str) -> int | None:  # noqa: ARG002 (a gate's signature)
+        """Return None: nothing is large."""
+        return None
+
+    def decide(
+        self,
+        message: Message,  # noqa: ARG002
+        link: Link,  # noqa: ARG002
+        sojourn: float,  # noqa: ARG002
+        now: float,  # noqa: ARG002
+    ) -> Verdict:
+        """Let every message go."""
+        return Verdict(deliver=True, reason="no gate")
+
+    def forget(self, link: Link) -> None:
+        """Keep nothing, so forget nothing."""
+
+
+class Delivery:
+    """One message on its way to one subscriber.
+
+    Attributes:
+        message: what is delivered.
+        qos: granted for this delivery.
+        retain: RETAIN flag of the outgoing PUBLISH.
+        subscription_ids: Subscription Identifiers to send (MQTT 5.0, 3.3.2.3.8).
+        packet_id: set once it is inflight; 0 before and for QoS 0.
+        withheld_since: monotonic seconds of the gate's first refusal, or None.
+        sequence: order of arrival in its outbox.
+    """
+
+    __slots__ = (
+        "message",
+        "packet_id",
+        "qos",
+        "retain",
+        "sequence",
+        "subscription_ids",
+        "withheld_since",
+    )
+
+    def __init__(
+        self,
+        message: Message,
+        qos: int,
+        *,
+        retain: bool = False,
+        subscription_ids: tuple[int, ...] = (),
+    ) -> None:
+        self.message = message
+        self.qos = qos
+        self.retain = retain
+        self.subscription_ids = subscription_ids
+        self.packet_id = 0
+        self.withheld_since: float | None = None
+        self.sequence = 0
+
+
+def _by_sequence(delivery: Delivery) -> int:
+    return delivery.sequence
+
+
+class Outbox:
+    """The messages that wait for one subscriber, in the order in which they may leave.
+
+    Invariants, tested by `check_invariants`: a topic is a key of `_behind` exactly when a
+    message of it is in `_large`, and at most one message of a topic is in `_large`; no topic
+    in `_behind` has a message in a ready place that came after; `n_messages` and
+    `n_bytes` are the sums over all places.
+
+    Attributes:
+        n_messages: messages that wait.
+        n_bytes: payload bytes that wait.
+        look_again_at: monotonic seconds at which the gate wants to be asked again, or None.
+        last_verdict: the gate's newest answer, or None before the first.
+        withheld_messages_total: messages that the gate has refused at least once.
+        released_messages_total: those of them that left through the gate.
+        gate_errors_total: times the gate raised.
+    """
+
+    __slots__ = (
+        "_ask",
+        "_behind",
+        "_gate",
+        "_large",
+        "_ledger",
+        "_link",
+        "_max_bytes",
+        "_max_messages",
+        "_on_gate_error",
+        "_passed_bytes",
+        "_ready",
+        "_ready0",
+        "_sequence",
+        "gate_errors_total",
+        "last_verdict",
+        "look_again_at",
+        "n_bytes",
+        "n_messages",
+        "released_messages_total",
+        "withheld_messages_total",
+    )
+
+    def __init__(
+        self,
+        link: Link,
+        ledger: Ledger,
+        *,
+        max_messages: int,
+        max_bytes: int,
+        gate: DeliveryGate,
+        on_gate_error: Callable[[Exception], None],
+    ) -> None:
+        """Make an empty outbox.
+
+        Args:
+            link: the subscriber's path, passed to the gate.
+            ledger: expired and dropped messages are counted in it.
+            max_messages: limit of waiting messages.
+            max_bytes: limit of waiting payload bytes.
+            gate: asked about large messages.
+            on_gate_error: told of what a gate raised; the message is then delivered.
+        """
+        self._link = link
+        self._ledger = ledger
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._gate = gate
+        self._on_gate_error = on_gate_error
+        self._ready0: deque[Delivery] = deque()
+        self._ready: deque[Delivery] = deque()
+        self._large: list[Delivery] = []
+        self._behind: dict[str, deque[Delivery]] = {}
+        self._sequence = 0
+        self._passed_bytes = 0
+        self._ask = True
+        self.n_messages = 0
+        self.n_bytes = 0
+        self.look_again_at: float | None = None
+        self.last_verdict: Verdict | None = None
+        self.withheld_messages_total = 0
+        self.released_messages_total = 0
+        self.gate_errors_total = 0
+
+    @property
+    def n_withheld(self) -> int:
+        """Messages held by the gate: refused at least once, or of a topic behind such a one."""
+        total = 0
+        for delivery in self._large:
+            if delivery.withheld_since is not None:
+                total += 1 + len(self._behind[delivery.message.topic])
+        return total
+
+    def why_nothing(self) -> str:
+        """Say why `take` yields nothing: a few words for reports."""
+        if not self.n_messages:
+            return "empty"
+        if self._ready and not self._ready0 and not self._large:
+            return "inflight window full"
+        if self._large and self._large[0].withheld_since is not None:
+            return f"withheld: {self.last_verdict.reason if self.last_verdict else ''}"
+        return "waiting for room"
+
+    def waiting(self) -> Iterator[Delivery]:
+        """Yield every delivery that waits, in no promised order."""
+        yield from self._ready0
+        yield from self._ready
+        yield from self._large
+        for behind in self._behind.values():
+            yield from behind
+
+    def add(self, delivery: Delivery) -> bool:
+        """Let a message wait.
+
+        Returns:
+            False where the outbox is full: the message was dropped and counted.
+        """
+        message = delivery.message
+        n_bytes = self.n_bytes + message.payload_bytes
+        if self.n_messages >= self._max_messages or n_bytes > self._max_bytes:
+            self._ledger.drop("queue_full")
+            return False
+        self.n_messages += 1
+        self.n_bytes = n_bytes
+        self._sequence += 1
+        delivery.sequence = self._sequence
+        behind = self._behind.get(message.topic)
+        if behind is not None:
+            behind.append(delivery)
+        else:
+            self._place(delivery)
+        return True
+
+    def _place(self, delivery: Delivery) -> None:
+        """Put a delivery, whose topic nothing holds back, where it belongs."""
+        message = delivery.message
+        if message.is_large:
+            self._behind[message.topic] = deque()
+            insort(self._large, delivery, key=_by_sequence)
+        elif delivery.qos:
+            self._ready.append(delivery)
+        else:
+            self._ready0.append(delivery)
+
+    def link_changed(self) -> None:
+        """Ask the gate again at the next `take`: there is a new RTT estimate."""
+        self._ask = True
+
+    def take(self, now: float, *, has_quota: bool = True) -> Delivery | None:
+        """Return the next delivery that may be sent now, or None.
+
+        Args:
+            now: monotonic seconds.
+            has_quota: whether one more QoS 1 or 2 message may be inflight.
+
+        Returns:
+            A delivery that has left the outbox; the caller sends it. A large one leaves
+            alone: the caller asks again once the connection has taken it.
+        """
+        while self.n_messages:
+            source = self._next_ready(has_quota=has_quota)
+            large = self._large[0] if self._large else None
+            if large is not None and (has_quota or not large.qos):
+                is_turn = source is None or self._passed_bytes >= large.message.payload_bytes
+                if is_turn and self._may_leave(large, now):
+                    self._take_large(large)
+                    if self._has_expired(large, now):
+                        continue
+                    return large
+            if source is None:
+                return None
+            delivery = source.popleft()
+            self._remove(delivery)
+            if self._has_expired(delivery, now):
+                continue
+            if large is not None:
+                self._passed_bytes += delivery.message.payload_bytes
+            return delivery
+        return None
+
+    def _next_ready(self, *, has_quota: bool) -> deque[Delivery] | None:
+        """Return the ready place whose first message came first, of those that may leave."""
+        ready0, ready = self._ready0, self._ready
+        if not ready or not has_quota:
+            return ready0 or None
+        if not ready0 or ready[0].sequence < ready0[0].sequence:
+            return ready
+        return ready0
+
+    def _may_leave(self, large: Delivery, now: float) -> bool:
+        """Ask the gate, unless nothing has changed since it was last asked."""
+        again = self.look_again_at
+        if not self._ask and large.withheld_since is not None and (again is None or now < again):
+            return False
+        expires_at = large.message.expires_at
+        if expires_at is not None and now >= expires_at:
+            return True
+        verdict = self._decide(large, now)
+        self._ask = False
+        self.last_verdict = verdict
+        self._passed_bytes = 0
+        if verdict.deliver:
+            self.look_again_at = None
+            if large.withheld_since is not None:
+                self.released_messages_total += 1
+            return True
+        if large.withheld_since is None:
+            large.withheld_since = now
+            self.withheld_messages_total += 1
+        self.look_again_at = verdict.look_again_at
+        if expires_at is not None:
+            self.look_again_at = min(expires_at, verdict.look_again_at or expires_at)
+        return False
+
+    def _decide(self, large: Delivery, now: float) -> Verdict:
+        since = large.withheld_since
+        try:
+            return self._gate.decide(
+                large.message, self._link, 0.0 if since is None else now - since, now
+            )
+        except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop delivery)
+            self.gate_errors_total += 1
+            self._on_gate_error(error)
+            return Verdict(deliver=True, reason="the gate failed")
+
+    def _take_large(self, large: Delivery) -> None:
+        """Remove the oldest large message and free what waited behind it on its topic."""
+        del self._large[0]
+        self._remove(large)
+        self._passed_bytes = 0
+        self._ask = True
+        behind = self._behind.pop(large.message.topic)
+        while behind:
+            delivery = behind.popleft()
+            self._place(delivery)
+            if delivery.message.is_large:
+                self._behind[delivery.message.topic] = behind
+                return
+
+    def _remove(self, delivery: Delivery) -> None:
+        self.n_messages -= 1
+        self.n_bytes -= delivery.message.payload_bytes
+
+    def _has_expired(self, delivery: Delivery, now: float) -> bool:
+        expires_at = delivery.message.expires_at
+        if expires_at is None or now < expires_at:
+            return False
+        self._ledger.expired += 1
+        return True
+
+    def drop_qos0(self, reason: str) -> None:
+        """Drop what waits at QoS 0: the connection it was for has ended."""
+        kept = sorted((d for d in self.waiting() if d.qos), key=_by_sequence)
+        self._ledger.drop(reason, self.n_messages - len(kept))
+        self._clear()
+        for delivery in kept:
+            self.n_messages += 1
+            self.n_bytes += delivery.message.payload_bytes
+            behind = self._behind.get(delivery.message.topic)
+            if behind is not None:
+                behind.append(delivery)
+            else:
+                self._place(delivery)
+
+    def drop_all(self, reason: str) -> None:
+        """Drop everything: the session has ended."""
+        self._ledger.drop(reason, self.n_messages)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._ready0.clear()
+        self._ready.clear()
+        self._large.clear()
+        self._behind.clear()
+        self.n_messages = 0
+        self.n_bytes = 0
+        self.look_again_at = None
+        self._passed_bytes = 0
+        self._ask = True
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the class's invariants do not hold."""
+        waiting = list(self.waiting())
+        assert len(waiting) == self.n_messages, "n_messages"  # noqa: S101 (this is the check)
+        n_bytes = sum(d.message.payload_bytes for d in waiting)
+        assert n_bytes == self.n_bytes, "n_bytes"  # noqa: S101
+        large_topics = [d.message.topic for d in self._large]
+        assert sorted(large_topics) == sorted(self._behind), "_behind"  # noqa: S101
+        assert len(set(large_topics)) == len(large_topics), "_large"  # noqa: S101
+        sequences = [d.sequence for d in self._large]
+        assert sequences == sorted(sequences), "oldest first"  # noqa: S101
+        held = {d.message.topic: d.sequence for d in self._large}
+        for delivery in (*self._ready0, *self._ready):
+            first = held.get(delivery.message.topic)
+            assert first is None or delivery.sequence < first, "order"  # noqa: S101

@@ -1,0 +1,272 @@
+"""Which subscriptions match a topic: a trie of filters and a cached plan for each topic.
+
+Theory of operation. The trie holds each topic filter once, level by level. Walking it costs
+time, so what it finds for a topic is kept as a `Plan`; a PUBLISH on a topic that was seen
+before costs one dictionary look-up by the bytes that came in. A subscription without
+wildcards makes only its own topic's plan void, one with wildcards makes all plans void.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from broker.extensions import MessageSink
+from broker.mqtt.topics import matches
+
+if TYPE_CHECKING:
+    from broker.session import Session
+
+MAX_PLANS: Final = 100_000
+"""Plans kept; a publisher that makes up topics must not fill the memory. About 0.5 KB each."""
+
+
+class Subscription:
+    """One session's subscription to one topic filter.
+
+    Attributes:
+        session: who subscribed.
+        topic_filter: as given.
+        qos: granted QoS, the most that is delivered.
+        no_local: not for messages that this session published itself (MQTT 5.0, 3.8.3.1).
+        retain_as_published: keep the RETAIN flag (MQTT 5.0, 3.8.3.1).
+        subscription_id: Subscription Identifier, or 0 for none.
+    """
+
+    __slots__ = (
+        "no_local",
+        "qos",
+        "retain_as_published",
+        "session",
+        "subscription_id",
+        "topic_filter",
+    )
+
+    def __init__(
+        self,
+        session: Session,
+        topic_filter: str,
+        qos: int,
+        *,
+        no_local: bool = False,
+        retain_as_published: bool = False,
+        subscription_id: int = 0,
+    ) -> None:
+        self.session = session
+        self.topic_filter = topic_filter
+        self.qos = qos
+        self.no_local = no_local
+        self.retain_as_published = retain_as_published
+        self.subscription_id = subscription_id
+
+
+class Target:
+    """All subscriptions of one session that match one topic, merged into one delivery.
+
+    MQTT 5.0 lets a server send one copy with the highest QoS and every Subscription
+    Identifier (3.3.4); that is what Penstock does, in MQTT 3.1.1 too [MQTT-3.3.5-1].
+
+    Attributes:
+        session: who gets the message.
+        qos: the highest granted QoS.
+        retain_as_published: True where any of the subscriptions asks for it.
+        subscription_ids: of all subscriptions that have one.
+        for_own: what the session gets of its own messages, None for nothing: without the
+            subscriptions that say No Local [MQTT-3.8.3-3]. It is the target itself where
+            none says so.
+    """
+
+    __slots__ = ("for_own", "qos", "retain_as_published", "session", "subscription_ids")
+
+    def __init__(self, session: Session, subscriptions: Sequence[Subscription]) -> None:
+        self.session = session
+        self.qos = max(s.qos for s in subscriptions)
+        self.retain_as_published = any(s.retain_as_published for s in subscriptions)
+        self.subscription_ids = tuple(s.subscription_id for s in subscriptions if s.subscription_id)
+        others = [s for s in subscriptions if not s.no_local]
+        self.for_own: Target | None
+        if len(others) == len(subscriptions):
+            self.for_own = self
+        else:
+            self.for_own = Target(session, others) if others else None
+
+
+class Plan:
+    """Where the messages of one topic go.
+
+    Attributes:
+        topic: Topic Name.
+        topic_bytes: the same, UTF-8 encoded.
+        targets: one for each session with a matching subscription.
+        sinks: every sink with a matching topic filter.
+        threshold_s: payload bytes above which a message is large; `sys.maxsize` for never.
+    """
+
+    __slots__ = ("sinks", "targets", "threshold_s", "topic", "topic_bytes")
+
+    def __init__(
+        self,
+        topic: str,
+        topic_bytes: bytes,
+        targets: list[Target],
+        sinks: tuple[MessageSink, ...],
+        threshold_s: int,
+    ) -> None:
+        self.topic = topic
+        self.topic_bytes = topic_bytes
+        self.targets = targets
+        self.sinks = sinks
+        self.threshold_s = threshold_s
+
+
+class _Node:
+    """One topic level; its places for children and subscriptions are made when needed."""
+
+    __slots__ = ("children", "subscriptions")
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Node] | None = None
+        self.subscriptions: dict[Session, Subscription] | None = None
+
+    def is_empty(self) -> bool:
+        return not self.children and not self.subscriptions
+
+
+class TopicTree:
+    """All subscriptions of a broker, and the plans made from them.
+
+    Attributes:
+        plans: topic bytes to plan; the router looks in here first.
+        n_subscriptions: subscriptions of all sessions.
+        on_plans_void: called after plans were dropped, so that what was derived from them can
+            be dropped too.
+    """
+
+    def __init__(
+        self,
+        sinks: Iterable[MessageSink] = (),
+        threshold_s: Callable[[str], int | None] | None = None,
+    ) -> None:
+        """Make a tree without subscriptions.
+
+        Args:
+            sinks: fixed for the life of the broker.
+            threshold_s: the gate's question of the same name; None for "nothing is large".
+        """
+        self._root = _Node()
+        self._sinks = tuple(sinks)
+        self._threshold_s = threshold_s
+        self.plans: dict[bytes, Plan] = {}
+        self.n_subscriptions = 0
+        self.on_plans_void: Callable[[], None] = lambda: None
+
+    def add(self, subscription: Subscription) -> bool:
+        """Add or replace a session's subscription to a filter [MQTT-3.8.4-3].
+
+        Returns:
+            True where the session had no subscription to this filter before.
+        """
+        node = self._root
+        for level in subscription.topic_filter.split("/"):
+            if node.children is None:
+                node.children = {}
+            child = node.children.get(level)
+            if child is None:
+                child = node.children[sys.intern(level)] = _Node()
+            node = child
+        if node.subscriptions is None:
+            node.subscriptions = {}
+        is_new = subscription.session not in node.subscriptions
+        node.subscriptions[subscription.session] = subscription
+        self.n_subscriptions += is_new
+        self._make_void(subscription.topic_filter)
+        return is_new
+
+    def remove(self, session: Session, topic_filter: str) -> bool:
+        """Remove a session's subscription; return False where there was none."""
+        path: list[tuple[_Node, str]] = []
+        node = self._root
+        for level in topic_filter.split("/"):
+            child = (node.children or {}).get(level)
+            if child is None:
+                return False
+            path.append((node, level))
+            node = child
+        if not node.subscriptions or session not in node.subscriptions:
+            return False
+        del node.subscriptions[session]
+        self.n_subscriptions -= 1
+        for parent, level in reversed(path):
+            children = parent.children
+            if children is None or not children[level].is_empty():
+                break
+            del children[level]
+        self._make_void(topic_filter)
+        return True
+
+    def void_plans(self) -> None:
+        """Drop every plan: something that plans depend on has changed."""
+        self.plans.clear()
+        self.on_plans_void()
+
+    def _make_void(self, topic_filter: str) -> None:
+        if "+" in topic_filter or "#" in topic_filter:
+            self.void_plans()
+        elif self.plans.pop(topic_filter.encode(), None) is not None:
+            self.on_plans_void()
+
+    def plan(self, topic: str, topic_bytes: bytes) -> Plan:
+        """Return the plan of a valid topic, from the cache or newly made."""
+        plan = self.plans.get(topic_bytes)
+        if plan is not None:
+            return plan
+        by_session: dict[Session, list[Subscription]] = {}
+        for subscription in self.match(topic):
+            by_session.setdefault(subscription.session, []).append(subscription)
+        threshold_s = self._threshold_s(topic) if self._threshold_s is not None else None
+        plan = Plan(
+            topic,
+            topic_bytes,
+            [Target(session, found) for session, found in by_session.items()],
+            tuple(s for s in self._sinks if any(matches(f, topic) for f in s.topic_filters)),
+            sys.maxsize if threshold_s is None else threshold_s,
+        )
+        if len(self.plans) >= MAX_PLANS:
+            self.void_plans()
+        self.plans[topic_bytes] = plan
+        return plan
+
+    def match(self, topic: str) -> Iterator[Subscription]:
+        """Yield every subscription whose filter matches a topic.
+
+        A topic that begins with ``$`` is not matched by a wildcard at the first level
+        [MQTT-4.7.2-1].
+        """
+        levels = topic.split("/")
+        n_levels = len(levels)
+        wildcards_from = 1 if topic.startswith("$") else 0
+        stack = [(self._root, 0)]
+        while stack:
+            node, depth = stack.pop()
+            children = node.children
+            if depth == n_levels:
+                if node.subscriptions:
+                    yield from node.subscriptions.values()
+                if children and depth >= wildcards_from:  # "a/#" matches "a" [MQTT-4.7.1-2]
+                    rest = children.get("#")
+                    if rest is not None and rest.subscriptions:
+                        yield from rest.subscriptions.values()
+                continue
+            if not children:
+                continue
+            if depth >= wildcards_from:
+                rest = children.get("#")
+                if rest is not None and rest.subscriptions:
+                    yield from rest.subscriptions.values()
+                any_level = children.get("+")
+                if any_level is not None:
+                    stack.append((any_level, depth + 1))
+            child = children.get(levels[depth])
+            if child is not None:
+                stack.append((child, depth + 1))
