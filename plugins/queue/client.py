@@ -1,0 +1,451 @@
+"""What reads and feeds a queue over HTTP; stands alone, so that a Spark executor needs no broker.
+
+Only the standard library is imported. The reading side of the batch format stands here for the
+same reason; `plugins.queue.batch_format` documents the format and writes it.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import select
+import struct
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, pairwise
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
+
+BATCH_CONTENT_TYPE: Final = "application/vnd.penstock.batch"
+BATCH_MAGIC: Final = b"PQB1"
+BATCH_HEADER: Final = struct.Struct("<4sB3xIQ")
+"""Magic, kind, number of messages, bytes of the whole frame; little-endian, as every number."""
+KIND_RECORDS: Final = 0
+KIND_DELIVERIES: Final = 1
+
+
+class QueueError(Exception):
+    """A request that the queue refused, or could not be asked.
+
+    Attributes:
+        status: HTTP status; 0 where no answer came.
+        message: what the server said, or what stood in the way.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}" if status else message)
+        self.status = status
+        self.message = message
+
+    def __reduce__(self) -> tuple[type[QueueError], tuple[int, str]]:
+        return (QueueError, (self.status, self.message))
+
+
+class Batch(NamedTuple):
+    """Messages of one physical queue as parallel lists, each `n_messages` long.
+
+    Attributes:
+        offset: offset in the physical queue, ascending.
+        topic: Topic Name.
+        payload: payload bytes.
+        qos: QoS the message was published with.
+        publisher: Client Identifier of the publisher; "" where there is none.
+        enqueued_at: arrival at the broker, seconds since the Unix epoch.
+        properties: MQTT 5 properties as a JSON object, binary values in base64; "" for none.
+    """
+
+    offset: list[int]
+    topic: list[str]
+    payload: list[bytes]
+    qos: list[int]
+    publisher: list[str]
+    enqueued_at: list[float]
+    properties: list[str]
+
+
+class Delivery(NamedTuple):
+    """One dequeued message; delete it by its `receipt_handle` once it is processed.
+
+    Attributes:
+        receipt_handle: names this receive of the message; opaque.
+        receive_count: how often the message was received since the server started, this time
+            included.
+        physical_queue: number of the physical queue it lies in.
+        offset: its offset there.
+        topic: Topic Name.
+        payload: payload bytes.
+        qos: QoS the message was published with.
+        publisher: Client Identifier of the publisher; "" where there is none.
+        enqueued_at: arrival at the broker, seconds since the Unix epoch.
+        properties: MQTT 5 properties as a JSON object; "" for none.
+    """
+
+    receipt_handle: str
+    receive_count: int
+    physical_queue: int
+    offset: int
+    topic: str
+    payload: bytes
+    qos: int
+    publisher: str
+    enqueued_at: float
+    properties: str
+
+
+class _FrameReader:
+    """Reads the columns of one frame in their order."""
+
+    def __init__(self, body: bytes, position: int, count: int) -> None:
+        self.body = body
+        self.position = position
+        self.count = count
+
+    def numbers(self, code: str, count: int | None = None) -> tuple[Any, ...]:
+        """Read one fixed-width column; `code` is a `struct` format character."""
+        column = struct.Struct(f"<{self.count if count is None else count}{code}")
+        values = column.unpack_from(self.body, self.position)
+        self.position += column.size
+        return values
+
+    def slices(self, count: int | None = None) -> list[bytes]:
+        """Read a column of byte strings: all lengths, then all bytes."""
+        lengths = self.numbers("I", count)
+        body = self.body
+        ends = accumulate(lengths, initial=self.position)
+        values = [body[start:end] for start, end in pairwise(ends)]
+        self.position += sum(lengths)
+        return values
+
+    def texts(self) -> list[str]:
+        """Read a dictionary-coded column: the distinct texts, then an index for each message."""
+        (distinct,) = self.numbers("I", 1)
+        dictionary = [value.decode() for value in self.slices(distinct)]
+        return [dictionary[index] for index in self.numbers("I")]
+
+    def batch(self) -> Batch:
+        """Read the columns that every frame has."""
+        offset = list(self.numbers("q"))
+        enqueued_at = list(self.numbers("d"))
+        qos = list(self.numbers("B"))
+        topic, publisher, properties = self.texts(), self.texts(), self.texts()
+        return Batch(offset, topic, self.slices(), qos, publisher, enqueued_at, properties)
+
+
+def _frames(body: bytes, kind: int) -> Iterator[tuple[_FrameReader, Batch]]:
+    """Yield each frame of `body`, its common columns read.
+
+    Raises:
+        ValueError: `body` is not a row of whole frames of this kind.
+    """
+    position = 0
+    while position < len(body):
+        try:
+            magic, found, count, frame_bytes = BATCH_HEADER.unpack_from(body, position)
+            if magic != BATCH_MAGIC or found != kind or position + frame_bytes > len(body):
+                raise ValueError(f"no whole frame of kind {kind} at byte {position}")
+            reader = _FrameReader(body, position + BATCH_HEADER.size, count)
+            yield reader, reader.batch()
+        except (struct.error, IndexError, UnicodeDecodeError) as error:
+            raise ValueError(f"broken frame at byte {position}: {error}") from error
+        if reader.position != position + frame_bytes:
+            raise ValueError(f"broken frame at byte {position}: its columns do not fill it")
+        position = reader.position
+
+
+def read_batch(body: bytes) -> Batch:
+    """Return the messages of a row of frames of kind `KIND_RECORDS` as one batch.
+
+    Raises:
+        ValueError: `body` is not a row of whole frames.
+    """
+    batches = [batch for _, batch in _frames(body, KIND_RECORDS)]
+    return batches[0] if len(batches) == 1 else join_batches(batches)
+
+
+def join_batches(batches: Sequence[Batch]) -> Batch:
+    """Return one batch with the messages of all, in their order."""
+    return Batch(
+        list(chain.from_iterable(batch.offset for batch in batches)),
+        list(chain.from_iterable(batch.topic for batch in batches)),
+        list(chain.from_iterable(batch.payload for batch in batches)),
+        list(chain.from_iterable(batch.qos for batch in batches)),
+        list(chain.from_iterable(batch.publisher for batch in batches)),
+        list(chain.from_iterable(batch.enqueued_at for batch in batches)),
+        list(chain.from_iterable(batch.properties for batch in batches)),
+    )
+
+
+def read_deliveries(body: bytes) -> list[Delivery]:
+    """Return the messages of a row of frames of kind `KIND_DELIVERIES`.
+
+    Raises:
+        ValueError: `body` is not a row of whole frames.
+    """
+    deliveries: list[Delivery] = []
+    for reader, batch in _frames(body, KIND_DELIVERIES):
+        physical_queue, receive_count = reader.numbers("I"), reader.numbers("I")
+        handles = [handle.decode() for handle in reader.slices()]
+        deliveries += map(
+            Delivery,
+            handles,
+            receive_count,
+            physical_queue,
+            batch.offset,
+            batch.topic,
+            batch.payload,
+            batch.qos,
+            batch.publisher,
+            batch.enqueued_at,
+            batch.properties,
+        )
+    return deliveries
+
+
+class QueueClient:
+    """Talks to the queue's HTTP API on kept-alive connections, one for each thread.
+
+    May be shared by threads and pickled.
+
+    Args:
+        url: where the API listens, such as ``http://127.0.0.1:8080``.
+        timeout_seconds: how long to wait for the server beyond what a request itself waits.
+    """
+
+    def __init__(self, url: str, timeout_seconds: float = 30) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"queue URL: read {url!r}; allowed: http://HOST:PORT")
+        self.url = url
+        self.timeout_seconds = timeout_seconds
+        self._is_tls = parts.scheme == "https"
+        self._host = parts.hostname
+        self._port = parts.port or (443 if self._is_tls else 80)
+        self._prefix = parts.path.rstrip("/")
+        self._local = threading.local()
+
+    def __reduce__(self) -> tuple[type[QueueClient], tuple[str, float]]:
+        return (QueueClient, (self.url, self.timeout_seconds))
+
+    def close(self) -> None:
+        """Close this thread's connection; the next request opens a new one."""
+        connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
+        if connection is not None:
+            connection.close()
+            self._local.connection = None
+
+    def queues(self) -> list[dict[str, Any]]:
+        """Return the logical queues with their figures, as ``GET /queues`` shows them.
+
+        Raises:
+            QueueError: no answer, or a refusal.
+        """
+        found: list[dict[str, Any]] = self._ask_json("GET", "/queues")["queues"]
+        return found
+
+    def enqueue(
+        self, queue: str, messages: Iterable[tuple[str, bytes]], *, publisher: str = ""
+    ) -> int:
+        """Store messages; when this returns they are durable.
+
+        Not repeated by itself where the connection breaks: the messages may or may not have
+        been stored then.
+
+        Args:
+            queue: name of the logical queue.
+            messages: (topic, payload) pairs.
+            publisher: what to store as the publisher.
+
+        Returns:
+            How many messages were stored.
+
+        Raises:
+            QueueError: nothing is known to be stored.
+        """
+        rows = [
+            {
+                "topic": topic,
+                "payload": base64.b64encode(payload).decode(),
+                "publisher": publisher,
+            }
+            for topic, payload in messages
+        ]
+        path = f"/queues/{quote(queue, safe='')}/messages"
+        stored: int = self._ask_json("POST", path, {"messages": rows}, repeat=False)["enqueued"]
+        return stored
+
+    def dequeue(self, queue: str, n_max: int = 10, wait_seconds: float = 0) -> list[Delivery]:
+        """Receive up to `n_max` messages; each is invisible to others for a while.
+
+        Delete what was processed within the queue's visibility timeout, or it comes again.
+
+        Args:
+            queue: name of the logical queue.
+            n_max: most messages of the answer (N_max of papers 000 and 001).
+            wait_seconds: how long the server may wait for a first message.
+
+        Returns:
+            The messages; an empty list when nothing came in time.
+
+        Raises:
+            QueueError: no answer, or a refusal.
+        """
+        path = f"/queues/{quote(queue, safe='')}/dequeue"
+        body = {"n_max": n_max, "wait_seconds": wait_seconds}
+        answer = self._ask("POST", path, body, accept=BATCH_CONTENT_TYPE, more_seconds=wait_seconds)
+        try:
+            return read_deliveries(answer)
+        except ValueError as error:
+            raise QueueError(200, f"answer of {path}: {error}") from error
+
+    def delete(self, queue: str, receipt_handles: Sequence[str]) -> list[str]:
+        """Delete processed messages; repeating it does no harm.
+
+        Returns:
+            The handles that named no message: deleted before, or received again by someone
+            else after the visibility timeout.
+
+        Raises:
+            QueueError: nothing is known to be deleted.
+        """
+        path = f"/queues/{quote(queue, safe='')}/delete"
+        body = {"receipt_handles": list(receipt_handles)}
+        unknown: list[str] = self._ask_json("POST", path, body)["unknown"]
+        return unknown
+
+    def offsets(self, queue: str) -> dict[int, tuple[int, int]]:
+        """Return (earliest, next) for each physical queue.
+
+        `earliest` is the first offset that is still there, `next` the one that the next
+        message will get: the range ``[earliest, next)`` can be read now, and again.
+
+        Raises:
+            QueueError: no answer, or a refusal.
+        """
+        answer = self._ask_json("GET", f"/queues/{quote(queue, safe='')}/offsets")
+        return {
+            int(number): (offsets["earliest"], offsets["next"])
+            for number, offsets in answer["physical_queues"].items()
+        }
+
+    def read_range(
+        self,
+        queue: str,
+        physical_queue: int,
+        start: int,
+        end: int,
+        max_messages: int | None = None,
+    ) -> Batch:
+        """Read the messages of one physical queue with ``start <= offset < end``.
+
+        The same range gives the same messages until it is committed.
+
+        Args:
+            queue: name of the logical queue.
+            physical_queue: number of the physical queue.
+            start: first offset.
+            end: the offset after the last.
+            max_messages: stop after so many; None for all.
+
+        Raises:
+            QueueError: no answer, or a refusal; status 410 where `start` was committed before.
+        """
+        batches: list[Batch] = []
+        missing = end - start if max_messages is None else min(max_messages, end - start)
+        while missing > 0 and start < end:
+            query = urlencode({"start": start, "end": end, "max_messages": missing})
+            path = f"/queues/{quote(queue, safe='')}/physical/{physical_queue}/range?{query}"
+            body = self._ask("GET", path, accept=BATCH_CONTENT_TYPE)
+            try:
+                batch = read_batch(body)
+            except ValueError as error:
+                raise QueueError(200, f"answer of {path}: {error}") from error
+            if not batch.offset:
+                break
+            batches.append(batch)
+            missing -= len(batch.offset)
+            start = batch.offset[-1] + 1
+        return batches[0] if len(batches) == 1 else join_batches(batches)
+
+    def commit(self, queue: str, offsets: Mapping[int, int]) -> None:
+        """Delete everything below the given offset of each physical queue; may be repeated.
+
+        Raises:
+            QueueError: nothing is known to be deleted.
+        """
+        body = {"offsets": {str(number): offset for number, offset in offsets.items()}}
+        self._ask_json("POST", f"/queues/{quote(queue, safe='')}/commit", body)
+
+    def _ask_json(self, method: str, path: str, body: Any = None, *, repeat: bool = True) -> Any:
+        answer = self._ask(method, path, body, repeat=repeat)
+        try:
+            return json.loads(answer)
+        except ValueError as error:
+            raise QueueError(200, f"answer of {path} is no JSON: {error}") from error
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        accept: str = "application/json",
+        more_seconds: float = 0,
+        repeat: bool = True,
+    ) -> bytes:
+        """Send one request and return the answer's body.
+
+        Args:
+            method: HTTP method.
+            path: path below the URL that the client was made with.
+            body: JSON value; None for none.
+            accept: content type to ask for.
+            more_seconds: how long the request itself may take on top of the timeout.
+            repeat: whether to ask once more where a kept-alive connection broke.
+        """
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Accept": accept}
+        if data is not None:
+            headers["Content-Type"] = "application/json"
+        timeout = self.timeout_seconds + more_seconds
+        while True:
+            connection, is_reused = self._connection(timeout)
+            try:
+                connection.request(method, self._prefix + path, data, headers)
+                response = connection.getresponse()
+                answer = response.read()
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                was_cut = isinstance(error, (ConnectionError, http.client.RemoteDisconnected))
+                if is_reused and repeat and was_cut:
+                    continue
+                reason = str(error) or type(error).__name__
+                raise QueueError(0, f"no answer from {self.url}: {reason}") from error
+            if response.status == http.HTTPStatus.OK:
+                return answer
+            raise QueueError(response.status, _refusal(answer))
+
+    def _connection(self, timeout: float) -> tuple[http.client.HTTPConnection, bool]:
+        """Return this thread's connection and whether it was used before."""
+        connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
+        if connection is not None and connection.sock is not None:
+            # Bytes without a request, or the end of the stream: the server has closed it.
+            poll = select.poll()
+            poll.register(connection.sock, select.POLLIN)
+            if not poll.poll(0):
+                connection.sock.settimeout(timeout)
+                return connection, True
+            connection.close()
+        kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=timeout)
+        self._local.connection = connection
+        return connection, False
+
+
+def _refusal(answer: bytes) -> str:
+    """Return what an error answer says, whatever sent it."""
+    try:
+        said = json.loads(answer)["error"]
+    except (ValueError, KeyError, TypeError):
+        said = answer.decode(errors="replace").strip()
+    return str(said) or "the server gave no reason"
