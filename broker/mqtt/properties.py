@@ -1,0 +1,258 @@
+"""The properties of MQTT 5.0 (section 2.2.2): one table, one reader, one writer.
+
+A set of properties is a dict of names as the specification has them, in snake_case. Values are
+int, str or bytes; `user_property` is a list of (name, value) in their order, and
+`subscription_identifier` a list of int, since both may stand more than once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from broker.errors import MalformedPacketError, ProtocolError
+from broker.mqtt import data_types
+from broker.mqtt.data_types import Buffer
+from broker.mqtt.enums import PacketType
+from broker.mqtt.reason_codes import ReasonCode
+from broker.mqtt.topics import validate_topic
+
+Properties: TypeAlias = Mapping[str, Any]
+Check: TypeAlias = Callable[[str, Any], None]
+
+WILL: Final = 0
+"""Carrier of the Will Properties, beside the packet types; no packet has type 0."""
+
+
+class DataType(NamedTuple):
+    """How values of one type are read and written."""
+
+    read: Callable[[Buffer, int], tuple[Any, int]]
+    write: Callable[[Any], bytes]
+
+
+BYTE = DataType(data_types.read_byte, data_types.write_byte)
+TWO_BYTE_INTEGER = DataType(data_types.read_two_byte_integer, data_types.write_two_byte_integer)
+FOUR_BYTE_INTEGER = DataType(data_types.read_four_byte_integer, data_types.write_four_byte_integer)
+VARIABLE_BYTE_INTEGER = DataType(
+    data_types.read_variable_byte_integer, data_types.write_variable_byte_integer
+)
+UTF8_STRING = DataType(data_types.read_utf8_string, data_types.write_utf8_string)
+BINARY_DATA = DataType(data_types.read_binary_data, data_types.write_binary_data)
+STRING_PAIR = DataType(data_types.read_string_pair, data_types.write_string_pair)
+
+
+class Property(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        identifier: Property Identifier.
+        name: name in snake_case.
+        data_type: type of its value.
+        carriers: packet types that may carry it, and `WILL`.
+        check: raises `ProtocolError` for values of the type that are not allowed; None where
+            all are.
+        repeats: whether one packet may hold several; the value is then a list.
+    """
+
+    identifier: int
+    name: str
+    data_type: DataType
+    carriers: frozenset[int]
+    check: Check | None = None
+    repeats: bool = False
+
+
+def _check_flag(name: str, value: int) -> None:
+    """Allow 0 and 1."""
+    if value > 1:
+        raise ProtocolError(f"property {name}: read {value}; allowed: 0 or 1")
+
+
+def _check_not_zero(name: str, value: int) -> None:
+    """Allow all but 0."""
+    if value == 0:
+        raise ProtocolError(f"property {name}: read 0; allowed: 1 or more")
+
+
+def _check_topic_alias(name: str, value: int) -> None:
+    """Allow all but 0 [MQTT-3.3.2-8]."""
+    if value == 0:
+        raise ProtocolError(
+            f"property {name}: read 0; allowed: 1 or more", ReasonCode.TOPIC_ALIAS_INVALID
+        )
+
+
+def _check_response_topic(name: str, value: str) -> None:
+    """Allow Topic Names [MQTT-3.3.2-14]."""
+    try:
+        validate_topic(value)
+    except MalformedPacketError as error:
+        raise ProtocolError(f"property {name}: {error}") from None
+
+
+def _table() -> tuple[Property, ...]:
+    """Return Table 2-4 of MQTT 5.0, with the limits of the sections it refers to."""
+    p = PacketType
+    acknowledgements = {p.PUBACK, p.PUBREC, p.PUBREL, p.PUBCOMP, p.SUBACK, p.UNSUBACK}
+    message = frozenset({p.PUBLISH, WILL})
+    connect = frozenset({p.CONNECT})
+    connack = frozenset({p.CONNACK})
+    both_ways = connect | connack
+    authenticating = both_ways | {p.AUTH}
+    endings = frozenset({p.CONNACK, p.DISCONNECT})
+    reasons = endings | acknowledgements | {p.AUTH}
+    all_carriers = reasons | connect | message | {p.SUBSCRIBE, p.UNSUBSCRIBE}
+    subscribing = frozenset({p.PUBLISH, p.SUBSCRIBE})
+    return (
+        Property(0x01, "payload_format_indicator", BYTE, message, _check_flag),
+        Property(0x02, "message_expiry_interval", FOUR_BYTE_INTEGER, message),
+        Property(0x03, "content_type", UTF8_STRING, message),
+        Property(0x08, "response_topic", UTF8_STRING, message, _check_response_topic),
+        Property(0x09, "correlation_data", BINARY_DATA, message),
+        Property(
+            0x0B,
+            "subscription_identifier",
+            VARIABLE_BYTE_INTEGER,
+            subscribing,
+            _check_not_zero,
+            repeats=True,
+        ),
+        Property(0x11, "session_expiry_interval", FOUR_BYTE_INTEGER, connect | endings),
+        Property(0x12, "assigned_client_identifier", UTF8_STRING, connack),
+        Property(0x13, "server_keep_alive", TWO_BYTE_INTEGER, connack),
+        Property(0x15, "authentication_method", UTF8_STRING, authenticating),
+        Property(0x16, "authentication_data", BINARY_DATA, authenticating),
+        Property(0x17, "request_problem_information", BYTE, connect, _check_flag),
+        Property(0x18, "will_delay_interval", FOUR_BYTE_INTEGER, frozenset({WILL})),
+        Property(0x19, "request_response_information", BYTE, connect, _check_flag),
+        Property(0x1A, "response_information", UTF8_STRING, connack),
+        Property(0x1C, "server_reference", UTF8_STRING, endings),
+        Property(0x1F, "reason_string", UTF8_STRING, reasons),
+        Property(0x21, "receive_maximum", TWO_BYTE_INTEGER, both_ways, _check_not_zero),
+        Property(0x22, "topic_alias_maximum", TWO_BYTE_INTEGER, both_ways),
+        Property(0x23, "topic_alias", TWO_BYTE_INTEGER, frozenset({p.PUBLISH}), _check_topic_alias),
+        Property(0x24, "maximum_qos", BYTE, connack, _check_flag),
+        Property(0x25, "retain_available", BYTE, connack, _check_flag),
+        Property(0x26, "user_property", STRING_PAIR, all_carriers, repeats=True),
+        Property(0x27, "maximum_packet_size", FOUR_BYTE_INTEGER, both_ways, _check_not_zero),
+        Property(0x28, "wildcard_subscription_available", BYTE, connack, _check_flag),
+        Property(0x29, "subscription_identifier_available", BYTE, connack, _check_flag),
+        Property(0x2A, "shared_subscription_available", BYTE, connack, _check_flag),
+    )
+
+
+PROPERTIES: Final = _table()
+
+_BY_IDENTIFIER: Final = {row.identifier: row for row in PROPERTIES}
+_BY_NAME: Final = {row.name: row for row in PROPERTIES}
+
+
+def read_properties(data: Buffer, start: int, carrier: int) -> tuple[dict[str, Any], int]:
+    """Read a Property Length and the properties that it announces.
+
+    Args:
+        data: bytes of the packet.
+        start: where the Property Length stands.
+        carrier: packet type, or `WILL`.
+
+    Returns:
+        (properties, position after them).
+
+    Raises:
+        MalformedPacketError: an identifier that is unknown or not for this carrier (2.2.2.2),
+            or a value that is not of its type or goes on after the Property Length.
+        ProtocolError: a property stands twice, or its value is not allowed.
+    """
+    size_bytes, position = data_types.read_variable_byte_integer(data, start)
+    end = position + size_bytes
+    if end > len(data):
+        raise MalformedPacketError(
+            f"properties of {size_bytes} bytes at byte {position} go on after the end of the packet"
+        )
+    found: dict[str, Any] = {}
+    while position < end:
+        row = _BY_IDENTIFIER.get(data[position])
+        if row is None or carrier not in row.carriers:
+            raise _unwanted(data[position], carrier)
+        _, name, (read, _), _, check, repeats = row
+        value, position = read(data, position + 1)
+        if check is not None:
+            check(name, value)
+        if repeats:
+            if name in found:
+                found[name].append(value)
+            else:
+                found[name] = [value]
+        elif name in found:
+            raise ProtocolError(f"property {name} stands twice; allowed: once")
+        else:
+            found[name] = value
+    if position != end:
+        raise MalformedPacketError("the last property goes on after the property length")
+    if carrier == PacketType.SUBSCRIBE and len(found.get("subscription_identifier", ())) > 1:
+        raise ProtocolError("property subscription_identifier stands twice; allowed: once")
+    return found, end
+
+
+def read_publish_properties(data: Buffer, start: int) -> tuple[dict[str, Any], int]:
+    """Read the properties of a PUBLISH.
+
+    Args:
+        data: bytes that hold the packet; more may follow it, and the caller then checks that
+            the position returned is inside the packet.
+        start: where the Property Length stands.
+
+    Returns:
+        (properties, position of the payload).
+
+    Raises:
+        MalformedPacketError: as `read_properties`.
+        ProtocolError: as `read_properties`.
+    """
+    if start < len(data) and data[start] == 0:
+        return {}, start + 1
+    return read_properties(data, start, PacketType.PUBLISH)
+
+
+def write_properties(properties: Properties, carrier: int) -> bytes:
+    """Write properties after their Property Length.
+
+    Args:
+        properties: as `read_properties` returns them.
+        carrier: packet type, or `WILL`.
+
+    Raises:
+        ValueError: a name that does not exist or is not for this carrier, or a value that is
+            not of its type.
+    """
+    if not properties:
+        return b"\0"
+    encoded = b""
+    for name, value in properties.items():
+        row = _BY_NAME.get(name)
+        if row is None or carrier not in row.carriers:
+            raise ValueError(f"property: read {name}; allowed in {_carrier_name(carrier)}: others")
+        identifier = row.identifier.to_bytes(1)
+        write = row.data_type.write
+        try:
+            if row.repeats:
+                for item in value:
+                    encoded += identifier + write(item)
+            else:
+                encoded += identifier + write(value)
+        except ValueError as error:
+            raise ValueError(f"property {name}: {error}") from None
+    return data_types.write_variable_byte_integer(len(encoded)) + encoded
+
+
+def _unwanted(identifier: int, carrier: int) -> MalformedPacketError:
+    """Return the error for an identifier that this carrier may not hold (2.2.2.2)."""
+    row = _BY_IDENTIFIER.get(identifier)
+    what = f"property 0x{identifier:02X}" if row is None else f"property {row.name}"
+    return MalformedPacketError(f"{what} in {_carrier_name(carrier)} is not allowed")
+
+
+def _carrier_name(carrier: int) -> str:
+    """Return a carrier in words."""
+    return "will properties" if carrier == WILL else PacketType(carrier).name
