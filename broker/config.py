@@ -1,0 +1,387 @@
+"""The policy file: aMQTT's keys and ours, checked whole before any socket opens.
+
+What aMQTT 0.12 reads keeps its name and meaning, with dashes or underscores in keys, so that
+its file needs no change. Ours beside it are `limits` and the plugins with a short name. A
+listener takes each key it does not set itself from the listener named `default`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from broker.config_file import (
+    join,
+    parse_mapping,
+    read_mapping,
+    show,
+    suggest,
+    validate_config,
+)
+from broker.errors import ConfigError, ConfigProblem
+from broker.mqtt.enums import MAX_REMAINING_LENGTH
+
+__all__ = [
+    "Limits",
+    "Listener",
+    "Policy",
+    "load_policy",
+    "parse_mapping",
+    "parse_policy",
+    "read_mapping",
+    "suggest",
+    "validate_config",
+]
+
+DEFAULT_PORT = 1883
+DEFAULT_SYS_INTERVAL = 10.0
+"""Seconds; as mosquitto has it, so that a dashboard made for it reads the same."""
+
+T = TypeVar("T")
+
+_MAX_PACKET_SIZE = 5 + MAX_REMAINING_LENGTH
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+_Positive = Annotated[int, Field(ge=1)]
+
+
+@checked_dataclass(frozen=True, slots=True, config=_STRICT)
+class Limits:
+    """What one client may take of the broker; the keys under `limits`.
+
+    Attributes:
+        maximum_packet_size: bytes of the largest packet a client may send. The format's own
+            limit by default: what aMQTT carried passes here too, and what a packet costs is
+            bounded by what its sender has really sent.
+        receive_maximum: QoS 1 and 2 messages that an MQTT 5 client may have unacknowledged
+            towards the broker. Enough that a sink which commits in groups is kept busy by
+            one publisher.
+        inflight_messages: QoS 1 and 2 messages that may be unacknowledged towards one
+            subscriber, where the client itself does not ask for fewer. At an RTT of half a
+            second it still allows 2,000 messages/s.
+        queued_messages: messages that may wait for one session; further ones are dropped
+            and counted. A day of one message a second.
+        queued_bytes: the same in payload bytes, each payload counted in full for each
+            session though it is stored once. 100,000 messages of 1 KiB fit.
+        connect_timeout_seconds: time from the network connection to a whole CONNECT. Ten
+            seconds bring a CONNECT over any link that can carry MQTT.
+        maximum_keep_alive: seconds; a client that asks for more, or for none, is held to
+            this (an MQTT 5 client is told, as Server Keep Alive). None: whatever it asks.
+        write_high_bytes: unsent bytes of a connection above which its outbox yields nothing
+            more. Some chunks of the kernel's, so that a fast reader never waits.
+        write_low_bytes: unsent bytes below which it yields again.
+    """
+
+    maximum_packet_size: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = _MAX_PACKET_SIZE
+    receive_maximum: Annotated[int, Field(ge=1, le=65_535)] = 1_000
+    inflight_messages: Annotated[int, Field(ge=1, le=65_535)] = 1_000
+    queued_messages: _Positive = 100_000
+    queued_bytes: _Positive = 128 * 1024 * 1024
+    connect_timeout_seconds: Annotated[float, Field(gt=0)] = 10.0
+    maximum_keep_alive: Annotated[int, Field(ge=1, le=65_535)] | None = None
+    write_high_bytes: _Positive = 256 * 1024
+    write_low_bytes: Annotated[int, Field(ge=0)] = 64 * 1024
+
+    def __post_init__(self) -> None:
+        """Check the values against each other."""
+        if self.write_low_bytes >= self.write_high_bytes:
+            raise ValueError("write_low_bytes less than write_high_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """One address on which clients connect.
+
+    Attributes:
+        name: its key under `listeners`.
+        host: address or name to bind; None for all interfaces.
+        port: TCP port; 0 lets the kernel choose.
+        max_connections: connections at a time, further ones wait; 0 for no limit.
+    """
+
+    name: str
+    host: str | None
+    port: int
+    max_connections: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A whole policy file.
+
+    Attributes:
+        file: its name as the user gave it.
+        listeners: by name, in the order of the file; at least one.
+        limits: what one client may take.
+        plugins: short name of a plugin to its keys, in the order of the file.
+        amqtt: what aMQTT's `BrokerConfig.from_dict` takes, or None where the file names no
+            aMQTT plugin.
+        timeout_disconnect_delay: seconds added to the keep-alive a client asks for.
+        session_expiry_interval: seconds after which a disconnected session ends, whatever
+            the client asked for; None for no such bound.
+        sys_interval: seconds between two publications of `$SYS`; 0 for none.
+    """
+
+    file: str
+    listeners: Mapping[str, Listener]
+    limits: Limits
+    plugins: Mapping[str, Mapping[str, Any]]
+    amqtt: Mapping[str, Any] | None
+    timeout_disconnect_delay: int
+    session_expiry_interval: int | None
+    sys_interval: float
+
+
+@checked_dataclass(frozen=True, slots=True, config=_STRICT)
+class _ListenerKeys:
+    """What may stand under one listener (aMQTT 0.12, `ListenerConfig`)."""
+
+    type: Literal["tcp", "ws", "external"] = "tcp"
+    bind: str | int | None = f"0.0.0.0:{DEFAULT_PORT}"
+    max_connections: int = 0
+    ssl: bool = False
+    cafile: str | None = None
+    capath: str | None = None
+    cadata: str | None = None
+    certfile: str | None = None
+    keyfile: str | None = None
+    reader: str | None = None
+    writer: str | None = None
+
+
+@checked_dataclass(frozen=True, slots=True, config=_STRICT)
+class _PolicyKeys:
+    """What may stand at the top of the file (aMQTT 0.12, `BrokerConfig`, and ours)."""
+
+    listeners: dict[str, dict[str, Any] | None] | None = None
+    limits: dict[str, Any] | None = None
+    plugins: dict[str, Any] | list[str | dict[str, Any]] | None = None
+    auth: dict[str, Any] | None = None
+    topic_check: dict[str, Any] | None = None
+    sys_interval: Annotated[float, Field(ge=0)] | None = None
+    timeout_disconnect_delay: Annotated[int, Field(ge=0)] | None = None
+    session_expiry_interval: Annotated[int, Field(ge=0)] | None = None
+
+
+def load_policy(path: str | Path) -> Policy:
+    """Read and check a policy file.
+
+    Raises:
+        ConfigError: with every wrong place that was found.
+    """
+    return parse_policy(read_mapping(path), str(path))
+
+
+def parse_policy(document: str | Mapping[str, Any], file_name: str) -> Policy:
+    """Check a policy given as YAML text or as a mapping.
+
+    Raises:
+        ConfigError: as `load_policy`.
+    """
+    mapping = parse_mapping(document, file_name) if isinstance(document, str) else document
+    return _Reading(file_name).policy(mapping)
+
+
+class _Reading:
+    """One pass over a policy file, which collects every problem before it gives up."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.problems: list[ConfigProblem] = []
+
+    def policy(self, document: Mapping[str, Any]) -> Policy:
+        keys = self._checked(_PolicyKeys, self._underscored(document, ""), "")
+        if keys is None:
+            raise ConfigError(self.file, self.problems)
+        listener_keys = self._listener_keys(keys)
+        listeners = self._listeners(listener_keys)
+        limits_keys = self._underscored(keys.limits or {}, "limits")
+        limits = self._checked(Limits, limits_keys, "limits")
+        short, dotted = self._plugins(keys)
+        if self.problems or limits is None:
+            raise ConfigError(self.file, self.problems)
+        sys_interval = keys.sys_interval
+        return Policy(
+            file=self.file,
+            listeners=listeners,
+            limits=limits,
+            plugins=short,
+            amqtt=_amqtt_config(document, keys, listener_keys, dotted),
+            timeout_disconnect_delay=keys.timeout_disconnect_delay or 0,
+            session_expiry_interval=keys.session_expiry_interval,
+            sys_interval=DEFAULT_SYS_INTERVAL if sys_interval is None else sys_interval,
+        )
+
+    def _wrong(self, path: str, read: str, allowed: str) -> None:
+        self.problems.append(ConfigProblem(path, read, allowed))
+
+    def _checked(self, cls: type[T], mapping: Mapping[str, Any], path: str) -> T | None:
+        try:
+            return validate_config(cls, mapping, self.file, path)
+        except ConfigError as error:
+            self.problems.extend(error.problems)
+            return None
+
+    def _underscored(self, mapping: Mapping[str, Any], path: str) -> dict[str, Any]:
+        """Return `mapping` with dashes in its keys as underscores, as aMQTT reads both."""
+        result: dict[str, Any] = {}
+        for key, value in mapping.items():
+            name = key.replace("-", "_") if isinstance(key, str) else key
+            if name in result:
+                self._wrong(
+                    join(path, key),
+                    "the same key with a dash and with an underscore",
+                    "each key once",
+                )
+            result[name] = value
+        return result
+
+    def _listener_keys(self, keys: _PolicyKeys) -> dict[str, _ListenerKeys]:
+        named = {
+            name: self._underscored(own or {}, join("listeners", name))
+            for name, own in (keys.listeners or {"default": None}).items()
+        }
+        default = named.get("default", {})
+        checked: dict[str, _ListenerKeys | None] = {}
+        for name, own in named.items():
+            inherited = default if "default" not in checked or checked["default"] else {}
+            checked[name] = self._checked(
+                _ListenerKeys, {**inherited, **own}, join("listeners", name)
+            )
+        return {name: listener for name, listener in checked.items() if listener is not None}
+
+    def _listeners(self, keys: Mapping[str, _ListenerKeys]) -> dict[str, Listener]:
+        listeners: dict[str, Listener] = {}
+        names: dict[tuple[str | None, int], str] = {}
+        for name, listener in keys.items():
+            path = join("listeners", name)
+            self._refuse_what_is_not_supported(listener, path)
+            if listener.bind is None:
+                continue
+            try:
+                host, port = split_bind(_text(listener.bind))
+            except ValueError as error:
+                self._wrong(join(path, "bind"), show(listener.bind), str(error))
+                continue
+            other = names.setdefault((host, port), name)
+            if port and other != name:
+                self._wrong(
+                    join(path, "bind"),
+                    f"{listener.bind}, as listener {other} has",
+                    "another address or port for each listener",
+                )
+            listeners[name] = Listener(name, host, port, max(0, listener.max_connections))
+        if not listeners and not self.problems:
+            self._wrong("listeners", "none with a bind", "at least one listener with a bind")
+        return listeners
+
+    def _refuse_what_is_not_supported(self, listener: _ListenerKeys, path: str) -> None:
+        if listener.type != "tcp":
+            self._wrong(join(path, "type"), listener.type, "tcp")
+        if listener.ssl:
+            self._wrong(join(path, "ssl"), "true", "false: TLS is not supported")
+        for key in ("reader", "writer"):
+            if getattr(listener, key) is not None:
+                self._wrong(
+                    join(path, key),
+                    show(getattr(listener, key)),
+                    "null: only listeners of type external have it",
+                )
+        if (listener.certfile is None) != (listener.keyfile is None):
+            missing = "keyfile" if listener.keyfile is None else "certfile"
+            self._wrong(join(path, missing), "nothing", "both certfile and keyfile, or neither")
+        for key in ("cafile", "capath", "certfile", "keyfile"):
+            read = getattr(listener, key)
+            if read is not None and not Path(read).exists():
+                self._wrong(join(path, key), read, "a path that exists")
+
+    def _plugins(
+        self, keys: _PolicyKeys
+    ) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]]]:
+        """Return the plugins with a short name and those with a dotted one."""
+        short: dict[str, Mapping[str, Any]] = {}
+        dotted: dict[str, Mapping[str, Any]] = {}
+        listed = keys.plugins if isinstance(keys.plugins, list) else [keys.plugins or {}]
+        for entry in listed:
+            for name, own in ({entry: None} if isinstance(entry, str) else entry).items():
+                path = join("plugins", name)
+                plugins = dotted if "." in name else short
+                if name in plugins:
+                    self._wrong(path, "the same plugin again", "each plugin once")
+                elif own is not None and not isinstance(own, dict):
+                    self._wrong(path, show(own), "a mapping of the plugin's keys, or nothing")
+                else:
+                    plugins[name] = own or {}
+        return short, dotted
+
+
+def split_bind(bind: str) -> tuple[str | None, int]:
+    """Return host and port of a listener's `bind`, in the forms that aMQTT reads.
+
+    These are an address or name with a port, ``[::1]:1883`` for IPv6, and either part alone;
+    no host means all interfaces.
+
+    Raises:
+        ValueError: with what is allowed.
+    """
+    allowed = "host:port, :port, port, host or [IPv6 address]:port, with a port of 0 to 65535"
+    if bind.startswith("["):
+        address, bracket, rest = bind[1:].partition("]")
+        if not bracket or not address or (rest and not rest.startswith(":")):
+            raise ValueError(allowed)
+        host, port = address, rest.removeprefix(":")
+    elif ":" in bind:
+        host, _, port = bind.rpartition(":")
+    elif bind.isdecimal():
+        host, port = "", bind
+    else:
+        host, port = bind, ""
+    if port and not (port.isascii() and port.isdecimal() and int(port) <= 65_535):
+        raise ValueError(allowed)
+    return host or None, int(port) if port else DEFAULT_PORT
+
+
+def _amqtt_config(
+    document: Mapping[str, Any],
+    keys: _PolicyKeys,
+    listeners: Mapping[str, _ListenerKeys],
+    dotted: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any] | None:
+    """Return the file as aMQTT would read it, without what is ours.
+
+    With neither `plugins` nor `auth` aMQTT brings its default plugins. With an `auth` section
+    and no aMQTT plugin under `plugins` it takes them from entry points, which it calls
+    deprecated.
+    """
+    has_sections = keys.auth is not None or keys.topic_check is not None
+    if "plugins" in document and not dotted and not has_sections:
+        return None
+    config: dict[str, Any] = {
+        "listeners": {"default": {"bind": None}}
+        | {
+            name: {**asdict(own), "bind": None if own.bind is None else _text(own.bind)}
+            for name, own in listeners.items()
+        },
+        "timeout_disconnect_delay": keys.timeout_disconnect_delay or 0,
+        "session_expiry_interval": keys.session_expiry_interval,
+    }
+    for section in ("auth", "topic_check"):
+        if getattr(keys, section) is not None:
+            config[section] = getattr(keys, section)
+    if keys.sys_interval is not None:
+        config["sys_interval"] = int(keys.sys_interval)
+    if dotted:
+        config["plugins"] = {name: dict(own) for name, own in dotted.items()}
+    elif "plugins" in document:
+        config["plugins"] = None
+    return config
+
+
+def _text(bind: str | int) -> str:
+    return f":{bind}" if isinstance(bind, int) else bind

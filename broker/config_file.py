@@ -1,0 +1,243 @@
+"""From a YAML file to checked dataclasses; every error names the place, what was read, what may be.
+
+The policy file, the proxy's file and the configuration of every plugin go through here, so a
+wrong key or value looks the same wherever it stands.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from broker.errors import ConfigError, ConfigProblem
+
+T = TypeVar("T")
+
+_LONGEST_TEXT_SHOWN = 80
+
+
+def read_mapping(path: str | Path) -> dict[str, Any]:
+    """Return the top level of a YAML file, {} where the file is empty.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, names a key twice, or its top
+            level is not a mapping.
+    """
+    file = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        problem = ConfigProblem("file", error.strerror or str(error), "a file that can be read")
+        raise ConfigError(file, [problem]) from error
+    except UnicodeDecodeError as error:
+        problem = ConfigProblem(f"byte {error.start}", "no UTF-8", "YAML in UTF-8")
+        raise ConfigError(file, [problem]) from error
+    return parse_mapping(text, file)
+
+
+def parse_mapping(text: str, file: str) -> dict[str, Any]:
+    """Return the top level of a YAML text, {} where it is empty.
+
+    Args:
+        text: one YAML document.
+        file: its name, for errors.
+
+    Raises:
+        ConfigError: as `read_mapping`.
+    """
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        problems = [] if node is None else _problems_of_node(node)
+        if problems:
+            raise ConfigError(file, problems)
+        read = None if node is None else loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(file, [_yaml_problem(error)]) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(file, [ConfigProblem("file", str(error), "YAML")]) from error
+    finally:
+        loader.dispose()
+    if read is None:
+        return {}
+    if not isinstance(read, dict):
+        raise ConfigError(file, [ConfigProblem("file", show(read), "a mapping of keys to values")])
+    return read
+
+
+def _yaml_problem(error: yaml.MarkedYAMLError) -> ConfigProblem:
+    mark = error.problem_mark or error.context_mark
+    place = "file" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}"
+    read = ", ".join(part for part in (error.context, error.problem) if part)
+    return ConfigProblem(place, read or "no YAML", "YAML")
+
+
+def _problems_of_node(root: yaml.Node) -> list[ConfigProblem]:
+    """Find what YAML lets pass and a policy file must not hold.
+
+    These are keys given twice, keys that are neither text nor number, and nodes that hold
+    themselves.
+    """
+    problems: list[ConfigProblem] = []
+    seen: set[int] = set()
+
+    def look(node: yaml.Node, path: str, parents: frozenset[int]) -> None:
+        if id(node) in parents:
+            problems.append(ConfigProblem(path, "an alias of what holds it", "a tree"))
+            return
+        if id(node) in seen:
+            return
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            problems.extend(_problems_of_keys(node, path))
+            for key, value in node.value:
+                look(value, join(path, key.value), parents | {id(node)})
+        elif isinstance(node, yaml.SequenceNode):
+            for index, value in enumerate(node.value):
+                look(value, f"{path}[{index}]", parents | {id(node)})
+
+    look(root, "", frozenset())
+    return problems
+
+
+def _problems_of_keys(node: yaml.MappingNode, path: str) -> list[ConfigProblem]:
+    problems = []
+    lines: dict[Hashable, int] = {}
+    for key, _ in node.value:
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode) or key.tag.endswith((":bool", ":null")):
+            problems.append(
+                ConfigProblem(
+                    path or "file",
+                    f"a key that is no text in line {line}",
+                    "text; in quotes where it reads yes, no, on, off, true, false or null",
+                )
+            )
+        elif key.value in lines:
+            problems.append(
+                ConfigProblem(
+                    join(path, key.value),
+                    f"the same key in lines {lines[key.value]} and {line}",
+                    "each key once",
+                )
+            )
+        else:
+            lines[key.value] = line
+    return problems
+
+
+def validate_config(cls: type[T], mapping: Mapping[str, Any], file: str, path: str) -> T:
+    """Return `cls` made from what stands in a file.
+
+    Types are taken as JSON takes them: text is no number and a number no text, a list may
+    become a tuple, text an enum member or a path.
+
+    Args:
+        cls: a `pydantic.dataclasses.dataclass` that forbids extra keys.
+        mapping: what the file holds for it.
+        file: name of the file, for errors.
+        path: keys from the root to `mapping`, joined by dots; "" for the root.
+
+    Raises:
+        ConfigError: with one problem for each wrong key or value.
+    """
+    try:
+        return TypeAdapter(cls).validate_json(json.dumps(mapping, default=str))
+    except ValidationError as error:
+        problems: dict[tuple[str, str], list[str]] = {}
+        for detail in error.errors(include_url=False):
+            keys = _keys_in(mapping, detail["loc"])
+            place = join(path, *keys) or "file"
+            read, allowed = _explain(cls, keys, dict(detail))
+            problems.setdefault((place, read), []).append(allowed)
+        raise ConfigError(
+            file,
+            [
+                ConfigProblem(place, read, " or ".join(dict.fromkeys(allowed)))
+                for (place, read), allowed in problems.items()
+            ],
+        ) from error
+
+
+def _explain(cls: type, keys: Sequence[str], detail: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what was read and what is allowed, for one of pydantic's errors."""
+    kind = detail["type"]
+    if kind in {"unexpected_keyword_argument", "extra_forbidden"}:
+        return "an unknown key", suggest(str(keys[-1]), _keys_known_at(cls, keys[:-1]))
+    if kind in {"missing", "missing_argument"}:
+        return "nothing", "a value; this key has no default"
+    message = str(detail["msg"])
+    for beginning in ("Input should be ", "Value error, "):
+        message = message.removeprefix(beginning)
+    # pydantic speaks of JSON, the file is YAML.
+    for json_word, yaml_word in (("an object", "a mapping"), ("a valid array", "a list")):
+        message = message.replace(json_word, yaml_word)
+    return show(detail["input"]), message
+
+
+def _keys_in(mapping: Any, location: Sequence[str | int]) -> list[str]:
+    """Return the keys of `location` that a reader of the file knows.
+
+    pydantic's own steps, such as the name of a union's member, are left out.
+    """
+    keys: list[str] = []
+    here = mapping
+    for index, step in enumerate(location):
+        if isinstance(here, Mapping):
+            by_text = {str(key): value for key, value in here.items()}
+            if str(step) in by_text:
+                here = by_text[str(step)]
+            elif index < len(location) - 1 or str(step) == "[key]":
+                continue
+        elif isinstance(here, list) and isinstance(step, int):
+            here = here[step]
+        else:
+            continue
+        keys.append(str(step))
+    return keys
+
+
+def _keys_known_at(annotation: Any, keys: Sequence[str]) -> list[str]:
+    """Return the keys that the dataclass at `keys` below `annotation` has."""
+    fields = getattr(annotation, "__pydantic_fields__", None)
+    if fields is not None:
+        if not keys:
+            return [field.alias or name for name, field in fields.items()]
+        field = fields.get(keys[0])
+        return [] if field is None else _keys_known_at(field.annotation, keys[1:])
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _keys_known_at(arguments[0], keys)
+    if origin in {Union, UnionType}:
+        return [key for member in arguments for key in _keys_known_at(member, keys)]
+    if not arguments or not keys:
+        return []
+    return _keys_known_at(arguments[-1] if len(arguments) == 2 else arguments[0], keys[1:])
+
+
+def suggest(read: str, known: Iterable[str]) -> str:
+    """Return what is allowed in place of an unknown name, nearest first."""
+    names = sorted(known)
+    near = difflib.get_close_matches(read, names, n=1)
+    listed = "one of " + ", ".join(names) if names else "nothing"
+    return f"{listed} (perhaps {near[0]})" if near else listed
+
+
+def show(value: Any) -> str:
+    """Return a value as an error shows it: on one line, not too long."""
+    text = "null" if value is None else repr(value)
+    if len(text) <= _LONGEST_TEXT_SHOWN:
+        return text
+    return text[: _LONGEST_TEXT_SHOWN - 3] + "..."
+
+
+def join(*keys: str) -> str:
+    """Return keys from the root joined by dots; empty ones are left out."""
+    return ".".join(str(key) for key in keys if key != "")

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from broker.config_file import show, suggest, validate_config
+from broker.errors import ConfigError
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@dataclass(frozen=True, config=STRICT)
+class Filter:
+    """A nested part of `Example`."""
+
+    threshold_s: int = 1
+
+
+@dataclass(frozen=True, config=STRICT)
+class Example:
+    """Every kind of field that a plugin's configuration may have."""
+
+    name: str
+    rate: Annotated[float, Field(gt=0)] | Literal["learned"] = 1.0
+    parts: tuple[str, ...] = ()
+    filters: dict[str, Filter] = Field(default_factory=dict)
+    listed: list[Filter] | None = None
+    table: dict[int, float] = Field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse one value, as a check across fields does."""
+        if self.name == "bad":
+            raise ValueError("a good name")
+
+
+def problems_of(mapping: Any) -> list[tuple[str, str, str]]:
+    """Return (path, read, allowed) of a mapping that must be refused."""
+    with pytest.raises(ConfigError) as caught:
+        validate_config(Example, mapping, "policy.yaml", "plugins.example")
+    return [(problem.path, problem.read, problem.allowed) for problem in caught.value.problems]
+
+
+def test_valid_mapping_becomes_the_dataclass() -> None:
+    """Lists become tuples, nested mappings dataclasses, and number keys stay numbers."""
+    example = validate_config(
+        Example,
+        {
+            "name": "n",
+            "rate": "learned",
+            "parts": ["a"],
+            "filters": {"a/#": {"threshold_s": 5}},
+            "listed": [{}],
+            "table": {10_000: 1, 20_000: 2.5},
+        },
+        "policy.yaml",
+        "plugins.example",
+    )
+    assert example == Example(
+        name="n",
+        rate="learned",
+        parts=("a",),
+        filters={"a/#": Filter(threshold_s=5)},
+        listed=[Filter()],
+        table={10_000: 1.0, 20_000: 2.5},
+    )
+
+
+def test_missing_key_is_named() -> None:
+    """A key without a default must be there."""
+    assert problems_of({}) == [
+        ("plugins.example.name", "nothing", "a value; this key has no default")
+    ]
+
+
+def test_members_of_a_union_are_one_problem() -> None:
+    """A value that fits no member of a union is told once, with all that is allowed."""
+    assert problems_of({"name": "n", "rate": "fast"}) == [
+        ("plugins.example.rate", "'fast'", "a valid number or 'learned'")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("part", "path"),
+    [
+        ({"filters": {"a/#": {"treshold_s": 5}}}, "plugins.example.filters.a/#.treshold_s"),
+        ({"listed": [{}, {"treshold_s": 5}]}, "plugins.example.listed.1.treshold_s"),
+    ],
+)
+def test_unknown_key_inside_a_list_or_table_suggests_the_nearest(
+    part: dict[str, Any], path: str
+) -> None:
+    """The keys that are known at the very place of an unknown one are offered."""
+    assert problems_of({"name": "n", **part}) == [
+        (path, "an unknown key", "one of threshold_s (perhaps threshold_s)")
+    ]
+
+
+def test_check_across_fields_names_the_whole() -> None:
+    """A check over several keys is told for the mapping that holds them."""
+    assert problems_of({"name": "bad"}) == [("plugins.example", "{'name': 'bad'}", "a good name")]
+
+
+def test_text_is_no_number_and_number_no_text() -> None:
+    """Values are taken as they stand in the file, never guessed into another type."""
+    paths = [path for path, _, _ in problems_of({"name": 5, "table": {1: "2"}})]
+    assert paths == ["plugins.example.name", "plugins.example.table.1"]
+
+
+def test_long_values_are_cut() -> None:
+    """An error stays on one readable line."""
+    assert len(show("x" * 1000)) == 80
+    assert show(None) == "null"
+
+
+def test_suggestion_without_a_near_name_lists_all() -> None:
+    """With nothing similar known, the list alone is given."""
+    assert suggest("zzz", ["b", "a"]) == "one of a, b"
+    assert suggest("zzz", []) == "nothing"
