@@ -1,0 +1,188 @@
+"""From the names in a policy file to plugin objects.
+
+A short name is looked up in the entry-point group ``penstock.plugins``, which any installed
+distribution may join. Names with a dot are aMQTT's and go to `broker.amqtt_host`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from broker.config import Policy, suggest, validate_config
+from broker.errors import ConfigError, ConfigProblem, PenstockError
+from broker.extensions import (
+    DeliveryGate,
+    LinkSampler,
+    MessageSink,
+    PayloadStore,
+    Plugin,
+    PluginContext,
+)
+from broker.payload import ReferenceStore
+
+ENTRY_POINT_GROUP = "penstock.plugins"
+
+
+class PluginLoadError(PenstockError):
+    """A plugin of the policy file cannot be brought in; the program ends with status 2."""
+
+
+class ShadowedPackageError(PenstockError):
+    """Another folder stands where one of our packages should be found; status 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPlugins:
+    """The plugins of a policy file and what they bring.
+
+    Attributes:
+        plugins: in the order of the file.
+        gate: the one delivery gate, or None.
+        samplers: in the order of the file.
+        payload_store: a plugin's, or the broker's own.
+        sinks: in the order of the file; names are unique.
+    """
+
+    plugins: tuple[Plugin, ...] = ()
+    gate: DeliveryGate | None = None
+    samplers: tuple[LinkSampler, ...] = ()
+    payload_store: PayloadStore = field(default_factory=ReferenceStore)
+    sinks: tuple[MessageSink, ...] = ()
+
+
+def load_plugins(policy: Policy, *, clock: Callable[[], float] = time.monotonic) -> LoadedPlugins:
+    """Make the plugins that the policy names in short.
+
+    A plugin shows its extension points as soon as it is made. It is not started.
+
+    Args:
+        policy: a checked policy file.
+        clock: monotonic seconds, handed to the plugins.
+
+    Raises:
+        ConfigError: an unknown name, a wrong key or value, or two plugins for one place.
+        PluginLoadError: a plugin cannot be imported or made.
+    """
+    offered = _offered_plugins()
+    problems = [
+        ConfigProblem(f"plugins.{name}", "an unknown plugin", suggest(name, offered))
+        for name in policy.plugins
+        if name not in offered
+    ]
+    made: dict[str, Plugin] = {}
+    for name, keys in policy.plugins.items():
+        if name not in offered:
+            continue
+        cls = _plugin_class(name, offered[name])
+        try:
+            config: Any = validate_config(cls.Config, keys, policy.file, f"plugins.{name}")
+        except ConfigError as error:
+            problems.extend(error.problems)
+            continue
+        logger = logging.getLogger(f"penstock.{name}")
+        made[name] = _make(name, cls, config, PluginContext(logger, policy.file, clock))
+    problems.extend(_conflicts(made))
+    if problems:
+        raise ConfigError(policy.file, problems)
+    return LoadedPlugins(
+        plugins=tuple(made.values()),
+        gate=next((plugin.gate for plugin in made.values() if plugin.gate), None),
+        samplers=tuple(plugin.sampler for plugin in made.values() if plugin.sampler),
+        payload_store=next(
+            (plugin.payload_store for plugin in made.values() if plugin.payload_store),
+            ReferenceStore(),
+        ),
+        sinks=tuple(sink for plugin in made.values() for sink in plugin.sinks),
+    )
+
+
+def _offered_plugins() -> dict[str, EntryPoint]:
+    """Return the installed plugins by short name.
+
+    Raises:
+        PluginLoadError: two distributions offer different plugins under one name.
+    """
+    offered: dict[str, EntryPoint] = {}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        other = offered.setdefault(point.name, point)
+        if other.value != point.value:
+            raise PluginLoadError(
+                f"plugin {point.name}: installed twice, as {other.value} and as {point.value}; "
+                "uninstall one of them"
+            )
+    return offered
+
+
+def _plugin_class(name: str, point: EntryPoint) -> type[Plugin]:
+    try:
+        cls = point.load()
+    except (ImportError, AttributeError) as error:
+        raise PluginLoadError(
+            f"plugin {name}: {point.value} cannot be imported: {error}"
+        ) from error
+    if not (isinstance(cls, type) and issubclass(cls, Plugin) and hasattr(cls, "Config")):
+        raise PluginLoadError(
+            f"plugin {name}: {point.value} is {cls!r}; allowed: a subclass of "
+            "broker.extensions.Plugin with a Config"
+        )
+    return cls
+
+
+def _make(name: str, cls: type[Plugin], config: Any, context: PluginContext) -> Plugin:
+    try:
+        return cls(config, context)
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise PluginLoadError(f"plugin {name}: {type(error).__name__}: {error}") from error
+
+
+def _conflicts(made: Mapping[str, Plugin]) -> list[ConfigProblem]:
+    """Find places that more than one plugin would fill."""
+    problems: list[ConfigProblem] = []
+    for attribute, what in (("gate", "delivery gate"), ("payload_store", "payload store")):
+        names = [name for name, plugin in made.items() if getattr(plugin, attribute) is not None]
+        problems.extend(_one_too_many(names, what))
+    sinks: dict[str, list[str]] = {}
+    for name, plugin in made.items():
+        for sink in plugin.sinks:
+            sinks.setdefault(sink.name, []).append(name)
+    for sink_name, names in sinks.items():
+        problems.extend(_one_too_many(names, f"sink named {sink_name}"))
+    return problems
+
+
+def _one_too_many(names: list[str], what: str) -> Iterable[ConfigProblem]:
+    for name in names[1:]:
+        yield ConfigProblem(
+            f"plugins.{name}", f"a second {what} beside that of {names[0]}", f"one {what}"
+        )
+
+
+def check_packages() -> None:
+    """Make sure that `broker` and `plugins` are the ones this module belongs to.
+
+    The names are common; a folder of a user's may stand before ours on Python's path.
+
+    Raises:
+        ShadowedPackageError: with the folder that shadows ours.
+    """
+    ours = Path(__file__).resolve().parent.parent
+    for name in ("broker", "plugins"):
+        spec = find_spec(name)
+        found = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
+        folders = [Path(place).resolve() for place in found if place is not None]
+        own = ours / name
+        strange = [folder for folder in folders if own not in {folder, folder.parent}]
+        if strange or not folders:
+            raise ShadowedPackageError(
+                f"package {name}: read {strange[0] if strange else 'nothing'}; allowed: {own}; "
+                "start Penstock from another directory or change PYTHONPATH"
+            )

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from broker.config import Policy, parse_policy
+from broker.errors import ConfigError
+from broker.extensions import DeliveryGate, MessageSink, PayloadStore, Plugin
+from broker.payload import ReferenceStore
+from broker.plugin_loader import (
+    LoadedPlugins,
+    PluginLoadError,
+    ShadowedPackageError,
+    check_packages,
+    load_plugins,
+)
+
+Install = Callable[[Mapping[str, str]], None]
+
+
+class Sink:
+    """Has a name, as every sink."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Alarm(Plugin):
+    """A plugin with a gate and a sink."""
+
+    @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+    class Config:
+        """One key."""
+
+        level: int = 1
+        sink: str = "alarms"
+
+    def __init__(self, config: Any, context: Any) -> None:
+        super().__init__(config, context)
+        if config.level == 13:
+            raise OSError("no luck")
+        self.gate = cast("DeliveryGate", object())
+        self.sinks = [cast("MessageSink", Sink(config.sink))]
+
+
+class Bell(Alarm):
+    """The same again under another name."""
+
+
+class Shelf(Plugin):
+    """A plugin with a payload store."""
+
+    @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+    class Config:
+        """No key."""
+
+    payload_store = cast("PayloadStore", object())
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Return a function that installs a distribution with plugins: name -> object reference."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def install(plugins: Mapping[str, str]) -> None:
+        folder = tmp_path / f"example{len(list(tmp_path.iterdir()))}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Name: {folder.name[:8]}\nVersion: 1.0\n")
+        lines = [f"{name} = {value}\n" for name, value in plugins.items()]
+        (folder / "entry_points.txt").write_text("[penstock.plugins]\n" + "".join(lines))
+
+    return install
+
+
+@pytest.fixture
+def example_plugins(install: Install) -> None:
+    """Install the plugins of this file."""
+    names = {"alarm": "Alarm", "bell": "Bell", "shelf": "Shelf"}
+    install({name: f"{__name__}:{cls}" for name, cls in names.items()})
+
+
+def load(text: str) -> LoadedPlugins:
+    """Load the plugins of a policy text, with a clock that stands still."""
+    return load_plugins(policy(text), clock=lambda: 42.0)
+
+
+def policy(text: str) -> Policy:
+    """Return a policy with these plugins."""
+    return parse_policy(f"plugins: {text}", "policy.yaml")
+
+
+def problems_of(text: str) -> list[tuple[str, str, str]]:
+    """Return (path, read, allowed) of plugins that must be refused."""
+    with pytest.raises(ConfigError) as caught:
+        load(text)
+    return [(problem.path, problem.read, problem.allowed) for problem in caught.value.problems]
+
+
+def test_no_plugins_leaves_the_broker_its_own_store() -> None:
+    """Without plugins payloads are kept by reference and nothing is gated."""
+    loaded = load("{}")
+    assert loaded.plugins == ()
+    assert loaded.gate is None
+    assert isinstance(loaded.payload_store, ReferenceStore)
+
+
+@pytest.mark.usefixtures("example_plugins")
+def test_plugins_are_made_in_the_order_of_the_file() -> None:
+    """Each plugin gets its checked configuration, a logger, the file and the clock."""
+    loaded = load("{shelf: , alarm: {level: 2}}")
+    shelf, alarm = loaded.plugins
+    assert isinstance(shelf, Shelf)
+    assert isinstance(alarm, Alarm)
+    assert alarm.config == Alarm.Config(level=2)
+    assert alarm.context.logger is logging.getLogger("penstock.alarm")
+    assert alarm.context.policy_file == "policy.yaml"
+    assert alarm.context.clock() == 42.0
+    assert loaded.gate is alarm.gate
+    assert loaded.sinks == tuple(alarm.sinks)
+    assert loaded.payload_store is Shelf.payload_store
+
+
+@pytest.mark.usefixtures("example_plugins")
+def test_unknown_plugin_and_wrong_keys_are_told_together() -> None:
+    """An unknown name lists the known ones, a wrong key its place."""
+    unknown, wrong = problems_of("{alram: , alarm: {levle: 1}}")
+    assert unknown[:2] == ("plugins.alram", "an unknown plugin")
+    assert "(perhaps alarm)" in unknown[2]
+    assert "shelf" in unknown[2]
+    assert wrong == (
+        "plugins.alarm.levle",
+        "an unknown key",
+        "one of level, sink (perhaps level)",
+    )
+
+
+@pytest.mark.usefixtures("example_plugins")
+def test_second_gate_is_refused() -> None:
+    """Two plugins that both gate deliveries cannot be on together."""
+    assert problems_of("{bell: {sink: bells}, alarm: }") == [
+        (
+            "plugins.alarm",
+            "a second delivery gate beside that of bell",
+            "one delivery gate",
+        )
+    ]
+
+
+@pytest.mark.usefixtures("example_plugins")
+def test_second_sink_of_a_name_is_refused() -> None:
+    """The names of sinks are unique, whoever brings them."""
+    paths = {(path, read) for path, read, _ in problems_of("{bell: , alarm: }")}
+    assert ("plugins.alarm", "a second sink named alarms beside that of bell") in paths
+
+
+@pytest.mark.usefixtures("example_plugins")
+def test_plugin_that_fails_when_made_is_named() -> None:
+    """An error of a plugin's own names the plugin instead of showing a traceback."""
+    with pytest.raises(PluginLoadError, match="plugin alarm: OSError: no luck"):
+        load("{alarm: {level: 13}}")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("no_such_module:X", "No module named 'no_such_module'"),
+        (f"{__name__}:NoSuchClass", "NoSuchClass"),
+        (f"{__name__}:Sink", "a subclass of broker.extensions.Plugin"),
+    ],
+)
+def test_plugin_that_cannot_be_brought_in_is_named(
+    install: Install, value: str, expected: str
+) -> None:
+    """A broken entry point says which plugin, where it points and what is wrong."""
+    install({"broken": value})
+    with pytest.raises(PluginLoadError, match="plugin broken") as caught:
+        load("{broken: }")
+    assert value in str(caught.value)
+    assert expected in str(caught.value)
+
+
+def test_name_that_two_distributions_offer_is_refused(install: Install) -> None:
+    """One short name means one plugin, never the first one found."""
+    install({"alarm": f"{__name__}:Alarm"})
+    install({"alarm": f"{__name__}:Bell"})
+    with pytest.raises(PluginLoadError, match="plugin alarm: installed twice"):
+        load("{alarm: }")
+
+
+def test_own_plugins_are_offered() -> None:
+    """The distribution offers its plugins under their short names."""
+    offered = entry_points(group="penstock.plugins").names
+    assert {"withholding", "probing", "queue"} <= set(offered)
+
+
+def test_own_packages_are_found() -> None:
+    """In a sound installation the check finds nothing."""
+    check_packages()
+
+
+def test_folder_that_shadows_ours_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of the user's named like our package is named in the error."""
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "plugins", raising=False)
+    with pytest.raises(ShadowedPackageError, match="package plugins") as caught:
+        check_packages()
+    assert str(tmp_path / "plugins") in str(caught.value)
+
+
+def test_loading_plugins_imports_no_amqtt() -> None:
+    """A policy without aMQTT plugins does not pay for aMQTT."""
+    program = (
+        "import sys; from broker.config import parse_policy; "
+        "from broker.plugin_loader import load_plugins; "
+        "load_plugins(parse_policy('plugins: {}', 'p')); "
+        "sys.exit('amqtt' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
