@@ -1,0 +1,126 @@
+"""Measures Penstock beside its peers: ``penstock bench``, or ``python -m benchmarks``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Final, TypeVar
+
+import typer
+
+from benchmarks import memory, throughput
+from benchmarks.errors import BenchmarkError
+from benchmarks.peers import PEERS, Peer, running
+from benchmarks.provenance import describe_run
+from benchmarks.report import Result, format_value, to_json, to_markdown
+from benchmarks.rows import FULL, QUICK, Measurement, Row, Scale
+from benchmarks.wire import WireError
+
+ROWS: Final = {row.name: row for row in (*throughput.ROWS, *memory.ROWS)}
+DEFAULT_REPEATS: Final = 3
+QUICK_REPEATS: Final = 1
+
+Choice = TypeVar("Choice")
+
+
+def choose(kind: str, names: str, choices: dict[str, Choice]) -> list[Choice]:
+    """Return what a comma-separated option names, in the order of `choices`.
+
+    Raises:
+        typer.BadParameter: a name is not among `choices`.
+    """
+    wanted = [name.strip() for name in names.split(",")]
+    for name in wanted:
+        if name not in choices:
+            raise typer.BadParameter(f"no {kind} {name!r}; allowed: {', '.join(choices)}")
+    return [choice for name, choice in choices.items() if name in wanted]
+
+
+def measure(row: Row, peer: Peer, scale: Scale) -> Measurement:
+    """Start the peer, answer the row's question once and end it.
+
+    Raises:
+        BenchmarkError: it did not start or did not answer as the protocol asks.
+    """
+    try:
+        with running(peer) as broker:
+            return row.measure(broker, scale)
+    except (WireError, OSError) as error:
+        raise BenchmarkError(f"{row.name}: {peer.name}: {error}") from error
+
+
+def measure_row(row: Row, peers: Sequence[Peer], scale: Scale, repeats: int) -> Iterable[Result]:
+    """Measure all peers in turn, A B C A B C, so that a drift of the machine meets them all."""
+    able = [peer for peer in peers if row.has_ceiling or not peer.is_ceiling]
+    measurements: dict[str, list[Measurement]] = {peer.name: [] for peer in able}
+    for repetition in range(1, repeats + 1):
+        for peer in able:
+            measurement = measure(row, peer, scale)
+            measurements[peer.name].append(measurement)
+            text = f"{format_value(measurement.value)} {row.unit}"
+            note = f", {measurement.lost} lost" if measurement.lost else ""
+            typer.echo(f"{repetition}/{repeats} {row.name} {peer.name}: {text}{note}", err=True)
+    return [Result(row, name, values) for name, values in measurements.items()]
+
+
+def bench(
+    rows: Annotated[str, typer.Option(help="Rows, separated by commas.")] = ",".join(ROWS),
+    peers: Annotated[str, typer.Option(help="Peers, separated by commas.")] = ",".join(PEERS),
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Repetitions; 3, or 1 with --quick.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write every measurement to this file.")
+    ] = None,
+    *,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Under a minute: a look, no claim.")
+    ] = False,
+) -> None:
+    """Measure Penstock and its peers in one run on this machine.
+
+    Progress goes to standard error, a Markdown table to standard output.
+    """
+    chosen_rows = choose("row", rows, ROWS)
+    chosen_peers = choose("peer", peers, PEERS)
+    times = repeats or (QUICK_REPEATS if quick else DEFAULT_REPEATS)
+    results: list[Result] = []
+    try:
+        for row in chosen_rows:
+            results += measure_row(row, chosen_peers, QUICK if quick else FULL, times)
+    except BenchmarkError as error:
+        typer.echo(f"penstock bench: {error}", err=True)
+        raise typer.Exit(1) from error
+    command = (
+        f"penstock bench --rows {','.join(row.name for row in chosen_rows)}"
+        f" --peers {','.join(peer.name for peer in chosen_peers)}"
+        f" --repeats {times}{' --quick' if quick else ''}"
+    )
+    run = describe_run(command, chosen_peers)
+    if json_file is not None:
+        json_file.write_text(json.dumps(to_json(results, run), indent=1) + "\n")
+    typer.echo(to_markdown(results, run))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmarks.
+
+    Args:
+        argv: arguments; None for those of the process.
+
+    Returns:
+        0; 1 where a peer did not work; 2 for wrong arguments.
+    """
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(bench)
+    try:
+        app(args=argv, prog_name="penstock bench")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""Drives the publishing and the subscribing process of one load."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO, Any, Self, cast
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.peers import ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run of messages came to.
+
+    Attributes:
+        published: messages sent.
+        delivered: messages received, over all subscribers.
+        lost: messages that should have been received and were not.
+        elapsed_seconds: from the first byte sent to the last byte received.
+        load_cpu_seconds: processor time of both sides of the load.
+    """
+
+    published: int
+    delivered: int
+    lost: int
+    elapsed_seconds: float
+    load_cpu_seconds: float
+
+    @property
+    def published_per_second(self) -> float:
+        """Messages published and carried to all subscribers in a second."""
+        return self.published / self.elapsed_seconds
+
+    @property
+    def delivered_per_second(self) -> float:
+        """Messages received in a second, over all subscribers."""
+        return self.delivered / self.elapsed_seconds
+
+
+class Side:
+    """A process of the load that is told and answers in lines of JSON."""
+
+    def __init__(self, module: str, *arguments: object) -> None:
+        self._module = module
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, arguments)],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._questions = cast("IO[str]", self._process.stdin)
+        self._answers = cast("IO[str]", self._process.stdout)
+        self._complaints = cast("IO[str]", self._process.stderr)
+
+    def tell(self, **values: Any) -> None:
+        """Send one line."""
+        self._questions.write(json.dumps(values) + "\n")
+        self._questions.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """Return the next line.
+
+        Raises:
+            BenchmarkError: the process has ended; the text holds its last line.
+        """
+        line = self._answers.readline()
+        if not line:
+            last = self._complaints.read().strip().rsplit("\n", 1)[-1]
+            raise BenchmarkError(f"{self._module} ended: {last}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        self._process.communicate()
+
+
+class Load:
+    """One publisher and a number of subscribers of one topic at QoS 0, connected.
+
+    A context manager; both processes end with it.
+    """
+
+    def __init__(self, port: int, topic: str, *, payload_bytes: int, subscribers: int) -> None:
+        self._subscribers = subscribers
+        self._sides: list[Side] = []
+        try:
+            self._receiving = self._start(
+                "benchmarks.subscribers", port, topic, payload_bytes, subscribers
+            )
+            self._sending = self._start("benchmarks.publisher", port, topic, payload_bytes)
+        except BenchmarkError:
+            self._close()
+            raise
+
+    def run(self, messages: int) -> Run:
+        """Publish so many messages as fast as they are taken, and wait for them all.
+
+        Raises:
+            BenchmarkError: a side has ended, as when the broker closed its connection.
+        """
+        self._receiving.tell(messages=messages)
+        self._receiving.answer()
+        self._sending.tell(messages=messages)
+        arrivals = self._receiving.answer()
+        departures = self._sending.answer()
+        return Run(
+            published=messages,
+            delivered=arrivals["packets"],
+            lost=messages * self._subscribers - arrivals["packets"],
+            elapsed_seconds=arrivals["finished"] - departures["started"],
+            load_cpu_seconds=arrivals["cpu"] + departures["cpu"],
+        )
+
+    def _start(self, module: str, *arguments: object) -> Side:
+        side = Side(module, *arguments)
+        self._sides.append(side)
+        side.answer()
+        return side
+
+    def _close(self) -> None:
+        for side in self._sides:
+            side.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close()

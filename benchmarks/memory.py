@@ -1,0 +1,145 @@
+"""How much memory do stalled subscribers cost a broker?
+
+Rerun: ``penstock bench --rows memory_stalled``.
+
+Subscribers of QoS 1 with a small receive buffer subscribe and then read nothing more. One
+publisher sends large messages, all different, and has each acknowledged. The broker then
+holds every message for every subscriber; the answer is the growth of its resident set over
+the bytes published, 1.0 where each payload is in memory once. In the end one subscriber reads
+on, to show that memory was not saved by dropping messages.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+from benchmarks import wire
+from benchmarks.peers import RunningPeer
+from benchmarks.rows import Measurement, Row, Scale
+
+TOPIC: Final = "bench/stalled"
+RECEIVE_BUFFER_BYTES: Final = 4096
+SAMPLE_SECONDS: Final = 0.01
+STEADY_SECONDS: Final = 1.0
+STEADY_RATIO: Final = 0.01
+SETTLE_SECONDS: Final = 15.0
+RESUMED_BUFFER_BYTES: Final = 1 << 20
+RESUMED_TIMEOUT_SECONDS: Final = 10.0
+
+
+class PeakSampler:
+    """Keeps the highest resident set seen.
+
+    Attributes:
+        peak_bytes: so far.
+    """
+
+    def __init__(self, peer: RunningPeer) -> None:
+        self.peak_bytes = peer.rss_bytes()
+        self._peer = peer
+        self._stop = threading.Event()
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Sample on a thread until the block ends."""
+        thread = threading.Thread(target=self._sample, name="rss-sampler")
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join()
+
+    def _sample(self) -> None:
+        while not self._stop.wait(SAMPLE_SECONDS):
+            self.peak_bytes = max(self.peak_bytes, self._peer.rss_bytes())
+
+
+def wait_until_steady(peer: RunningPeer) -> int:
+    """Return the resident set once it has moved by less than 1 % for a second."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    reference, since = peer.rss_bytes(), time.monotonic()
+    while time.monotonic() < deadline and time.monotonic() - since < STEADY_SECONDS:
+        time.sleep(SAMPLE_SECONDS)
+        now_bytes = peer.rss_bytes()
+        if abs(now_bytes - reference) > reference * STEADY_RATIO:
+            reference, since = now_bytes, time.monotonic()
+    return reference
+
+
+def publish_different(port: int, messages: int, payload_bytes: int) -> None:
+    """Publish messages of which no two are alike at QoS 1; return when all are acknowledged."""
+    generator = random.Random(0)  # noqa: S311 - payloads, not secrets
+    with wire.open_client(port, "bench-publisher") as sock:
+        for packet_id in range(1, messages + 1):
+            payload = generator.randbytes(payload_bytes)
+            sock.sendall(wire.publish_packet(TOPIC, payload, packet_id))
+            wire.expect(sock, bytes([0x40, 2]) + packet_id.to_bytes(2, "big"))
+
+
+def read_on(sock: socket.socket, messages: int, payload_bytes: int) -> int:
+    """Read and acknowledge what a stalled subscriber was owed.
+
+    Returns:
+        How many messages came before the connection fell silent or closed.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RESUMED_BUFFER_BYTES)
+    sock.settimeout(RESUMED_TIMEOUT_SECONDS)
+    head_bytes = len(wire.publish_packet(TOPIC, bytes(payload_bytes), 1)) - payload_bytes
+    for received in range(messages):
+        try:
+            head = wire.receive_exactly(sock, head_bytes)
+            wire.receive_exactly(sock, payload_bytes)
+            sock.sendall(bytes([0x40, 2]) + head[-2:])
+        except (OSError, wire.WireError):
+            return received
+        if head[0] & ~wire.DUPLICATE != wire.PUBLISH_QOS1:
+            raise wire.WireError(f"read {head.hex(' ')}; expected a PUBLISH of QoS 1")
+    return messages
+
+
+def measure_stalled(peer: RunningPeer, scale: Scale) -> Measurement:
+    """Return the growth of the broker's resident set over the bytes published."""
+    payload_bytes = scale.large_messages * scale.large_bytes
+    with ExitStack() as stack:
+        for i in range(scale.stalled_subscribers):
+            sock = wire.open_client(
+                peer.port, f"bench-stalled-{i}", receive_buffer_bytes=RECEIVE_BUFFER_BYTES
+            )
+            stack.enter_context(sock)
+            wire.subscribe(sock, TOPIC, 1)
+        before = wait_until_steady(peer)
+        sampler = PeakSampler(peer)
+        with sampler.sampling():
+            publish_different(peer.port, scale.large_messages, scale.large_bytes)
+            settled = wait_until_steady(peer)
+        received = read_on(sock, scale.large_messages, scale.large_bytes)
+    return Measurement(
+        value=(sampler.peak_bytes - before) / payload_bytes,
+        lost=scale.large_messages - received,
+        details={
+            "before_bytes": before,
+            "peak_bytes": sampler.peak_bytes,
+            "settled_bytes": settled,
+            "payload_bytes": payload_bytes,
+        },
+    )
+
+
+ROWS: Final = (
+    Row(
+        name="memory_stalled",
+        title="resident set growth over payload bytes, stalled QoS 1 subscribers",
+        unit="x payload",
+        more_is_better=False,
+        target="at most 1.2 x payload",
+        has_ceiling=False,
+        measure=measure_stalled,
+    ),
+)

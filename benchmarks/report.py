@@ -1,0 +1,104 @@
+"""Results as medians, spread and ratios: a Markdown table and JSON."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from benchmarks.rows import Measurement, Row
+
+REFERENCE: Final = "mosquitto"
+"""The peer that ratios are taken to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One row for one peer, over all repetitions.
+
+    Attributes:
+        row: the question.
+        peer: name of the broker.
+        measurements: one a repetition, at least one.
+    """
+
+    row: Row
+    peer: str
+    measurements: Sequence[Measurement]
+
+    @property
+    def median(self) -> float:
+        """The median value, in the row's unit."""
+        return statistics.median(measurement.value for measurement in self.measurements)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The least and the highest value."""
+        values = [measurement.value for measurement in self.measurements]
+        return min(values), max(values)
+
+    @property
+    def lost(self) -> int:
+        """Messages lost, over all repetitions."""
+        return sum(measurement.lost for measurement in self.measurements)
+
+
+def ratio_to_reference(result: Result, results: Sequence[Result]) -> float | None:
+    """Return the median over the reference's median; None where that was not measured."""
+    for other in results:
+        if other.row is result.row and other.peer == REFERENCE and other.median:
+            return result.median / other.median
+    return None
+
+
+def format_value(value: float) -> str:
+    """Return a value with its leading figures: 1,234,567 or 1.23."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
+
+
+def _cells(result: Result, results: Sequence[Result]) -> list[str]:
+    low, high = result.spread
+    ratio = ratio_to_reference(result, results)
+    is_first = next(other for other in results if other.row is result.row) is result
+    return [
+        f"{result.row.title} ({result.row.target})" if is_first else "",
+        result.peer,
+        f"{format_value(result.median)} {result.row.unit}",
+        f"{format_value(low)} - {format_value(high)}",
+        "-" if ratio is None else f"{ratio:.2f}",
+        str(result.lost),
+    ]
+
+
+def to_markdown(results: Sequence[Result], run: Mapping[str, str]) -> str:
+    """Return the table, and below it where the numbers come from."""
+    repeats = len(results[0].measurements)
+    head = ["row (target)", "peer", f"median of {repeats}", "spread", f"/ {REFERENCE}", "lost"]
+    lines = [head, ["---", "---", "---:", "---:", "---:", "---:"]]
+    lines += [_cells(result, results) for result in results]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    source = "\n".join(f"- {name}: {text}" for name, text in run.items())
+    return f"{table}\n\n{source}\n"
+
+
+def to_json(results: Sequence[Result], run: Mapping[str, str]) -> dict[str, Any]:
+    """Return the same, with every single measurement, as JSON can hold it."""
+    return {
+        "run": dict(run),
+        "results": [
+            {
+                "row": result.row.name,
+                "title": result.row.title,
+                "unit": result.row.unit,
+                "target": result.row.target,
+                "peer": result.peer,
+                "median": result.median,
+                "spread": list(result.spread),
+                "ratio_to_mosquitto": ratio_to_reference(result, results),
+                "lost": result.lost,
+                "measurements": [asdict(measurement) for measurement in result.measurements],
+            }
+            for result in results
+        ],
+    }
