@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from typing import Final
 
 PROGRAMS: Final[dict[str, tuple[str, str]]] = {
@@ -40,6 +41,13 @@ def main(argv: list[str] | None = None) -> int:
     if name not in PROGRAMS:
         print(f"penstock: no program {name!r}\n{usage()}", file=sys.stderr)
         return 2
+    if name == "bench":
+        # The benchmarks are part of a checkout and never installed.
+        checkout = Path(__file__).resolve().parent
+        if not (checkout / "benchmarks").is_dir():
+            print("penstock: bench runs from a checkout of the repository", file=sys.stderr)
+            return 2
+        sys.path.insert(0, str(checkout))
     program = importlib.import_module(PROGRAMS[name][0])
     status: int = program.main(rest)
     return status

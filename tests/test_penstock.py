@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+
+def test_unknown_program_names_it_and_all_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong program name is told beside the right ones, with status 2."""
+    assert penstock.main(["borker"]) == 2
+    told = capsys.readouterr().err
+    assert "'borker'" in told
+    assert all(name in told for name in penstock.PROGRAMS)
+
+
+@pytest.mark.parametrize(("arguments", "status"), [([], 2), (["--help"], 0)])
+def test_usage_lists_all_programs(
+    arguments: list[str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Help is on standard output with status 0; without a program it is an error."""
+    assert penstock.main(arguments) == status
+    captured = capsys.readouterr()
+    told = captured.err if status else captured.out
+    assert all(name in told for name in penstock.PROGRAMS)
+
+
+def test_bench_runs_from_any_directory(tmp_path: Path) -> None:
+    """The benchmarks are found in the checkout, wherever the command is given."""
+    command = Path(sys.executable).with_name("penstock")
+    shown = subprocess.run(
+        [command, "bench", "--help"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "--repeats" in shown.stdout
+
+
+def test_bench_without_a_checkout_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An installed Penstock has no benchmarks; the answer is a line and status 2."""
+    monkeypatch.setattr(penstock, "__file__", str(tmp_path / "penstock.py"))
+    assert penstock.main(["bench"]) == 2
+    assert "checkout" in capsys.readouterr().err
