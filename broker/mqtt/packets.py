@@ -5,12 +5,15 @@ properties, reason code 0, no subscription options but QoS. Reason codes are tho
 reader and writer translate the return codes of an MQTT 3.1.1 CONNACK and SUBACK.
 
 A packet id of 0 stands for none [MQTT-2.2.1-2].
+
+PUBLISH and its answers are immutable by agreement and not frozen: there is one for each message,
+and a frozen one takes three times as long to build.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from broker.mqtt.enums import PacketType, ProtocolVersion
 
@@ -78,7 +81,7 @@ class ConnAck:
     properties: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Publish:
     """An Application Message (section 3.3).
 
@@ -102,7 +105,7 @@ class Publish:
     properties: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PubAck:
     """The answer to a PUBLISH of QoS 1 (section 3.4)."""
 
@@ -113,7 +116,7 @@ class PubAck:
     properties: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PubRec:
     """The answer to a PUBLISH of QoS 2 (section 3.5)."""
 
@@ -124,7 +127,7 @@ class PubRec:
     properties: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PubRel:
     """The answer to a PUBREC (section 3.6)."""
 
@@ -135,7 +138,7 @@ class PubRel:
     properties: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PubComp:
     """The answer to a PUBREL (section 3.7)."""
 
@@ -264,3 +267,25 @@ Packet: TypeAlias = (
     | Disconnect
     | Auth
 )
+
+_ACKNOWLEDGING = frozenset({0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99})
+_RELEASING = frozenset({0x00, 0x92})
+
+REASON_CODES: Final[dict[PacketType, frozenset[int]]] = {
+    PacketType.CONNACK: frozenset(
+        {0x00, *range(0x80, 0x8B), 0x8C, 0x90, 0x95, 0x97, 0x99, *range(0x9A, 0x9E), 0x9F}
+    ),
+    PacketType.PUBACK: _ACKNOWLEDGING,
+    PacketType.PUBREC: _ACKNOWLEDGING,
+    PacketType.PUBREL: _RELEASING,
+    PacketType.PUBCOMP: _RELEASING,
+    PacketType.SUBACK: frozenset(
+        {0x00, 0x01, 0x02, 0x80, 0x83, 0x87, 0x8F, 0x91, 0x97, 0x9E, 0xA1, 0xA2}
+    ),
+    PacketType.UNSUBACK: frozenset({0x00, 0x11, 0x80, 0x83, 0x87, 0x8F, 0x91}),
+    PacketType.DISCONNECT: frozenset(
+        {0x00, 0x04, *range(0x80, 0x84), 0x87, 0x89, *range(0x8B, 0x91), *range(0x93, 0xA3)}
+    ),
+    PacketType.AUTH: frozenset({0x00, 0x18, 0x19}),
+}
+"""The reason codes that MQTT 5.0 defines for each packet (section 2.4)."""

@@ -1,0 +1,433 @@
+"""Bytes to packets: a table of first bytes to `read_<packet>`.
+
+A packet that is returned keeps every rule that can be checked on it alone, of either direction.
+What depends on the connection is the caller's: which packets may come from this side and when,
+whether a client's PUBLISH may hold a Subscription Identifier [MQTT-3.3.4-6], the limits that the
+two sides have told each other. Only `PeerError` is raised, whatever the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NoReturn, TypeAlias
+
+from broker.errors import MalformedPacketError, ProtocolError
+from broker.mqtt.data_types import (
+    Buffer,
+    read_binary_data,
+    read_byte,
+    read_two_byte_integer,
+    read_utf8_string,
+)
+from broker.mqtt.enums import PacketType, ProtocolVersion
+from broker.mqtt.packets import (
+    REASON_CODES,
+    Auth,
+    ConnAck,
+    Connect,
+    Disconnect,
+    Packet,
+    PingReq,
+    PingResp,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    SubAck,
+    Subscribe,
+    Subscription,
+    UnsubAck,
+    Unsubscribe,
+    Will,
+)
+from broker.mqtt.properties import WILL, read_properties, read_publish_properties
+from broker.mqtt.reason_codes import (
+    SUBACK_FAILURE_3_1_1,
+    ReasonCode,
+    describe_reason_code,
+)
+from broker.mqtt.topics import SHARE_PREFIX, validate_topic, validate_topic_filter
+
+MQTT_5: Final = int(ProtocolVersion.MQTT_5)
+
+PacketReader: TypeAlias = Callable[[int, Buffer, int], Packet]
+
+CONNACK_REASON_CODES: Final = (
+    ReasonCode.SUCCESS,
+    ReasonCode.UNSUPPORTED_PROTOCOL_VERSION,
+    ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
+    ReasonCode.SERVER_UNAVAILABLE,
+    ReasonCode.BAD_USER_NAME_OR_PASSWORD,
+    ReasonCode.NOT_AUTHORIZED,
+)
+"""What the return codes 0 to 5 of an MQTT 3.1.1 CONNACK say in MQTT 5.0."""
+
+SUBACK_CODES_3_1_1: Final = frozenset({0, 1, 2, SUBACK_FAILURE_3_1_1})
+
+
+def read_packet(first_byte: int, body: Buffer, version: int) -> Packet:
+    """Read a packet.
+
+    Args:
+        first_byte: packet type and flags.
+        body: all that follows the Remaining Length; a `Publish` keeps no reference to it.
+        version: 4 or 5, as the connection's CONNECT has it; a CONNECT itself says which.
+
+    Raises:
+        MalformedPacketError: it cannot be parsed.
+        ProtocolError: it can, and is not allowed.
+    """
+    return _READERS[first_byte](first_byte, body, version)
+
+
+def read_connect(_first_byte: int, body: Buffer, _version: int) -> Connect:
+    """Read a CONNECT (section 3.1).
+
+    Raises:
+        ProtocolError: unsupported protocol version, for every other name and level
+            [MQTT-3.1.2-1] [MQTT-3.1.2-2].
+    """
+    name, position = read_utf8_string(body, 0)
+    level, position = read_byte(body, position)
+    if name != "MQTT" or level not in (ProtocolVersion.MQTT_3_1_1, MQTT_5):
+        raise ProtocolError(
+            f"protocol {name[:20]!r} level {level}; allowed: 'MQTT' level 4 or 5",
+            ReasonCode.UNSUPPORTED_PROTOCOL_VERSION,
+        )
+    flags, position = read_byte(body, position)
+    _check_connect_flags(flags, level)
+    keep_alive, position = read_two_byte_integer(body, position)
+    properties: dict[str, Any] = {}
+    if level == MQTT_5:
+        properties, position = read_properties(body, position, PacketType.CONNECT)
+        if "authentication_data" in properties and "authentication_method" not in properties:
+            raise ProtocolError("CONNECT has authentication data without a method (3.1.2.11.10)")
+    client_id, position = read_utf8_string(body, position)
+    will = username = password = None
+    if flags & 0x04:
+        will, position = _read_will(flags, body, position, level)
+    if flags & 0x80:
+        username, position = read_utf8_string(body, position)
+    if flags & 0x40:
+        password, position = read_binary_data(body, position)
+    _check_end(body, position, "CONNECT")
+    return Connect(
+        client_id=client_id,
+        protocol_version=level,
+        clean_start=bool(flags & 0x02),
+        keep_alive=keep_alive,
+        username=username,
+        password=password,
+        will=will,
+        properties=properties,
+    )
+
+
+def read_connack(_first_byte: int, body: Buffer, version: int) -> ConnAck:
+    """Read a CONNACK (section 3.2)."""
+    flags, position = read_byte(body, 0)
+    if flags > 1:
+        raise MalformedPacketError(
+            f"CONNACK flags: read 0x{flags:02X}; allowed: 0 or 1 [MQTT-3.2.2-1]"
+        )
+    code, position = read_byte(body, position)
+    properties: dict[str, Any] = {}
+    if version == MQTT_5:
+        _check_reason_code(PacketType.CONNACK, code)
+        properties, position = read_properties(body, position, PacketType.CONNACK)
+    elif code < len(CONNACK_REASON_CODES):
+        code = CONNACK_REASON_CODES[code]
+    else:
+        raise ProtocolError(f"CONNACK return code: read {code}; allowed: 0 to 5")
+    _check_end(body, position, "CONNACK")
+    if code and flags:
+        raise ProtocolError("CONNACK refuses and has Session Present [MQTT-3.2.2-6]")
+    return ConnAck(bool(flags), code, properties)
+
+
+def read_publish(first_byte: int, body: Buffer, version: int) -> Publish:
+    """Read a PUBLISH (section 3.3); its payload is a copy of its own."""
+    topic, position = read_utf8_string(body, 0)
+    qos = first_byte >> 1 & 3
+    packet_id = 0
+    if qos:
+        packet_id, position = _read_packet_id(body, position)
+    properties: dict[str, Any] = {}
+    if version == MQTT_5:
+        properties, position = read_publish_properties(body, position)
+        if not topic and "topic_alias" not in properties:
+            raise ProtocolError("PUBLISH has neither topic nor topic alias (3.3.2.1)")
+    if "+" in topic or "#" in topic or (not topic and version != MQTT_5):
+        validate_topic(topic)
+    return Publish(
+        topic,
+        bytes(body[position:]),
+        qos,
+        first_byte & 0x01 != 0,
+        first_byte & 0x08 != 0,
+        packet_id,
+        properties,
+    )
+
+
+def read_acknowledgement(
+    first_byte: int, body: Buffer, version: int
+) -> PubAck | PubRec | PubRel | PubComp:
+    """Read a PUBACK, PUBREC, PUBREL or PUBCOMP (sections 3.4 to 3.7)."""
+    packet_class = _ACKNOWLEDGEMENTS[first_byte]
+    packet_id, position = _read_packet_id(body, 0)
+    size = len(body)
+    if size == 2:
+        return packet_class(packet_id)
+    packet_type = packet_class.packet_type
+    if version != MQTT_5:
+        _check_end(body, position, packet_type.name)
+    code = body[2]
+    _check_reason_code(packet_type, code)
+    if size == 3:
+        return packet_class(packet_id, code)
+    properties, position = read_properties(body, 3, packet_type)
+    _check_end(body, position, packet_type.name)
+    return packet_class(packet_id, code, properties)
+
+
+def read_subscribe(_first_byte: int, body: Buffer, version: int) -> Subscribe:
+    """Read a SUBSCRIBE (section 3.8)."""
+    packet_id, properties, position = _read_packet_id_and_properties(
+        body, version, PacketType.SUBSCRIBE
+    )
+    subscriptions = []
+    while position < len(body):
+        topic_filter, position = read_utf8_string(body, position)
+        validate_topic_filter(topic_filter)
+        options, position = read_byte(body, position)
+        _check_subscription_options(topic_filter, options, version)
+        subscriptions.append(
+            Subscription(
+                topic_filter,
+                options & 0x03,
+                no_local=bool(options & 0x04),
+                retain_as_published=bool(options & 0x08),
+                retain_handling=options >> 4,
+            )
+        )
+    if not subscriptions:
+        raise ProtocolError("SUBSCRIBE without a topic filter [MQTT-3.8.3-2]")
+    return Subscribe(packet_id, tuple(subscriptions), properties)
+
+
+def read_suback(_first_byte: int, body: Buffer, version: int) -> SubAck:
+    """Read a SUBACK (section 3.9)."""
+    packet_id, properties, position = _read_packet_id_and_properties(
+        body, version, PacketType.SUBACK
+    )
+    codes = tuple(body[position:])
+    if not codes:
+        raise ProtocolError("SUBACK without a reason code [MQTT-3.8.4-6]")
+    for code in codes:
+        if version == MQTT_5:
+            _check_reason_code(PacketType.SUBACK, code)
+        elif code not in SUBACK_CODES_3_1_1:
+            raise ProtocolError(f"SUBACK return code: read {code}; allowed: 0, 1, 2 and 128")
+    return SubAck(packet_id, codes, properties)
+
+
+def read_unsubscribe(_first_byte: int, body: Buffer, version: int) -> Unsubscribe:
+    """Read an UNSUBSCRIBE (section 3.10)."""
+    packet_id, properties, position = _read_packet_id_and_properties(
+        body, version, PacketType.UNSUBSCRIBE
+    )
+    topic_filters = []
+    while position < len(body):
+        topic_filter, position = read_utf8_string(body, position)
+        validate_topic_filter(topic_filter)
+        topic_filters.append(topic_filter)
+    if not topic_filters:
+        raise ProtocolError("UNSUBSCRIBE without a topic filter [MQTT-3.10.3-2]")
+    return Unsubscribe(packet_id, tuple(topic_filters), properties)
+
+
+def read_unsuback(_first_byte: int, body: Buffer, version: int) -> UnsubAck:
+    """Read an UNSUBACK (section 3.11); that of MQTT 3.1.1 has no codes."""
+    packet_id, properties, position = _read_packet_id_and_properties(
+        body, version, PacketType.UNSUBACK
+    )
+    if version != MQTT_5:
+        _check_end(body, position, "UNSUBACK")
+        return UnsubAck(packet_id)
+    codes = tuple(body[position:])
+    if not codes:
+        raise ProtocolError("UNSUBACK without a reason code (3.11.3)")
+    for code in codes:
+        _check_reason_code(PacketType.UNSUBACK, code)
+    return UnsubAck(packet_id, codes, properties)
+
+
+def read_pingreq(_first_byte: int, body: Buffer, _version: int) -> PingReq:
+    """Read a PINGREQ (section 3.12)."""
+    _check_end(body, 0, "PINGREQ")
+    return PingReq()
+
+
+def read_pingresp(_first_byte: int, body: Buffer, _version: int) -> PingResp:
+    """Read a PINGRESP (section 3.13)."""
+    _check_end(body, 0, "PINGRESP")
+    return PingResp()
+
+
+def read_disconnect(_first_byte: int, body: Buffer, version: int) -> Disconnect:
+    """Read a DISCONNECT (section 3.14)."""
+    if not body:
+        return Disconnect()
+    if version != MQTT_5:
+        _check_end(body, 0, "DISCONNECT")
+    code = body[0]
+    _check_reason_code(PacketType.DISCONNECT, code)
+    if len(body) == 1:
+        return Disconnect(code)
+    properties, position = read_properties(body, 1, PacketType.DISCONNECT)
+    _check_end(body, position, "DISCONNECT")
+    return Disconnect(code, properties)
+
+
+def read_auth(_first_byte: int, body: Buffer, version: int) -> Auth:
+    """Read an AUTH (section 3.15)."""
+    if version != MQTT_5:
+        raise ProtocolError("AUTH in MQTT 3.1.1, which has none")
+    if not body:
+        return Auth()
+    code = body[0]
+    _check_reason_code(PacketType.AUTH, code)
+    properties, position = read_properties(body, 1, PacketType.AUTH)
+    _check_end(body, position, "AUTH")
+    if "authentication_method" not in properties:
+        raise ProtocolError("AUTH without an authentication method (3.15.2.2.2)")
+    return Auth(code, properties)
+
+
+def _reject_first_byte(first_byte: int, _body: Buffer, _version: int) -> NoReturn:
+    """Refuse a packet type or flags that do not exist [MQTT-2.1.3-1].
+
+    Raises:
+        MalformedPacketError: always.
+    """
+    packet_type = first_byte >> 4
+    if packet_type == 0:
+        raise MalformedPacketError("packet type: read 0; allowed: 1 to 15")
+    name = PacketType(packet_type).name
+    if packet_type == PacketType.PUBLISH and first_byte & 0x06 == 0x06:
+        raise MalformedPacketError("PUBLISH with QoS 3; allowed: 0, 1, 2 [MQTT-3.3.1-4]")
+    if packet_type == PacketType.PUBLISH:
+        raise MalformedPacketError("PUBLISH with QoS 0 and DUP [MQTT-3.3.1-2]")
+    raise MalformedPacketError(
+        f"{name} with flags 0x{first_byte & 0x0F:X}; allowed: those of Table 2-2 [MQTT-2.1.3-1]"
+    )
+
+
+def _table() -> tuple[PacketReader, ...]:
+    """Return the reader for each of the 256 first bytes."""
+    readers: list[PacketReader] = [_reject_first_byte] * 256
+    for qos_and_retain in range(6):
+        readers[0x30 | qos_and_retain] = read_publish
+        if qos_and_retain > 1:
+            readers[0x38 | qos_and_retain] = read_publish
+    for first_byte in _ACKNOWLEDGEMENTS:
+        readers[first_byte] = read_acknowledgement
+    readers[0x10] = read_connect
+    readers[0x20] = read_connack
+    readers[0x82] = read_subscribe
+    readers[0x90] = read_suback
+    readers[0xA2] = read_unsubscribe
+    readers[0xB0] = read_unsuback
+    readers[0xC0] = read_pingreq
+    readers[0xD0] = read_pingresp
+    readers[0xE0] = read_disconnect
+    readers[0xF0] = read_auth
+    return tuple(readers)
+
+
+_ACKNOWLEDGEMENTS: Final[dict[int, type[PubAck | PubRec | PubRel | PubComp]]] = {
+    0x40: PubAck,
+    0x50: PubRec,
+    0x62: PubRel,
+    0x70: PubComp,
+}
+_READERS: Final = _table()
+
+
+def _check_connect_flags(flags: int, level: int) -> None:
+    """Refuse Connect Flags that contradict each other (3.1.2.3)."""
+    if flags & 0x01:
+        raise MalformedPacketError("CONNECT with its reserved flag set [MQTT-3.1.2-3]")
+    if flags & 0x18 == 0x18:
+        raise MalformedPacketError("CONNECT with Will QoS 3; allowed: 0, 1, 2 [MQTT-3.1.2-14]")
+    if not flags & 0x04 and flags & 0x38:
+        raise MalformedPacketError(
+            "CONNECT with Will QoS or Will Retain and no Will [MQTT-3.1.2-13] [MQTT-3.1.2-15]"
+        )
+    if level != MQTT_5 and flags & 0xC0 == 0x40:
+        raise ProtocolError(
+            "CONNECT with a password and no user name, which only MQTT 5.0 allows [MQTT-3.1.2-22]"
+        )
+
+
+def _read_will(flags: int, body: Buffer, position: int, level: int) -> tuple[Will, int]:
+    """Read the Will of a CONNECT (3.1.3.2 to 3.1.3.4)."""
+    properties: dict[str, Any] = {}
+    if level == MQTT_5:
+        properties, position = read_properties(body, position, WILL)
+    topic, position = read_utf8_string(body, position)
+    validate_topic(topic)
+    payload, position = read_binary_data(body, position)
+    return Will(topic, payload, flags >> 3 & 3, bool(flags & 0x20), properties), position
+
+
+def _read_packet_id(body: Buffer, start: int) -> tuple[int, int]:
+    """Read a packet id, which is never 0 [MQTT-2.2.1-3]."""
+    packet_id, position = read_two_byte_integer(body, start)
+    if packet_id == 0:
+        raise ProtocolError("packet id: read 0; allowed: 1 to 65535 [MQTT-2.2.1-3]")
+    return packet_id, position
+
+
+def _read_packet_id_and_properties(
+    body: Buffer, version: int, packet_type: PacketType
+) -> tuple[int, dict[str, Any], int]:
+    """Read what SUBSCRIBE, SUBACK, UNSUBSCRIBE and UNSUBACK begin with."""
+    packet_id, position = _read_packet_id(body, 0)
+    if version != MQTT_5:
+        return packet_id, {}, position
+    properties, position = read_properties(body, position, packet_type)
+    return packet_id, properties, position
+
+
+def _check_subscription_options(topic_filter: str, options: int, version: int) -> None:
+    """Refuse Subscription Options that do not exist (3.8.3.1)."""
+    if options & (0xC0 if version == MQTT_5 else 0xFC):
+        raise MalformedPacketError(
+            f"subscription options: read 0x{options:02X}, a reserved bit is set [MQTT-3.8.3-5]"
+        )
+    if options & 0x03 == 3:
+        raise ProtocolError("subscription with QoS 3; allowed: 0, 1, 2 (3.8.3.1)")
+    if options & 0x30 == 0x30:
+        raise ProtocolError("subscription with Retain Handling 3; allowed: 0, 1, 2 (3.8.3.1)")
+    if options & 0x04 and topic_filter.startswith(SHARE_PREFIX):
+        raise ProtocolError("shared subscription with No Local [MQTT-3.8.3-4]")
+
+
+def _check_reason_code(packet_type: PacketType, code: int) -> None:
+    """Refuse a reason code that this packet may not hold."""
+    if code not in REASON_CODES[packet_type]:
+        raise ProtocolError(
+            f"{packet_type.name} reason code: read {describe_reason_code(code)}; allowed: those "
+            "of MQTT 5.0 section 2.4 for this packet"
+        )
+
+
+def _check_end(body: Buffer, position: int, packet_name: str) -> None:
+    """Refuse bytes after the last field."""
+    if position != len(body):
+        raise MalformedPacketError(
+            f"{packet_name} ends at byte {position} and has {len(body)}; allowed: nothing after it"
+        )
