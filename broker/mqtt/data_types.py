@@ -69,7 +69,9 @@ def read_utf8_string(data: Buffer, start: int) -> tuple[str, int]:
             [MQTT-1.5.4-2], or ends too early.
     """
     begin = start + 2
-    end = begin + int.from_bytes(data[start:begin])
+    if begin > len(data):
+        raise _truncated("UTF-8 string", start)
+    end = begin + (data[start] << 8 | data[start + 1])
     if end > len(data):
         raise _truncated("UTF-8 string", start)
     try:

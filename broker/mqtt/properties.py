@@ -144,8 +144,22 @@ def _table() -> tuple[Property, ...]:
 
 PROPERTIES: Final = _table()
 
-_BY_IDENTIFIER: Final = {row.identifier: row for row in PROPERTIES}
-_BY_NAME: Final = {row.name: row for row in PROPERTIES}
+_BY_IDENTIFIER: Final = {
+    carrier: {
+        row.identifier: (row.name, row.data_type.read, row.check, row.repeats)
+        for row in PROPERTIES
+        if carrier in row.carriers
+    }
+    for carrier in (WILL, *PacketType)
+}
+_BY_NAME: Final = {
+    carrier: {
+        row.name: (row.identifier.to_bytes(1), row.data_type.write, row.repeats)
+        for row in PROPERTIES
+        if carrier in row.carriers
+    }
+    for carrier in (WILL, *PacketType)
+}
 
 
 def read_properties(data: Buffer, start: int, carrier: int) -> tuple[dict[str, Any], int]:
@@ -170,12 +184,13 @@ def read_properties(data: Buffer, start: int, carrier: int) -> tuple[dict[str, A
         raise MalformedPacketError(
             f"properties of {size_bytes} bytes at byte {position} go on after the end of the packet"
         )
+    allowed = _BY_IDENTIFIER[carrier]
     found: dict[str, Any] = {}
     while position < end:
-        row = _BY_IDENTIFIER.get(data[position])
-        if row is None or carrier not in row.carriers:
+        row = allowed.get(data[position])
+        if row is None:
             raise _unwanted(data[position], carrier)
-        _, name, (read, _), _, check, repeats = row
+        name, read, check, repeats = row
         value, position = read(data, position + 1)
         if check is not None:
             check(name, value)
@@ -228,29 +243,30 @@ def write_properties(properties: Properties, carrier: int) -> bytes:
     """
     if not properties:
         return b"\0"
-    encoded = b""
+    allowed = _BY_NAME[carrier]
+    chunks: list[bytes] = []
     for name, value in properties.items():
-        row = _BY_NAME.get(name)
-        if row is None or carrier not in row.carriers:
-            raise ValueError(f"property: read {name}; allowed in {_carrier_name(carrier)}: others")
-        identifier = row.identifier.to_bytes(1)
-        write = row.data_type.write
+        row = allowed.get(name)
+        if row is None:
+            raise ValueError(
+                f"property in {_carrier_name(carrier)}: read {name!r}; allowed: "
+                + ", ".join(sorted(allowed))
+            )
+        identifier, write, repeats = row
         try:
-            if row.repeats:
-                for item in value:
-                    encoded += identifier + write(item)
-            else:
-                encoded += identifier + write(value)
-        except ValueError as error:
+            for item in value if repeats else (value,):
+                chunks += identifier, write(item)
+        except (AttributeError, TypeError, ValueError) as error:
             raise ValueError(f"property {name}: {error}") from None
+    encoded = b"".join(chunks)
     return data_types.write_variable_byte_integer(len(encoded)) + encoded
 
 
 def _unwanted(identifier: int, carrier: int) -> MalformedPacketError:
     """Return the error for an identifier that this carrier may not hold (2.2.2.2)."""
-    row = _BY_IDENTIFIER.get(identifier)
-    what = f"property 0x{identifier:02X}" if row is None else f"property {row.name}"
-    return MalformedPacketError(f"{what} in {_carrier_name(carrier)} is not allowed")
+    names = (row.name for row in PROPERTIES if row.identifier == identifier)
+    what = next(names, f"0x{identifier:02X}")
+    return MalformedPacketError(f"property {what} in {_carrier_name(carrier)} is not allowed")
 
 
 def _carrier_name(carrier: int) -> str:
