@@ -1,0 +1,147 @@
+"""Who may import whom: the arrows between packages and the layers inside broker/.
+
+This table is the rule; a new module of the broker is given its layer here, and a new module of
+a plugin counts as pure unless it is named here as one that does I/O.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+LAYERS: Final = (
+    # L0 wire: pure bytes and packets.
+    frozenset({"errors", "proxy_header", "mqtt"}),
+    # L1 contract: what extensions may see.
+    frozenset(
+        {
+            "config",
+            "config_file",
+            "events",
+            "extensions",
+            "link",
+            "message",
+            "metrics",
+            "payload",
+        }
+    ),
+    # L2 core: sessions, outboxes, routing.
+    frozenset(
+        {
+            "connection",
+            "core",
+            "counters",
+            "eager",
+            "handlers",
+            "inflight",
+            "ledger",
+            "limits",
+            "outbox",
+            "publishing",
+            "retained",
+            "router",
+            "session",
+            "session_registry",
+            "timers",
+            "topic_tree",
+            "wills",
+        }
+    ),
+    # L3 I/O and assembly.
+    frozenset(
+        {
+            "__main__",
+            "amqtt_host",
+            "listeners",
+            "persistence",
+            "plugin_loader",
+            "server",
+            "sys_topics",
+            "transport",
+            "websocket",
+        }
+    ),
+)
+"""Modules of broker/ by layer; a folder stands for all modules in it."""
+
+CONTRACT_LAYERS: Final = 2
+"""Layers from below that a plugin may import: wire and contract."""
+
+CORE_LAYERS: Final = 3
+"""Layers from below that do no I/O."""
+
+DO_IO: Final = frozenset({"asyncio", "random", "selectors", "socket", "ssl", "threading", "time"})
+"""What a pure module never imports: time and chance are arguments, bytes are handed over."""
+
+FOR_TYPING: Final = frozenset({"random"})
+"""Of those, what may stand under TYPE_CHECKING: the type of an argument."""
+
+PACKAGE_ARROWS: Final = {
+    "broker": ("broker",),
+    "plugins": ("plugins", "broker"),
+    "edge_proxy": ("edge_proxy", "broker", "plugins"),
+    # The messages and links on which the production policies decide are the broker's.
+    "models": ("models", "plugins", "broker.message", "broker.link", "broker.payload"),
+    # An executor of Spark needs no broker.
+    "spark_bridge": ("spark_bridge", "plugins.queue.client"),
+    # These start programs and import none of their insides.
+    "netem": ("netem",),
+    "benchmarks": ("benchmarks",),
+    # The command imports a program when it is named.
+    "penstock": (),
+}
+"""Package to what its modules may import of ours."""
+
+PLUGIN_ADAPTERS: Final = frozenset(
+    {
+        "plugins.console.api",
+        "plugins.memory.copies",
+        "plugins.memory.spill",
+        "plugins.probing.sampler",
+        "plugins.queue.sink",
+        "plugins.withholding.gate",
+    }
+)
+"""The modules of plugins that alone touch `broker.extensions`."""
+
+PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
+    "plugins.console.auth",
+    "plugins.probing.tcp_info",
+    "plugins.queue.__main__",
+    "plugins.queue.arrow_batches",
+    "plugins.queue.client",
+    "plugins.queue.engine_memory",
+    "plugins.queue.engine_redis",
+    "plugins.queue.engine_sqlite",
+    "plugins.queue.fabric",
+    "plugins.queue.gateway",
+    "plugins.queue.http_api",
+    "plugins.queue.sqs_api",
+}
+"""The modules of plugins that are not pure; the models may use all others."""
+
+PURE_PLUGIN_IMPORTS: Final = ("broker.message", "broker.link", "broker.payload")
+"""What a pure module of a plugin may import of the broker."""
+
+CONFIG_IMPORTS: Final = (*PURE_PLUGIN_IMPORTS, "broker.config", "broker.errors")
+"""The same for a plugin's ``config.py``."""
+
+EDGE_PROXY_PURE: Final = frozenset(
+    {
+        "edge_proxy.ack_map",
+        "edge_proxy.content_index",
+        "edge_proxy.direction",
+        "edge_proxy.filter_union",
+        "edge_proxy.lanes",
+        "edge_proxy.pair",
+        "edge_proxy.topic_map",
+    }
+)
+
+EDGE_PROXY_ASSEMBLIES: Final = frozenset({"edge_proxy.aggregator"})
+"""The modules of the edge proxy that may import the broker's I/O layer."""
+
+ONLY_IMPORTERS: Final = {
+    "amqtt": ("broker.amqtt_host",),
+    "pyspark": ("spark_bridge",),
+}
+"""Third-party package to the modules, or packages of modules, that may import it."""

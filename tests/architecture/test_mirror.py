@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.architecture.source import INSTALLED_PACKAGES, ROOT, Module, read_modules
+
+MAX_MODULE_LINES: Final = 600
+
+COVERED_ELSEWHERE: Final = {
+    "broker/events.py": (
+        "tests/broker/test_core.py",
+        "declarations without behaviour; the core that raises them shows each",
+    ),
+}
+"""Module to the test file that covers it, and why it has none of its own."""
+
+MODULES = [
+    module
+    for module in read_modules()
+    if module.package in INSTALLED_PACKAGES and not module.is_package
+]
+
+
+def own_test(module: Module) -> Path:
+    """Return where the test file of a module stands in the mirror."""
+    name = module.path.stem.strip("_")
+    return Path("tests") / module.path.parent / f"test_{name}.py"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.path))
+def test_each_module_has_its_test_file(module: Module) -> None:
+    """tests/ mirrors the packages; what is covered elsewhere is named with a reason."""
+    elsewhere = COVERED_ELSEWHERE.get(module.path.as_posix())
+    expected = Path(elsewhere[0]) if elsewhere else own_test(module)
+    assert (ROOT / expected).is_file(), f"{module.path} has no {expected}"
+
+
+def test_the_map_names_modules_that_need_it() -> None:
+    """An entry goes when its module has gone or has a test file of its own."""
+    modules = {module.path.as_posix(): module for module in MODULES}
+    stale = [
+        path
+        for path in COVERED_ELSEWHERE
+        if path not in modules or (ROOT / own_test(modules[path])).is_file()
+    ]
+    assert not stale
+
+
+def test_each_test_file_mirrors_a_module() -> None:
+    """A test file whose module has gone is found; test_<name>_<aspect>.py belongs to <name>."""
+    covering = {Path(test) for test, _ in COVERED_ELSEWHERE.values()}
+    stems = {own_test(module).with_suffix("") for module in MODULES}
+    files = [
+        file.relative_to(ROOT)
+        for package in INSTALLED_PACKAGES
+        for file in (ROOT / "tests" / package).rglob("test_*.py")
+    ]
+    strays = [
+        file
+        for file in files
+        if file not in covering
+        and not any(
+            file.parent == stem.parent and f"{file.stem}_".startswith(f"{stem.name}_")
+            for stem in stems
+        )
+    ]
+    assert not strays
+
+
+def source_files() -> list[Path]:
+    """Return every Python file that is written by hand."""
+    folders = (*INSTALLED_PACKAGES, "benchmarks", "script", "tests")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    return sorted(file.relative_to(ROOT) for file in [*files, ROOT / "penstock.py"])
+
+
+@pytest.mark.parametrize("path", source_files(), ids=str)
+def test_no_module_is_too_long(path: Path) -> None:
+    """A module that has grown past the limit is split."""
+    lines = len((ROOT / path).read_text().splitlines())
+    assert lines <= MAX_MODULE_LINES
