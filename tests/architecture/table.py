@@ -119,7 +119,13 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
 }
 """The modules of plugins that are not pure; the models may use all others."""
 
-PURE_PLUGIN_IMPORTS: Final = ("broker.message", "broker.link", "broker.payload")
+PURE_PLUGIN_IMPORTS: Final = (
+    "broker.message",
+    "broker.link",
+    "broker.payload",
+    # What matches a topic filter is written once.
+    "broker.mqtt.topics",
+)
 """What a pure module of a plugin may import of the broker."""
 
 CONFIG_IMPORTS: Final = (*PURE_PLUGIN_IMPORTS, "broker.config", "broker.errors")
