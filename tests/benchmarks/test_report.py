@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from benchmarks.__main__ import ROWS
+from benchmarks.report import Result, format_value, ratio_to_reference, to_markdown
+from benchmarks.rows import Measurement
+
+ROW = ROWS["qos0_1to1"]
+OURS = Result(ROW, "penstock", [Measurement(300.0), Measurement(100.0), Measurement(900.0, lost=2)])
+THEIRS = Result(ROW, "mosquitto", [Measurement(100.0), Measurement(150.0), Measurement(120.0)])
+
+
+def test_ratio_is_of_medians() -> None:
+    """One outlier among three repetitions does not move the ratio."""
+    assert ratio_to_reference(OURS, [OURS, THEIRS]) == 300 / 120
+    assert ratio_to_reference(OURS, [OURS]) is None
+
+
+def test_table_shows_median_spread_ratio_and_losses() -> None:
+    """Losses are part of the result, beside the value they would flatter."""
+    line = to_markdown([OURS, THEIRS], {}).splitlines()[2]
+    assert "| penstock | 300 delivered/s | 100 - 900 | 2.50 | 2 |" in line
+
+
+def test_values_keep_their_leading_figures() -> None:
+    """Rates are whole numbers, small ratios have two decimals."""
+    assert format_value(1234567.8) == "1,234,568"
+    assert format_value(1.234) == "1.23"
