@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as program
-from benchmarks.peers import Peer
+from benchmarks.peers import PEERS, Peer
 from benchmarks.rows import Scale
 
 
@@ -49,7 +49,7 @@ def test_broker_that_does_not_start_ends_with_status_1_and_its_last_words(
     """A peer that fails is named with what it said, without a traceback."""
     command = ["sh", "-c", "echo cannot; exit 3"]
     broken = Peer("broken", "ends at once", lambda _directory, _port: command, str)
-    monkeypatch.setitem(program.PEERS, "broken", broken)
+    monkeypatch.setitem(PEERS, "broken", broken)
     assert program.main(["--rows", "qos0_1to1", "--peers", "broken"]) == 1
     told = capfd.readouterr().err
     assert "broken ended with status 3 at its start:\ncannot" in told

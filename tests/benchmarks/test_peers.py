@@ -8,7 +8,7 @@ from benchmarks.peers import find_program, stock_amqtt_policy
 
 def test_program_that_is_not_installed_is_named() -> None:
     """The text says what is missing and what can be done."""
-    with pytest.raises(BenchmarkError, match="no-such-broker is not installed; .*--peers"):
+    with pytest.raises(BenchmarkError, match=r"no-such-broker is not installed; .*--peers"):
         find_program("no-such-broker")
 
 
