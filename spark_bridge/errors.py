@@ -1,0 +1,47 @@
+"""What can go wrong between the queue and Spark, each with a text a user can act on."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MARK: Final = "penstock: "
+"""Opens the text of each of our errors, so that it can be found inside Spark's own texts."""
+
+
+class BridgeError(Exception):
+    """Root of this package's errors; its text stands on one line."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(MARK + " ".join(text.split()))
+
+
+class OptionError(BridgeError):
+    """An option of the source or of the program is missing, unknown or out of range."""
+
+
+class QueueUnavailableError(BridgeError):
+    """The queue's server does not answer, or answers that it cannot."""
+
+
+class QueueChangedError(BridgeError):
+    """The queue no longer holds what the checkpoint says is still to be read."""
+
+
+def one_line(error: BaseException) -> str:
+    """Return the one line of an error that a user needs.
+
+    Spark wraps what a Python source raises in a traceback of two processes. Where one of our own
+    errors is inside, its line is returned; else the first line of the text.
+
+    Args:
+        error: any exception, Spark's own included.
+
+    Returns:
+        A text without line breaks.
+    """
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    for line in reversed(lines):
+        before, mark, after = line.partition(MARK)
+        if mark and (not before or before.endswith(("Error: ", "Error("))):
+            return after.strip()
+    return lines[0].strip()

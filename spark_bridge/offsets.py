@@ -1,0 +1,209 @@
+"""Where a query stands in a queue, and what its next micro-batch is.
+
+A position is, for each physical queue, the offset of the next message to read. Spark keeps a
+position's JSON form in the checkpoint before a micro-batch runs, and asks for the same range again
+after a crash. So a range is fixed by two positions alone, and the queue keeps every message until
+the position after it is committed.
+
+Everything here is arithmetic on positions and on what the queue says it holds. A difference that
+cannot come from this query's own reading (messages gone that were not read, a queue that is
+shorter than the checkpoint) is named, never skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from spark_bridge.errors import QueueChangedError
+
+Held = Mapping[int, tuple[int, int]]
+"""Physical queue to (earliest offset held, offset of the next message to be enqueued)."""
+
+_QUEUE: Final = "queue"
+_NEXT: Final = "next"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a query stands.
+
+    Attributes:
+        queue: the logical queue, kept so that a checkpoint cannot be used for another one.
+        following: physical queue to the offset of the next message to read.
+    """
+
+    queue: str
+    following: Mapping[int, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form for Spark; equal positions have equal JSON texts."""
+        return {
+            _QUEUE: self.queue,
+            _NEXT: {str(number): self.following[number] for number in sorted(self.following)},
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], queue: str) -> Position:
+        """Read the form for Spark back.
+
+        Args:
+            value: what ``to_json`` returned.
+            queue: the logical queue that the query's options name.
+
+        Raises:
+            QueueChangedError: the checkpoint belongs to another queue or to another source.
+        """
+        try:
+            name = value[_QUEUE]
+            following = {int(number): int(offset) for number, offset in value[_NEXT].items()}
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise QueueChangedError(
+                f"the checkpoint holds {value!r}, which is no position in a Penstock queue; "
+                "use a checkpoint directory of this query's own"
+            ) from None
+        if name != queue:
+            raise QueueChangedError(
+                f"the checkpoint belongs to queue {name!r}, the query reads {queue!r}; "
+                "use a checkpoint directory of this query's own"
+            )
+        return cls(queue, following)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Messages of one physical queue with ``start <= offset < end``."""
+
+    physical_queue: int
+    start: int
+    end: int
+
+
+def earliest(queue: str, held: Held) -> Position:
+    """Return the position before everything that the queue holds."""
+    return Position(queue, {number: first for number, (first, _) in held.items()})
+
+
+def latest(queue: str, held: Held) -> Position:
+    """Return the position after everything that the queue holds."""
+    return Position(queue, {number: following for number, (_, following) in held.items()})
+
+
+def find_losses(start: Position, held: Held) -> list[str]:
+    """Say what the queue no longer holds of what the query has still to read.
+
+    Args:
+        start: where the query stands.
+        held: what the queue holds now.
+
+    Returns:
+        A sentence for each physical queue that lost something; empty when nothing is lost.
+    """
+    losses = []
+    for number, wanted in sorted(start.following.items()):
+        if number not in held:
+            losses.append(
+                f"physical queue {number} is gone, the checkpoint stands at offset {wanted} in it "
+                f"(the queue has {', '.join(map(str, sorted(held))) or 'none'})"
+            )
+            continue
+        first, following = held[number]
+        if following < wanted:
+            losses.append(
+                f"physical queue {number} ends at offset {following}, the checkpoint stands at "
+                f"{wanted}: the queue was created anew or restored from a backup"
+            )
+        elif first > wanted:
+            losses.append(
+                f"offsets {wanted} to {first - 1} of physical queue {number} were deleted before "
+                "this query read them: another reader commits this queue, or they expired"
+            )
+    return losses
+
+
+def resume(start: Position, held: Held) -> Position:
+    """Return the position to read on from, once losses have been told.
+
+    Args:
+        start: where the query stands.
+        held: what the queue holds now.
+
+    Returns:
+        ``start`` where the queue still holds it; the queue's earliest offset for a physical queue
+        that is new, was created anew or lost messages. Physical queues that are gone are left out.
+    """
+    following = {}
+    for number, (first, end) in held.items():
+        wanted = start.following.get(number, first)
+        following[number] = first if wanted > end else max(wanted, first)
+    return Position(start.queue, following)
+
+
+def plan_end(
+    start: Position,
+    held: Held,
+    *,
+    max_messages: int | None = None,
+    target: Position | None = None,
+) -> Position:
+    """Return where the next micro-batch ends.
+
+    A limit is shared in proportion to what waits in each physical queue. So all of them advance
+    through about the same time, and windows of event time see little lateness.
+
+    Args:
+        start: where the query stands, held by the queue (see ``resume``).
+        held: what the queue holds now.
+        max_messages: messages of the micro-batch at most, 1 or more; None for no limit.
+        target: the end of the whole run (available-now), which is not passed even if more
+            messages came; None for no such end.
+
+    Returns:
+        A position at or after ``start``, equal to it where nothing waits.
+    """
+    waiting = {}
+    for number, begin in start.following.items():
+        end = held[number][1]
+        if target is not None:
+            end = min(end, target.following.get(number, begin))
+        waiting[number] = max(0, end - begin)
+    shares = waiting if max_messages is None else _share(max_messages, waiting)
+    return Position(
+        start.queue, {number: begin + shares[number] for number, begin in start.following.items()}
+    )
+
+
+def _share(limit: int, waiting: Mapping[int, int]) -> dict[int, int]:
+    """Split a limit in proportion; what rounding leaves goes to the longest queues."""
+    total = sum(waiting.values())
+    if total <= limit:
+        return dict(waiting)
+    shares = {number: limit * count // total for number, count in waiting.items()}
+    left = limit - sum(shares.values())
+    longest_first = sorted(waiting, key=lambda number: (-waiting[number], number))
+    for number in longest_first[:left]:
+        shares[number] += 1
+    return shares
+
+
+def plan_ranges(start: Position, end: Position, held: Held) -> list[Range]:
+    """Return what a micro-batch reads, a range for each physical queue with messages.
+
+    Args:
+        start: the end of the micro-batch before.
+        end: the end of this one.
+        held: what the queue holds now; gives the first offset of a physical queue that ``start``
+            does not know yet. Nothing of it was committed, so the answer is the same after a crash.
+
+    Returns:
+        Ranges in the order of the physical queues, none of them empty.
+    """
+    ranges = []
+    for number, past in sorted(end.following.items()):
+        first = held[number][0] if number in held else past
+        begin = start.following.get(number, first)
+        begin = first if begin > past else max(begin, first)
+        if begin < past:
+            ranges.append(Range(number, begin, past))
+    return ranges

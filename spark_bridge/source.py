@@ -1,0 +1,171 @@
+"""Penstock's queue as a Spark data source: ``spark.readStream.format("penstock")``.
+
+How exactly once comes about. Spark writes a micro-batch's end position to its checkpoint before it
+runs, so a killed query asks for the same range again, and the queue answers a range the same way
+until it is committed. The sink does its part by batch number (the file sink lists each batch's
+files in one atomic step). Only when the *following* micro-batch is planned does Spark call
+``commit`` with the end of a finished one, so the queue always holds at least the last batch: what
+is deleted is never asked for again.
+
+Three processes make a reader from the same options: the driver's (offsets, plans, commits), a
+planner's, and each task's. None of them shares memory with another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from spark_bridge.errors import OptionError
+from spark_bridge.offsets import Position, Range, earliest, latest, plan_end, plan_ranges
+from spark_bridge.options import SourceOptions, read_options
+from spark_bridge.queue_reader import QueueReader
+from spark_bridge.schema import COLUMNS, SPARK_DDL
+
+FORMAT = "penstock"
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("penstock")`` known to a session; may be repeated."""
+    spark.dataSource.register(PenstockDataSource)
+
+
+class QueuePartition(InputPartition):
+    """What one task reads: a range of one physical queue."""
+
+    def __init__(self, wanted: Range) -> None:
+        self.wanted = wanted
+
+
+class PenstockDataSource(DataSource):
+    """A logical queue; its options are those of ``spark_bridge.options``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for ``format``."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """Return the columns of a message, after checking the options.
+
+        Raises:
+            OptionError: Spark calls this in ``load()``, where a wrong option is best told.
+        """
+        read_options(self._texts())
+        return SPARK_DDL
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return a reader of what the queue holds now; nothing is committed."""
+        return BatchReader(self._checked(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Return a reader that follows the queue."""
+        return StreamReader(self._checked(schema))
+
+    def _checked(self, schema: StructType) -> SourceOptions:
+        names = [name for name, *_ in COLUMNS]
+        if schema.fieldNames() != names:
+            raise OptionError(
+                f"schema: read the columns {', '.join(schema.fieldNames())}, the source has "
+                f"{', '.join(names)}; leave out .schema(...) and select what is wanted"
+            )
+        return read_options(self._texts())
+
+    def _texts(self) -> Mapping[str, str]:
+        options: MutableMapping[str, str] = self.options
+        return options
+
+
+class BatchReader(DataSourceReader):
+    """Reads what the queue holds when the query is planned, and leaves it there."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._queue = QueueReader(options)
+
+    def partitions(self) -> list[InputPartition]:
+        """Return one partition for each physical queue, empty ones included."""
+        held = self._queue.held()
+        return [QueuePartition(Range(number, *ends)) for number, ends in sorted(held.items())]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the messages of a partition."""
+        return _read(self._queue, partition)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows the queue; Spark keeps the position."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._queue = QueueReader(options)
+        self._target: Position | None = None
+        self._latest: Position | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return the position before everything held: where a query without checkpoint begins."""
+        return earliest(self._options.queue, self._queue.held()).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """Return how much a micro-batch takes."""
+        return ReadMaxRows(self._options.max_messages_per_batch)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Fix the end of an available-now run to what is held now."""
+        self._target = latest(self._options.queue, self._queue.held())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return where the next micro-batch ends; ``start`` where nothing waits."""
+        held = self._queue.held()
+        self._latest = latest(self._options.queue, held)
+        position = self._queue.resume(self._position(start), held)
+        max_messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return plan_end(position, held, max_messages=max_messages, target=self._target).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        """Return the end of the queue as last seen, for Spark's progress reports."""
+        return None if self._latest is None else self._latest.to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return one partition for each physical queue that has messages in the micro-batch."""
+        if start == end:
+            return []
+        held = self._queue.held()
+        begin, past = self._position(start), self._position(end)
+        self._queue.resume(begin, held)
+        self._queue.resume(past, held)
+        return [QueuePartition(wanted) for wanted in plan_ranges(begin, past, held)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the messages of a partition."""
+        return _read(self._queue, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Let the queue delete what Spark will not ask for again."""
+        self._queue.commit(self._position(end))
+
+    def stop(self) -> None:
+        """Close the connection."""
+        self._queue.close()
+
+    def _position(self, value: dict[str, Any]) -> Position:
+        return Position.from_json(value, self._options.queue)
+
+
+def _read(queue: QueueReader, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    if not isinstance(partition, QueuePartition):
+        raise TypeError(f"a partition of another source: {partition!r}")
+    try:
+        yield from queue.record_batches(partition.wanted)
+    finally:
+        queue.close()
