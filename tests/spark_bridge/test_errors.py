@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from spark_bridge.errors import OptionError, QueueChangedError, one_line
+
+
+def test_an_error_text_stands_on_one_line() -> None:
+    """Whatever a server sent, the user reads one line."""
+    assert str(QueueChangedError("gone:\n  all of it")) == "penstock: gone: all of it"
+
+
+def test_one_line_finds_our_error_inside_a_traceback_of_spark() -> None:
+    """Spark's own texts carry a Python traceback; only the reason is shown."""
+    ours = OptionError("option 'url' is missing")
+    text = (
+        "[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: Traceback\n"
+        '  File "source.py", line 3, in schema\n'
+        "    raise OptionError('penstock: a decoy in the source line')\n"
+        f"spark_bridge.errors.OptionError: {ours}\n"
+        "SQLSTATE: 38000"
+    )
+    assert one_line(RuntimeError(text)) == "option 'url' is missing"
+
+
+def test_one_line_takes_the_first_line_of_a_foreign_error() -> None:
+    """An error that is not ours is shortened, not hidden."""
+    assert one_line(RuntimeError("disk full\n  at java.io")) == "disk full"
+    assert one_line(KeyboardInterrupt()) == "KeyboardInterrupt"
