@@ -74,7 +74,7 @@ class Limits:
         maximum_keep_alive: seconds; a client that asks for more, or for none, is held to
             this (an MQTT 5 client is told, as Server Keep Alive). None: whatever it asks.
         write_high_bytes: unsent bytes of a connection above which its outbox yields nothing
-            more. Some chunks of the kernel's, so that a fast reader never waits.
+            more. What the kernel has not taken, a small message has to wait for: little, then.
         write_low_bytes: unsent bytes below which it yields again.
     """
 
@@ -85,8 +85,8 @@ class Limits:
     queued_bytes: _Positive = 128 * 1024 * 1024
     connect_timeout_seconds: Annotated[float, Field(gt=0)] = 10.0
     maximum_keep_alive: Annotated[int, Field(ge=1, le=65_535)] | None = None
-    write_high_bytes: _Positive = 256 * 1024
-    write_low_bytes: Annotated[int, Field(ge=0)] = 64 * 1024
+    write_high_bytes: _Positive = 32 * 1024
+    write_low_bytes: Annotated[int, Field(ge=0)] = 8 * 1024
 
     def __post_init__(self) -> None:
         """Check the values against each other."""

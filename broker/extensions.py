@@ -195,7 +195,10 @@ class SessionView(Protocol):
 
     client_id: str
     username: str | None
-    is_connected: bool
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the client has a network connection now."""
 
 
 class AccessControl(Protocol):

@@ -12,7 +12,8 @@ class Link:
     Attributes:
         client_id: Client Identifier of the subscriber.
         username: user name of the subscriber, or None.
-        rtt_latest: newest RTT estimate, seconds, or None before the first (paper 002).
+        rtt_latest: newest RTT estimate, seconds; None before the first and where the last one
+            is too old to say anything (paper 002).
         rtt_bytes: payload bytes of the packet that `rtt_latest` was timed on; 0 for a bare
             acknowledgement, as the kernel times.
         rtt_updated_at: monotonic seconds of the newest estimate, or None.
@@ -20,14 +21,17 @@ class Link:
         srtt: smoothed RTT, seconds, or None (RFC 6298).
         rttvar: RTT variance, seconds, or None (RFC 6298).
         rtt_min: least RTT in the sampler's window, seconds, or None.
-        threshold_l: RTT of the uncongested path, seconds, or None where unknown (paper 002).
+        threshold_l: RTT of the uncongested path, seconds, as a moving average of recent RTTs,
+            or None before the first (paper 002).
         unsent_bytes: bytes that the connection has taken and the kernel has not.
         outstanding_since: monotonic seconds at which the oldest unacknowledged timed packet
             was sent, or None.
+        outstanding_bytes: payload bytes of that packet; 0 for a bare acknowledgement.
     """
 
     __slots__ = (
         "client_id",
+        "outstanding_bytes",
         "outstanding_since",
         "rtt_bytes",
         "rtt_latest",
@@ -54,3 +58,4 @@ class Link:
         self.threshold_l: float | None = None
         self.unsent_bytes = 0
         self.outstanding_since: float | None = None
+        self.outstanding_bytes = 0

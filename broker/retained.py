@@ -65,28 +65,31 @@ class RetainedMessages:
         Expired ones are forgotten on the way [MQTT-3.3.2-5].
         """
         found: list[Message] = []
-        levels = topic_filter.split("/")
-        self._collect(self._root, levels, 0, found)
+        self._collect(topic_filter.split("/"), found)
         for message in found:
             if message.expires_at is not None and now >= message.expires_at:
                 self.remove(message.topic)
             else:
                 yield message
 
-    def _collect(self, node: _Node, levels: list[str], depth: int, found: list[Message]) -> None:
-        if depth == len(levels):
-            if node.message is not None:
-                found.append(node.message)
-            return
-        level = levels[depth]
-        if level == "#":
-            self._collect_all(node, found, skip_dollar=depth == 0)
-        elif level == "+":
-            for name, child in node.children.items():
-                if depth or not name.startswith("$"):  # [MQTT-4.7.2-1]
-                    self._collect(child, levels, depth + 1, found)
-        elif (child := node.children.get(level)) is not None:
-            self._collect(child, levels, depth + 1, found)
+    def _collect(self, levels: list[str], found: list[Message]) -> None:
+        n_levels = len(levels)
+        stack = [(self._root, 0)]
+        while stack:
+            node, depth = stack.pop()
+            if depth == n_levels:
+                if node.message is not None:
+                    found.append(node.message)
+                continue
+            level = levels[depth]
+            if level == "#":
+                self._collect_all(node, found, skip_dollar=depth == 0)
+            elif level == "+":
+                for name, child in node.children.items():
+                    if depth or not name.startswith("$"):  # [MQTT-4.7.2-1]
+                        stack.append((child, depth + 1))
+            elif (child_of_level := node.children.get(level)) is not None:
+                stack.append((child_of_level, depth + 1))
 
     def _collect_all(self, root: _Node, found: list[Message], *, skip_dollar: bool) -> None:
         stack = [root]

@@ -253,7 +253,7 @@ class TopicTree:
             if depth == n_levels:
                 if node.subscriptions:
                     yield from node.subscriptions.values()
-                if children and depth >= wildcards_from:  # "a/#" matches "a" [MQTT-4.7.1-2]
+                if children:  # "a/#" matches "a" [MQTT-4.7.1-2]
                     rest = children.get("#")
                     if rest is not None and rest.subscriptions:
                         yield from rest.subscriptions.values()

@@ -1,0 +1,93 @@
+"""``penstock broker -c policy.yaml``: run the broker until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from broker.config import Policy, load_policy
+from broker.errors import PenstockError
+from broker.plugin_loader import check_packages
+from broker.server import Server
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def broker(
+    config: Annotated[
+        str, typer.Option("-c", "--config", help="Policy file; aMQTT's YAML file will do.")
+    ],
+    log_level: Annotated[
+        str, typer.Option(envvar="PENSTOCK_LOG_LEVEL", help="debug, info, warning or error.")
+    ] = "info",
+    debug: Annotated[bool, typer.Option("-d", help="The same as --log-level debug.")] = False,
+) -> None:
+    """Run the MQTT broker with a policy file."""
+    name = "DEBUG" if debug else log_level.upper()
+    if name not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise typer.BadParameter(
+            f"read {log_level!r}; allowed: debug, info, warning, error", param_hint="--log-level"
+        )
+    logging.basicConfig(
+        level=name, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("transitions").setLevel(logging.WARNING)
+    check_packages()
+    policy = load_policy(config)
+    loop_factory = None
+    with contextlib.suppress(ImportError):  # there is none for Windows
+        import uvloop  # noqa: PLC0415
+
+        loop_factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(serve(policy))
+
+
+async def serve(policy: Policy) -> None:
+    """Run a broker until SIGINT or SIGTERM.
+
+    Raises:
+        PenstockError: it cannot start.
+    """
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    server = Server(policy)
+    await server.start()
+    # What lives from here to the end need not be looked at by the collector again.
+    gc.collect()
+    gc.freeze()
+    await stopped.wait()
+    await server.stop()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program.
+
+    Args:
+        argv: arguments after the program's name; None for those of the process.
+
+    Returns:
+        Exit status: 0 after a stop by signal, 2 for a mistake in arguments or policy file.
+    """
+    try:
+        app(args=argv, prog_name="penstock broker")
+    except PenstockError as error:
+        sys.stderr.write(f"penstock broker: {error}\n")
+        return 2
+    except SystemExit as stopped:
+        return stopped.code if isinstance(stopped.code, int) else 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

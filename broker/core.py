@@ -1,0 +1,297 @@
+"""What all connections of one broker share, and the routing of messages.
+
+The core has no clock and does no I/O. A driver calls it with bytes and `now`; what it wants
+written stands in the connections it has touched, which the driver takes by `take_touched`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+from broker import eager
+from broker.counters import Counters, count
+from broker.events import Listeners, MessageRetained
+from broker.extensions import (
+    RECEIVE,
+    AccessControl,
+    Action,
+    DeliveryGate,
+    LinkSampler,
+    MessageSink,
+    PayloadStore,
+    Receipt,
+    SessionView,
+)
+from broker.ledger import Ledger
+from broker.message import Message
+from broker.outbox import OpenGate
+from broker.payload import ReferenceStore
+from broker.retained import RetainedMessages
+from broker.session_registry import SessionRegistry
+from broker.timers import Timers
+from broker.topic_tree import Plan, Target, TopicTree
+
+if TYPE_CHECKING:
+    from broker.config import Limits
+    from broker.connection import Connection
+
+
+class FastPlan:
+    """A plan whose messages need nothing but to be copied to connections.
+
+    Attributes:
+        plan: what it was made from.
+        threshold_s: payload bytes above which the plan does not hold.
+        sessions: who gets each message at QoS 0, all of the publisher's protocol version.
+    """
+
+    __slots__ = ("plan", "sessions", "threshold_s")
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.threshold_s = plan.threshold_s
+        self.sessions = [target.session for target in plan.targets]
+
+
+class Core:
+    """One broker without its sockets.
+
+    Attributes:
+        limits: what one client may take.
+        tree: all subscriptions.
+        retained: all retained messages.
+        sessions: all sessions.
+        timers: all deadlines; the driver runs them.
+        counters: what was done so far.
+        ended: the ledgers of sessions that are gone, added up.
+        fast_plans: protocol version to topic bytes to `FastPlan`; emptied with the plans.
+        in_turn: the driver is inside a call and looks at touched connections after it.
+        congested: subscribers' connections that were found without room by the publish that
+            is handled now.
+        is_plain: no listener and no access control looks at single messages or packets.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        logger: logging.Logger,
+        wake: Callable[[], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        new_client_id: Callable[[], str],
+        gate: DeliveryGate | None = None,
+        samplers: Sequence[LinkSampler] = (),
+        payload_store: PayloadStore | None = None,
+        sinks: Sequence[MessageSink] = (),
+        access: AccessControl | None = None,
+        listeners: Listeners | None = None,
+        session_expiry_limit: float | None = None,
+        keep_alive_grace: float = 0.0,
+    ) -> None:
+        """Make a broker without clients.
+
+        Args:
+            limits: from the policy file.
+            logger: for what an operator should know.
+            wake: called when a connection was touched outside of a turn of the driver.
+            spawn: takes a coroutine that has to wait; the driver runs it as a task.
+            new_client_id: makes a Client Identifier that nobody has.
+            gate: None for no withholding.
+            samplers: write what they learn of each subscriber's path.
+            payload_store: None for payloads by reference.
+            sinks: route targets that are not sessions.
+            access: None lets everybody do everything.
+            listeners: who is told of what.
+            session_expiry_limit: seconds; the most that a session outlives its connection.
+            keep_alive_grace: seconds added to the time after which a silent client is gone.
+        """
+        self.limits = limits
+        self.logger = logger
+        self.gate: DeliveryGate = gate if gate is not None else OpenGate()
+        self.samplers = tuple(samplers)
+        self.payload_store: PayloadStore = payload_store or ReferenceStore()
+        self.sinks = tuple(sinks)
+        self.access = access
+        self.listeners = listeners or Listeners()
+        self.new_client_id = new_client_id
+        self.session_expiry_limit = session_expiry_limit
+        self.keep_alive_grace = keep_alive_grace
+        self.spawn = spawn
+        self.timers = Timers()
+        self.counters = Counters()
+        self.ended = Ledger()
+        self.retained = RetainedMessages()
+        self.tree = TopicTree(self.sinks, self.gate.threshold_s)
+        self.tree.on_plans_void = self._void_fast_plans
+        self.sessions = SessionRegistry(self)
+        self.fast_plans: dict[int, dict[bytes, FastPlan]] = {4: {}, 5: {}}
+        self.is_plain = self._is_plain()
+        self.in_turn = False
+        self.congested: list[Connection] = []
+        self._wake = wake
+        self._touched: list[Connection] = []
+
+    def _is_plain(self) -> bool:
+        told = self.listeners
+        if told.packet_received or told.packet_sent or told.message_received:
+            return False
+        if told.message_routed:
+            return False
+        access = self.access
+        return access is None or not (access.checks_publish or access.checks_receive)
+
+    def touch(self, connection: Connection) -> None:
+        """Put a connection on the list of those the driver must look at, once."""
+        if not connection.is_touched:
+            connection.is_touched = True
+            self._touched.append(connection)
+            if not self.in_turn:
+                self._wake()
+
+    def take_touched(self) -> list[Connection]:
+        """Return the connections touched since the last call, and start a new list."""
+        touched, self._touched = self._touched, []
+        for connection in touched:
+            connection.is_touched = False
+        return touched
+
+    def _void_fast_plans(self) -> None:
+        for plans in self.fast_plans.values():
+            plans.clear()
+
+    def fast_plan(self, plan: Plan, version: int) -> None:
+        """Note a plan as fast for publishers of a version, if it is."""
+        if not self.is_plain or plan.sinks:
+            return
+        for target in plan.targets:
+            if (
+                target.session.version != version
+                or target.subscription_ids
+                or target.for_own is not target
+            ):
+                return
+        self.fast_plans[version][plan.topic_bytes] = FastPlan(plan)
+
+    def tell(self, listeners: tuple[Callable[[Any], None], ...], event: object) -> None:
+        """Tell each listener of an event; one that raises is logged and counted."""
+        for listener in listeners:
+            try:
+                listener(event)
+            except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
+                name = getattr(listener, "__qualname__", repr(listener))
+                self.on_extension_error(f"{name} on {type(event).__name__}", error)
+
+    def on_gate_error(self, error: Exception) -> None:
+        """Log and count what a gate raised."""
+        self.on_extension_error(type(self.gate).__name__, error)
+
+    def on_extension_error(self, name: str, error: Exception) -> None:
+        """Log and count what a plugin raised."""
+        count(self.counters.extension_errors, name)
+        self.logger.error("extension %s failed: %r", name, error, exc_info=error)
+
+    def route(
+        self,
+        message: Message,
+        targets: Sequence[Target],
+        sinks: Sequence[MessageSink],
+        receipt: Receipt | None,
+        now: float,
+    ) -> None:
+        """Give a message to its targets and sinks.
+
+        Args:
+            message: what to deliver.
+            targets: sessions, with what they subscribed.
+            sinks: each settles `receipt` once.
+            receipt: for the publisher of a QoS 1 or 2 message; None for QoS 0.
+            now: monotonic seconds.
+        """
+        qos = message.qos
+        publisher = message.publisher
+        for target in targets:
+            session = target.session
+            if publisher and session.client_id == publisher:
+                own = target.for_own
+                if own is None:
+                    continue
+                target = own  # noqa: PLW2901 (what the loop is about)
+            session.deliver(
+                message,
+                min(qos, target.qos),
+                retain=message.retain and target.retain_as_published,
+                subscription_ids=target.subscription_ids,
+                now=now,
+            )
+        for sink in sinks:
+            try:
+                sink.accept(message, receipt)
+            except Exception as error:  # noqa: BLE001 (a sink's fault is not the broker's)
+                self.on_extension_error(sink.name, error)
+                if receipt is not None:
+                    receipt.settle(0x80)
+
+    async def allowed_targets(self, plan: Plan) -> list[Target]:
+        """Return the targets that access control lets receive the plan's topic."""
+        access = self.access
+        if access is None or not access.checks_receive:
+            return plan.targets
+        return [
+            target
+            for target in plan.targets
+            if await self.is_allowed(access, target.session, plan.topic, RECEIVE)
+        ]
+
+    async def is_allowed(
+        self, access: AccessControl, session: SessionView, topic: str, action: Action
+    ) -> bool:
+        """Ask access control; what raises there is refused, logged and counted."""
+        try:
+            answer = access.authorize(session, topic, action)
+            return answer if isinstance(answer, bool) else await answer
+        except Exception as error:  # noqa: BLE001 (a plugin's fault must not let a client in)
+            self.on_extension_error(f"access control, {action.name}", error)
+            return False
+
+    def retain(self, message: Message) -> None:
+        """Keep a message as its topic's retained one, or remove that by an empty payload."""
+        self.retained.set(message)
+        if self.listeners.message_retained:
+            self.tell(self.listeners.message_retained, MessageRetained(message))
+
+    def publish(self, message: Message, now: float) -> None:
+        """Publish a message of the broker's own, or a will, without an acknowledgement."""
+        if message.retain:
+            self.retain(message)
+        plan = self.tree.plan(message.topic, message.topic_bytes)
+        if self.access is None or not self.access.checks_receive:
+            receipt = _NO_RECEIPT if message.qos else None
+            self.route(message, plan.targets, plan.sinks, receipt, now)
+            return
+        rest = eager.start(self._publish_checked(message, plan, now))
+        if rest is not None:
+            self.spawn(rest)
+
+    async def _publish_checked(self, message: Message, plan: Plan, now: float) -> None:
+        targets = await self.allowed_targets(plan)
+        self.route(message, targets, plan.sinks, _NO_RECEIPT if message.qos else None, now)
+
+    def ledger(self) -> Ledger:
+        """Return the broker's account: all sessions, gone and present, added up."""
+        total = Ledger()
+        total.add(self.ended)
+        for session in self.sessions:
+            total.add(session.settle_direct())
+        return total
+
+
+class _NoReceipt:
+    """What the broker's own messages get: nobody waits for their acknowledgement."""
+
+    def settle(self, reason_code: int) -> None:
+        """Take note of nothing: the sink counts what it refuses."""
+
+
+_NO_RECEIPT = _NoReceipt()

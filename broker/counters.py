@@ -1,0 +1,56 @@
+"""What one broker has done since it started; counters only go up."""
+
+from __future__ import annotations
+
+
+class Counters:
+    """Counts of one broker, all from 0.
+
+    Attributes:
+        bytes_received: of whole packets.
+        bytes_sent: handed to connections.
+        packets_received: of every type.
+        packets_sent: of every type.
+        publish_received: PUBLISH packets from clients.
+        publish_sent: PUBLISH packets to clients, repeats included.
+        publish_refused: publishes by the reason why they were not routed.
+        connections_total: network connections accepted.
+        clients_connected: clients connected now.
+        peer_errors: connections closed for what the peer sent, by reason code.
+        unexpected_acknowledgements: acknowledgements of packet identifiers not inflight.
+        extension_errors: exceptions raised by plugins, by the name of what raised.
+    """
+
+    __slots__ = (
+        "bytes_received",
+        "bytes_sent",
+        "clients_connected",
+        "connections_total",
+        "extension_errors",
+        "packets_received",
+        "packets_sent",
+        "peer_errors",
+        "publish_received",
+        "publish_refused",
+        "publish_sent",
+        "unexpected_acknowledgements",
+    )
+
+    def __init__(self) -> None:
+        self.bytes_received = 0
+        self.bytes_sent = 0
+        self.packets_received = 0
+        self.packets_sent = 0
+        self.publish_received = 0
+        self.publish_sent = 0
+        self.publish_refused: dict[str, int] = {}
+        self.connections_total = 0
+        self.clients_connected = 0
+        self.peer_errors: dict[int, int] = {}
+        self.unexpected_acknowledgements = 0
+        self.extension_errors: dict[str, int] = {}
+
+
+def count(by_name: dict[str, int], name: str) -> None:
+    """Add one to a counter that is kept by name."""
+    by_name[name] = by_name.get(name, 0) + 1

@@ -1,0 +1,333 @@
+"""PUBLISH from a client: from bytes to the router, and back to its acknowledgement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from broker.counters import count
+from broker.errors import MalformedPacketError, ProtocolError
+from broker.events import MessageReceived, MessageRouted
+from broker.extensions import PUBLISH
+from broker.message import Message, Properties
+from broker.mqtt.enums import ProtocolVersion
+from broker.mqtt.packets import PubAck, PubRec
+from broker.mqtt.properties import read_publish_properties
+from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
+from broker.mqtt.topics import validate_topic
+from broker.topic_tree import Plan
+
+if TYPE_CHECKING:
+    from broker.connection import Connection
+    from broker.session import Session
+
+
+class PublishReceipt:
+    """What a publisher is owed for one QoS 1 or 2 message.
+
+    Attributes:
+        connection: on which the acknowledgement goes out.
+        packet_id: of the PUBLISH.
+        qos: 1 or 2.
+        reason_code: 0, or why the message was refused.
+        is_settled: every sink has answered.
+    """
+
+    __slots__ = ("_n_waiting", "connection", "is_settled", "packet_id", "qos", "reason_code")
+
+    def __init__(self, connection: Connection, packet_id: int, qos: int, n_sinks: int) -> None:
+        self.connection = connection
+        self.packet_id = packet_id
+        self.qos = qos
+        self.reason_code = 0
+        self.is_settled = not n_sinks
+        self._n_waiting = n_sinks
+
+    def settle(self, reason_code: int) -> None:
+        """Take one sink's answer; the last one sends the acknowledgement."""
+        if reason_code >= 0x80:
+            self.reason_code = reason_code
+        self._n_waiting -= 1
+        if self._n_waiting == 0:
+            self.is_settled = True
+            self.connection.receipt_settled(self)
+
+
+def receive_publish(
+    connection: Connection, data: bytes, first_byte: int, start: int, stop: int, now: float
+) -> None:
+    """Take one PUBLISH that the fast path does not.
+
+    Args:
+        connection: it came on.
+        data: received bytes.
+        first_byte: of the packet.
+        start: where its variable header begins in `data`.
+        stop: where it ends.
+        now: monotonic seconds.
+
+    Raises:
+        MalformedPacketError: it cannot be parsed.
+        ProtocolError: it is not allowed.
+    """
+    qos = (first_byte >> 1) & 3
+    if qos == 3:
+        raise MalformedPacketError("PUBLISH: read QoS 3; allowed: 0, 1, 2")  # [MQTT-3.3.1-4]
+    if not qos and first_byte & 0x08:
+        raise MalformedPacketError("PUBLISH: DUP set with QoS 0")  # [MQTT-3.3.1-2]
+    position = start + 2
+    topic_end = position + int.from_bytes(data[start:position], "big")
+    position = topic_end + 2 if qos else topic_end
+    if position > stop or start + 2 > stop:
+        raise MalformedPacketError("PUBLISH: ends within its variable header")
+    topic_bytes = data[start + 2 : topic_end]
+    packet_id = 0
+    if qos:
+        packet_id = (data[topic_end] << 8) | data[topic_end + 1]
+        if not packet_id:
+            raise MalformedPacketError("PUBLISH: packet identifier 0")  # [MQTT-2.2.1-3]
+    properties: Properties | None = None
+    if connection.version == ProtocolVersion.MQTT_5:
+        if position < stop and not data[position]:
+            position += 1
+        else:
+            properties, position = read_publish_properties(data, position)
+            if position > stop:
+                raise MalformedPacketError("PUBLISH: ends within its properties")
+    core = connection.core
+    plan = core.tree.plans.get(topic_bytes)
+    if plan is None:
+        plan = _new_plan(connection, topic_bytes, properties)
+    message = _message(connection, plan, data[position:stop], first_byte, properties, now)
+    if message is None:
+        return _refuse(connection, plan.topic, packet_id, qos, ReasonCode.QUOTA_EXCEEDED)
+    if topic_bytes.startswith(b"$SYS"):
+        return _refuse(connection, plan.topic, packet_id, qos, ReasonCode.NOT_AUTHORIZED)
+    if core.is_plain:
+        if first_byte == 0x30 and properties is None:
+            core.fast_plan(plan, connection.version)
+        return _take(connection, plan, message, packet_id, now)
+    session = connection.session
+    if core.listeners.message_received:
+        core.tell(core.listeners.message_received, MessageReceived(session, message))
+    return connection.run(_take_checked(connection, session, plan, message, packet_id, now))
+
+
+def deliver_run(
+    connection: Connection,
+    plan: Plan,
+    sessions: Sequence[Session],
+    run: bytes,
+    size: int,
+    header_bytes: int,
+    now: float,
+) -> None:
+    """Deliver a run of equal QoS 0 packets, one by one, to sessions that are not direct.
+
+    Args:
+        connection: the publisher's.
+        plan: of the run's topic.
+        sessions: who is to get each message.
+        run: whole packets without properties, one after the other.
+        size: bytes of each packet.
+        header_bytes: bytes of each packet before its payload.
+        now: monotonic seconds.
+    """
+    for begin in range(0, len(run), size):
+        payload = run[begin + header_bytes : begin + size]
+        message = _message(connection, plan, payload, 0x30, None, now)
+        if message is None:
+            refuse(connection, plan.topic, ReasonCode.QUOTA_EXCEEDED)
+            continue
+        for session in sessions:
+            session.deliver(message, 0, retain=False, subscription_ids=(), now=now)
+
+
+def _new_plan(connection: Connection, topic_bytes: bytes, properties: Properties | None) -> Plan:
+    if not topic_bytes:
+        if properties and "topic_alias" in properties:
+            raise ProtocolError(
+                "PUBLISH: Topic Alias; allowed: none, Topic Alias Maximum is 0",
+                ReasonCode.TOPIC_ALIAS_INVALID,
+            )
+        raise ProtocolError("PUBLISH: empty Topic Name", ReasonCode.PROTOCOL_ERROR)
+    try:
+        topic = topic_bytes.decode()
+    except UnicodeDecodeError:
+        raise MalformedPacketError("PUBLISH: Topic Name is not UTF-8") from None
+    validate_topic(topic)
+    return connection.core.tree.plan(topic, topic_bytes)
+
+
+def _message(
+    connection: Connection,
+    plan: Plan,
+    payload: bytes,
+    first_byte: int,
+    properties: Properties | None,
+    now: float,
+) -> Message | None:
+    """Build the one Message that all targets refer to; None where its store has no room."""
+    expires_at = None
+    if properties:
+        if "subscription_identifier" in properties:  # [MQTT-3.3.4-6]
+            raise ProtocolError("PUBLISH: Subscription Identifier from a client")
+        if "topic_alias" in properties:
+            raise ProtocolError(
+                "PUBLISH: Topic Alias; allowed: none, Topic Alias Maximum is 0",
+                ReasonCode.TOPIC_ALIAS_INVALID,
+            )
+        interval = properties.get("message_expiry_interval")
+        if interval is not None:
+            expires_at = now + interval
+    core = connection.core
+    try:
+        stored = core.payload_store.keep(payload)
+    except OSError as error:
+        core.on_extension_error(type(core.payload_store).__name__, error)
+        return None
+    return Message(
+        plan.topic,
+        stored,
+        qos=(first_byte >> 1) & 3,
+        retain=bool(first_byte & 1),
+        arrived_at=now,
+        is_large=len(payload) > plan.threshold_s,
+        expires_at=expires_at,
+        properties=properties,
+        publisher=connection.session.client_id,
+        topic_bytes=plan.topic_bytes,
+    )
+
+
+def _is_repeat(connection: Connection, packet_id: int) -> bool:
+    """Answer a QoS 2 PUBLISH that came before [MQTT-4.3.3-10]; return False for a new one."""
+    incoming = connection.session.incoming
+    if packet_id not in incoming:
+        return False
+    receipt = incoming[packet_id]
+    if receipt is None:
+        connection.send_packet(PubRec(packet_id))
+    elif receipt.connection is not connection:
+        receipt.connection = connection
+        connection.receipts.append(receipt)
+    return True
+
+
+def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, now: float) -> None:
+    """Route an authorized message and see to its acknowledgement."""
+    core = connection.core
+    if message.qos == 0:
+        if message.retain:
+            core.retain(message)
+        core.route(message, plan.targets, plan.sinks, None, now)
+        connection.throttle(now)
+        return
+    if message.qos == 2 and _is_repeat(connection, packet_id):
+        return
+    if message.retain:
+        core.retain(message)
+    if not plan.sinks and not connection.receipts:
+        core.route(message, plan.targets, (), None, now)
+        if message.qos == 1:
+            connection.send_puback(packet_id)
+        else:
+            connection.session.incoming[packet_id] = None
+            connection.check_receive_maximum()
+            connection.send_packet(PubRec(packet_id))
+    else:
+        receipt = _receipt(connection, packet_id, message.qos, len(plan.sinks))
+        core.route(message, plan.targets, plan.sinks, receipt, now)
+        if not plan.sinks:
+            connection.receipt_settled(receipt)
+    connection.throttle(now)
+
+
+def _receipt(connection: Connection, packet_id: int, qos: int, n_sinks: int) -> PublishReceipt:
+    """Book a QoS 1 or 2 PUBLISH as owed, in the order of arrival [MQTT-4.6.0-2].
+
+    Raises:
+        ProtocolError: an MQTT 5 client has more unacknowledged than Receive Maximum.
+    """
+    receipt = PublishReceipt(connection, packet_id, qos, n_sinks)
+    session = connection.session
+    connection.receipts.append(receipt)
+    if qos == 2:
+        session.incoming[packet_id] = receipt
+    connection.check_receive_maximum()
+    return receipt
+
+
+async def _take_checked(
+    connection: Connection,
+    session: Session,
+    plan: Plan,
+    message: Message,
+    packet_id: int,
+    now: float,
+) -> None:
+    """As `_take`, with access control and listeners in the way."""
+    core = connection.core
+    if message.qos == 2 and _is_repeat(connection, packet_id):
+        return
+    access = core.access
+    is_allowed = (
+        access is None
+        or not access.checks_publish
+        or await core.is_allowed(access, session, message.topic, PUBLISH)
+    )
+    sinks = plan.sinks if is_allowed else ()
+    receipt = None
+    if message.qos:
+        receipt = _receipt(connection, packet_id, message.qos, len(sinks))
+    if is_allowed:
+        if core.listeners.message_routed:
+            core.tell(core.listeners.message_routed, MessageRouted(session, message))
+        if message.retain:
+            core.retain(message)
+        targets = await core.allowed_targets(plan)
+        core.route(message, targets, sinks, receipt, now)
+        connection.throttle(now)
+    else:
+        refuse(connection, message.topic, ReasonCode.NOT_AUTHORIZED)
+        if receipt is not None and connection.version == ProtocolVersion.MQTT_5:
+            receipt.reason_code = ReasonCode.NOT_AUTHORIZED
+        # MQTT 3.1.1 has no word for it: acknowledged and not delivered [MQTT-3.3.5-2].
+    if receipt is not None and not sinks:
+        connection.receipt_settled(receipt)
+
+
+def refuse(connection: Connection, topic: str, reason_code: int) -> None:
+    """Log and count a publish that is not routed."""
+    core = connection.core
+    reason = describe_reason_code(reason_code)
+    count(core.counters.publish_refused, reason)
+    core.logger.info(
+        "client %s: publish to %s refused: %s", connection.session.client_id, topic, reason
+    )
+
+
+def _refuse(
+    connection: Connection, topic: str, packet_id: int, qos: int, reason_code: ReasonCode
+) -> None:
+    """Refuse a publish before it was routed, and acknowledge what that leaves to say.
+
+    MQTT 3.1.1 has no word for "not authorized": such a message is acknowledged and not
+    delivered [MQTT-3.3.5-2]. One that cannot be kept closes the connection, unacknowledged.
+    """
+    refuse(connection, topic, reason_code)
+    if not qos:
+        return
+    receipt = PublishReceipt(connection, packet_id, qos, 0)
+    if connection.version == ProtocolVersion.MQTT_5 or reason_code != ReasonCode.NOT_AUTHORIZED:
+        receipt.reason_code = reason_code
+    connection.receipts.append(receipt)
+    if qos == 2:
+        connection.session.incoming[packet_id] = receipt
+    connection.receipt_settled(receipt)
+
+
+def acknowledgement(receipt: PublishReceipt) -> PubAck | PubRec:
+    """Return the packet that a settled receipt stands for."""
+    kind = PubAck if receipt.qos == 1 else PubRec
+    return kind(receipt.packet_id, receipt.reason_code)

@@ -1,0 +1,200 @@
+"""The broker with its sockets: builds the parts, starts them and stops them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import logging
+import secrets
+from typing import TYPE_CHECKING, Final
+
+from broker.access import NobodyConnects
+from broker.config import Listener, Policy
+from broker.core import Core
+from broker.errors import PenstockError
+from broker.events import Listeners
+from broker.mqtt.reason_codes import ReasonCode
+from broker.plugin_loader import LoadedPlugins, load_plugins
+from broker.sampling import Sampling
+from broker.sys_topics import SysTopics
+from broker.transport import Admission, Driver, MqttProtocol
+
+if TYPE_CHECKING:
+    from broker.amqtt_host import AmqttHost
+
+BACKLOG: Final = 1024
+"""Connections that may wait to be accepted: a fleet that reconnects comes all at once."""
+
+DRAIN_SECONDS: Final = 5.0
+"""How long a stop waits for clients to take what is on its way to them."""
+
+
+class ListenError(PenstockError):
+    """A listener's address cannot be bound; the program ends with status 2."""
+
+
+class Server:
+    """One broker.
+
+    Attributes:
+        addresses: listener name to (host, port) that it is bound to, once started.
+        core: the broker without its sockets, once started.
+    """
+
+    def __init__(self, policy: Policy, logger: logging.Logger | None = None) -> None:
+        """Make a broker that is not running.
+
+        Args:
+            policy: a checked policy file.
+            logger: for what an operator should know; None for one named ``penstock``.
+        """
+        self._policy = policy
+        self._logger = logger or logging.getLogger("penstock")
+        self._driver: Driver
+        self._host: AmqttHost | None = None
+        self._plugins = LoadedPlugins()
+        self._started_plugins: list[str] = []
+        self._servers: list[asyncio.Server] = []
+        self.addresses: dict[str, tuple[str, int]] = {}
+        self.core: Core
+
+    async def start(self) -> None:
+        """Start plugins, then listen.
+
+        Raises:
+            PenstockError: a plugin cannot start or a listener cannot be bound; what was
+                started is stopped again.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self._close_all()
+            raise
+
+    async def _start(self) -> None:
+        policy = self._policy
+        self._driver = Driver(policy.limits, self._logger)
+        self._plugins = load_plugins(policy, clock=self._driver.clock)
+        self._host = self._load_amqtt()
+        self._build_core()
+        for plugin in self._plugins.plugins:
+            await plugin.start()
+        if self._host is not None:
+            await self._host.pre_start()
+        for listener in policy.listeners.values():
+            await self._listen(listener)
+        if self._host is not None:
+            await self._host.post_start()
+        now = self._driver.clock()
+        for sampler in self._plugins.samplers:
+            if sampler.period is not None:
+                Sampling(self.core, sampler, sampler.period).start(now)
+        self._start_sys_topics(now)
+        self._driver.settle(now)
+
+    def _load_amqtt(self) -> AmqttHost | None:
+        """Bring aMQTT in, only where the policy file names one of its plugins."""
+        if self._policy.amqtt is None:
+            self._logger.warning(
+                "%s: no authentication plugin under plugins: every client is refused; name one, "
+                "such as amqtt.plugins.authentication.FileAuthPlugin, or AnonymousAuthPlugin "
+                "beside it to let everybody in",
+                self._policy.file,
+            )
+            return None
+        from broker.amqtt_host import AmqttHost  # noqa: PLC0415 (aMQTT costs time and memory)
+
+        return AmqttHost(self._policy, self._logger)
+
+    def _build_core(self) -> None:
+        policy = self._policy
+        host = self._host
+        plugins = self._plugins
+        self.core = self._driver.core = Core(
+            policy.limits,
+            logger=self._logger,
+            wake=self._driver.wake,
+            spawn=self._driver.spawn,
+            new_client_id=lambda: f"penstock-{secrets.token_hex(8)}",
+            gate=plugins.gate,
+            samplers=plugins.samplers,
+            payload_store=plugins.payload_store,
+            sinks=plugins.sinks,
+            access=host.access if host is not None else NobodyConnects(),
+            listeners=host.listeners if host is not None else Listeners(),
+            session_expiry_limit=policy.session_expiry_interval,
+            keep_alive_grace=policy.timeout_disconnect_delay,
+        )
+        if host is not None:
+            host.attach(self.core)
+
+    async def _listen(self, listener: Listener) -> None:
+        loop = asyncio.get_running_loop()
+        admission = Admission(listener.max_connections)
+        try:
+            server = await loop.create_server(
+                lambda: MqttProtocol(self._driver, listener.name, admission),
+                listener.host,
+                listener.port,
+                backlog=BACKLOG,
+                reuse_address=True,
+            )
+        except OSError as error:
+            where = f"{listener.host or '*'}:{listener.port}"
+            raise ListenError(f"listener {listener.name}: cannot bind {where}: {error}") from error
+        self._servers.append(server)
+        host, port = server.sockets[0].getsockname()[:2]
+        self.addresses[listener.name] = (host, port)
+        self._logger.info("listener %s: listening on %s:%d", listener.name, host, port)
+
+    def _start_sys_topics(self, now: float) -> None:
+        interval = self._policy.sys_interval
+        if not interval:
+            return
+        topics = SysTopics(self.core, importlib.metadata.version("penstock"), now)
+
+        def publish(now: float) -> None:
+            topics.publish(now)
+            self.core.timers.at(now + interval, publish)
+
+        publish(now)
+
+    async def stop(self) -> None:
+        """Stop listening, finish what was accepted, say goodbye and free everything."""
+        self._logger.info("stopping")
+        for server in self._servers:
+            server.close()
+        if self._host is not None:
+            await self._host.pre_shutdown()
+        await self._close_plugins()  # commits, so that what it acknowledges can still go out
+        now = self._driver.clock()
+        for protocol in list(self._driver.protocols):
+            if protocol.connection is not None:
+                protocol.connection.close(ReasonCode.SERVER_SHUTTING_DOWN, now)
+            else:
+                protocol.abort()
+        self._driver.settle(now)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await self._driver.all_lost()
+        await self._close_all()
+
+    async def _close_plugins(self) -> None:
+        plugins, self._plugins = self._plugins, LoadedPlugins()
+        for plugin in plugins.plugins:
+            try:
+                await plugin.close()
+            except Exception:  # one plugin's fault must not keep the others from closing
+                self._logger.exception("plugin %s did not close", type(plugin).__name__)
+
+    async def _close_all(self) -> None:
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        await self._close_plugins()
+        if hasattr(self, "_driver"):
+            await self._driver.close()
+        host, self._host = self._host, None
+        if host is not None:
+            await host.post_shutdown()

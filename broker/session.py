@@ -1,0 +1,169 @@
+"""The state of one client that outlives its network connection (MQTT 5.0, 4.1)."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from broker.inflight import Inflight
+from broker.ledger import Ledger
+from broker.link import Link
+from broker.message import Message
+from broker.outbox import Delivery, Outbox
+from broker.timers import Timer
+from broker.topic_tree import Subscription
+
+if TYPE_CHECKING:
+    from broker.connection import Connection
+    from broker.core import Core
+    from broker.publishing import PublishReceipt
+
+
+class Session:
+    """One client's subscriptions and messages on their way to and from it.
+
+    Invariants: the ledger balances (`check_invariants`); `is_direct` is True only while there
+    is a connection with room and nothing waits or is to be sent again.
+
+    Attributes:
+        client_id: Client Identifier.
+        username: user name of the newest connection, or None.
+        version: protocol version of the newest connection.
+        connection: the network connection, or None.
+        is_direct: a small message may be written at once, with nothing to overtake.
+        subscriptions: by topic filter.
+        outbox: what waits to be sent.
+        inflight: what was sent and is not acknowledged.
+        resend: what was inflight when the last connection ended, still to be sent again.
+        incoming: packet identifiers of QoS 2 messages received and not yet released
+            [MQTT-4.3.3-10]; to the receipt while a sink has not settled it, else None.
+        ledger: the account of this subscriber; call `settle_direct` before reading it.
+        n_direct: messages delivered at QoS 0 without passing the outbox since then.
+        link: what is known of the path to this client.
+        expiry_interval: seconds the session outlives its connection; None for ever.
+        will: the Will Message, or None.
+        will_delay: seconds from the loss of the connection to the will (MQTT 5.0, 3.1.3.2.2).
+        will_timer: runs while a delayed will waits.
+        expiry_timer: runs while the client is away.
+    """
+
+    __slots__ = (
+        "client_id",
+        "connection",
+        "core",
+        "expiry_interval",
+        "expiry_timer",
+        "incoming",
+        "inflight",
+        "is_direct",
+        "ledger",
+        "link",
+        "look_timer",
+        "n_direct",
+        "outbox",
+        "resend",
+        "subscriptions",
+        "username",
+        "version",
+        "will",
+        "will_delay",
+        "will_timer",
+    )
+
+    def __init__(self, client_id: str, core: Core) -> None:
+        self.client_id = client_id
+        self.core = core
+        self.username: str | None = None
+        self.version = 4
+        self.connection: Connection | None = None
+        self.is_direct = False
+        self.subscriptions: dict[str, Subscription] = {}
+        self.ledger = Ledger()
+        self.n_direct = 0
+        self.link = Link(client_id)
+        self.outbox = Outbox(
+            self.link,
+            self.ledger,
+            max_messages=core.limits.queued_messages,
+            max_bytes=core.limits.queued_bytes,
+            gate=core.gate,
+            on_gate_error=core.on_gate_error,
+        )
+        self.inflight = Inflight()
+        self.resend: deque[Delivery] = deque()
+        self.incoming: dict[int, PublishReceipt | None] = {}
+        self.expiry_interval: float | None = 0.0
+        self.will: Message | None = None
+        self.will_delay = 0.0
+        self.will_timer: Timer | None = None
+        self.expiry_timer: Timer | None = None
+        self.look_timer: Timer | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the client has a network connection now."""
+        return self.connection is not None
+
+    def deliver(
+        self,
+        message: Message,
+        qos: int,
+        *,
+        retain: bool,
+        subscription_ids: tuple[int, ...],
+        now: float,
+    ) -> None:
+        """Take a message for this client: write it now, let it wait, or drop and count it."""
+        ledger = self.ledger
+        ledger.matched += 1
+        connection = self.connection
+        if connection is None:
+            if qos:
+                self.outbox.add(
+                    Delivery(message, qos, retain=retain, subscription_ids=subscription_ids)
+                )
+            else:
+                ledger.drop("offline")
+            return
+        if self.is_direct and not message.is_large:
+            if not qos:
+                if connection.send_qos0(message, retain=retain, subscription_ids=subscription_ids):
+                    ledger.delivered += 1
+                else:
+                    ledger.drop("packet_too_large")
+                return
+            if len(self.inflight) < connection.send_quota:
+                delivery = Delivery(message, qos, retain=retain, subscription_ids=subscription_ids)
+                connection.send_delivery(delivery, now)
+                return
+        delivery = Delivery(message, qos, retain=retain, subscription_ids=subscription_ids)
+        if self.outbox.add(delivery):
+            self.is_direct = False
+            connection.want_pump()
+        if not connection.is_slow and (
+            connection.is_paused or self.outbox.n_messages > connection.send_quota
+        ):
+            self.core.congested.append(connection)
+
+    def link_changed(self) -> None:
+        """Ask the gate again: a sampler has a new estimate."""
+        self.outbox.link_changed()
+        if self.connection is not None and self.outbox.n_messages:
+            self.connection.want_pump()
+
+    def settle_direct(self) -> Ledger:
+        """Book what was delivered directly, and return the ledger."""
+        self.ledger.matched += self.n_direct
+        self.ledger.delivered += self.n_direct
+        self.n_direct = 0
+        return self.ledger
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the class's invariants do not hold."""
+        self.outbox.check_invariants()
+        held = self.outbox.n_messages + len(self.inflight)
+        assert self.settle_direct().outstanding() == held, "ledger"  # noqa: S101 (the check)
+        if self.is_direct:
+            assert self.connection is not None, "direct"  # noqa: S101
+            assert not self.outbox.n_messages, "direct"  # noqa: S101
+            assert not self.resend, "direct"  # noqa: S101

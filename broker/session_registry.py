@@ -1,0 +1,128 @@
+"""Client Identifier to session: takeover, expiry and wills."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from broker.events import ClientDisconnected
+from broker.mqtt.reason_codes import ReasonCode
+from broker.session import Session
+
+if TYPE_CHECKING:
+    from broker.connection import Connection
+    from broker.core import Core
+
+
+class SessionRegistry:
+    """All sessions of one broker, at most one for each Client Identifier [MQTT-3.1.4-3]."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._sessions: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
+
+    def get(self, client_id: str) -> Session | None:
+        """Return the session of a client, or None."""
+        return self._sessions.get(client_id)
+
+    def open(self, client_id: str, *, clean_start: bool, now: float) -> tuple[Session, bool]:
+        """Find or make the session for a client that connects.
+
+        A connection that the session has is taken over [MQTT-3.1.4-3]; with `clean_start` an
+        existing session ends first [MQTT-3.1.2-4].
+
+        Returns:
+            (the session, without a connection; Session Present).
+        """
+        session = self._sessions.get(client_id)
+        if session is not None and session.connection is not None:
+            session.connection.close(ReasonCode.SESSION_TAKEN_OVER, now)
+            session = self._sessions.get(client_id)  # closing may have ended it
+        if session is not None and clean_start:
+            self.end(session, now)
+            session = None
+        if session is not None:
+            for timer in (session.expiry_timer, session.will_timer):
+                if timer is not None:
+                    timer.cancel()  # [MQTT-3.1.3-9]
+            session.expiry_timer = session.will_timer = session.will = None
+            return session, True
+        return self.create(client_id), False
+
+    def create(self, client_id: str) -> Session:
+        """Make a session for a client that has none, and return it."""
+        session = self._sessions[client_id] = Session(client_id, self._core)
+        return session
+
+    def connection_lost(self, session: Session, connection: Connection, now: float) -> None:
+        """A session has lost its connection: decide on its will and its end.
+
+        Args:
+            session: whose connection it was.
+            connection: the one that has ended.
+            now: monotonic seconds.
+        """
+        if session.connection is not connection:
+            return
+        session.connection = None
+        session.is_direct = False
+        core = self._core
+        core.counters.clients_connected -= 1
+        session.outbox.drop_qos0("connection_lost")
+        if session.look_timer is not None:
+            session.look_timer.cancel()
+            session.look_timer = None
+        if core.listeners.client_disconnected:
+            core.tell(core.listeners.client_disconnected, ClientDisconnected(session))
+        interval = session.expiry_interval
+        if session.will is not None:
+            if session.will_delay > 0 and (interval is None or interval > 0):
+                at = now + session.will_delay
+                session.will_timer = core.timers.at(at, lambda at: self._send_will(session, at))
+            else:
+                self._send_will(session, now)
+        if interval is None:
+            return
+        if interval <= 0:
+            self.end(session, now)
+        else:
+            session.expiry_timer = core.timers.at(now + interval, lambda at: self.end(session, at))
+
+    def _send_will(self, session: Session, now: float) -> None:
+        """Publish a will once [MQTT-3.1.2-8], [MQTT-3.1.2-10]."""
+        will, session.will = session.will, None
+        if session.will_timer is not None:
+            session.will_timer.cancel()
+            session.will_timer = None
+        if will is not None:
+            self._core.publish(will, now)
+
+    def end(self, session: Session, now: float) -> None:
+        """End a session: its will is due, its subscriptions and messages go.
+
+        [MQTT-3.1.3-9] for a delayed will.
+        """
+        if self._sessions.get(session.client_id) is not session:
+            return
+        del self._sessions[session.client_id]
+        core = self._core
+        for timer in (session.expiry_timer, session.look_timer):
+            if timer is not None:
+                timer.cancel()
+        for topic_filter in list(session.subscriptions):
+            core.tree.remove(session, topic_filter)
+        session.subscriptions.clear()
+        session.outbox.drop_all("session_ended")
+        session.resend.clear()
+        session.ledger.drop("session_ended", session.inflight.clear())
+        core.ended.add(session.settle_direct())
+        core.gate.forget(session.link)
+        for sampler in core.samplers:
+            sampler.forget(session.link)
+        self._send_will(session, now)

@@ -1,0 +1,352 @@
+"""The driver of one connection on asyncio: chunks in, one write out, deadlines.
+
+The only module that writes to a client's transport. After each call into the core, `Driver`
+looks at every connection the call has touched: it writes what they want sent, moves on what
+waits in their outboxes while the transport has room, and starts or stops reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.connection import Connection
+from broker.core import Core
+from broker.errors import PeerError
+
+if TYPE_CHECKING:
+    from broker.config import Limits
+
+MAX_TURNS: Final = 16
+"""Times one connection may pump and write before the others have their turn."""
+
+CLOSE_TIMEOUT_SECONDS: Final = 5.0
+"""How long a connection that is closed may take to send what was put before the close."""
+
+
+class Driver:
+    """Runs one core on the event loop; all of it on the loop's thread.
+
+    Attributes:
+        core: what is driven; set right after both were made.
+        clock: monotonic seconds, the `now` of every call into the core.
+    """
+
+    def __init__(self, limits: Limits, logger: logging.Logger) -> None:
+        self.core: Core
+        self.clock: Callable[[], float] = time.monotonic
+        self.limits = limits
+        self.logger = logger
+        self.protocols: set[MqttProtocol] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._is_woken = False
+        self._none_left: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """Look at touched connections soon: something outside of a turn touched one."""
+        if not self._is_woken:
+            self._is_woken = True
+            self._loop.call_soon(self._woken)
+
+    def _woken(self) -> None:
+        self._is_woken = False
+        self.settle(self.clock())
+
+    def later(self, connection: Connection) -> None:
+        """Serve a connection again after the others have had their turn."""
+        self._loop.call_soon(self._go_on, connection)
+
+    def _go_on(self, connection: Connection) -> None:
+        self.core.touch(connection)
+        self.settle(self.clock())
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run as a task what the core has to wait for."""
+        self._keep(self._loop.create_task(self._guard(coroutine), name="core"))
+
+    async def _guard(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        try:
+            await coroutine
+        except Exception:  # a plugin's; the broker goes on
+            self.logger.exception("a task of the core failed")
+        self.settle(self.clock())
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def settle(self, now: float) -> None:
+        """Do what the connections touched so far want; then set the timer."""
+        core = self.core
+        while touched := core.take_touched():
+            core.in_turn = True
+            for connection in touched:
+                connection.driver.serve(now)
+            core.in_turn = False
+        self._set_timer(now)
+
+    def _set_timer(self, now: float) -> None:
+        at = self.core.timers.next_deadline()
+        if at is None:
+            return
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_later(max(0.0, at - now), self._timer_due)
+
+    def _timer_due(self) -> None:
+        self._timer = None
+        now = self.clock()
+        self.core.in_turn = True
+        self.core.timers.run(now)
+        self.core.in_turn = False
+        self.settle(now)
+
+    def run_suspended(self, connection: Connection, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run what a connection waits for, then let it go on."""
+        self._keep(
+            self._loop.create_task(
+                self._run_suspended(connection, coroutine), name=f"access {connection.peer()}"
+            )
+        )
+
+    async def _run_suspended(
+        self, connection: Connection, coroutine: Coroutine[Any, Any, None]
+    ) -> None:
+        try:
+            await coroutine
+        except PeerError as error:
+            connection.peer_failed(error, self.clock())
+        except Exception:  # the broker's own; this client's request cannot be answered
+            self.logger.exception("%s: closed after a fault of the broker", connection.peer())
+            connection.disconnected(self.clock())
+        now = self.clock()
+        connection.resume(now)
+        self.settle(now)
+
+    async def all_lost(self) -> None:
+        """Wait until every connection has ended; do not call it before a stop."""
+        self._none_left = self._loop.create_future()
+        if self.protocols:
+            await self._none_left
+
+    def lost(self, protocol: MqttProtocol) -> None:
+        """A connection has ended."""
+        self.protocols.discard(protocol)
+        if not self.protocols and self._none_left is not None and not self._none_left.done():
+            self._none_left.set_result(None)
+
+    async def close(self) -> None:
+        """Drop every connection and end every task."""
+        for protocol in list(self.protocols):
+            protocol.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class Admission:
+    """The places of one listener: as aMQTT does, further connections wait for one."""
+
+    def __init__(self, max_connections: int) -> None:
+        """Open the places.
+
+        Args:
+            max_connections: how many may be taken at a time; 0 or less for no limit.
+        """
+        self._free = max_connections if max_connections > 0 else None
+        self._waiting: deque[MqttProtocol] = deque()
+
+    def enter(self, protocol: MqttProtocol) -> bool:
+        """Take a place; where there is none, return False and call `begin` later."""
+        if self._free is None:
+            return True
+        if self._free:
+            self._free -= 1
+            return True
+        self._waiting.append(protocol)
+        return False
+
+    def leave(self, protocol: MqttProtocol) -> None:
+        """Give a place, or the wait for one, back."""
+        if self._free is None:
+            return
+        if protocol in self._waiting:
+            self._waiting.remove(protocol)
+        elif self._waiting:
+            self._waiting.popleft().begin()
+        else:
+            self._free += 1
+
+
+class MqttProtocol(asyncio.Protocol):
+    """One network connection on its transport."""
+
+    __slots__ = (
+        "_admission",
+        "_close_timer",
+        "_is_reading",
+        "_running",
+        "connection",
+        "driver",
+        "fileno",
+        "listener",
+        "transport",
+    )
+
+    def __init__(self, driver: Driver, listener: str, admission: Admission) -> None:
+        """Wait for a connection.
+
+        Args:
+            driver: of the broker.
+            listener: name of the listener it comes in on.
+            admission: of that listener.
+        """
+        self.driver = driver
+        self.listener = listener
+        self.connection: Connection | None = None
+        self.transport: asyncio.Transport
+        self.fileno = -1
+        self._admission = admission
+        self._is_reading = True
+        self._running: Coroutine[Any, Any, None] | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Set the socket up and make the core's side of the connection."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 (asyncio's contract)
+        driver = self.driver
+        self.transport = transport
+        limits = driver.limits
+        peer = transport.get_extra_info("peername") or ("", 0)
+        transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            self.fileno = sock.fileno()
+            if sock.family in (socket.AF_INET, socket.AF_INET6):
+                with contextlib.suppress(OSError):  # the peer may be gone already
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        driver.protocols.add(self)
+        if self._admission.enter(self):
+            self.begin()
+        else:
+            driver.logger.info("listener %s: %s:%s waits for a place", self.listener, *peer[:2])
+            transport.pause_reading()
+
+    def begin(self) -> None:
+        """Take part: there is a place for this connection."""
+        driver = self.driver
+        now = driver.clock()
+        peer = self.transport.get_extra_info("peername") or ("", 0)
+        self.connection = Connection(
+            driver.core,
+            now,
+            listener=self.listener,
+            remote_address=str(peer[0]),
+            remote_port=int(peer[1]),
+            driver=self,
+        )
+        if not self.transport.is_reading():
+            self.transport.resume_reading()
+        driver.settle(now)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand a chunk to the core, then write what it caused, everywhere."""
+        driver = self.driver
+        connection = self.connection
+        if connection is None:
+            return
+        now = driver.clock()
+        driver.core.in_turn = True
+        try:
+            connection.receive_data(data, now)
+        except Exception:  # the broker's own fault must end one connection, not all
+            driver.logger.exception("%s: closed after a fault of the broker", connection.peer())
+            connection.disconnected(now)
+        driver.core.in_turn = False
+        driver.settle(now)
+
+    def pause_writing(self) -> None:
+        """The transport has more unsent bytes than `write_high_bytes`."""
+        if self.connection is not None:
+            self.connection.pause_sending()
+
+    def resume_writing(self) -> None:
+        """It has fewer than `write_low_bytes` again."""
+        if self.connection is not None:
+            self.connection.resume_sending()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's)
+        """The network connection is gone."""
+        driver = self.driver
+        driver.lost(self)
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        self._admission.leave(self)
+        now = driver.clock()
+        if self.connection is not None:
+            self.connection.connection_lost(now)
+        driver.settle(now)
+
+    def abort(self) -> None:
+        """Drop the connection without sending what is left."""
+        self.transport.abort()
+
+    def serve(self, now: float) -> None:
+        """Do what the connection wants: write, pump, read or not, close."""
+        connection = self.connection
+        transport = self.transport
+        if connection is None:
+            return
+        if transport.is_closing():
+            connection.data_to_send()
+            return
+        for _turn in range(MAX_TURNS):
+            connection.pump(transport.get_write_buffer_size(), now)
+            if not connection.out:
+                break
+            out = connection.data_to_send()
+            if len(out) == 1:
+                transport.write(out[0])
+            else:
+                transport.writelines(out)
+            if connection.is_paused or not connection.wants_more:
+                break
+        if connection.wants_more and not connection.is_paused:
+            self.driver.later(connection)
+        self._read_or_not(connection)
+        if connection.is_closing:
+            self._close()
+
+    def _read_or_not(self, connection: Connection) -> None:
+        suspended = connection.suspended
+        if suspended is not None and suspended is not self._running:
+            self._running = suspended
+            self.driver.run_suspended(connection, suspended)
+        if connection.wants_reading != self._is_reading:
+            self._is_reading = not self._is_reading
+            if self._is_reading:
+                self.transport.resume_reading()
+            else:
+                self.transport.pause_reading()
+
+    def _close(self) -> None:
+        """Close once the transport has sent the rest, and not much later."""
+        self.transport.close()
+        self._close_timer = self.driver._loop.call_later(  # noqa: SLF001 (same module)
+            CLOSE_TIMEOUT_SECONDS, self.transport.abort
+        )
