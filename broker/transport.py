@@ -14,7 +14,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from broker.connection import Connection
 from broker.core import Core
@@ -228,9 +228,9 @@ class MqttProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set the socket up and make the core's side of the connection."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 (asyncio's contract)
         driver = self.driver
-        self.transport = transport
+        # uvloop's transports are asyncio's by contract and not by class.
+        self.transport = transport = cast("asyncio.Transport", transport)
         limits = driver.limits
         peer = transport.get_extra_info("peername") or ("", 0)
         transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
