@@ -1,0 +1,173 @@
+"""The batch format: how messages lie in a segment on disk and in a bulk answer over HTTP.
+
+A body of content type ``application/vnd.penstock.batch`` is a row of *frames*; an empty body
+holds no messages. All numbers are little-endian. A frame is:
+
+1. header, 20 bytes: magic ``PQB1``, kind (u8: 0 records, 1 deliveries), 3 zero bytes, number of
+   messages n (u32), length of the whole frame in bytes (u64);
+2. ``offset``: n x i64; ``enqueued_at``: n x f64, seconds since the Unix epoch; ``qos``: n x u8;
+3. ``topic``, ``publisher``, ``properties``, each as a dictionary: number of distinct texts d
+   (u32), their lengths (d x u32), their bytes (UTF-8), and for each message the index of its
+   text (n x u32);
+4. ``payload``: lengths (n x u32), then bytes;
+5. in deliveries only: ``physical_queue`` and ``receive_count`` (n x u32 each), and
+   ``receipt_handle``: lengths (n x u32), then bytes.
+
+Columns make it fast: a whole one is read with one call, and a topic is decoded once for all its
+messages. The reading side is in `plugins.queue.client`, which must stand alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from broker.message import Message
+from plugins.queue.client import (
+    BATCH_HEADER,
+    BATCH_MAGIC,
+    KIND_DELIVERIES,
+    KIND_RECORDS,
+    Batch,
+    Delivery,
+    read_batch,
+)
+
+SEGMENT_MAX_MESSAGES = 256
+"""Messages of one frame at most: a message that is left undeleted keeps no more than these
+from giving their space back."""
+SEGMENT_MAX_BYTES = 256 * 1024
+"""Payload bytes of one frame at most, unless one message alone is longer."""
+
+
+def write_batch(batch: Batch) -> bytes:
+    """Return one frame of records."""
+    return _frame(KIND_RECORDS, batch, [])
+
+
+def write_deliveries(deliveries: Sequence[Delivery]) -> bytes:
+    """Return one frame of deliveries; b"" for none."""
+    if not deliveries:
+        return b""
+    handle, receive_count, physical_queue, offset, *rest = map(list, zip(*deliveries, strict=True))
+    topic, payload, qos, publisher, enqueued_at, properties = rest
+    n = len(deliveries)
+    more = [
+        struct.pack(f"<{n}I", *physical_queue),
+        struct.pack(f"<{n}I", *receive_count),
+        *_slices([text.encode() for text in handle]),
+    ]
+    batch = Batch(offset, topic, payload, qos, publisher, enqueued_at, properties)
+    return _frame(KIND_DELIVERIES, batch, more)
+
+
+def write_segment(
+    messages: Sequence[Message], payloads: Sequence[bytes], first_offset: int, epoch: float
+) -> bytes:
+    """Return the frame of messages with offsets from `first_offset` on.
+
+    Args:
+        messages: at least one.
+        payloads: their payloads, as read from where they are kept.
+        first_offset: offset of the first.
+        epoch: what to add to monotonic seconds to have seconds since the Unix epoch.
+    """
+    return write_batch(
+        Batch(
+            offset=list(range(first_offset, first_offset + len(messages))),
+            topic=[message.topic for message in messages],
+            payload=list(payloads),
+            qos=[message.qos for message in messages],
+            publisher=[message.publisher for message in messages],
+            enqueued_at=[message.arrived_at + epoch for message in messages],
+            properties=[
+                properties_json(message.properties) if message.properties else ""
+                for message in messages
+            ],
+        )
+    )
+
+
+def split_for_segments(messages: Sequence[Message]) -> Iterator[slice]:
+    """Yield the runs of `messages` that go into one segment each."""
+    start, n_bytes = 0, 0
+    for index, message in enumerate(messages):
+        n_bytes += message.payload_bytes
+        is_full = index - start == SEGMENT_MAX_MESSAGES or n_bytes > SEGMENT_MAX_BYTES
+        if is_full and index > start:
+            yield slice(start, index)
+            start, n_bytes = index, message.payload_bytes
+    if start < len(messages):
+        yield slice(start, len(messages))
+
+
+def cut_frame(frame: bytes, wanted: int, max_messages: int) -> bytes:
+    """Return a frame with fewer records.
+
+    Args:
+        frame: one whole frame.
+        wanted: bit map of the records to keep, bit 0 for the first.
+        max_messages: how many of these to keep, the first ones.
+
+    Raises:
+        ValueError: `frame` is not a whole frame.
+    """
+    batch = read_batch(frame)
+    kept = [index for index in range(len(batch.offset)) if wanted >> index & 1][:max_messages]
+    return write_batch(
+        Batch(
+            [batch.offset[index] for index in kept],
+            [batch.topic[index] for index in kept],
+            [batch.payload[index] for index in kept],
+            [batch.qos[index] for index in kept],
+            [batch.publisher[index] for index in kept],
+            [batch.enqueued_at[index] for index in kept],
+            [batch.properties[index] for index in kept],
+        )
+    )
+
+
+def properties_json(properties: Mapping[str, Any]) -> str:
+    """Return MQTT 5 properties as a JSON object, binary values in base64."""
+    return json.dumps(dict(properties), default=_base64, ensure_ascii=False)
+
+
+def _base64(value: Any) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _frame(kind: int, batch: Batch, more: list[bytes]) -> bytes:
+    n = len(batch.offset)
+    parts = [
+        b"",
+        struct.pack(f"<{n}q", *batch.offset),
+        struct.pack(f"<{n}d", *batch.enqueued_at),
+        bytes(batch.qos),
+        *_texts(batch.topic),
+        *_texts(batch.publisher),
+        *_texts(batch.properties),
+        *_slices(batch.payload),
+        *more,
+    ]
+    frame_bytes = BATCH_HEADER.size + sum(map(len, parts))
+    parts[0] = BATCH_HEADER.pack(BATCH_MAGIC, kind, n, frame_bytes)
+    return b"".join(parts)
+
+
+def _texts(values: Sequence[str]) -> list[bytes]:
+    """Write a dictionary-coded column."""
+    index = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    indexes = map(index.__getitem__, values)
+    return [
+        struct.pack("<I", len(index)),
+        *_slices([value.encode() for value in index]),
+        struct.pack(f"<{len(values)}I", *indexes),
+    ]
+
+
+def _slices(values: Sequence[bytes]) -> list[bytes]:
+    """Write a column of byte strings."""
+    return [struct.pack(f"<{len(values)}I", *map(len, values)), *values]

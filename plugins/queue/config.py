@@ -1,0 +1,140 @@
+"""The keys under `plugins.queue` of a policy file."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from broker.errors import MalformedPacketError
+from broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+_Positive = Annotated[int, Field(ge=1)]
+_PositiveSeconds = Annotated[float, Field(gt=0)]
+
+_QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+_BIND: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:\s]+):(?P<port>[0-9]{1,5})")
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class LogicalQueueConfig:
+    """One logical queue; the keys under `plugins.queue.queues.NAME`.
+
+    Attributes:
+        topics: MQTT topic filters whose messages the queue takes; none for a queue that is
+            fed over HTTP alone.
+        physical_queues: how many queues the messages are spread over, in turn. A reader
+            that commits offsets, such as Spark, reads them side by side. When it is lowered,
+            the surplus ones are still read until they are empty.
+        readers: `dequeue` for back ends that receive and delete single messages, `offsets`
+            for readers that read ranges and commit.
+        dequeue: `rds` keeps a request that found nothing and retries; `conventional` answers
+            at once (papers 000 and 001).
+        visibility_timeout: seconds for which a received message is invisible to others
+            (paper 004). Long enough for a back end that writes a batch to a database.
+        sleep_time: seconds between two retries of `rds`; 0.1 to 0.5 served best on real
+            servers (paper 000).
+        max_queues_per_dequeue: physical queues that are tried for one request; 3 in the
+            papers.
+        n_max: most messages of one dequeue (N_max); 100 in the papers.
+        max_wait_seconds: longest time for which a client may ask `rds` to keep its request.
+        max_waiting_requests: requests that may be kept at a time; further ones are refused.
+        max_leased_messages: messages that may be received and not deleted; while there are
+            so many, a dequeue is refused. Bounds the memory of leases, 0.4 KB each.
+        max_messages: messages the queue may hold; a message that would be one more is
+            refused. None for no such limit.
+        max_bytes: the same in bytes as stored.
+        retention_seconds: age after which a message leaves unread; None for never.
+    """
+
+    topics: tuple[str, ...] = ()
+    physical_queues: Annotated[int, Field(ge=1, le=1024)] = 4
+    readers: Literal["dequeue", "offsets"] = "dequeue"
+    dequeue: Literal["rds", "conventional"] = "rds"
+    visibility_timeout: _PositiveSeconds = 30.0
+    sleep_time: _PositiveSeconds = 0.1
+    max_queues_per_dequeue: _Positive = 3
+    n_max: Annotated[int, Field(ge=1, le=10_000)] = 100
+    max_wait_seconds: Annotated[float, Field(ge=0, le=3600)] = 60.0
+    max_waiting_requests: _Positive = 1_000
+    max_leased_messages: _Positive = 100_000
+    max_messages: _Positive | None = None
+    max_bytes: _Positive | None = None
+    retention_seconds: _PositiveSeconds | None = None
+
+    def __post_init__(self) -> None:
+        """Check the topic filters."""
+        for topic_filter in self.topics:
+            try:
+                validate_topic_filter(topic_filter)
+            except MalformedPacketError as error:
+                raise ValueError(f"MQTT topic filters ({error})") from error
+            if topic_filter.startswith(SHARE_PREFIX):
+                raise ValueError(
+                    f"MQTT topic filters without {SHARE_PREFIX}: a queue shares its messages anyway"
+                )
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class QueueConfig:
+    """The keys under `plugins.queue`.
+
+    Attributes:
+        engine: `sqlite` keeps messages in a file, `memory` until the program ends.
+        path: the file of `sqlite`, made where it is missing; relative to the directory the
+            program was started in. Beside it lie ``PATH-wal``, ``PATH-shm`` and
+            ``PATH.lock``.
+        durability: `full` acknowledges what is on the disk; `normal` what the operating
+            system has, which outlives the program and not a power cut.
+        http: ``HOST:PORT`` of the HTTP API, port 0 for any free one; null for none. Only
+            this machine by default, as the API asks for no password.
+        max_request_bytes: largest body of an HTTP request. A picture of 1 MB in base64
+            passes, and reading one body does not hold up the broker for long.
+        commit_wait_seconds: how long the first message of a group waits for others before
+            it is committed. About the time that a disk needs to flush.
+        commit_max_messages: messages of one commit at most.
+        max_pending_messages: messages that may wait for their commit, over all queues;
+            further ones are refused.
+        max_pending_bytes: the same in payload bytes. One message alone may be larger.
+        queues: the logical queues by name.
+    """
+
+    queues: dict[str, LogicalQueueConfig] = Field(default_factory=dict)
+    engine: Literal["sqlite", "memory"] = "sqlite"
+    path: Annotated[str, Field(min_length=1)] = "penstock-queue.db"
+    durability: Literal["full", "normal"] = "full"
+    http: str | None = "127.0.0.1:8080"
+    max_request_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
+    commit_wait_seconds: Annotated[float, Field(ge=0, le=1)] = 0.002
+    commit_max_messages: _Positive = 2_000
+    max_pending_messages: _Positive = 100_000
+    max_pending_bytes: _Positive = 64 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        """Check names and the address."""
+        if not self.queues:
+            raise ValueError("at least one queue under queues")
+        for name in self.queues:
+            if not _QUEUE_NAME.fullmatch(name):
+                raise ValueError(
+                    f"queue names of 1 to 80 letters, digits, dots, dashes and underscores, "
+                    f"beginning with a letter or digit (read {name!r})"
+                )
+        if self.http is not None:
+            split_bind(self.http)
+
+
+def split_bind(bind: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT`` or ``[IPv6]:PORT``.
+
+    Raises:
+        ValueError: with what is allowed.
+    """
+    match = _BIND.fullmatch(bind)
+    if match is None or int(match["port"]) > 65_535:
+        raise ValueError(f"http: null or HOST:PORT with a port of 0 to 65535 (read {bind!r})")
+    return match["host"].strip("[]"), int(match["port"])

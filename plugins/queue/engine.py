@@ -1,0 +1,186 @@
+"""What a queue's engine promises; one contract for every implementation.
+
+An engine keeps the messages of logical queues, each made of physical queues numbered from 0.
+
+* **Offsets.** A message stored in a physical queue gets the next offset there. Offsets only
+  grow, without gaps, and are never given again: not after deletes, not after a restart.
+* **Storing.** The future of `append` is done when the messages are as safe as the engine makes
+  them, or with a `StorageError` when none of them is kept. Messages of one call keep their order.
+* **Receiving.** `take` gives each visible message to one caller, the oldest first, and makes it
+  invisible for the visibility timeout. What is not deleted in that time becomes visible again:
+  delivery is at least once. Leases need not survive a restart; after one, every message that was
+  not deleted is visible.
+* **Deleting.** When `delete` returns, the messages are gone for good.
+* **Reading.** `read_range` changes nothing: the same range holds the same messages until
+  `commit` removes what is below an offset.
+* **Failing.** A method that raises has changed nothing that others can see. When the cause is
+  gone, the next call works; nothing need be opened anew.
+
+All methods are called on the event loop's thread and none blocks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from broker.errors import PenstockError
+from broker.message import Message
+from plugins.queue.client import Delivery
+
+
+class EngineStartError(PenstockError):
+    """An engine that cannot be opened; the program ends with status 2."""
+
+
+class StorageError(PenstockError):
+    """The engine's storage refused to read or write; what was acknowledged before is safe."""
+
+
+class StorageFullError(StorageError):
+    """The storage has no space left."""
+
+
+class RangeGoneError(PenstockError):
+    """A range begins below the earliest offset: it was committed, or its messages were too old.
+
+    Attributes:
+        earliest: first offset that can be read.
+    """
+
+    def __init__(self, start: int, earliest: int) -> None:
+        super().__init__(
+            f"start: read {start}; allowed: {earliest} or more, what lies below has left the queue"
+        )
+        self.earliest = earliest
+
+
+class OffsetError(PenstockError):
+    """An offset or a physical queue that does not exist."""
+
+
+class QueueLayout(NamedTuple):
+    """What an engine must know of a logical queue.
+
+    Attributes:
+        physical_queues: how many physical queues new messages go to.
+        visibility_timeout: seconds.
+    """
+
+    physical_queues: int
+    visibility_timeout: float
+
+
+class Usage(NamedTuple):
+    """What a physical queue holds.
+
+    Attributes:
+        earliest: first offset that may still be there; everything below has left.
+        next: offset of the next message.
+        messages: messages that are there, invisible ones included.
+        stored_bytes: bytes that they take in the storage.
+    """
+
+    earliest: int
+    next: int
+    messages: int
+    stored_bytes: int
+
+
+class AppendResult(NamedTuple):
+    """What became of the messages of one `append`.
+
+    Attributes:
+        stored: how many are safe.
+        unreadable: indexes of those whose payload could not be read back from its
+            `PayloadStore`; they are not stored.
+    """
+
+    stored: int
+    unreadable: Sequence[int]
+
+
+class Engine(Protocol):
+    """See the module's text for what every engine promises."""
+
+    async def open(self, queues: Mapping[str, QueueLayout]) -> None:
+        """Make the queues ready; nothing else may be called before.
+
+        Physical queues that are there beyond a layout's number are kept and can be read.
+
+        Raises:
+            EngineStartError: with what stands in the way.
+        """
+
+    async def close(self) -> None:
+        """Finish what was begun and free everything; may be called again."""
+
+    def append(
+        self, queue: str, physical_queue: int, messages: Sequence[Message]
+    ) -> asyncio.Future[AppendResult]:
+        """Store messages at the end of a physical queue; see `Storing` in the module's text."""
+
+    async def take(
+        self, queue: str, physical_queue: int, n_max: int, max_bytes: int
+    ) -> list[Delivery]:
+        """Receive up to `n_max` visible messages, at most `max_bytes` of payload after the first.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+
+    def give_back(self, queue: str, deliveries: Sequence[Delivery]) -> None:
+        """Make messages visible again whose receiver has gone before it got them."""
+
+    async def delete(self, queue: str, receipt_handles: Sequence[str]) -> list[str]:
+        """Remove received messages; return the handles that name none.
+
+        Raises:
+            StorageError: none of them is removed; they are visible again.
+        """
+
+    async def read_range(
+        self, queue: str, physical_queue: int, start: int, end: int, max_messages: int
+    ) -> list[bytes]:
+        """Return messages with ``start <= offset < end`` as frames of the batch format.
+
+        The answer may be shorter than the range (it is cut to some MiB) but never empty
+        while the range holds a message.
+
+        Raises:
+            RangeGoneError: `start` is below the earliest offset.
+            OffsetError: no such physical queue, `start` above `end`, or `end` above the next
+                offset.
+            StorageError: the storage cannot be read.
+        """
+
+    async def commit(self, queue: str, offsets: Mapping[int, int]) -> None:
+        """Remove everything below an offset of each physical queue; lower ones do nothing.
+
+        Raises:
+            OffsetError: no such physical queue, or an offset above the next one.
+            StorageError: the storage cannot be written; some may have been committed.
+        """
+
+    async def expire(self, queue: str, enqueued_before: float) -> int:
+        """Remove messages that are older; return how many.
+
+        Only whole segments go, and none behind a younger one.
+
+        Args:
+            queue: name of the logical queue.
+            enqueued_before: seconds since the Unix epoch.
+
+        Raises:
+            StorageError: the storage cannot be written.
+        """
+
+    def usage(self, queue: str) -> dict[int, Usage]:
+        """Return what each physical queue holds, by number."""
+
+    def leased(self, queue: str) -> int:
+        """Return how many messages are received and not deleted."""
+
+    def failure(self) -> str | None:
+        """Return why the last write failed; None when it succeeded."""

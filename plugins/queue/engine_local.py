@@ -1,0 +1,371 @@
+"""The engine of one process: a store, a thread that writes, leases in memory.
+
+Reads run on threads of their own, writes on that of `GroupCommit`; everything else happens on
+the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from logging import Logger
+from typing import TypeVar
+
+from broker.message import Message
+from plugins.queue.batch_format import cut_frame
+from plugins.queue.client import Delivery, read_batch
+from plugins.queue.engine import (
+    AppendResult,
+    OffsetError,
+    QueueLayout,
+    RangeGoneError,
+    StorageError,
+    Usage,
+)
+from plugins.queue.group_commit import Append, Delete, GroupCommit, Truncate
+from plugins.queue.leases import Lease
+from plugins.queue.physical_queue import PhysicalQueue, ReadMessage
+from plugins.queue.store import Key, Mark, Store, StoredSegment, wanted_bits
+
+T = TypeVar("T")
+
+PAGE_BYTES = 1024 * 1024
+"""What is read ahead of a physical queue at a time."""
+PAGE_MESSAGES = 1024
+RANGE_BYTES = 4 * 1024 * 1024
+"""Size at which the answer to a range is cut."""
+
+
+class LocalEngine:
+    """See `plugins.queue.engine` for what its methods promise.
+
+    Args:
+        store: where messages are kept; opened and closed by the engine.
+        clock: monotonic seconds.
+        commit_max_messages: messages of one commit at most.
+        logger: told what goes wrong.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Callable[[], float],
+        commit_max_messages: int,
+        logger: Logger,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._commit_max_messages = commit_max_messages
+        self._logger = logger
+        self._queues: dict[Key, PhysicalQueue] = {}
+        self._locks: dict[Key, asyncio.Lock] = {}
+        self._numbers: dict[str, list[int]] = {}
+        # Never the same twice, also over restarts: an old handle must not name a new receive.
+        self._lease_ids = itertools.count(time.time_ns())
+        self._readers = ThreadPoolExecutor(2, thread_name_prefix="penstock-queue-reader")
+        self._commits: GroupCommit | None = None
+
+    async def open(self, queues: Mapping[str, QueueLayout]) -> None:
+        """Open the store and make the queues ready."""
+        numbers = {name: layout.physical_queues for name, layout in queues.items()}
+        await asyncio.to_thread(self._store.open, numbers)
+        for key, usage in self._store.usage.items():
+            name, number = key
+            if name in queues:
+                timeout = queues[name].visibility_timeout
+                self._queues[key] = PhysicalQueue(usage.earliest, timeout)
+                self._locks[key] = asyncio.Lock()
+                self._numbers.setdefault(name, []).append(number)
+            elif usage.messages:
+                self._logger.warning(
+                    "queue %s is not in the policy file; its %d messages in physical queue %d stay",
+                    name,
+                    usage.messages,
+                    number,
+                )
+        loop = asyncio.get_running_loop()
+        self._commits = GroupCommit(
+            self._store, loop, self._clock, self._commit_max_messages, self._logger
+        )
+
+    async def close(self) -> None:
+        """Write what was submitted and close the store."""
+        if self._commits is not None:
+            await self._commits.close()
+            self._commits = None
+        await asyncio.to_thread(self._readers.shutdown)
+        await asyncio.to_thread(self._store.close)
+
+    def append(
+        self, queue: str, physical_queue: int, messages: Sequence[Message]
+    ) -> asyncio.Future[AppendResult]:
+        """Store messages at the end of a physical queue."""
+        future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
+        self._writer().submit(Append((queue, physical_queue), messages, future))
+        return future
+
+    async def take(
+        self, queue: str, physical_queue: int, n_max: int, max_bytes: int
+    ) -> list[Delivery]:
+        """Receive messages: first those that are visible again, then the oldest others."""
+        key = (queue, physical_queue)
+        waiting = self._queues[key]
+        async with self._locks[key]:
+            waiting.leases.expire(self._clock())
+            again = waiting.leases.visible_again(n_max)
+            taken: list[tuple[ReadMessage, Lease]] = []
+            if again:
+                taken = await self._take_again(key, again, max_bytes)
+            missing = n_max - len(taken)
+            if missing and waiting.must_read(missing, self._store.usage[key].next):
+                await self._read_ahead(key, waiting)
+            now = self._clock()
+            left = max_bytes - sum(len(message.payload) for message, _ in taken)
+            for message in waiting.take_ready(missing, left):
+                taken.append((message, waiting.lease(message, next(self._lease_ids), now)))
+        return [_delivery(physical_queue, message, lease) for message, lease in taken]
+
+    def give_back(self, queue: str, deliveries: Sequence[Delivery]) -> None:
+        """Make messages visible again whose receiver has gone."""
+        for delivery in deliveries:
+            number, offset, lease_id = _parse_handle(delivery.receipt_handle)
+            self._queues[queue, number].leases.release(offset, lease_id)
+
+    async def delete(self, queue: str, receipt_handles: Sequence[str]) -> list[str]:
+        """Remove received messages; return the handles that name none."""
+        unknown: list[str] = []
+        leases: list[tuple[Key, Lease]] = []
+        for handle in receipt_handles:
+            number, offset, lease_id = _parse_handle(handle)
+            held = self._queues.get((queue, number))
+            lease = held.leases.delete(offset, lease_id) if held is not None else None
+            if lease is None:
+                unknown.append(handle)
+            else:
+                leases.append(((queue, number), lease))
+        if leases:
+            await self._delete(leases)
+        return unknown
+
+    async def read_range(
+        self, queue: str, physical_queue: int, start: int, end: int, max_messages: int
+    ) -> list[bytes]:
+        """Return the frames of a range."""
+        key = (queue, physical_queue)
+        self._check_range(key, start, end)
+
+        def read() -> list[bytes]:
+            segments = self._store.read(key, start, end, max_messages, RANGE_BYTES)
+            return _cut_to_range(segments, start, end, max_messages)
+
+        frames = await self._read(read)
+        # What was committed while this read may be missing from it.
+        self._check_range(key, start, end)
+        return frames
+
+    async def commit(self, queue: str, offsets: Mapping[int, int]) -> None:
+        """Remove everything below an offset of each physical queue."""
+        for number, offset in offsets.items():
+            self._check_offset((queue, number), offset)
+        for number, offset in offsets.items():
+            await self._truncate((queue, number), offset)
+
+    async def expire(self, queue: str, enqueued_before: float) -> int:
+        """Remove messages that are older."""
+        n_expired = 0
+        for number in self._numbers[queue]:
+            key = (queue, number)
+            below = await self._read(partial(self._store.older_than, key, enqueued_before))
+            n_expired += await self._truncate(key, below)
+        return n_expired
+
+    def usage(self, queue: str) -> dict[int, Usage]:
+        """Return what each physical queue holds, by number."""
+        return {number: self._store.usage[queue, number] for number in self._numbers[queue]}
+
+    def leased(self, queue: str) -> int:
+        """Return how many messages are received and not deleted."""
+        return sum(len(self._queues[queue, number].leases) for number in self._numbers[queue])
+
+    def failure(self) -> str | None:
+        """Return why the last write failed."""
+        return None if self._commits is None else self._commits.failure
+
+    def _writer(self) -> GroupCommit:
+        if self._commits is None:
+            raise StorageError("the queue is closed")
+        return self._commits
+
+    async def _read(self, read: Callable[[], T]) -> T:
+        """Run a read of the store on a thread.
+
+        Raises:
+            StorageError: it failed, or what it found is no whole frame.
+        """
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._readers, read)
+        except ValueError as error:
+            raise StorageError(f"queue storage holds a broken segment: {error}") from error
+
+    async def _read_ahead(self, key: Key, waiting: PhysicalQueue) -> None:
+        start, end = waiting.cursor, self._store.usage[key].next
+
+        def read() -> tuple[list[ReadMessage], int]:
+            segments = self._store.read(key, start, end, PAGE_MESSAGES, PAGE_BYTES)
+            if not segments:
+                return [], end
+            last = segments[-1]
+            return _read_messages(segments, start, end), last.first_offset + last.n_messages
+
+        waiting.feed(*await self._read(read))
+
+    async def _take_again(
+        self, key: Key, again: Sequence[Lease], max_bytes: int
+    ) -> list[tuple[ReadMessage, Lease]]:
+        """Read messages that are visible again and lease them anew."""
+        leases = self._queues[key].leases
+        wanted = {lease.offset: lease for lease in again}
+
+        def read() -> list[ReadMessage]:
+            found: list[ReadMessage] = []
+            for lease in {lease.segment: lease for lease in again}.values():
+                segments = self._store.read(key, lease.offset, lease.offset + 1, 1, 1)
+                behind = lease.segment + lease.segment_count
+                messages = _read_messages(segments, lease.segment, behind)
+                found += [message for message in messages if message.offset in wanted]
+            return found
+
+        try:
+            messages = await self._read(read)
+        except BaseException:
+            for lease in again:
+                if leases.is_current(lease):
+                    leases.put_back(lease)
+            raise
+        now = self._clock()
+        taken: list[tuple[ReadMessage, Lease]] = []
+        for message in messages:
+            lease = wanted[message.offset]
+            if not leases.is_current(lease):
+                continue
+            if max_bytes <= 0 and taken:
+                leases.put_back(lease)
+                continue
+            max_bytes -= len(message.payload)
+            leases.lease(lease, next(self._lease_ids), now)
+            taken.append((message, lease))
+        return taken
+
+    async def _delete(self, leases: Sequence[tuple[Key, Lease]]) -> None:
+        """Delete for good; the messages are visible again where that fails."""
+        bits: dict[tuple[Key, int, int], int] = {}
+        for key, lease in leases:
+            segment = (key, lease.segment, lease.segment_count)
+            bits[segment] = bits.get(segment, 0) | 1 << (lease.offset - lease.segment)
+        marks = [Mark(key, first, n, map_) for (key, first, n), map_ in bits.items()]
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def settled(done: asyncio.Future[None]) -> None:
+            if done.exception() is not None:
+                for key, lease in leases:
+                    self._queues[key].leases.put_back(lease)
+
+        future.add_done_callback(settled)
+        self._writer().submit(Delete(marks, future))
+        # The one who asked may go away; the delete is under way and must be booked.
+        await asyncio.shield(future)
+
+    async def _truncate(self, key: Key, below: int) -> int:
+        if below <= self._store.usage[key].earliest:
+            return 0
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        waiting = self._queues[key]
+        future.add_done_callback(
+            lambda done: waiting.drop_below(below) if done.exception() is None else None
+        )
+        self._writer().submit(Truncate(key, below, future))
+        return await asyncio.shield(future)
+
+    def _check_range(self, key: Key, start: int, end: int) -> None:
+        self._check_offset(key, end)
+        if not 0 <= start <= end:
+            raise OffsetError(f"start: read {start}; allowed: 0 to the range's end, {end}")
+        if start < end and start < self._store.usage[key].earliest:
+            raise RangeGoneError(start, self._store.usage[key].earliest)
+
+    def _check_offset(self, key: Key, offset: int) -> None:
+        queue, number = key
+        if key not in self._queues:
+            known = ", ".join(map(str, self._numbers[queue]))
+            raise OffsetError(f"physical queue of {queue}: read {number}; allowed: {known}")
+        behind = self._store.usage[key].next
+        if not 0 <= offset <= behind:
+            raise OffsetError(
+                f"offset of physical queue {number}: read {offset}; allowed: 0 to {behind}, "
+                "the offset that its next message will get"
+            )
+
+
+def _handle(physical_queue: int, lease: Lease) -> str:
+    return f"{physical_queue}.{lease.offset}.{lease.lease_id:x}"
+
+
+def _parse_handle(handle: str) -> tuple[int, int, int]:
+    """Return (physical queue, offset, lease id); (-1, -1, -1) for what is no handle."""
+    try:
+        number, offset, lease_id = handle.split(".")
+        return int(number), int(offset), int(lease_id, 16)
+    except ValueError:
+        return -1, -1, -1
+
+
+def _delivery(physical_queue: int, message: ReadMessage, lease: Lease) -> Delivery:
+    return Delivery(
+        receipt_handle=_handle(physical_queue, lease),
+        receive_count=lease.receive_count,
+        physical_queue=physical_queue,
+        offset=message.offset,
+        topic=message.topic,
+        payload=message.payload,
+        qos=message.qos,
+        publisher=message.publisher,
+        enqueued_at=message.enqueued_at,
+        properties=message.properties,
+    )
+
+
+def _read_messages(segments: Sequence[StoredSegment], start: int, end: int) -> list[ReadMessage]:
+    """Return the messages of segments that lie in ``[start, end)`` and are not deleted."""
+    messages: list[ReadMessage] = []
+    for first, n_messages, gone, frame in segments:
+        wanted = wanted_bits(first, n_messages, gone, start, end)
+        columns = zip(*read_batch(frame), strict=True)
+        messages += [
+            ReadMessage(
+                offset, topic, payload, qos, publisher, enqueued_at, properties, first, n_messages
+            )
+            for offset, topic, payload, qos, publisher, enqueued_at, properties in columns
+            if wanted >> (offset - first) & 1
+        ]
+    return messages
+
+
+def _cut_to_range(
+    segments: Sequence[StoredSegment], start: int, end: int, max_messages: int
+) -> list[bytes]:
+    """Return the frames of segments, without what is deleted or outside ``[start, end)``."""
+    frames: list[bytes] = []
+    for first, n_messages, gone, frame in segments:
+        wanted = wanted_bits(first, n_messages, gone, start, end)
+        n_wanted = wanted.bit_count()
+        if n_wanted == n_messages <= max_messages:
+            frames.append(frame)
+        else:
+            frames.append(cut_frame(frame, wanted, max_messages))
+        max_messages -= n_wanted
+    return frames

@@ -1,0 +1,395 @@
+"""A store in an SQLite file: durable, on one machine, for one process.
+
+The write-ahead log is flushed on each commit (``synchronous=FULL``), so what `write` returns
+from survives a power cut. One process has the file at a time, held by a lock on ``PATH.lock``:
+leases live in memory, and two processes would give one message to two receivers. The lock goes
+with the process, however it ends. Other programs may look into the file while it is open.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from typing import Final
+
+from plugins.queue.engine import EngineStartError, StorageError, StorageFullError, Usage
+from plugins.queue.store import Key, Mark, NewSegment, StoredSegment, wanted_bits
+
+APPLICATION_ID: Final = 0x50455154
+"""Stands in the file's header, so that no other program's database is taken for a queue."""
+SCHEMA_VERSION: Final = 1
+PAGE_BYTES: Final = 8192
+"""Half the default's pages for the same segments, and fewer links between them."""
+CHECKPOINT_PAGES: Final = 1000
+"""8 MiB of write-ahead log: a checkpoint then holds up the commit behind it for some ten
+milliseconds, not hundreds."""
+LOG_LIMIT_BYTES: Final = 64 * 1024 * 1024
+"""What the write-ahead log is cut to after a reader has let it grow."""
+TRUNCATE_SEGMENTS: Final = 256
+"""Segments that one transaction deletes at most, some 64 MiB: a reader that commits a long
+range does not hold up what is to be stored meanwhile."""
+BUSY_SECONDS: Final = 5.0
+"""How long a write waits for another program that looks into the file."""
+
+_SCHEMA: Final = (
+    """CREATE TABLE physical_queue (
+        id INTEGER PRIMARY KEY,
+        queue TEXT NOT NULL,
+        number INTEGER NOT NULL,
+        earliest INTEGER NOT NULL DEFAULT 0,
+        next INTEGER NOT NULL DEFAULT 0,
+        messages INTEGER NOT NULL DEFAULT 0,
+        stored_bytes INTEGER NOT NULL DEFAULT 0,
+        UNIQUE (queue, number)
+    )""",
+    """CREATE TABLE segment (
+        physical_queue INTEGER NOT NULL REFERENCES physical_queue (id),
+        first_offset INTEGER NOT NULL,
+        n_messages INTEGER NOT NULL,
+        newest_at REAL NOT NULL,
+        frame BLOB NOT NULL,
+        PRIMARY KEY (physical_queue, first_offset)
+    )""",
+    # Beside the segments, because to change a row SQLite writes all of it.
+    """CREATE TABLE gone (
+        physical_queue INTEGER NOT NULL,
+        first_offset INTEGER NOT NULL,
+        bits BLOB NOT NULL,
+        PRIMARY KEY (physical_queue, first_offset)
+    ) WITHOUT ROWID""",
+)
+
+_READ: Final = """
+    SELECT first_offset, n_messages, bits, frame
+    FROM segment LEFT JOIN gone USING (physical_queue, first_offset)
+    WHERE physical_queue = ?1 AND first_offset < ?3 AND first_offset >= coalesce(
+        (SELECT max(first_offset) FROM segment WHERE physical_queue = ?1 AND first_offset <= ?2),
+        ?2)
+    ORDER BY first_offset"""
+
+
+class SqliteStore:
+    """Segments in an SQLite file; see `Store` for what its methods promise.
+
+    Args:
+        path: name of the file.
+        durability: `full` or `normal`; see `QueueConfig`.
+
+    Attributes:
+        usage: what each physical queue holds.
+    """
+
+    def __init__(self, path: str, durability: str = "full") -> None:
+        self.usage: dict[Key, Usage] = {}
+        self._path = path
+        self._durability = durability
+        self._ids: dict[Key, int] = {}
+        self._lock_file: int | None = None
+        self._writer: sqlite3.Connection | None = None
+        self._local = threading.local()
+        self._readers: list[sqlite3.Connection] = []
+
+    def open(self, queues: Mapping[str, int]) -> None:
+        """Open the file, or make it."""
+        try:
+            self._lock()
+            self._writer = self._connect()
+            self._prepare(self._writer)
+            self._make_queues(self._writer, queues)
+        except sqlite3.Error as error:
+            self.close()
+            raise EngineStartError(self._explain(error)) from error
+        except StorageError as error:
+            self.close()
+            raise EngineStartError(str(error)) from error
+        except EngineStartError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file and let go of its lock."""
+        for connection in (*self._readers, self._writer):
+            if connection is not None:
+                # A last checkpoint may fail on a full disk; the log is read at the next start.
+                with suppress(sqlite3.Error):
+                    connection.close()
+        self._readers.clear()
+        self._local = threading.local()
+        self._writer = None
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+            self._lock_file = None
+
+    def write(self, segments: Sequence[NewSegment], marks: Sequence[Mark]) -> None:
+        """Store segments and delete messages in one transaction."""
+        changed: dict[Key, Usage] = {}
+        with self._transaction() as connection:
+            connection.executemany(
+                "INSERT INTO segment VALUES (?, ?, ?, ?, ?)",
+                [
+                    (self._ids[key], first_offset, n_messages, newest_at, frame)
+                    for key, first_offset, n_messages, newest_at, frame in segments
+                ],
+            )
+            for key, first_offset, n_messages, _, frame in segments:
+                usage = changed.get(key) or self.usage[key]
+                changed[key] = usage._replace(
+                    next=first_offset + n_messages,
+                    messages=usage.messages + n_messages,
+                    stored_bytes=usage.stored_bytes + len(frame),
+                )
+            for mark in marks:
+                usage = changed.get(mark.key) or self.usage[mark.key]
+                changed[mark.key] = self._mark(connection, mark, usage)
+            self._write_usage(connection, changed)
+        self.usage.update(changed)
+
+    def truncate(self, key: Key, below: int) -> int:
+        """Delete messages below an offset, a bounded number of segments in one transaction."""
+        usage = self.usage[key]
+        row_id = self._ids[key]
+        with self._transaction() as connection:
+            bound = connection.execute(
+                "SELECT first_offset + n_messages FROM segment WHERE physical_queue = ?"
+                " AND first_offset < ? ORDER BY first_offset LIMIT 1 OFFSET ?",
+                (row_id, below, TRUNCATE_SEGMENTS - 1),
+            ).fetchone()
+            below = below if bound is None else min(below, bound[0])
+            whole = "physical_queue = ?1 AND first_offset < ?2 AND first_offset + n_messages <= ?2"
+            n_messages, n_bytes = connection.execute(
+                f"SELECT total(n_messages), total(length(frame)) FROM segment WHERE {whole}",  # noqa: S608 (a text of ours)
+                (row_id, below),
+            ).fetchone()
+            gone = connection.execute(
+                f"SELECT bits FROM gone JOIN segment USING (physical_queue, first_offset)"  # noqa: S608 (a text of ours)
+                f" WHERE {whole}",
+                (row_id, below),
+            ).fetchall()
+            connection.execute(f"DELETE FROM segment WHERE {whole}", (row_id, below))  # noqa: S608 (a text of ours)
+            n_gone = sum(int.from_bytes(bits, "little").bit_count() for (bits,) in gone)
+            usage = usage._replace(
+                earliest=max(usage.earliest, below),
+                messages=usage.messages - int(n_messages) + n_gone,
+                stored_bytes=usage.stored_bytes - int(n_bytes),
+            )
+            cut = connection.execute(
+                "SELECT first_offset, n_messages FROM segment"
+                " WHERE physical_queue = ? AND first_offset < ?",
+                (row_id, below),
+            ).fetchone()
+            if cut is not None:
+                bits = (1 << (below - cut[0])) - 1
+                usage = self._mark(connection, Mark(key, cut[0], cut[1], bits), usage)
+            connection.execute(
+                "DELETE FROM gone WHERE physical_queue = ? AND first_offset < ?",
+                (row_id, below if cut is None else cut[0]),
+            )
+            self._write_usage(connection, {key: usage})
+        n_removed = self.usage[key].messages - usage.messages
+        self.usage[key] = usage
+        return n_removed
+
+    def older_than(self, key: Key, enqueued_before: float) -> int:
+        """Return the offset below which every segment is older."""
+        offset = self.usage[key].earliest
+        with self._read_errors():
+            rows = self._reader().execute(
+                "SELECT first_offset + n_messages, newest_at FROM segment"
+                " WHERE physical_queue = ? ORDER BY first_offset",
+                (self._ids[key],),
+            )
+            with closing(rows):
+                for behind, newest_at in rows:
+                    if newest_at >= enqueued_before:
+                        break
+                    offset = behind
+        return offset
+
+    def read(
+        self, key: Key, start: int, end: int, max_messages: int, max_bytes: int
+    ) -> list[StoredSegment]:
+        """Return the segments that hold messages in a range."""
+        found: list[StoredSegment] = []
+        with self._read_errors():
+            rows = self._reader().execute(_READ, (self._ids[key], start, end))
+            # An open cursor would keep the write-ahead log from being reused.
+            with closing(rows):
+                for first_offset, n_messages, bits, frame in rows:
+                    gone = int.from_bytes(bits or b"", "little")
+                    wanted = wanted_bits(first_offset, n_messages, gone, start, end)
+                    if not wanted:
+                        continue
+                    found.append(StoredSegment(first_offset, n_messages, gone, frame))
+                    max_messages -= wanted.bit_count()
+                    max_bytes -= len(frame)
+                    if max_messages <= 0 or max_bytes <= 0:
+                        break
+        return found
+
+    def _lock(self) -> None:
+        """Take the lock that keeps other processes out.
+
+        Raises:
+            EngineStartError: another process has it, or its file cannot be made.
+        """
+        name = f"{self._path}.lock"
+        try:
+            self._lock_file = lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise EngineStartError(
+                f"queue database {self._path}: {name} cannot be made: {error.strerror}; allowed: "
+                "a path in a directory that is there and can be written"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
+            raise EngineStartError(
+                f"queue database {self._path}: in use by process {holder or 'unknown'}; allowed: "
+                "one process at a time, because leases live in its memory"
+            ) from error
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(
+            self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+
+    def _reader(self) -> sqlite3.Connection:
+        """Return this thread's own connection for reading."""
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._connect()
+            connection.execute("PRAGMA query_only = ON")
+            self._local.connection = connection
+            self._readers.append(connection)
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Set the file up, or check that it is one of ours.
+
+        Raises:
+            EngineStartError: it is not.
+        """
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (n_tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if n_tables and application_id != APPLICATION_ID:
+            raise EngineStartError(
+                f"queue database {self._path}: read another program's database; allowed: a "
+                "queue's, or a path where nothing is"
+            )
+        if n_tables and version != SCHEMA_VERSION:
+            raise EngineStartError(
+                f"queue database {self._path}: read format {version}; allowed: {SCHEMA_VERSION}"
+            )
+        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise EngineStartError(
+                f"queue database {self._path}: read journal mode {mode}; allowed: a file system "
+                "that can share memory, which network file systems cannot"
+            )
+        connection.execute(f"PRAGMA synchronous = {self._durability}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        connection.execute(f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES}")
+        # Some builds overwrite what is deleted, which doubles the writes.
+        connection.execute("PRAGMA secure_delete = OFF")
+        if not n_tables:
+            with self._transaction():
+                for statement in _SCHEMA:
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _make_queues(self, connection: sqlite3.Connection, queues: Mapping[str, int]) -> None:
+        wanted = [(name, number) for name, n in queues.items() for number in range(n)]
+        # Begins with a write, so that a file that cannot be written is refused at the start.
+        with self._transaction():
+            connection.executemany(
+                "INSERT INTO physical_queue (queue, number) VALUES (?, ?) ON CONFLICT DO NOTHING",
+                wanted,
+            )
+            rows = connection.execute(
+                "SELECT id, queue, number, earliest, next, messages, stored_bytes"
+                " FROM physical_queue ORDER BY queue, number"
+            ).fetchall()
+        for row_id, queue, number, *usage in rows:
+            self._ids[queue, number] = row_id
+            self.usage[queue, number] = Usage(*usage)
+
+    def _mark(self, connection: sqlite3.Connection, mark: Mark, usage: Usage) -> Usage:
+        """Delete messages of one segment; return its physical queue's new usage."""
+        place = (self._ids[mark.key], mark.first_offset)
+        row = connection.execute(
+            "SELECT bits, length(frame) FROM segment LEFT JOIN gone"
+            " USING (physical_queue, first_offset) WHERE physical_queue = ? AND first_offset = ?",
+            place,
+        ).fetchone()
+        if row is None:
+            return usage
+        gone = int.from_bytes(row[0] or b"", "little")
+        whole = (1 << mark.n_messages) - 1
+        now_gone = gone | (mark.bits & whole)
+        n_removed = now_gone.bit_count() - gone.bit_count()
+        freed = 0
+        if now_gone == whole:
+            freed = row[1]
+            for table in ("segment", "gone"):
+                connection.execute(
+                    f"DELETE FROM {table} WHERE physical_queue = ? AND first_offset = ?",  # noqa: S608 (two names of ours)
+                    place,
+                )
+        else:
+            bits = now_gone.to_bytes((mark.n_messages + 7) // 8, "little")
+            connection.execute("INSERT OR REPLACE INTO gone VALUES (?, ?, ?)", (*place, bits))
+        return usage._replace(
+            messages=usage.messages - n_removed, stored_bytes=usage.stored_bytes - freed
+        )
+
+    def _write_usage(self, connection: sqlite3.Connection, changed: Mapping[Key, Usage]) -> None:
+        connection.executemany(
+            "UPDATE physical_queue SET earliest = ?, next = ?, messages = ?, stored_bytes = ?"
+            " WHERE id = ?",
+            [(*usage, self._ids[key]) for key, usage in changed.items()],
+        )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Run a block in one transaction, all of it or nothing.
+
+        Raises:
+            StorageError: SQLite refused; nothing has changed.
+        """
+        connection = self._writer
+        if connection is None:
+            raise StorageError(f"queue database {self._path}: closed")
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                # Some errors have rolled back by themselves.
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            is_full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+            raise (StorageFullError if is_full else StorageError)(self._explain(error)) from error
+
+    @contextmanager
+    def _read_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StorageError(self._explain(error)) from error
+
+    def _explain(self, error: sqlite3.Error) -> str:
+        name = getattr(error, "sqlite_errorname", type(error).__name__)
+        return f"queue database {self._path}: {error} ({name})"

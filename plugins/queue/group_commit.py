@@ -1,0 +1,245 @@
+"""One thread that writes: all that has come while it wrote goes into the next commit.
+
+A commit costs one flush of the disk however many messages it holds. Under load the groups grow
+by themselves; a single message waits for nobody but `commit_wait_seconds` of its sink.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from logging import Logger
+from typing import Any, TypeAlias
+
+from broker.message import Message
+from plugins.queue.batch_format import split_for_segments, write_segment
+from plugins.queue.engine import AppendResult, StorageError
+from plugins.queue.store import Key, Mark, NewSegment, Store
+
+LOG_PERIOD_SECONDS = 10.0
+"""How often a storage that goes on refusing is logged."""
+
+
+@dataclass(eq=False, slots=True)
+class Append:
+    """Store messages; the future's result is an `AppendResult`."""
+
+    key: Key
+    messages: Sequence[Message]
+    future: asyncio.Future[AppendResult]
+
+
+@dataclass(eq=False, slots=True)
+class Delete:
+    """Delete messages; the future's result is None."""
+
+    marks: Sequence[Mark]
+    future: asyncio.Future[None]
+
+
+@dataclass(eq=False, slots=True)
+class Truncate:
+    """Delete all below an offset; the future's result is the number of messages."""
+
+    key: Key
+    below: int
+    future: asyncio.Future[int]
+    n_removed: int = 0
+
+
+Request: TypeAlias = Append | Delete | Truncate
+Outcome: TypeAlias = tuple[asyncio.Future[Any], Any, StorageError | None]
+"""A request's future, its result, and the error that stands in its place."""
+
+
+class GroupCommit:
+    """The writing thread of one store.
+
+    Args:
+        store: an open store.
+        loop: on whose thread the futures are settled, once for each commit.
+        clock: monotonic seconds, as in `Message.arrived_at`.
+        max_messages: messages of one commit; a request is never split.
+        logger: told when the storage begins and ceases to refuse.
+
+    Attributes:
+        failure: why the last write failed; None when it succeeded.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float],
+        max_messages: int,
+        logger: Logger,
+    ) -> None:
+        self.failure: str | None = None
+        self._store = store
+        self._loop = loop
+        self._clock = clock
+        self._max_messages = max_messages
+        self._logger = logger
+        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._is_closing = False
+        self._logged_at = 0.0
+        self._n_refused = 0
+        self._thread = threading.Thread(target=self._run, name="penstock-queue-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Have a request written; its future is settled on the loop's thread."""
+        self._requests.put(request)
+
+    async def close(self) -> None:
+        """Write everything that was submitted, then end the thread; may be called again."""
+        self._requests.put(None)
+        await asyncio.to_thread(self._thread.join)
+        # The last futures are settled by a callback that stands before this one.
+        await asyncio.sleep(0)
+
+    def _run(self) -> None:
+        while group := self._next_group():
+            outcomes = self._write(group)
+            outcomes += self._truncate(group)
+            self._loop.call_soon_threadsafe(_settle, outcomes)
+
+    def _next_group(self) -> list[Request]:
+        """Return what is to be committed together; nothing when all is done."""
+        group: list[Request] = []
+        n_messages = 0
+        while n_messages < self._max_messages:
+            try:
+                request = self._requests.get(block=not group and not self._is_closing)
+            except queue.Empty:
+                break
+            if request is None:
+                self._is_closing = True
+            else:
+                group.append(request)
+                n_messages += _size(request)
+        return group
+
+    def _truncate(self, group: Sequence[Request]) -> list[Outcome]:
+        """Do a step of each truncation; what is left of it comes behind what waits now."""
+        outcomes: list[Outcome] = []
+        for request in group:
+            if not isinstance(request, Truncate):
+                continue
+            try:
+                request.n_removed += self._store.truncate(request.key, request.below)
+                self._succeeded()
+            except StorageError as error:
+                self._failed(error, 0)
+                outcomes.append((request.future, None, error))
+                continue
+            if self._store.usage[request.key].earliest < request.below:
+                self._requests.put(request)
+            else:
+                outcomes.append((request.future, request.n_removed, None))
+        return outcomes
+
+    def _write(self, group: Sequence[Request]) -> list[Outcome]:
+        """Write the appends and deletes of a group in one transaction."""
+        outcomes: list[Outcome] = []
+        segments: list[NewSegment] = []
+        stored: list[Outcome] = []
+        next_offsets: dict[Key, int] = {}
+        for request in group:
+            if isinstance(request, Append):
+                try:
+                    made, result = self._encode(request, next_offsets)
+                except Exception as error:
+                    self._logger.exception("queue %s: message cannot be encoded", request.key[0])
+                    failed = StorageError(f"message cannot be encoded: {error}")
+                    outcomes.append((request.future, None, failed))
+                else:
+                    segments += made
+                    stored.append((request.future, result, None))
+        deletes = [request for request in group if isinstance(request, Delete)]
+        marks = [mark for request in deletes for mark in request.marks]
+        deleted: list[Outcome] = [(request.future, None, None) for request in deletes]
+        try:
+            if segments or marks:
+                self._store.write(segments, marks)
+                self._succeeded()
+        except StorageError as error:
+            self._failed(error, sum(segment.n_messages for segment in segments))
+            stored = [(future, None, error) for future, _, _ in stored]
+            deleted = self._delete_alone(deleted, marks, error if not segments else None)
+        return outcomes + stored + deleted
+
+    def _delete_alone(
+        self, deleted: list[Outcome], marks: Sequence[Mark], error: StorageError | None
+    ) -> list[Outcome]:
+        """Delete without the messages that could not be stored: it makes room for others."""
+        if error is None and marks:
+            try:
+                self._store.write((), marks)
+            except StorageError as failed:
+                error = failed
+        return [(future, None, error) for future, _, _ in deleted]
+
+    def _encode(
+        self, request: Append, next_offsets: dict[Key, int]
+    ) -> tuple[list[NewSegment], AppendResult]:
+        """Return a request's segments, with offsets behind those of the group so far."""
+        messages: list[Message] = []
+        payloads: list[bytes] = []
+        unreadable: list[int] = []
+        for index, message in enumerate(request.messages):
+            try:
+                payloads.append(message.read_payload())
+                messages.append(message)
+            except OSError:
+                self._logger.exception("payload of %r cannot be read back", message)
+                unreadable.append(index)
+        epoch = time.time() - self._clock()
+        offset = next_offsets.get(request.key, self._store.usage[request.key].next)
+        segments: list[NewSegment] = []
+        for run in split_for_segments(messages):
+            part = messages[run]
+            frame = write_segment(part, payloads[run], offset, epoch)
+            newest_at = part[-1].arrived_at + epoch
+            segments.append(NewSegment(request.key, offset, len(part), newest_at, frame))
+            offset += len(part)
+        next_offsets[request.key] = offset
+        return segments, AppendResult(len(messages), unreadable)
+
+    def _failed(self, error: StorageError, n_refused: int) -> None:
+        self._n_refused += n_refused
+        now = self._clock()
+        if self.failure is None or now - self._logged_at >= LOG_PERIOD_SECONDS:
+            self._logged_at = now
+            self._logger.error(
+                "queue storage refuses to write: %s; %d messages refused so far",
+                error,
+                self._n_refused,
+            )
+        self.failure = str(error)
+
+    def _succeeded(self) -> None:
+        if self.failure is not None:
+            self._logger.warning(
+                "queue storage writes again; %d messages were refused", self._n_refused
+            )
+            self.failure = None
+            self._n_refused = 0
+
+
+def _size(request: Request) -> int:
+    return len(request.messages) if isinstance(request, Append) else 1
+
+
+def _settle(outcomes: list[Outcome]) -> None:
+    for future, result, error in outcomes:
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
