@@ -82,7 +82,7 @@ def test_trailing_byte(vector: Vector) -> None:
 
 @pytest.mark.parametrize("version", [4, 5])
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_what_is_written_is_read(version: int, data: st.DataObject) -> None:
     """Every valid packet survives its way over the wire."""
     packet = data.draw(packets(version))

@@ -72,7 +72,7 @@ VECTORS = [
             password=b"\x00\xff",
             will=Will("w/t", b"bye", qos=2, retain=True),
         ),
-        "10 20 0004 4d515454 04 f4 0000 0002 6331 0003 772f74 0003 627965 0001 75 0002 00ff",
+        "10 1f 0004 4d515454 04 f4 0000 0002 6331 0003 772f74 0003 627965 0001 75 0002 00ff",
     ),
     Vector(
         "CONNECT 5, least",
@@ -96,7 +96,7 @@ VECTORS = [
             ),
             properties={"session_expiry_interval": 0xFFFFFFFF, "receive_maximum": 20},
         ),
-        "10 2f 0004 4d515454 05 4e ffff 08 11 ffffffff 21 0014 0001 63"
+        "10 2b 0004 4d515454 05 4e ffff 08 11 ffffffff 21 0014 0001 63"
         "0c 18 00000005 26 0001 61 0001 62 0001 74 0000 0001 70",
     ),
     Vector(
