@@ -1,0 +1,351 @@
+"""The host: aMQTT's plugins as the broker's access control and listeners."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final
+
+from amqtt.contexts import Action as AmqttAction
+from amqtt.events import BrokerEvents, MQTTEvents
+from amqtt.plugins.sys.broker import BrokerSysPlugin
+
+from broker.amqtt_host.calls import SHUTDOWN_SECONDS, PluginCalls
+from broker.amqtt_host.facade import HostedBroker
+from broker.amqtt_host.handlers import (
+    SysCounts,
+    counts_packets,
+    decides,
+    event_handlers,
+    handler_of,
+    warn_of_unknown_events,
+)
+from broker.amqtt_host.loading import load_manager
+from broker.amqtt_host.packets import HostedMessage, packet_view, retained_view
+from broker.amqtt_host.sessions import HostedSession, session_of_attempt
+from broker.config import Policy
+from broker.core import Core
+from broker.events import (
+    ClientConnected,
+    ClientDisconnected,
+    ClientSubscribed,
+    ClientUnsubscribed,
+    Listeners,
+    MessageReceived,
+    MessageRetained,
+    MessageRouted,
+    PacketReceived,
+    PacketSent,
+)
+from broker.extensions import (
+    PUBLISH,
+    RECEIVE,
+    SUBSCRIBE,
+    Action,
+    ConnectAttempt,
+    SessionView,
+)
+from broker.message import Message
+from broker.session import Session
+
+_MAX_ADMITTED: Final = 1_000
+"""Clients that were authenticated and whose connection has not opened yet; the oldest go."""
+
+
+class AmqttHost:
+    """Runs the aMQTT plugins of a policy; the broker's `AccessControl`.
+
+    Make it with the event loop running, give `listeners` and the host itself to the core,
+    `attach` the core, then call the four steps of its life in order.
+
+    Attributes:
+        listeners: only for events that some plugin handles.
+        manager: aMQTT's, with the plugins.
+        clock: monotonic seconds.
+        has_sys_plugin: whether aMQTT's own plugin publishes `$SYS` topics.
+        checks_publish: see `AccessControl`.
+        checks_subscribe: see `AccessControl`.
+        checks_receive: see `AccessControl`.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        logger: logging.Logger | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Load the plugins.
+
+        Args:
+            policy: names at least one aMQTT plugin, or leaves the choice to aMQTT.
+            logger: for what an operator should know; None for one named ``penstock``.
+            clock: monotonic seconds, on the same clock as every `now`.
+
+        Raises:
+            ConfigError: a plugin cannot be loaded.
+        """
+        self.clock = clock
+        self._logger = logger or logging.getLogger("penstock")
+        self._keep_alive_grace = policy.timeout_disconnect_delay
+        self._core: Core | None = None
+        self._sessions: dict[str, HostedSession] = {}
+        self._admitted: dict[str, HostedSession] = {}
+        self._calls = PluginCalls(self._logger, self._failed)
+        self.manager = load_manager(policy, HostedBroker(self))
+        plugins = self.manager.plugins
+        warn_of_unknown_events(plugins, self._logger)
+        self._authenticators = [
+            handler_of(plugin, "authenticate") for plugin in self.manager.auth_plugins
+        ]
+        if not self._authenticators:
+            self._logger.warning(
+                "no plugin authenticates: every client will be refused; "
+                "amqtt.plugins.authentication.AnonymousAuthPlugin lets everybody in"
+            )
+        self._filters = {
+            action: [
+                handler_of(plugin, "topic_filtering")
+                for plugin in self.manager.topic_plugins
+                if decides(plugin, AmqttAction(action.name))
+            ]
+            for action in (PUBLISH, SUBSCRIBE, RECEIVE)
+        }
+        self.checks_publish = bool(self._filters[PUBLISH])
+        self.checks_subscribe = bool(self._filters[SUBSCRIBE])
+        self.checks_receive = bool(self._filters[RECEIVE])
+        self.has_sys_plugin = any(isinstance(plugin, BrokerSysPlugin) for plugin in plugins)
+        self._handlers = event_handlers(plugins)
+        self.listeners = self._listeners()
+
+    def attach(self, core: Core) -> None:
+        """Take the broker that the plugins see, before `pre_start`."""
+        self._core = core
+        for plugin in self.manager.plugins:
+            if counts_packets(plugin):
+                SysCounts(plugin, core.counters)
+
+    @property
+    def core(self) -> Core:
+        """The broker.
+
+        Raises:
+            RuntimeError: a plugin asks before the broker is there.
+        """
+        if self._core is None:
+            raise RuntimeError("the broker is not there before on_broker_pre_start")
+        return self._core
+
+    @property
+    def access(self) -> AmqttHost:
+        """The access control for the core."""
+        return self
+
+    # -- access control --------------------------------------------------------------------
+
+    def authenticate(self, attempt: ConnectAttempt) -> bool | Awaitable[bool]:
+        """Ask every authentication plugin.
+
+        aMQTT's rule: nobody says False, and somebody says True. A plugin that raises says
+        False.
+        """
+        session = session_of_attempt(attempt, self._keep_alive_grace)
+        known = self._sessions.get(attempt.client_id)
+        if known is not None and not attempt.clean_start:
+            session.attributes = dict(known.attributes)
+        answers = self._calls.ask(self._authenticators, {"session": session})
+        if isinstance(answers, Awaitable):
+            return self._admit_later(session, answers)
+        return self._admit(session, answers)
+
+    async def _admit_later(self, session: HostedSession, answers: Awaitable[list[Any]]) -> bool:
+        return self._admit(session, await answers)
+
+    def _admit(self, session: HostedSession, answers: list[Any]) -> bool:
+        said = [answer for answer in answers if answer is not None]
+        if not said or not all(said):
+            return False
+        self._admitted[session.client_id or ""] = session
+        if len(self._admitted) > _MAX_ADMITTED:
+            del self._admitted[next(iter(self._admitted))]
+        return True
+
+    def authorize(self, session: SessionView, topic: str, action: Action) -> bool | Awaitable[bool]:
+        """Ask every topic plugin; aMQTT's rule: all of them say True.
+
+        A plugin that raises says False, and so does one that answers None, as in aMQTT.
+        """
+        asked = {
+            "session": self.hosted(session),
+            "topic": topic,
+            "action": AmqttAction(action.name),
+        }
+        answers = self._calls.ask(self._filters[action], asked)
+        return _all(answers) if isinstance(answers, Awaitable) else all(answers)
+
+    # -- events ----------------------------------------------------------------------------
+
+    def _listeners(self) -> Listeners:
+        """Return listeners for the events that some plugin handles, and for connections."""
+        on = self._handlers
+
+        def if_handled(event: str, listener: Any) -> tuple[Any, ...]:
+            return (listener,) if on[event] else ()
+
+        return Listeners(
+            client_connected=(self._client_connected,),
+            client_disconnected=(self._client_disconnected,),
+            client_subscribed=if_handled(BrokerEvents.CLIENT_SUBSCRIBED, self._subscribed),
+            client_unsubscribed=if_handled(BrokerEvents.CLIENT_UNSUBSCRIBED, self._unsubscribed),
+            message_received=if_handled(BrokerEvents.MESSAGE_RECEIVED, self._received),
+            message_routed=if_handled(BrokerEvents.MESSAGE_BROADCAST, self._routed),
+            message_retained=if_handled(BrokerEvents.RETAINED_MESSAGE, self._retained),
+            packet_received=if_handled(
+                MQTTEvents.PACKET_RECEIVED, partial(self._packet, MQTTEvents.PACKET_RECEIVED)
+            ),
+            packet_sent=if_handled(
+                MQTTEvents.PACKET_SENT, partial(self._packet, MQTTEvents.PACKET_SENT)
+            ),
+        )
+
+    def _client_connected(self, event: ClientConnected) -> None:
+        client_id = event.session.client_id
+        known = self._sessions.get(client_id)
+        newer = self._admitted.pop(client_id, None)
+        if known is None or known.session is not event.session:
+            if newer is not None:
+                self._sessions[client_id] = newer
+            else:
+                self._sessions.pop(client_id, None)
+            hosted = self.hosted(event.session)
+        else:
+            hosted = known
+            hosted.parent = 1
+            if newer is not None:
+                hosted.take_over(newer)
+        hosted.connected()
+        self._forget_ended()
+        self._fire(BrokerEvents.CLIENT_CONNECTED, client_id=client_id, client_session=hosted)
+
+    def _client_disconnected(self, event: ClientDisconnected) -> None:
+        hosted = self.hosted(event.session)
+        hosted.disconnected()
+        self._fire(
+            BrokerEvents.CLIENT_DISCONNECTED,
+            client_id=event.session.client_id,
+            client_session=hosted,
+        )
+
+    def _subscribed(self, event: ClientSubscribed) -> None:
+        self._fire(
+            BrokerEvents.CLIENT_SUBSCRIBED,
+            client_id=event.session.client_id,
+            topic=event.topic_filter,
+            qos=event.qos,
+        )
+
+    def _unsubscribed(self, event: ClientUnsubscribed) -> None:
+        self._fire(
+            BrokerEvents.CLIENT_UNSUBSCRIBED,
+            client_id=event.session.client_id,
+            topic=event.topic_filter,
+        )
+
+    def _received(self, event: MessageReceived) -> None:
+        self._fire(
+            BrokerEvents.MESSAGE_RECEIVED,
+            client_id=event.session.client_id,
+            message=HostedMessage(event.message),
+        )
+
+    def _routed(self, event: MessageRouted) -> None:
+        self._fire(
+            BrokerEvents.MESSAGE_BROADCAST,
+            client_id=event.session.client_id,
+            message=HostedMessage(event.message),
+        )
+
+    def _retained(self, event: MessageRetained) -> None:
+        self._fire(
+            BrokerEvents.RETAINED_MESSAGE,
+            client_id=None,
+            retained_message=retained_view(event.message, self.hosted_publisher(event.message)),
+        )
+
+    def _packet(self, name: str, event: PacketReceived | PacketSent) -> None:
+        session = event.session
+        version = None if session is None else getattr(session, "version", None)
+        told: dict[str, Any] = {
+            "packet": packet_view(event.first_byte, event.size_bytes, event.chunks, version)
+        }
+        if session is not None:
+            told["session"] = self.hosted(session)
+        self._fire(name, **told)
+
+    def _fire(self, event: str, **told: Any) -> None:
+        self._calls.fire(self._handlers[event], told)
+
+    def _failed(self, name: str, error: Exception) -> None:
+        """Log and count what a plugin raised."""
+        if self._core is not None:
+            self._core.on_extension_error(name, error)
+        else:
+            self._logger.error("plugin %s failed: %r", name, error, exc_info=error)
+
+    # -- sessions --------------------------------------------------------------------------
+
+    def hosted(self, session: SessionView) -> HostedSession:
+        """Return the plugins' view of a session, made where there is none yet."""
+        hosted = self._sessions.get(session.client_id)
+        if hosted is None or not (hosted.session is None or hosted.session is session):
+            hosted = self._sessions[session.client_id] = HostedSession(session.client_id)
+            hosted.username = session.username
+        if isinstance(session, Session):
+            hosted.session = session
+        return hosted
+
+    def hosted_publisher(self, message: Message) -> HostedSession | None:
+        """Return the plugins' view of who published a message, where that is known."""
+        session = self.core.sessions.get(message.publisher)
+        return None if session is None else self.hosted(session)
+
+    def _forget_ended(self) -> None:
+        """Forget views of sessions that have ended, now and then."""
+        sessions = self.core.sessions
+        if len(self._sessions) <= 2 * len(sessions) + 16:
+            return
+        self._sessions = {
+            client_id: hosted
+            for client_id, hosted in self._sessions.items()
+            if sessions.get(client_id) is hosted.session
+        }
+
+    # -- life ------------------------------------------------------------------------------
+
+    async def pre_start(self) -> None:
+        """Fire aMQTT's event of before the start and wait for its handlers."""
+        await self._calls.fire_and_wait(self._handlers[BrokerEvents.PRE_START], None)
+
+    async def post_start(self) -> None:
+        """Fire aMQTT's event of after the start, with all listeners open, and wait."""
+        await self._calls.fire_and_wait(self._handlers[BrokerEvents.POST_START], None)
+
+    async def pre_shutdown(self) -> None:
+        """Fire aMQTT's event of before the end, with clients still connected, and wait."""
+        handlers = self._handlers[BrokerEvents.PRE_SHUTDOWN]
+        await self._calls.fire_and_wait(handlers, SHUTDOWN_SECONDS)
+
+    async def post_shutdown(self) -> None:
+        """End the plugins' work, fire aMQTT's last event, and close each plugin."""
+        await self._calls.finish()
+        handlers = self._handlers[BrokerEvents.POST_SHUTDOWN]
+        await self._calls.fire_and_wait(handlers, SHUTDOWN_SECONDS)
+        closers = [handler_of(plugin, "close") for plugin in self.manager.plugins]
+        await self._calls.fire_and_wait(closers, SHUTDOWN_SECONDS)
+        self.manager.forget()
+
+
+async def _all(answers: Awaitable[list[Any]]) -> bool:
+    return all(await answers)

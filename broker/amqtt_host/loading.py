@@ -1,0 +1,148 @@
+"""aMQTT's plugins from the policy file, by aMQTT's own `PluginManager`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Final
+
+from amqtt.broker import BrokerContext
+from amqtt.contexts import BrokerConfig
+from amqtt.errors import PluginError, PluginImportError, PluginInitError, PluginLoadError
+from amqtt.plugins import manager
+from amqtt.utils import import_string
+from dacite.exceptions import (
+    DaciteError,
+    DaciteFieldError,
+    MissingValueError,
+    UnexpectedDataError,
+    WrongTypeError,
+)
+
+from broker.config import Policy, suggest
+from broker.config_file import show
+from broker.errors import ConfigError, ConfigProblem
+
+NAMESPACE: Final = "amqtt.broker.plugins"
+"""aMQTT's name for its broker's loggers and its group of entry points."""
+
+_numbers = itertools.count(1)
+
+
+class HostedPluginManager(manager.PluginManager[BrokerContext]):
+    """aMQTT's manager; it says what is wrong in terms of the policy file.
+
+    aMQTT keeps its managers in a table by namespace: each one here has a namespace of its own,
+    while loggers and entry points keep aMQTT's names.
+    """
+
+    def __init__(self, file: str, context: BrokerContext) -> None:
+        self._file = file
+        self.namespace = f"{NAMESPACE}.{next(_numbers)}"
+        super().__init__(self.namespace, context, asyncio.get_running_loop())
+
+    @property
+    def auth_plugins(self) -> list[Any]:
+        """The plugins that are asked whether a client may connect."""
+        return self._auth_plugins
+
+    @property
+    def topic_plugins(self) -> list[Any]:
+        """The plugins that are asked what a client may do with a topic."""
+        return self._topic_plugins if self.is_topic_filtering_enabled() else []
+
+    def forget(self) -> None:
+        """Leave aMQTT's table of managers."""
+        manager.plugins_manager.pop(self.namespace, None)
+
+    def _load_plugins(self, namespace: str | None = None) -> None:  # noqa: ARG002 (see class)
+        self.logger = logging.getLogger(NAMESPACE)
+        super()._load_plugins(NAMESPACE)
+
+    def _load_str_plugin(self, plugin_path: str, plugin_cfg: dict[str, Any] | None = None) -> Any:
+        path = f"plugins.{plugin_path}"
+        try:
+            return super()._load_str_plugin(
+                plugin_path, _with_underscores(plugin_path, plugin_cfg or {})
+            )
+        except Exception as error:
+            problems = _problems(path, plugin_path, error)
+            raise ConfigError(self._file, problems) from error
+
+
+def load_manager(policy: Policy, broker: Any) -> HostedPluginManager:
+    """Load the aMQTT plugins of a policy; the event loop must be running.
+
+    Args:
+        policy: names at least one aMQTT plugin.
+        broker: what stands in the place of aMQTT's broker.
+
+    Raises:
+        ConfigError: a plugin cannot be found, takes no such configuration, or fails.
+    """
+    with warnings.catch_warnings():
+        # aMQTT warns of its own future, which the user of this broker cannot change.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context = BrokerContext(broker)
+        try:
+            context.config = BrokerConfig.from_dict(dict(policy.amqtt or {}))
+            return HostedPluginManager(policy.file, context)
+        except (PluginError, PluginLoadError, DaciteError, ValueError) as error:
+            problem = ConfigProblem("plugins", _causes(error), "plugins that aMQTT can load")
+            raise ConfigError(policy.file, [problem]) from error
+
+
+def _with_underscores(plugin_path: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a plugin's keys as its Config names them; aMQTT's documentation has dashes too."""
+    names = _config_names(plugin_path)
+    return {
+        key.replace("-", "_") if key.replace("-", "_") in names else key: value
+        for key, value in config.items()
+    }
+
+
+def _config_names(plugin_path: str) -> list[str]:
+    try:
+        config = import_string(plugin_path).Config
+    except (ImportError, AttributeError):
+        return []  # the manager tells what is wrong
+    return [field.name for field in fields(config)] if is_dataclass(config) else []
+
+
+def _problems(path: str, plugin_path: str, error: Exception) -> list[ConfigProblem]:
+    cause = error.__cause__
+    if isinstance(cause, UnexpectedDataError):
+        known = suggest_each(cause.keys, _config_names(plugin_path))
+        return [ConfigProblem(f"{path}.{key}", "an unknown key", known[key]) for key in known]
+    if isinstance(cause, DaciteFieldError):
+        place = f"{path}.{cause.field_path}"
+        if isinstance(cause, MissingValueError):
+            return [ConfigProblem(place, "nothing", "a value; this key has no default")]
+        if isinstance(cause, WrongTypeError):
+            allowed = getattr(cause.field_type, "__name__", str(cause.field_type))
+            return [ConfigProblem(place, show(cause.value), allowed)]
+    if isinstance(error, PluginImportError):
+        allowed = "the dotted path of a plugin that can be imported"
+        return [ConfigProblem(path, _causes(cause or error), allowed)]
+    if isinstance(error, PluginInitError):
+        return [ConfigProblem(path, _causes(cause or error), "a configuration it can start with")]
+    return [ConfigProblem(path, _causes(error), "a plugin that aMQTT can load")]
+
+
+def suggest_each(keys: set[str], known: list[str]) -> dict[str, str]:
+    """Return what is allowed in place of each of several unknown names."""
+    return {key: suggest(key, known) for key in sorted(keys)}
+
+
+def _causes(error: BaseException) -> str:
+    """Return an error and what it came from on one line."""
+    texts = []
+    cause: BaseException | None = error
+    while cause is not None:
+        texts.append(f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__)
+        cause = cause.__cause__
+    return ", from ".join(texts)

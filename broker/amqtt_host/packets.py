@@ -1,0 +1,186 @@
+"""aMQTT's view of packets and messages: made of what is known, decoded when it is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from amqtt.adapters import BufferReader
+from amqtt.broker import RetainedApplicationMessage
+from amqtt.mqtt import packet_dict
+from amqtt.mqtt.packet import MQTTFixedHeader, MQTTPacket
+from amqtt.mqtt.publish import PublishPacket
+from amqtt.session import INCOMING, IncomingApplicationMessage
+from amqtt.session import Session as AmqttSession
+
+from broker.amqtt_host.handlers import run_now
+from broker.message import Message
+from broker.mqtt.enums import PacketType, ProtocolVersion
+from broker.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Packet,
+    Subscribe,
+    Subscription,
+    UnsubAck,
+)
+from broker.mqtt.reader import read_packet
+from broker.mqtt.writer import write_packet
+
+
+class HostedMessage(IncomingApplicationMessage):
+    """What a plugin gets where aMQTT would give it the message that came in."""
+
+    __slots__ = ("_data", "_message", "_packet")
+
+    def __init__(self, message: Message) -> None:  # pylint: disable=super-init-not-called
+        self._message = message
+        self._data: bytes | None = None
+        self._packet: PublishPacket | None = None
+        self.packet_id = None
+        self.topic = message.topic
+        self.qos = message.qos
+        self.retain = message.retain
+        self.direction = INCOMING
+        self.puback_packet = self.pubrec_packet = None
+        self.pubrel_packet = self.pubcomp_packet = None
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        """The payload, read from its store once."""
+        if self._data is None:
+            self._data = self._message.read_payload()
+        return self._data
+
+    @property
+    def publish_packet(self) -> PublishPacket:  # type: ignore[override]
+        """The message as aMQTT's PUBLISH, without a packet identifier."""
+        if self._packet is None:
+            self._packet = self.build_publish_packet()
+        return self._packet
+
+
+def retained_view(message: Message, source: AmqttSession | None) -> RetainedApplicationMessage:
+    """Return a retained message, or one that clears, as aMQTT's plugins know it."""
+    return RetainedApplicationMessage(source, message.topic, message.read_payload(), message.qos)
+
+
+def _size_bytes_of_length(size_bytes: int) -> int:
+    """Return how many bytes the remaining length takes in a packet of this size."""
+    for n_bytes in (1, 2, 3):
+        if size_bytes <= 1 + n_bytes + (1 << 7 * n_bytes) - 1:
+            return n_bytes
+    return 4
+
+
+class LazyPacket:
+    """Comes before one of aMQTT's packet classes and spares it encoding and decoding.
+
+    The size is known from the frame; aMQTT's classes decode the rest where a plugin asks.
+    aMQTT knows MQTT 3.1.1: a packet of MQTT 5 shows what 3.1.1 has of it, and nothing but its
+    fixed header where that cannot be said.
+    """
+
+    _amqtt_class: type[Any]
+
+    def __init__(self, first_byte: int, size_bytes: int, frame: bytes, version: int) -> None:
+        n_bytes = _size_bytes_of_length(size_bytes)
+        self.fixed_header = MQTTFixedHeader(
+            first_byte >> 4, first_byte & 0x0F, size_bytes - 1 - n_bytes
+        )
+        self.protocol_ts = datetime.now(UTC)
+        self._size_bytes = size_bytes
+        self._frame = frame
+        self._body_from = 1 + n_bytes
+        self._version = version
+        self._decoded: MQTTPacket[Any, Any, Any] | None = None
+
+    @property
+    def bytes_length(self) -> int:
+        """Length of the whole packet as it was on the wire."""
+        return self._size_bytes
+
+    @property
+    def variable_header(self) -> Any:
+        """The variable header as aMQTT has it, decoded now."""
+        return self._parts().variable_header
+
+    @property
+    def payload(self) -> Any:
+        """The payload as aMQTT has it, decoded now."""
+        return self._parts().payload
+
+    def _parts(self) -> MQTTPacket[Any, Any, Any]:
+        if self._decoded is None:
+            try:
+                self._decoded = self._decode()
+            except Exception:  # noqa: BLE001 (a peer's packet, or one that 3.1.1 cannot say)
+                self._decoded = MQTTPacket(self.fixed_header)
+        return self._decoded
+
+    def _decode(self) -> MQTTPacket[Any, Any, Any]:
+        frame = self._frame
+        first_byte = frame[0]
+        if self._version == ProtocolVersion.MQTT_5 or first_byte >> 4 == PacketType.CONNECT:
+            packet = read_packet(first_byte, frame[self._body_from :], self._version)
+            frame = write_packet(_as_mqtt_3_1_1(packet), ProtocolVersion.MQTT_3_1_1)
+        coroutine = self._amqtt_class.from_stream(BufferReader(frame))
+        decoded: MQTTPacket[Any, Any, Any] = run_now(coroutine)
+        return decoded
+
+
+def _as_mqtt_3_1_1(packet: Packet) -> Packet:
+    """Return the packet without what MQTT 3.1.1 does not have."""
+    names = {field.name for field in fields(packet)}
+    changes: dict[str, Any] = {}
+    if "properties" in names:
+        changes["properties"] = {}
+    if isinstance(packet, Connect):
+        changes["protocol_version"] = int(ProtocolVersion.MQTT_3_1_1)
+        if packet.username is None:
+            changes["password"] = None
+    elif isinstance(packet, Subscribe):
+        changes["subscriptions"] = tuple(
+            Subscription(asked.topic_filter, asked.qos) for asked in packet.subscriptions
+        )
+    elif isinstance(packet, UnsubAck):
+        changes["reason_codes"] = ()
+    elif "reason_code" in names and not isinstance(packet, ConnAck):
+        changes["reason_code"] = 0
+    return replace(packet, **changes)
+
+
+def _lazy_class(amqtt_class: type[Any]) -> type[LazyPacket]:
+    """Return a class that is a `LazyPacket` and an instance of aMQTT's class."""
+    bases = (LazyPacket, amqtt_class)
+    return type(amqtt_class.__name__, bases, {"_amqtt_class": amqtt_class})
+
+
+_LAZY_CLASSES: Final = {
+    packet_type: _lazy_class(amqtt_class) for packet_type, amqtt_class in packet_dict.items()
+}
+# aMQTT has no class for AUTH.
+_LAZY_AUTH: Final = _lazy_class(MQTTPacket)
+
+
+def packet_view(
+    first_byte: int,
+    size_bytes: int,
+    chunks: tuple[bytes | memoryview, ...],
+    version: int | None,
+) -> LazyPacket:
+    """Return a packet as aMQTT's plugins know it.
+
+    Args:
+        first_byte: packet type and flags.
+        size_bytes: of the whole packet.
+        chunks: the packet; copied where they do not keep.
+        version: of the client; None where there is no session yet.
+    """
+    frame = chunks[0] if len(chunks) == 1 and isinstance(chunks[0], bytes) else b"".join(chunks)
+    if version is None:
+        # Only CONNACK comes that early; the one of MQTT 5 has properties.
+        version = 5 if size_bytes > 4 else 4
+    lazy_class = _LAZY_CLASSES.get(first_byte >> 4, _LAZY_AUTH)
+    return lazy_class(first_byte, size_bytes, frame, version)
