@@ -28,6 +28,7 @@ def broker(
     log_level: Annotated[
         str, typer.Option(envvar="PENSTOCK_LOG_LEVEL", help="debug, info, warning or error.")
     ] = "info",
+    *,
     debug: Annotated[bool, typer.Option("-d", help="The same as --log-level debug.")] = False,
 ) -> None:
     """Run the MQTT broker with a policy file."""

@@ -8,104 +8,63 @@ run of such packets on one topic by their equal beginnings and passes the whole 
 slice. Everything else goes packet by packet.
 
 A connection is *suspended* while access control takes its time, and then handles nothing
-more. It is *throttled* for a moment while a subscriber that keeps up otherwise has no room:
-`wants_reading` tells the driver to stop reading, so that TCP slows the publisher down.
+more; `wants_reading` then tells the driver to stop reading, as it does while `broker.throttle`
+slows this publisher down. How packets leave is the other half, `broker.sending`.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from broker import eager, handlers
 from broker.errors import PeerError, ProtocolError
-from broker.events import PacketReceived, PacketSent
-from broker.message import Message
-from broker.mqtt.enums import MAX_REMAINING_LENGTH, PacketType, ProtocolVersion
-from broker.mqtt.packets import Disconnect, Packet, PubRel
+from broker.events import PacketReceived
+from broker.mqtt.enums import PacketType, ProtocolVersion
+from broker.mqtt.packets import Disconnect
 from broker.mqtt.reader import read_packet
 from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from broker.mqtt.receive_buffer import ReceiveBuffer, packet_too_large, read_remaining_length
-from broker.mqtt.writer import publish_header, write_packet
-from broker.outbox import Delivery
 from broker.publishing import (
     PublishReceipt,
     acknowledgement,
     deliver_run,
     receive_publish,
 )
+from broker.sending import Sender
 from broker.timers import Timer
 
 if TYPE_CHECKING:
     from broker.core import Core, FastPlan
     from broker.session import Session
 
-JOIN_BELOW_BYTES: Final = 4096
-"""A payload up to this size is joined to its header; a longer one is written by reference."""
 
-THROTTLE_SECONDS: Final = 0.02
-"""The longest that one subscriber without room holds up a publisher. A subscriber on this
-machine or in this data centre drains in less; one on a bad link does not, and is then not
-waited for until it has caught up."""
-
-_PUBACK_SUCCESS: Final = b"\x40\x02"
-
-
-class Connection:
+class Connection(Sender):
     """The server's side of one network connection.
 
     Attributes:
-        core: the broker.
-        session: the client's session; only after CONNECT was accepted.
-        version: protocol version.
-        out: buffers to write, in order; the driver takes them by `data_to_send`.
-        out_bytes: what they sum up to.
+        listener: name of the listener in the policy file.
         receipts: QoS 1 and 2 messages that are owed an acknowledgement, oldest first.
-        send_maximum: bytes of the largest packet this client takes.
-        send_quota: QoS 1 and 2 messages that may be inflight to this client.
-        is_open: CONNECT was accepted and the connection has not ended.
         is_closing: to be closed once `out` is written; nothing more is received.
-        is_paused: the transport has more unsent bytes than it should.
-        is_slow: a publisher has waited for this client in vain; none does again until the
-            outbox has been empty.
-        is_touched: on the core's list for the driver.
-        wants_more: there is more to send than the last turn took.
         suspended: what the driver must run before more is received, or None.
+        timer: of the CONNECT timeout, then of the keep-alive.
     """
 
     __slots__ = (
         "_backlog",
-        "_blockers",
         "_buffer",
-        "_closes_at",
         "_keep_alive",
         "_last_received",
         "_maximum_packet_size",
-        "_pump_wanted",
         "_receive_maximum",
-        "_throttle_timer",
-        "_throttled",
-        "core",
-        "driver",
         "is_closing",
-        "is_open",
-        "is_paused",
-        "is_slow",
-        "is_touched",
         "listener",
-        "out",
-        "out_bytes",
         "receipts",
         "remote_address",
         "remote_port",
-        "send_maximum",
-        "send_quota",
-        "session",
         "suspended",
         "timer",
-        "version",
-        "wants_more",
     )
 
     def __init__(
@@ -128,38 +87,23 @@ class Connection:
             remote_port: of the peer.
             driver: whatever the driver wants to find again in a touched connection.
         """
-        self.core = core
-        self.driver = driver
+        super().__init__(core, driver)
         self.listener = listener
         self.remote_address = remote_address
         self.remote_port = remote_port
-        self.session: Session
-        self.version = int(ProtocolVersion.MQTT_5)
-        self.out: list[bytes | memoryview] = []
-        self.out_bytes = 0
         self.receipts: deque[PublishReceipt] = deque()
-        self.send_quota = 0
-        self.is_open = False
         self.is_closing = False
-        self.is_paused = False
-        self.is_slow = False
-        self.is_touched = False
-        self.wants_more = False
         self.suspended: Coroutine[Any, Any, None] | None = None
         self._backlog: list[bytes] = []
-        self._blockers: set[Connection] = set()
-        self._throttled: set[Connection] = set()
-        self._throttle_timer: Timer | None = None
         self._buffer = ReceiveBuffer(core.limits.maximum_packet_size)
         self._maximum_packet_size = core.limits.maximum_packet_size
         self._receive_maximum = core.limits.receive_maximum
-        self.send_maximum = MAX_REMAINING_LENGTH + 5
-        self._pump_wanted = False
         self._keep_alive = 0.0
         self._last_received = now
         core.counters.connections_total += 1
-        self._closes_at = now + core.limits.connect_timeout_seconds
-        self.timer: Timer | None = core.timers.at(self._closes_at, self._connect_timeout)
+        self.timer: Timer | None = core.timers.at(
+            now + core.limits.connect_timeout_seconds, self._connect_timeout
+        )
 
     # -- what the driver calls ------------------------------------------------------------
 
@@ -194,94 +138,14 @@ class Connection:
         self.is_closing = True
         self._detach(now)
 
-    def data_to_send(self) -> list[bytes | memoryview]:
-        """Return what is to be written now, and start anew."""
-        out, self.out = self.out, []
-        self.core.counters.bytes_sent += self.out_bytes
-        self.out_bytes = 0
-        return out
-
     @property
     def wants_reading(self) -> bool:
         """Whether the driver should read from the network."""
         return not (
             self.suspended is not None
-            or self._blockers
+            or self.throttle.is_blocked
             or len(self.receipts) >= self._receive_maximum
         )
-
-    def pause_sending(self) -> None:
-        """The transport has too many unsent bytes: yield nothing until `resume_sending`."""
-        self.is_paused = True
-        if self.is_open:
-            self.session.is_direct = False
-
-    def resume_sending(self) -> None:
-        """The transport has room again."""
-        self.is_paused = False
-        self.want_pump()
-
-    def want_pump(self) -> None:
-        """Ask the driver for a `pump`: something may be able to leave."""
-        if not self._pump_wanted:
-            self._pump_wanted = True
-            self.core.touch(self)
-
-    def pump(self, unsent_bytes: int, now: float) -> None:
-        """Move from the outbox into `out` what may be sent now.
-
-        Args:
-            unsent_bytes: what the transport has taken and not sent.
-            now: monotonic seconds.
-        """
-        if not self._pump_wanted:
-            return
-        self._pump_wanted = False
-        self.wants_more = False
-        if not self.is_open or self.is_paused:
-            return
-        session = self.session
-        session.link.unsent_bytes = unsent_bytes
-        room = self.core.limits.write_high_bytes
-        while self.out_bytes < room:
-            if session.resend:
-                self._send_again(session.resend.popleft())
-                continue
-            has_quota = len(session.inflight) < self.send_quota
-            delivery = session.outbox.take(now, has_quota=has_quota)
-            if delivery is None:
-                break
-            self.send_delivery(delivery, now)
-            if delivery.message.is_large:
-                self.wants_more = True
-                break
-        else:
-            self.wants_more = True
-        self._after_pump(session)
-
-    def _after_pump(self, session: Session) -> None:
-        if self.wants_more:
-            self._pump_wanted = True
-        elif session.outbox.n_messages <= self.send_quota:
-            if not session.outbox.n_messages:
-                session.is_direct = True
-                self.is_slow = False
-            for publisher in self._throttled:
-                publisher.unblock(self)
-            self._throttled.clear()
-        self._set_look_timer(session)
-
-    def _set_look_timer(self, session: Session) -> None:
-        """See that the gate is asked again when it wants to be."""
-        at = session.outbox.look_again_at
-        timer = session.look_timer
-        if timer is not None and timer.at == at and timer.action is not None:
-            return
-        if timer is not None:
-            timer.cancel()
-        session.look_timer = None
-        if at is not None:
-            session.look_timer = self.core.timers.at(at, lambda _now: self.want_pump())
 
     # -- receiving ------------------------------------------------------------------------
 
@@ -372,7 +236,7 @@ class Connection:
         core.counters.publish_sent += n_sent
         if waiting:
             deliver_run(self, plan.plan, waiting, run, size, header_bytes, now)
-            self.throttle(now)
+            self.throttle.wait_for_congested(now)
 
     def _handle(
         self, first_byte: int, data: bytes, position: int, start: int, stop: int, now: float
@@ -450,136 +314,6 @@ class Connection:
         if n_before >= self._receive_maximum > len(receipts):
             self.core.touch(self)
         return None
-
-    # -- sending --------------------------------------------------------------------------
-
-    def send_packet(self, packet: Packet) -> None:
-        """Put a packet other than PUBLISH into `out`."""
-        frame = write_packet(packet, self.version)
-        self._put(frame[0], frame, b"")
-
-    def send_puback(self, packet_id: int) -> None:
-        """Put the PUBACK of a message that was accepted into `out`."""
-        frame = _PUBACK_SUCCESS + packet_id.to_bytes(2, "big")
-        self._put(0x40, frame, b"")
-
-    def send_qos0(
-        self, message: Message, *, retain: bool, subscription_ids: tuple[int, ...]
-    ) -> bool:
-        """Put a QoS 0 PUBLISH into `out`; return False where the client takes none so large."""
-        header = publish_header(
-            message.topic_bytes,
-            message.payload_bytes,
-            qos=0,
-            retain=retain,
-            properties=self._properties(message, subscription_ids, self._last_received),
-            version=self.version,
-        )
-        return self._put_publish(header, message.read_payload())
-
-    def send_delivery(self, delivery: Delivery, now: float) -> None:
-        """Send what was taken from the outbox, and book it."""
-        message = delivery.message
-        session = self.session
-        ledger = session.ledger
-        qos = delivery.qos
-        try:
-            payload = message.read_payload()
-        except OSError as error:
-            self.core.on_extension_error(type(self.core.payload_store).__name__, error)
-            ledger.drop("payload_lost")
-            return
-        packet_id = session.inflight.start(delivery) if qos else 0
-        header = publish_header(
-            message.topic_bytes,
-            message.payload_bytes,
-            qos=qos,
-            retain=delivery.retain,
-            packet_id=packet_id,
-            properties=self._properties(message, delivery.subscription_ids, now),
-            version=self.version,
-        )
-        if not self._put_publish(header, payload):
-            if qos:
-                session.inflight.finish(packet_id, qos)
-            ledger.drop("packet_too_large")
-        elif not qos:
-            ledger.delivered += 1
-        else:
-            for sampler in self.core.samplers:
-                sampler.sent(session.link, packet_id, message.payload_bytes, now)
-
-    def _send_again(self, delivery: Delivery) -> None:
-        """Repeat what the last connection left unacknowledged [MQTT-4.4.0-1]."""
-        session = self.session
-        packet_id = delivery.packet_id
-        if session.inflight.is_released(packet_id):
-            self.send_packet(PubRel(packet_id))
-            return
-        message = delivery.message
-        try:
-            payload = message.read_payload()
-        except OSError as error:
-            self.core.on_extension_error(type(self.core.payload_store).__name__, error)
-            session.inflight.finish(packet_id, delivery.qos)
-            session.ledger.drop("payload_lost")
-            return
-        header = publish_header(
-            message.topic_bytes,
-            message.payload_bytes,
-            qos=delivery.qos,
-            retain=delivery.retain,
-            dup=True,
-            packet_id=packet_id,
-            properties=self._properties(message, delivery.subscription_ids, self._last_received),
-            version=self.version,
-        )
-        if not self._put_publish(header, payload):
-            session.inflight.finish(packet_id, delivery.qos)
-            session.ledger.drop("packet_too_large")
-
-    def _properties(
-        self, message: Message, subscription_ids: tuple[int, ...], now: float
-    ) -> dict[str, Any]:
-        """Return the properties of an outgoing PUBLISH (MQTT 5.0, 3.3.2.3)."""
-        if self.version != ProtocolVersion.MQTT_5:
-            return _NO_PROPERTIES
-        if not message.properties and not subscription_ids:
-            return _NO_PROPERTIES
-        properties = dict(message.properties)
-        if message.expires_at is not None:  # [MQTT-3.3.2-6]
-            properties["message_expiry_interval"] = max(1, round(message.expires_at - now))
-        if subscription_ids:
-            properties["subscription_identifier"] = list(subscription_ids)
-        return properties
-
-    def _put_publish(self, header: bytes, payload: bytes) -> bool:
-        size = len(header) + len(payload)
-        if size > self.send_maximum:  # [MQTT-3.1.2-24]
-            return False
-        self.core.counters.publish_sent += 1
-        self._put(header[0], header, payload)
-        return True
-
-    def _put(self, first_byte: int, header: bytes, payload: bytes) -> None:
-        """Put one packet into `out`."""
-        core = self.core
-        size = len(header) + len(payload)
-        self.out_bytes += size
-        core.counters.packets_sent += 1
-        if not payload:
-            self.out.append(header)
-        elif len(payload) <= JOIN_BELOW_BYTES:
-            self.out.append(header + payload)
-        else:
-            self.out.append(header)
-            self.out.append(payload)
-        if core.listeners.packet_sent:
-            session = self.session if self.is_open else None
-            event = PacketSent(session, first_byte, size, (header, payload))
-            core.tell(core.listeners.packet_sent, event)
-        if not self.is_touched:
-            core.touch(self)
 
     # -- the life of the connection ---------------------------------------------------------
 
@@ -679,47 +413,7 @@ class Connection:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-        for publisher in self._throttled:
-            publisher.unblock(self)
-        self._throttled.clear()
-        for blocker in self._blockers:
-            blocker._throttled.discard(self)  # noqa: SLF001 (of the same class)
-        self._blockers.clear()
+        self.throttle.leave()
         if self.is_open:
             self.is_open = False
             self.core.sessions.connection_lost(self.session, self, now)
-
-    # -- slowing a publisher down -----------------------------------------------------------
-
-    def throttle(self, now: float) -> None:
-        """Stop reading for a moment where a subscriber that keeps up otherwise has no room."""
-        congested = self.core.congested
-        if not congested:
-            return
-        for connection in congested:
-            self._blockers.add(connection)
-            connection._throttled.add(self)  # noqa: SLF001 (of the same class)
-        congested.clear()
-        if self._throttle_timer is None:
-            at = now + THROTTLE_SECONDS
-            self._throttle_timer = self.core.timers.at(at, self._throttle_over)
-            self.core.touch(self)
-
-    def _throttle_over(self, _now: float) -> None:
-        self._throttle_timer = None
-        for blocker in self._blockers:
-            blocker.is_slow = True
-            blocker._throttled.discard(self)  # noqa: SLF001 (of the same class)
-        self._blockers.clear()
-        self.core.touch(self)
-
-    def unblock(self, blocker: Connection) -> None:
-        """A subscriber has room again."""
-        self._blockers.discard(blocker)
-        if not self._blockers and self._throttle_timer is not None:
-            self._throttle_timer.cancel()
-            self._throttle_timer = None
-            self.core.touch(self)
-
-
-_NO_PROPERTIES: Final[dict[str, Any]] = {}

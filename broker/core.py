@@ -35,7 +35,7 @@ from broker.topic_tree import Plan, Target, TopicTree
 
 if TYPE_CHECKING:
     from broker.config import Limits
-    from broker.connection import Connection
+    from broker.sending import Sender
 
 
 class FastPlan:
@@ -129,9 +129,9 @@ class Core:
         self.fast_plans: dict[int, dict[bytes, FastPlan]] = {4: {}, 5: {}}
         self.is_plain = self._is_plain()
         self.in_turn = False
-        self.congested: list[Connection] = []
+        self.congested: list[Sender] = []
         self._wake = wake
-        self._touched: list[Connection] = []
+        self._touched: list[Sender] = []
 
     def _is_plain(self) -> bool:
         told = self.listeners
@@ -142,7 +142,7 @@ class Core:
         access = self.access
         return access is None or not (access.checks_publish or access.checks_receive)
 
-    def touch(self, connection: Connection) -> None:
+    def touch(self, connection: Sender) -> None:
         """Put a connection on the list of those the driver must look at, once."""
         if not connection.is_touched:
             connection.is_touched = True
@@ -150,7 +150,7 @@ class Core:
             if not self.in_turn:
                 self._wake()
 
-    def take_touched(self) -> list[Connection]:
+    def take_touched(self) -> list[Sender]:
         """Return the connections touched since the last call, and start a new list."""
         touched, self._touched = self._touched, []
         for connection in touched:

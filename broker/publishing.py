@@ -221,7 +221,7 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         if message.retain:
             core.retain(message)
         core.route(message, plan.targets, plan.sinks, None, now)
-        connection.throttle(now)
+        connection.throttle.wait_for_congested(now)
         return
     if message.qos == 2 and _is_repeat(connection, packet_id):
         return
@@ -240,7 +240,7 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         core.route(message, plan.targets, plan.sinks, receipt, now)
         if not plan.sinks:
             connection.receipt_settled(receipt)
-    connection.throttle(now)
+    connection.throttle.wait_for_congested(now)
 
 
 def _receipt(connection: Connection, packet_id: int, qos: int, n_sinks: int) -> PublishReceipt:
@@ -287,7 +287,7 @@ async def _take_checked(
             core.retain(message)
         targets = await core.allowed_targets(plan)
         core.route(message, targets, sinks, receipt, now)
-        connection.throttle(now)
+        connection.throttle.wait_for_congested(now)
     else:
         refuse(connection, message.topic, ReasonCode.NOT_AUTHORIZED)
         if receipt is not None and connection.version == ProtocolVersion.MQTT_5:

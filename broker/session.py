@@ -127,7 +127,9 @@ class Session:
             return
         if self.is_direct and not message.is_large:
             if not qos:
-                if connection.send_qos0(message, retain=retain, subscription_ids=subscription_ids):
+                if connection.send_qos0(
+                    message, retain=retain, subscription_ids=subscription_ids, now=now
+                ):
                     ledger.delivered += 1
                 else:
                     ledger.drop("packet_too_large")
@@ -140,7 +142,7 @@ class Session:
         if self.outbox.add(delivery):
             self.is_direct = False
             connection.want_pump()
-        if not connection.is_slow and (
+        if not connection.throttle.is_slow and (
             connection.is_paused or self.outbox.n_messages > connection.send_quota
         ):
             self.core.congested.append(connection)

@@ -27,6 +27,7 @@ LAYERS: Final = (
     # L2 core: sessions, outboxes, routing.
     frozenset(
         {
+            "access",
             "connection",
             "core",
             "counters",
@@ -39,8 +40,10 @@ LAYERS: Final = (
             "publishing",
             "retained",
             "router",
+            "sending",
             "session",
             "session_registry",
+            "throttle",
             "timers",
             "topic_tree",
             "wills",
@@ -54,6 +57,7 @@ LAYERS: Final = (
             "listeners",
             "persistence",
             "plugin_loader",
+            "sampling",
             "server",
             "sys_topics",
             "transport",

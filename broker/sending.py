@@ -1,0 +1,292 @@
+"""The sending half of a connection: from a session's outbox to packets.
+
+Theory of operation. `pump` takes from the outbox what may leave while there is room, and `out`
+collects the packets that result, until the driver writes them all at once. A small payload is
+joined to its header; a large one is written by reference, so that it is never copied. A large
+message ends the pump: it leaves alone, and the gate is asked again only when the transport has
+taken it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.events import PacketSent
+from broker.message import Message
+from broker.mqtt.enums import MAX_REMAINING_LENGTH, ProtocolVersion
+from broker.mqtt.packets import Packet, PubRel
+from broker.mqtt.writer import publish_header, write_packet
+from broker.outbox import Delivery
+from broker.throttle import Throttle
+
+if TYPE_CHECKING:
+    from broker.core import Core
+    from broker.session import Session
+
+JOIN_BELOW_BYTES: Final = 4096
+"""A payload up to this size is joined to its header; a longer one is written by reference."""
+
+PUMP_BYTES: Final = 65_536
+"""What one pump moves at most before it is written: enough to make the write worth it."""
+
+_PUBACK_SUCCESS: Final = b"\x40\x02"
+
+_NO_PROPERTIES: Final[dict[str, Any]] = {}
+
+
+class Sender:
+    """What is on its way to one client.
+
+    Attributes:
+        core: the broker.
+        driver: whatever the driver wants to find again in a touched connection.
+        session: the client's session; only after CONNECT was accepted.
+        version: protocol version.
+        out: buffers to write, in order; the driver takes them by `data_to_send`.
+        out_bytes: what they sum up to.
+        send_maximum: bytes of the largest packet this client takes.
+        send_quota: QoS 1 and 2 messages that may be inflight to this client.
+        is_open: CONNECT was accepted and the connection has not ended.
+        is_paused: the transport has more unsent bytes than it should.
+        is_touched: on the core's list for the driver.
+        wants_more: there is more to send than the last pump took.
+        throttle: who waits for this client, and for whom this client waits.
+    """
+
+    __slots__ = (
+        "_pump_wanted",
+        "core",
+        "driver",
+        "is_open",
+        "is_paused",
+        "is_touched",
+        "out",
+        "out_bytes",
+        "send_maximum",
+        "send_quota",
+        "session",
+        "throttle",
+        "version",
+        "wants_more",
+    )
+
+    def __init__(self, core: Core, driver: Any) -> None:
+        self.core = core
+        self.driver = driver
+        self.session: Session
+        self.version = int(ProtocolVersion.MQTT_5)
+        self.out: list[bytes | memoryview] = []
+        self.out_bytes = 0
+        self.send_maximum = MAX_REMAINING_LENGTH + 5
+        self.send_quota = 0
+        self.is_open = False
+        self.is_paused = False
+        self.is_touched = False
+        self.wants_more = False
+        self.throttle = Throttle(self)
+        self._pump_wanted = False
+
+    def data_to_send(self) -> list[bytes | memoryview]:
+        """Return what is to be written now, and start anew."""
+        out, self.out = self.out, []
+        self.core.counters.bytes_sent += self.out_bytes
+        self.out_bytes = 0
+        return out
+
+    def pause_sending(self) -> None:
+        """The transport has too many unsent bytes: yield nothing until `resume_sending`."""
+        self.is_paused = True
+        if self.is_open:
+            self.session.is_direct = False
+
+    def resume_sending(self) -> None:
+        """The transport has room again."""
+        self.is_paused = False
+        self.want_pump()
+
+    def want_pump(self) -> None:
+        """Ask the driver for a `pump`: something may be able to leave."""
+        if not self._pump_wanted:
+            self._pump_wanted = True
+            self.core.touch(self)
+
+    def pump(self, unsent_bytes: int, now: float) -> None:
+        """Move from the outbox into `out` what may be sent now.
+
+        Args:
+            unsent_bytes: what the transport has taken and not sent.
+            now: monotonic seconds.
+        """
+        if not self._pump_wanted:
+            return
+        self._pump_wanted = False
+        self.wants_more = False
+        if not self.is_open or self.is_paused:
+            return
+        session = self.session
+        session.link.unsent_bytes = unsent_bytes
+        while self.out_bytes < PUMP_BYTES:
+            if session.resend:
+                self._send_again(session.resend.popleft(), now)
+                continue
+            has_quota = len(session.inflight) < self.send_quota
+            delivery = session.outbox.take(now, has_quota=has_quota)
+            if delivery is None:
+                break
+            self.send_delivery(delivery, now)
+            if delivery.message.is_large:
+                self.wants_more = True
+                break
+        else:
+            self.wants_more = True
+        self._after_pump(session)
+
+    def _after_pump(self, session: Session) -> None:
+        if self.wants_more:
+            self._pump_wanted = True
+        elif session.outbox.n_messages <= self.send_quota:
+            if not session.outbox.n_messages:
+                session.is_direct = True
+                self.throttle.is_slow = False
+            self.throttle.let_go()
+        self._set_look_timer(session)
+
+    def _set_look_timer(self, session: Session) -> None:
+        """See that the gate is asked again when it wants to be."""
+        at = session.outbox.look_again_at
+        timer = session.look_timer
+        if timer is not None and timer.at == at and timer.action is not None:
+            return
+        if timer is not None:
+            timer.cancel()
+        session.look_timer = None
+        if at is not None:
+            session.look_timer = self.core.timers.at(at, lambda _now: self.want_pump())
+
+    def send_packet(self, packet: Packet) -> None:
+        """Put a packet other than PUBLISH into `out`."""
+        frame = write_packet(packet, self.version)
+        self._put(frame[0], frame, b"")
+
+    def send_puback(self, packet_id: int) -> None:
+        """Put the PUBACK of a message that was accepted into `out`."""
+        frame = _PUBACK_SUCCESS + packet_id.to_bytes(2, "big")
+        self._put(0x40, frame, b"")
+
+    def send_qos0(
+        self, message: Message, *, retain: bool, subscription_ids: tuple[int, ...], now: float
+    ) -> bool:
+        """Put a QoS 0 PUBLISH into `out`; return False where the client takes none so large."""
+        header = publish_header(
+            message.topic_bytes,
+            message.payload_bytes,
+            qos=0,
+            retain=retain,
+            properties=self._properties(message, subscription_ids, now),
+            version=self.version,
+        )
+        return self._put_publish(header, message.read_payload())
+
+    def send_delivery(self, delivery: Delivery, now: float) -> None:
+        """Send what was taken from the outbox, and book it."""
+        message = delivery.message
+        session = self.session
+        ledger = session.ledger
+        qos = delivery.qos
+        try:
+            payload = message.read_payload()
+        except OSError as error:
+            self.core.on_extension_error(type(self.core.payload_store).__name__, error)
+            ledger.drop("payload_lost")
+            return
+        packet_id = session.inflight.start(delivery) if qos else 0
+        header = publish_header(
+            message.topic_bytes,
+            message.payload_bytes,
+            qos=qos,
+            retain=delivery.retain,
+            packet_id=packet_id,
+            properties=self._properties(message, delivery.subscription_ids, now),
+            version=self.version,
+        )
+        if not self._put_publish(header, payload):
+            if qos:
+                session.inflight.finish(packet_id, qos)
+            ledger.drop("packet_too_large")
+        elif not qos:
+            ledger.delivered += 1
+        else:
+            for sampler in self.core.samplers:
+                sampler.sent(session.link, packet_id, message.payload_bytes, now)
+
+    def _send_again(self, delivery: Delivery, now: float) -> None:
+        """Repeat what the last connection left unacknowledged [MQTT-4.4.0-1]."""
+        session = self.session
+        packet_id = delivery.packet_id
+        if session.inflight.is_released(packet_id):
+            self.send_packet(PubRel(packet_id))
+            return
+        message = delivery.message
+        try:
+            payload = message.read_payload()
+        except OSError as error:
+            self.core.on_extension_error(type(self.core.payload_store).__name__, error)
+            session.inflight.finish(packet_id, delivery.qos)
+            session.ledger.drop("payload_lost")
+            return
+        header = publish_header(
+            message.topic_bytes,
+            message.payload_bytes,
+            qos=delivery.qos,
+            retain=delivery.retain,
+            dup=True,
+            packet_id=packet_id,
+            properties=self._properties(message, delivery.subscription_ids, now),
+            version=self.version,
+        )
+        if not self._put_publish(header, payload):
+            session.inflight.finish(packet_id, delivery.qos)
+            session.ledger.drop("packet_too_large")
+
+    def _properties(
+        self, message: Message, subscription_ids: tuple[int, ...], now: float
+    ) -> dict[str, Any]:
+        """Return the properties of an outgoing PUBLISH (MQTT 5.0, 3.3.2.3)."""
+        if self.version != ProtocolVersion.MQTT_5:
+            return _NO_PROPERTIES
+        if not message.properties and not subscription_ids:
+            return _NO_PROPERTIES
+        properties = dict(message.properties)
+        if message.expires_at is not None:  # [MQTT-3.3.2-6]
+            properties["message_expiry_interval"] = max(1, round(message.expires_at - now))
+        if subscription_ids:
+            properties["subscription_identifier"] = list(subscription_ids)
+        return properties
+
+    def _put_publish(self, header: bytes, payload: bytes) -> bool:
+        size = len(header) + len(payload)
+        if size > self.send_maximum:  # [MQTT-3.1.2-24]
+            return False
+        self.core.counters.publish_sent += 1
+        self._put(header[0], header, payload)
+        return True
+
+    def _put(self, first_byte: int, header: bytes, payload: bytes) -> None:
+        """Put one packet into `out`."""
+        core = self.core
+        size = len(header) + len(payload)
+        self.out_bytes += size
+        core.counters.packets_sent += 1
+        if not payload:
+            self.out.append(header)
+        elif len(payload) <= JOIN_BELOW_BYTES:
+            self.out.append(header + payload)
+        else:
+            self.out.append(header)
+            self.out.append(payload)
+        if core.listeners.packet_sent:
+            session = self.session if self.is_open else None
+            event = PacketSent(session, first_byte, size, (header, payload))
+            core.tell(core.listeners.packet_sent, event)
+        if not self.is_touched:
+            core.touch(self)
