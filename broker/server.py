@@ -21,7 +21,7 @@ from broker.sys_topics import SysTopics
 from broker.transport import Admission, Driver, MqttProtocol
 
 if TYPE_CHECKING:
-    from broker.amqtt_host import AmqttHost
+    from broker.amqtt_host.host import AmqttHost
 
 BACKLOG: Final = 1024
 """Connections that may wait to be accepted: a fleet that reconnects comes all at once."""
@@ -103,7 +103,7 @@ class Server:
                 self._policy.file,
             )
             return None
-        from broker.amqtt_host import AmqttHost  # noqa: PLC0415 (aMQTT costs time and memory)
+        from broker.amqtt_host.host import AmqttHost  # noqa: PLC0415 (aMQTT costs time and memory)
 
         return AmqttHost(self._policy, self._logger)
 

@@ -11,9 +11,3 @@ gets a task that is owned, named and watched. What the stock plugins only count 
 the broker's own counters, and what the stock loggers would not log is not told them. So the
 stock plugin list costs nothing for each packet.
 """
-
-from __future__ import annotations
-
-from broker.amqtt_host.host import AmqttHost
-
-__all__ = ["AmqttHost"]
