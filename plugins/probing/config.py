@@ -1,0 +1,71 @@
+"""The keys under `probing` in a policy file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, field_validator
+from pydantic.dataclasses import dataclass
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+SourceName = Literal["tcp_info", "puback"]
+
+DEFAULT_PROBE_PERIOD = 1.0
+"""Seconds. A decision to withhold is as fresh as the estimate behind it (paper 002, figure 9:
+the shorter the better), and reading the kernel's sends nothing over the network."""
+
+DEFAULT_MAX_AGE_SECONDS = 10.0
+"""The shortest burst of congestion in paper 002: an estimate older than that may describe
+congestion that has come and gone."""
+
+DEFAULT_MAX_TIMED_BYTES = 10_000
+"""The query of paper 002. What a larger packet takes depends on the path's rate more than on its
+congestion."""
+
+DEFAULT_WINDOW_SECONDS = 300.0
+"""As long as Linux keeps its own least RTT: many times a burst of congestion, and short enough
+to follow a client that has changed networks."""
+
+
+@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid", strict=True))
+class ProbingConfig:
+    """Where the RTT of subscribers comes from.
+
+    Attributes:
+        sources: ``tcp_info``, the kernel's RTT of the connection; ``puback``, the time that
+            normal QoS 1 and 2 deliveries take until their acknowledgement. Both by default:
+            the kernel knows the path also where nobody uses QoS 1, acknowledgements know it
+            behind a relay or proxy.
+        probe_period: seconds between two looks at each connected subscriber (T_Q of paper
+            002). Give `withholding` the same.
+        estimator: what becomes `rtt_latest`: ``last`` sample, as in paper 002; ``ewma``, the
+            smoothed RTT of RFC 6298; ``minimum``, the least sample of the last
+            `max_age_seconds`, which no single spike can raise. The kernel's RTT is smoothed
+            already, so for it ``last`` and ``ewma`` are the same.
+        max_age_seconds: age at which an estimate does not count any more, and a timed packet
+            without answer makes way for another.
+        max_timed_bytes: payload bytes above which a packet's acknowledgement is not timed.
+        window_seconds: length of the past from which the RTT of the uncongested path is
+            learned, as its least and as its average.
+    """
+
+    sources: tuple[SourceName, ...] = ("tcp_info", "puback")
+    probe_period: Seconds = DEFAULT_PROBE_PERIOD
+    estimator: Literal["last", "ewma", "minimum"] = "last"
+    max_age_seconds: Seconds = DEFAULT_MAX_AGE_SECONDS
+    max_timed_bytes: Annotated[int, Field(ge=0)] = DEFAULT_MAX_TIMED_BYTES
+    window_seconds: Seconds = DEFAULT_WINDOW_SECONDS
+
+    @field_validator("sources")
+    @classmethod
+    def _check_sources(cls, sources: tuple[SourceName, ...]) -> tuple[SourceName, ...]:
+        if not sources or len(set(sources)) < len(sources):
+            raise ValueError("at least one source, each once")
+        return sources
+
+    def __post_init__(self) -> None:
+        """Check the values against each other."""
+        if self.max_age_seconds < self.probe_period:
+            # Estimates would be gone before the next look, and nothing ever withheld.
+            raise ValueError("max_age_seconds of at least probe_period")

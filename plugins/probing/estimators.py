@@ -1,0 +1,173 @@
+"""RTT estimators: numbers in, numbers out, constant memory for each subscriber."""
+
+from __future__ import annotations
+
+import math
+
+ALPHA = 1 / 8
+"""Gain of the smoothed RTT (RFC 6298, 2.3)."""
+
+BETA = 1 / 4
+"""Gain of the RTT variance (RFC 6298, 2.3)."""
+
+
+class SmoothedRtt:
+    """Exponentially weighted RTT and its variance (RFC 6298, section 2).
+
+    Attributes:
+        srtt: smoothed RTT, seconds, or None before the first sample.
+        rttvar: RTT variance, seconds, or None before the first sample.
+    """
+
+    __slots__ = ("rttvar", "srtt")
+
+    def __init__(self) -> None:
+        self.srtt: float | None = None
+        self.rttvar: float | None = None
+
+    def add(self, rtt: float) -> float:
+        """Take one sample in seconds; return the smoothed RTT.
+
+        The first one R gives ``SRTT = R, RTTVAR = R / 2``. Each further one R' gives
+        ``RTTVAR = (1 - beta) * RTTVAR + beta * |SRTT - R'|``, then
+        ``SRTT = (1 - alpha) * SRTT + alpha * R'`` (RFC 6298, 2.2 and 2.3).
+        """
+        if self.srtt is None or self.rttvar is None:
+            self.srtt = rtt
+            self.rttvar = rtt / 2
+        else:
+            self.rttvar += BETA * (abs(self.srtt - rtt) - self.rttvar)
+            self.srtt += ALPHA * (rtt - self.srtt)
+        return self.srtt
+
+
+class WindowedMinimum:
+    """Least sample of the recent past, from two halves of a window.
+
+    A sample counts for at least half the window and at most the whole of it, which needs no
+    list of samples. Both halves are empty before the first sample.
+
+    Attributes:
+        value: least sample of both halves at the last `add`, seconds, or None before it.
+    """
+
+    __slots__ = ("_began_at", "_half_seconds", "_newer", "_older", "value")
+
+    def __init__(self, window_seconds: float) -> None:
+        self._half_seconds = window_seconds / 2
+        self._began_at = -math.inf
+        self._newer = math.inf
+        self._older = math.inf
+        self.value: float | None = None
+
+    def add(self, rtt: float, now: float) -> float:
+        """Take one sample in seconds, return the least; `now` never runs backwards."""
+        age = now - self._began_at
+        if age >= 2 * self._half_seconds:
+            self._older = self._newer = math.inf
+            self._began_at = now
+        elif age >= self._half_seconds:
+            self._older, self._newer = self._newer, math.inf
+            self._began_at += self._half_seconds
+        self._newer = min(self._newer, rtt)
+        self.value = min(self._newer, self._older)
+        return self.value
+
+
+class MovingAverage:
+    """Average of recent RTTs, each sample weighted by the time since the one before.
+
+    The plain mean of the first samples, then exponential with the window as time constant, so
+    that its value does not hang on how often samples come (paper 002: "moving average of the
+    recent RTTs"; it gives neither length nor weights).
+
+    Attributes:
+        value: seconds, or None before the first sample.
+    """
+
+    __slots__ = ("_n_samples", "_sampled_at", "_window_seconds", "value")
+
+    def __init__(self, window_seconds: float) -> None:
+        self._window_seconds = window_seconds
+        self._n_samples = 0
+        self._sampled_at = 0.0
+        self.value: float | None = None
+
+    def add(self, rtt: float, now: float) -> None:
+        """Take one sample in seconds; `now` never runs backwards."""
+        self._n_samples += 1
+        if self.value is None:
+            self.value = rtt
+        else:
+            faded = -math.expm1((self._sampled_at - now) / self._window_seconds)
+            self.value += max(faded, 1 / self._n_samples) * (rtt - self.value)
+        self._sampled_at = now
+
+
+class SourceEstimates:
+    """What one source of samples says of one subscriber's path.
+
+    Attributes:
+        name: the source, such as ``tcp_info``.
+        latest: newest estimate, seconds; meaningful once `updated_at` is set.
+        payload_bytes: of the packet that the newest sample was timed on.
+        updated_at: monotonic seconds of the newest sample, or None before the first.
+        smoothed: RFC 6298 over all samples.
+        minimum: least sample of `window_seconds`.
+        average: moving average over `window_seconds`.
+    """
+
+    __slots__ = (
+        "_estimator",
+        "_recent_minimum",
+        "average",
+        "latest",
+        "minimum",
+        "name",
+        "payload_bytes",
+        "smoothed",
+        "updated_at",
+    )
+
+    def __init__(
+        self, name: str, *, estimator: str, recent_seconds: float, window_seconds: float
+    ) -> None:
+        """Begin without samples.
+
+        Args:
+            name: the source.
+            estimator: what `latest` is: ``last`` sample, ``ewma`` (the smoothed RTT) or
+                ``minimum`` (least sample of the last `recent_seconds`).
+            recent_seconds: window of the estimator ``minimum``.
+            window_seconds: window of `minimum` and `average`.
+        """
+        self.name = name
+        self.latest = 0.0
+        self.payload_bytes = 0
+        self.updated_at: float | None = None
+        self.smoothed = SmoothedRtt()
+        self.minimum = WindowedMinimum(window_seconds)
+        self.average = MovingAverage(window_seconds)
+        self._estimator = estimator
+        self._recent_minimum = WindowedMinimum(recent_seconds)
+
+    def add(self, rtt: float, payload_bytes: int, now: float) -> None:
+        """Take one sample, timed on a packet with `payload_bytes`."""
+        srtt = self.smoothed.add(rtt)
+        self._take(rtt, srtt, payload_bytes, now)
+
+    def add_smoothed(self, srtt: float, rttvar: float, now: float) -> None:
+        """Take an RTT that its source has smoothed already, timed on bare segments."""
+        self.smoothed.srtt = srtt
+        self.smoothed.rttvar = rttvar
+        self._take(srtt, srtt, 0, now)
+
+    def _take(self, rtt: float, srtt: float, payload_bytes: int, now: float) -> None:
+        self.minimum.add(rtt, now)
+        self.average.add(rtt, now)
+        self.payload_bytes = payload_bytes
+        self.updated_at = now
+        if self._estimator == "minimum":
+            self.latest = self._recent_minimum.add(rtt, now)
+        else:
+            self.latest = srtt if self._estimator == "ewma" else rtt

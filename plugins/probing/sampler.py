@@ -1,0 +1,199 @@
+"""One RTT estimate for each subscriber, out of two sources that see different things.
+
+Theory of operation. The kernel (`tcp_info`) times every segment, whatever the QoS, and costs one
+system call a period; but its RTT ends at the next TCP endpoint, so behind a relay, a proxy or a
+load balancer it stays low however bad the rest of the path is. An acknowledgement (`puback`)
+has come from the client itself; but it exists only for QoS 1 and 2, and once large messages are
+withheld it may stay away. So neither may overrule the other for good:
+
+1. Within one source, a newer estimate replaces the older one.
+2. An estimate counts for `max_age_seconds`. The kernel's is as old as the last look that found
+   something newly acknowledged, not as the last look.
+3. Of the estimates that count, the largest is `rtt_latest`. A relay's low RTT so never hides a
+   slow client, and a burst of losses that delays the acknowledgements of MQTT is seen although
+   the kernel leaves retransmitted segments out of its RTT. A high estimate that nothing renews
+   is gone after `max_age_seconds`, and the other source speaks alone.
+4. Where none counts, `rtt_latest` is None: gates deliver, and what they deliver is the probe.
+5. The other fields of the link are those of the same source, so that the least RTT of a relay
+   is never compared with the RTT of the whole path. `rtt_bytes` is 0 for the kernel and the
+   payload size of the timed packet for an acknowledgement.
+6. What is overdue counts at once: `outstanding_since` is the older of the timed packet without
+   an answer and the stall of the connection (see `puback` and `stall`).
+
+`unsent_bytes` is the connection's to write, not ours.
+"""
+
+from __future__ import annotations
+
+from broker.errors import ConfigError, ConfigProblem
+from broker.extensions import Plugin, PluginContext
+from broker.link import Link
+from plugins.probing.config import ProbingConfig
+from plugins.probing.estimators import SourceEstimates
+from plugins.probing.puback import PubackSample, PubackTimer
+from plugins.probing.stall import StallDetector
+from plugins.probing.tcp_info import is_tcp_info_supported, read_tcp_info
+
+
+class SubscriberPath:
+    """What is kept for one subscriber, beside its link."""
+
+    __slots__ = ("kernel", "puback", "stall", "timer")
+
+    def __init__(self, config: ProbingConfig) -> None:
+        self.kernel, self.puback = (
+            SourceEstimates(
+                name,
+                estimator=config.estimator,
+                recent_seconds=config.max_age_seconds,
+                window_seconds=config.window_seconds,
+            )
+            for name in ("tcp_info", "puback")
+        )
+        self.stall = StallDetector()
+        self.timer = PubackTimer(config.max_age_seconds)
+
+    def newest(self, now: float, max_age_seconds: float) -> SourceEstimates | None:
+        """Return the source with the largest estimate that counts, or None."""
+        largest = None
+        for source in (self.kernel, self.puback):
+            if (
+                source.updated_at is not None
+                and now - source.updated_at <= max_age_seconds
+                and (largest is None or source.latest > largest.latest)
+            ):
+                largest = source
+        return largest
+
+
+class RttSampler:
+    """The `LinkSampler` of this plugin.
+
+    Attributes:
+        period: seconds between two looks at a subscriber (T_Q of paper 002).
+    """
+
+    def __init__(self, config: ProbingConfig) -> None:
+        self.period: float | None = config.probe_period
+        self._config = config
+        self._reads_kernel = "tcp_info" in config.sources
+        self._max_age_seconds = config.max_age_seconds
+        # Nothing is as short as -1 byte: without the source no packet is timed.
+        self._max_timed_bytes = config.max_timed_bytes if "puback" in config.sources else -1
+        self._paths: dict[Link, SubscriberPath] = {}
+
+    def sample(self, link: Link, fileno: int, now: float) -> bool:
+        """Look at the connection's socket, and let estimates age."""
+        path = self._path(link)
+        if self._reads_kernel and fileno >= 0:
+            info = read_tcp_info(fileno)
+            if info is not None:
+                is_waiting = info.unacked > 0 or info.notsent_bytes > 0
+                is_new = path.stall.look(info.bytes_acked, is_waiting=is_waiting, now=now)
+                if is_new and info.rtt > 0:
+                    path.kernel.add_smoothed(info.rtt, info.rttvar, now)
+                _write_outstanding(link, path)
+        return self._write_estimate(link, path, now)
+
+    def sent(self, link: Link, packet_id: int, payload_bytes: int, now: float) -> None:
+        """Time a QoS 1 or 2 PUBLISH, if it is its turn."""
+        if payload_bytes > self._max_timed_bytes:
+            return
+        path = self._paths.get(link) or self._path(link)
+        if now < path.timer.next_at:
+            return
+        given_up = path.timer.sent(packet_id, payload_bytes, now)
+        _write_outstanding(link, path)
+        if given_up is not None:
+            self._take(link, path, given_up, now)
+
+    def acknowledged(self, link: Link, packet_id: int, now: float) -> bool:
+        """Take the sample of a timed packet's PUBACK or PUBREC."""
+        path = self._paths.get(link)
+        sample = None if path is None else path.timer.acknowledged(packet_id, now)
+        if path is None or sample is None:
+            return False
+        _write_outstanding(link, path)
+        return self._take(link, path, sample, now)
+
+    def connected(self, link: Link, now: float) -> None:  # noqa: ARG002 (the contract's signature)
+        """Void what was outstanding; what is known of the path ages on."""
+        path = self._paths.get(link)
+        if path is not None:
+            path.timer.void()
+            path.stall.void()
+            _write_outstanding(link, path)
+
+    def forget(self, link: Link) -> None:
+        """Drop what is kept for this subscriber."""
+        self._paths.pop(link, None)
+
+    def _path(self, link: Link) -> SubscriberPath:
+        path = self._paths.get(link)
+        if path is None:
+            path = self._paths[link] = SubscriberPath(self._config)
+        return path
+
+    def _take(self, link: Link, path: SubscriberPath, sample: PubackSample, now: float) -> bool:
+        path.puback.add(sample.rtt, sample.payload_bytes, now)
+        return self._write_estimate(link, path, now)
+
+    def _write_estimate(self, link: Link, path: SubscriberPath, now: float) -> bool:
+        """Write the estimate that counts now; return whether it is another than before."""
+        source = path.newest(now, self._max_age_seconds)
+        if source is None:
+            is_new = link.rtt_latest is not None
+            link.rtt_latest = None
+            return is_new
+        is_new = link.rtt_updated_at != source.updated_at or link.rtt_source != source.name
+        if is_new:
+            link.rtt_latest = source.latest
+            link.rtt_bytes = source.payload_bytes
+            link.rtt_updated_at = source.updated_at
+            link.rtt_source = source.name
+            link.srtt = source.smoothed.srtt
+            link.rttvar = source.smoothed.rttvar
+            link.rtt_min = source.minimum.value
+            link.threshold_l = source.average.value
+        return is_new
+
+
+def _write_outstanding(link: Link, path: SubscriberPath) -> None:
+    """Write since when the oldest of what is unanswered is on its way."""
+    timer, stalled_since = path.timer, path.stall.stalled_since
+    if timer.packet_id and (stalled_since is None or timer.sent_at <= stalled_since):
+        link.outstanding_since = timer.sent_at
+        link.outstanding_bytes = timer.payload_bytes
+    else:
+        link.outstanding_since = stalled_since
+        link.outstanding_bytes = 0
+
+
+class ProbingPlugin(Plugin):
+    """`probing` in a policy file."""
+
+    Config = ProbingConfig
+    sampler: RttSampler
+
+    def __init__(self, config: ProbingConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self.sampler = RttSampler(config)
+
+    async def start(self) -> None:
+        """Check that this kernel has what the file asks for.
+
+        Raises:
+            ConfigError: ``tcp_info`` is the only source and the kernel does not have it.
+        """
+        sources = self.config.sources
+        if "tcp_info" not in sources or is_tcp_info_supported():
+            return
+        if sources == ("tcp_info",):
+            problem = ConfigProblem(
+                "plugins.probing.sources", "tcp_info alone", "puback: this needs Linux 4.9 or newer"
+            )
+            raise ConfigError(self.context.policy_file, [problem])
+        self.context.logger.warning(
+            "probing: source tcp_info left out: it needs Linux 4.9 or newer; RTTs come from %s",
+            ", ".join(source for source in sources if source != "tcp_info"),
+        )

@@ -1,0 +1,115 @@
+"""What the Linux kernel knows of a TCP connection: its RTT costs no probe traffic.
+
+`parse_tcp_info` turns the kernel's structure into numbers, `read_tcp_info` gets it.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from typing import NamedTuple
+
+# struct tcp_info of linux/tcp.h, with what is not read here as padding. The kernel only ever
+# appends to it; delivery_rate, the last one used, is there since Linux 4.9.
+_LAYOUT = struct.Struct(
+    "="
+    "24x"  # state to rcv_mss
+    "I8xI"  # 24 unacked; 36 retrans
+    "28xII"  # 68 rtt; 72 rttvar
+    "24xI"  # 100 total_retrans
+    "16xQ"  # 120 bytes_acked
+    "16xII"  # 144 notsent_bytes; 148 min_rtt
+    "8xQ"  # 160 delivery_rate
+)
+_READ_BYTES = 256
+_NO_MIN_RTT = 0xFFFF_FFFF
+
+_IS_LINUX = sys.platform == "linux"
+_TCP_INFO = 11
+"""Linux's number of the option; other systems have other structures under other numbers."""
+
+
+class TcpInfo(NamedTuple):
+    """The parts of struct tcp_info that tell of the path.
+
+    Attributes:
+        rtt: smoothed RTT, seconds; 0 before the first sample.
+        rttvar: its mean deviation, seconds.
+        min_rtt: least RTT of the last minutes (sysctl ``tcp_min_rtt_wlen``), seconds, or
+            None before the first sample.
+        unacked: segments sent and not acknowledged.
+        retrans: retransmitted segments that are not acknowledged.
+        total_retrans: retransmissions since the connection began.
+        bytes_acked: bytes acknowledged since the connection began.
+        notsent_bytes: bytes that the kernel has taken and not sent once.
+        delivery_rate: recent rate of acknowledged bytes, bytes per second.
+    """
+
+    rtt: float
+    rttvar: float
+    min_rtt: float | None
+    unacked: int
+    retrans: int
+    total_retrans: int
+    bytes_acked: int
+    notsent_bytes: int
+    delivery_rate: int
+
+
+def parse_tcp_info(data: bytes) -> TcpInfo | None:
+    """Return the numbers in a struct tcp_info, or None where it is too short.
+
+    Args:
+        data: as getsockopt gave it; kernels before 4.9 give less than is needed.
+    """
+    if len(data) < _LAYOUT.size:
+        return None
+    unacked, retrans, rtt, rttvar, total_retrans, acked, notsent, min_rtt, rate = (
+        _LAYOUT.unpack_from(data)
+    )
+    return TcpInfo(
+        rtt / 1e6,
+        rttvar / 1e6,
+        None if min_rtt == _NO_MIN_RTT else min_rtt / 1e6,
+        unacked,
+        retrans,
+        total_retrans,
+        acked,
+        notsent,
+        rate,
+    )
+
+
+def read_tcp_info(fileno: int) -> TcpInfo | None:
+    """Ask the kernel about a connection.
+
+    The descriptor stays open and as it was.
+
+    Args:
+        fileno: file descriptor of a socket.
+
+    Returns:
+        None where the kernel has no answer: not Linux or older than 4.9, no TCP socket, or
+        closed.
+    """
+    if not _IS_LINUX:
+        return None
+    try:
+        # Family and type are given so that Python does not ask the kernel for them; they have
+        # no effect on the option. detach() keeps the descriptor open.
+        borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno)
+    except OSError:
+        return None
+    try:
+        return parse_tcp_info(borrowed.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _READ_BYTES))
+    except OSError:
+        return None
+    finally:
+        borrowed.detach()
+
+
+def is_tcp_info_supported() -> bool:
+    """Say whether this kernel gives what `read_tcp_info` needs."""
+    with socket.socket() as unconnected:
+        return read_tcp_info(unconnected.fileno()) is not None

@@ -1,0 +1,125 @@
+"""The keys under `withholding` in a policy file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator
+from pydantic.dataclasses import dataclass
+
+from broker.errors import MalformedPacketError
+from broker.mqtt.topics import parse_share, validate_topic_filter
+from plugins.withholding.profile import LatencyProfile
+from plugins.withholding.thresholds import LearnedFrom, Thresholds
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Bytes = Annotated[int, Field(ge=0)]
+PolicyName = Literal["none", "conservative", "probabilistic", "historic"]
+
+DEFAULT_THRESHOLD_S = 10_000
+"""Bytes; paper 002: above most sensor readings, below most pictures."""
+
+DEFAULT_PROBE_PERIOD = 1.0
+"""Seconds; the default of `probing`, and T_Q of the simulation in paper 002."""
+
+DEFAULT_MAX_WITHHOLD = 20.0
+"""Seconds; D of paper 002."""
+
+DEFAULT_CONGESTION_RATE = 1 / 17.5
+"""1/s; bursts of congestion in paper 002 last 17.5 s on average."""
+
+DEFAULT_MARGIN_RATIO = 3.0
+"""The RTT of a calm path in paper 002 varies between 0.15 and 0.45 s: up to three times the
+least. A threshold_l that is too small withholds without need (its first recommendation)."""
+
+DEFAULT_FLOOR_SECONDS = 0.05
+"""On a local network an RTT varies by many times its least value without anybody waiting."""
+
+DEFAULT_PROFILE = {10_000: 1.0, 1_000_000: 10.0}
+"""Paper 002: a 1 MB message takes ten times as long as the 10 KB query."""
+
+
+def _read_threshold_l(value: Any) -> Any:
+    """Return threshold_l as given: a number above 0 or None to learn it.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if value == "auto":
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None or (is_number and 0 < value < float("inf")):
+        return value
+    raise ValueError("seconds above 0, or auto")
+
+
+@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid", strict=True))
+class WithholdingConfig:
+    """How large messages are held back.
+
+    Attributes:
+        policy: ``none`` (deliver always), ``conservative``, ``probabilistic`` or ``historic``.
+            The last by default: in paper 002 it gains whatever the other keys say, and needs
+            neither D nor λ.
+        threshold_s: payload bytes above which, strictly, a message is large.
+        threshold_s_by_topic: topic filter to threshold_s; the first filter that matches
+            decides, null means never large.
+        threshold_l: RTT of the uncongested path, seconds, for a packet no larger than the
+            first row of `profile`; ``auto`` (None in Python) learns it for each subscriber.
+        threshold_l_by_client: pattern of client ids (``*``, ``?``, ``[...]``) to seconds; the
+            first pattern that matches decides, over `threshold_l`.
+        learned_from: what ``auto`` learns from: ``minimum``, the least recent RTT, or
+            ``average``, the moving average of paper 002. The minimum by default: a minute of
+            congestion does not raise it.
+        margin_ratio: ``auto`` takes the learned RTT times this, at least 1.
+        floor_seconds: ``auto`` never goes below this.
+        probe_period: T_Q in seconds, for `probabilistic` and `historic`. Give `probing` the
+            same.
+        max_withhold: D in seconds, for `conservative` and `probabilistic`. For all policies
+            it is also the most that one overdue acknowledgement can say of the RTT.
+        congestion_rate: λ in 1/s, one over the mean duration of congestion, for
+            `probabilistic`.
+        profile: payload bytes to relative latency, at least one row; see `LatencyProfile`.
+    """
+
+    policy: PolicyName = "historic"
+    threshold_s: Bytes = DEFAULT_THRESHOLD_S
+    threshold_s_by_topic: dict[str, Bytes | None] = Field(default_factory=dict)
+    threshold_l: Annotated[float | None, BeforeValidator(_read_threshold_l)] = None
+    threshold_l_by_client: dict[str, Seconds] = Field(default_factory=dict)
+    learned_from: LearnedFrom = "minimum"
+    margin_ratio: Annotated[float, Field(ge=1, allow_inf_nan=False)] = DEFAULT_MARGIN_RATIO
+    floor_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = DEFAULT_FLOOR_SECONDS
+    probe_period: Seconds = DEFAULT_PROBE_PERIOD
+    max_withhold: Seconds = DEFAULT_MAX_WITHHOLD
+    congestion_rate: Seconds = DEFAULT_CONGESTION_RATE
+    profile: dict[int, float] = Field(default_factory=DEFAULT_PROFILE.copy)
+
+    @field_validator("threshold_s_by_topic")
+    @classmethod
+    def _check_filters(cls, by_topic: dict[str, int | None]) -> dict[str, int | None]:
+        for topic_filter in by_topic:
+            try:
+                validate_topic_filter(topic_filter)
+                is_shared = bool(parse_share(topic_filter).share_name)
+            except MalformedPacketError as error:
+                raise ValueError(f"valid topic filters as keys ({error.args[0]})") from None
+            if is_shared:
+                raise ValueError(f"topic filters without $share as keys (not {topic_filter!r})")
+        return by_topic
+
+    @field_validator("profile")
+    @classmethod
+    def _check_profile(cls, table: dict[int, float]) -> dict[int, float]:
+        LatencyProfile(table)
+        return table
+
+    def thresholds(self) -> Thresholds:
+        """Return what finds threshold_l."""
+        return Thresholds(
+            fixed=self.threshold_l,
+            by_client=self.threshold_l_by_client,
+            learned_from=self.learned_from,
+            margin_ratio=self.margin_ratio,
+            floor_seconds=self.floor_seconds,
+        )

@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import itertools
+import logging
+import socket
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import ConfigError
+from broker.extensions import LinkSampler, PluginContext
+from broker.link import Link
+from plugins.probing import tcp_info
+from plugins.probing.config import ProbingConfig
+from plugins.probing.sampler import ProbingPlugin, RttSampler
+from tests.plugins.probing.loopback import Loopback
+
+NO_SOCKET = -1
+
+
+def make_plugin(**keys: Any) -> ProbingPlugin:
+    """Return the plugin with these keys of a policy file."""
+    context = PluginContext(logging.getLogger("penstock.probing"), "policy.yaml", lambda: 0.0)
+    return ProbingPlugin(ProbingConfig(**keys), context)
+
+
+def make_sampler(**keys: Any) -> RttSampler:
+    """Return the plugin's sampler."""
+    return make_plugin(**keys).sampler
+
+
+def acknowledge(
+    sampler: LinkSampler, link: Link, rtt: float, *, at: float, payload_bytes: int = 100
+) -> bool:
+    """Send a packet and let its PUBACK come `rtt` seconds later, at `at`."""
+    sampler.sent(link, 7, payload_bytes, at - rtt)
+    return sampler.acknowledged(link, 7, at)
+
+
+def sample_until_outstanding(
+    sampler: LinkSampler, link: Link, loopback: Loopback, *, begin: int
+) -> int:
+    """Look each second until nothing moves any more; return the second of the last look."""
+    for now in itertools.count(begin):
+        sampler.sample(link, loopback.fileno, now)
+        if link.outstanding_since is not None and link.outstanding_since >= begin:
+            return now
+    raise AssertionError
+
+
+def test_plugin_brings_a_sampler_with_the_period_of_the_file() -> None:
+    """probe_period is how often the broker calls."""
+    plugin = make_plugin(probe_period=2.5)
+    assert plugin.gate is None
+    assert plugin.sampler.period == 2.5
+
+
+def test_kernel_rtt_reaches_the_link(loopback: Loopback) -> None:
+    """A look at a real socket writes the kernel's estimate, timed on bare segments."""
+    sampler, link = make_sampler(), Link("a")
+    loopback.exchange()
+    assert sampler.sample(link, loopback.fileno, 50.0)
+    assert link.rtt_latest is not None
+    assert 0 < link.rtt_latest < 1
+    assert link.rtt_latest == link.srtt == link.rtt_min == link.threshold_l
+    assert link.rttvar is not None
+    assert (link.rtt_source, link.rtt_bytes, link.rtt_updated_at) == ("tcp_info", 0, 50.0)
+    assert link.outstanding_since is None
+
+
+def test_look_without_news_is_no_new_estimate(loopback: Loopback) -> None:
+    """Where nothing was acknowledged since, the kernel's estimate is the old one."""
+    sampler, link = make_sampler(), Link("a")
+    sampler.sample(link, loopback.fileno, 50.0)
+    assert not sampler.sample(link, loopback.fileno, 51.0)
+    assert link.rtt_updated_at == 50.0
+    loopback.exchange()
+    assert sampler.sample(link, loopback.fileno, 52.0)
+    assert link.rtt_updated_at == 52.0
+
+
+def test_estimate_of_an_idle_connection_grows_too_old(loopback: Loopback) -> None:
+    """After max_age_seconds without an acknowledgement nothing is known; gates are told once."""
+    sampler, link = make_sampler(max_age_seconds=10.0), Link("a")
+    seen = []
+    for now in (50.0, 60.0, 60.5, 61.0):
+        is_new = sampler.sample(link, loopback.fileno, now)
+        seen.append((is_new, link.rtt_latest is not None))
+    assert seen == [(True, True), (False, True), (True, False), (False, False)]
+    assert link.rtt_min is not None
+
+
+def test_reader_that_stalls_is_outstanding(loopback: Loopback) -> None:
+    """Bytes that wait in the kernel from look to look are overdue since the first of them."""
+    sampler, link = make_sampler(), Link("a")
+    sent = loopback.fill()
+    now = sample_until_outstanding(sampler, link, loopback, begin=50)
+    assert (link.outstanding_since, link.outstanding_bytes) == (now - 1, 0)
+    loopback.subscriber.recv(sent, socket.MSG_WAITALL)
+    sampler.sample(link, loopback.fileno, now + 1)
+    assert link.outstanding_since is None
+
+
+def test_puback_reaches_the_link_with_its_size() -> None:
+    """The acknowledgement of a normal delivery is a sample, and says so."""
+    sampler, link = make_sampler(), Link("a")
+    sampler.sent(link, 7, 100, 50.0)
+    assert (link.outstanding_since, link.outstanding_bytes) == (50.0, 100)
+    assert not sampler.acknowledged(link, 8, 50.1)
+    assert sampler.acknowledged(link, 7, 50.5)
+    assert (link.rtt_latest, link.rtt_bytes, link.rtt_source) == (0.5, 100, "puback")
+    assert (link.srtt, link.rttvar) == (0.5, 0.25)
+    assert link.outstanding_since is None
+
+
+def test_large_packets_are_not_timed() -> None:
+    """Above max_timed_bytes an acknowledgement tells of the rate, not of congestion."""
+    sampler, link = make_sampler(max_timed_bytes=1_000), Link("a")
+    assert not acknowledge(sampler, link, 3.0, at=50.0, payload_bytes=1_001)
+    assert link.rtt_latest is None
+    assert acknowledge(sampler, link, 0.2, at=51.0, payload_bytes=1_000)
+
+
+def test_slow_acknowledgements_win_over_the_kernel_behind_a_relay(loopback: Loopback) -> None:
+    """The kernel sees the first hop only; the whole path counts, with all its fields."""
+    sampler, link = make_sampler(), Link("a")
+    acknowledge(sampler, link, 3.0, at=50.0)
+    loopback.exchange()
+    assert not sampler.sample(link, loopback.fileno, 50.5)
+    assert (link.rtt_latest, link.rtt_min, link.rtt_source) == (3.0, 3.0, "puback")
+
+
+def test_newer_acknowledgement_replaces_the_slow_one(loopback: Loopback) -> None:
+    """Recovery shows with the next sample of the same source."""
+    sampler, link = make_sampler(), Link("a")
+    sampler.sample(link, loopback.fileno, 49.0)
+    acknowledge(sampler, link, 3.0, at=50.0)
+    assert acknowledge(sampler, link, 0.25, at=51.0)
+    assert link.rtt_latest == 0.25
+
+
+def test_slow_acknowledgement_that_nothing_renews_grows_old(loopback: Loopback) -> None:
+    """A subscriber is not congested for ever: after max_age_seconds the kernel speaks alone."""
+    sampler, link = make_sampler(max_age_seconds=10.0), Link("a")
+    acknowledge(sampler, link, 3.0, at=50.0)
+    for now in (59.0, 60.0):
+        loopback.exchange()
+        assert not sampler.sample(link, loopback.fileno, now)
+    loopback.exchange()
+    assert sampler.sample(link, loopback.fileno, 60.5)
+    assert link.rtt_source == "tcp_info"
+    assert link.rtt_latest is not None
+    assert link.rtt_latest < 1
+
+
+def test_acknowledgements_alone_grow_old_too() -> None:
+    """Without a socket to look at, the period still lets estimates age."""
+    sampler, link = make_sampler(sources=("puback",), max_age_seconds=10.0), Link("a")
+    acknowledge(sampler, link, 3.0, at=50.0)
+    assert sampler.sample(link, NO_SOCKET, 60.5)
+    assert link.rtt_latest is None
+
+
+def test_packet_given_up_counts_at_once() -> None:
+    """A client that never acknowledges one packet is judged by the next."""
+    sampler, link = make_sampler(max_age_seconds=10.0), Link("a")
+    sampler.sent(link, 7, 100, 50.0)
+    sampler.sent(link, 8, 100, 60.0)
+    assert link.rtt_latest == 10.0
+    assert link.outstanding_since == 60.0
+    assert sampler.acknowledged(link, 8, 60.25)
+    assert link.rtt_latest == 0.25
+
+
+def test_older_of_stall_and_timed_packet_is_outstanding(loopback: Loopback) -> None:
+    """What has waited longest is what tells of the path."""
+    loopback.fill()
+    sampler, link = make_sampler(), Link("a")
+    now = sample_until_outstanding(sampler, link, loopback, begin=50)
+    sampler.sent(link, 7, 100, now)
+    assert (link.outstanding_since, link.outstanding_bytes) == (now - 1, 0)
+    other = Link("b")
+    sampler.sent(other, 7, 100, 49.0)
+    for second in (50.0, 51.0, 52.0):
+        sampler.sample(other, loopback.fileno, second)
+    assert (other.outstanding_since, other.outstanding_bytes) == (49.0, 100)
+
+
+@pytest.mark.parametrize(("estimator", "latest"), [("last", 0.9), ("ewma", 0.2), ("minimum", 0.1)])
+def test_estimator_of_the_file_decides_on_rtt_latest(estimator: str, latest: float) -> None:
+    """The key changes what gates see."""
+    sampler, link = make_sampler(estimator=estimator), Link("a")
+    acknowledge(sampler, link, 0.1, at=50.0)
+    acknowledge(sampler, link, 0.9, at=52.0)
+    assert link.rtt_latest == pytest.approx(latest)
+
+
+def test_window_of_the_file_decides_what_is_learned() -> None:
+    """A longer window remembers the calm path longer."""
+    least = {}
+    for window_seconds in (20.0, 2_000.0):
+        sampler, link = make_sampler(window_seconds=window_seconds), Link("a")
+        for second in range(100):
+            acknowledge(sampler, link, 0.1 if second < 50 else 0.9, at=50.0 + second)
+        least[window_seconds] = link.rtt_min
+    assert least == pytest.approx({20.0: 0.9, 2_000.0: 0.1})
+
+
+def test_source_left_out_of_the_file_is_not_used(loopback: Loopback) -> None:
+    """The sources key turns each of them off."""
+    link = Link("a")
+    assert not acknowledge(make_sampler(sources=("tcp_info",)), link, 0.5, at=50.0)
+    assert link.outstanding_since is None
+    assert not make_sampler(sources=("puback",)).sample(link, loopback.fileno, 50.0)
+    assert link.rtt_latest is None
+
+
+def test_reconnected_subscriber_has_nothing_outstanding(loopback: Loopback) -> None:
+    """What was sent on the old connection is void; a new socket's counters begin anew."""
+    sampler, link = make_sampler(), Link("a")
+    sampler.sample(link, loopback.fileno, 49.0)
+    sampler.sent(link, 7, 100, 50.0)
+    sampler.connected(link, 55.0)
+    assert link.outstanding_since is None
+    assert not sampler.acknowledged(link, 7, 56.0)
+    assert sampler.sample(link, loopback.fileno, 57.0)
+
+
+def test_subscribers_are_kept_apart() -> None:
+    """The same packet id towards two subscribers is two packets."""
+    sampler, one, other = make_sampler(), Link("a"), Link("b")
+    sampler.sent(one, 7, 100, 50.0)
+    assert not sampler.acknowledged(other, 7, 50.1)
+    assert sampler.acknowledged(one, 7, 50.5)
+    assert other.rtt_latest is None
+
+
+def test_forgotten_subscriber_begins_anew() -> None:
+    """After its session has ended nothing is kept, and an unknown one may be forgotten."""
+    sampler, link = make_sampler(), Link("a")
+    sampler.sent(link, 7, 100, 50.0)
+    sampler.forget(link)
+    sampler.forget(link)
+    assert not sampler.acknowledged(link, 7, 50.5)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.01, 5), st.sampled_from(["sent", "acknowledged", "sample"])),
+        max_size=50,
+    )
+)
+def test_estimate_is_the_newest_or_none_when_too_old(steps: list[tuple[float, str]]) -> None:
+    """At every step rtt_latest is set exactly when its sample is recent, as of the last look."""
+    sampler, link, now, looked_at = make_sampler(max_age_seconds=5.0), Link("a"), 0.0, 0.0
+    for gap, step in steps:
+        now += gap
+        if step == "sent":
+            sampler.sent(link, 7, 100, now)
+            continue
+        looked_at = now
+        before = (link.rtt_latest, link.rtt_updated_at)
+        if step == "sample":
+            is_new = sampler.sample(link, NO_SOCKET, now)
+            assert is_new == (before != (link.rtt_latest, link.rtt_updated_at))
+        else:
+            sampler.acknowledged(link, 7, now)
+        if step == "sample" and link.rtt_updated_at is not None:
+            assert (link.rtt_latest is None) == (looked_at - link.rtt_updated_at > 5.0)
+
+
+async def test_kernel_source_alone_needs_a_kernel_that_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On another system the file is refused, with what to write."""
+    await make_plugin(sources=("tcp_info",)).start()
+    monkeypatch.setattr(tcp_info, "_IS_LINUX", False)
+    with pytest.raises(ConfigError, match=r"plugins.probing.sources: .* allowed: puback"):
+        await make_plugin(sources=("tcp_info",)).start()
+
+
+async def test_kernel_source_among_others_is_left_out_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On another system the default file works with what is left."""
+    monkeypatch.setattr(tcp_info, "_IS_LINUX", False)
+    await make_plugin().start()
+    assert "tcp_info left out" in caplog.text
+    assert "RTTs come from puback" in caplog.text

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from pathlib import Path
+
+import pytest
+
+from plugins.probing import tcp_info
+from plugins.probing.tcp_info import (
+    TcpInfo,
+    is_tcp_info_supported,
+    parse_tcp_info,
+    read_tcp_info,
+)
+from tests.plugins.probing.loopback import Loopback
+
+
+def structure(**fields: tuple[int, str, int]) -> bytes:
+    """Return a struct tcp_info of zeros with (offset, format, value) written into it."""
+    data = bytearray(232)
+    for offset, form, value in fields.values():
+        struct.pack_into(f"={form}", data, offset, value)
+    return bytes(data)
+
+
+def test_fields_are_found_at_the_offsets_of_linux() -> None:
+    """Offsets as `offsetof` gives them for struct tcp_info of linux/tcp.h; times in seconds."""
+    data = structure(
+        unacked=(24, "I", 3),
+        retrans=(36, "I", 2),
+        rtt=(68, "I", 250_000),
+        rttvar=(72, "I", 40_000),
+        total_retrans=(100, "I", 9),
+        bytes_acked=(120, "Q", 2**40),
+        notsent_bytes=(144, "I", 77),
+        min_rtt=(148, "I", 20_000),
+        delivery_rate=(160, "Q", 2**33),
+    )
+    assert parse_tcp_info(data) == TcpInfo(
+        rtt=0.25,
+        rttvar=0.04,
+        min_rtt=0.02,
+        unacked=3,
+        retrans=2,
+        total_retrans=9,
+        bytes_acked=2**40,
+        notsent_bytes=77,
+        delivery_rate=2**33,
+    )
+
+
+def test_no_least_rtt_yet_is_none() -> None:
+    """The kernel marks "no sample" with all bits set."""
+    info = parse_tcp_info(structure(min_rtt=(148, "I", 0xFFFF_FFFF)))
+    assert info is not None
+    assert info.min_rtt is None
+
+
+@pytest.mark.parametrize("size", [0, 104, 167])
+def test_structure_of_an_old_kernel_is_refused(size: int) -> None:
+    """Before Linux 4.9 the structure ends before delivery_rate."""
+    assert parse_tcp_info(bytes(size)) is None
+
+
+def test_fresh_connection_has_the_rtt_of_its_handshake(loopback: Loopback) -> None:
+    """A server knows the path before it has sent a byte."""
+    info = loopback.info()
+    assert 0 < info.rtt < 1
+    assert info.min_rtt is not None
+    assert info.min_rtt <= info.rtt
+    assert (info.bytes_acked, info.notsent_bytes, info.retrans) == (0, 0, 0)
+
+
+def test_acknowledged_bytes_are_counted(loopback: Loopback) -> None:
+    """What the subscriber's kernel has is acknowledged."""
+    loopback.exchange(1_000)
+    assert loopback.info().bytes_acked == 1_000
+
+
+def test_bytes_for_a_reader_that_stalls_are_not_sent(loopback: Loopback) -> None:
+    """What the kernel keeps is in notsent_bytes, the rest was sent."""
+    sent = loopback.fill()
+    info = loopback.info()
+    assert 0 < info.notsent_bytes < sent
+    assert info.delivery_rate > 0
+
+
+def test_reading_leaves_the_descriptor_open_and_as_it_was(loopback: Loopback) -> None:
+    """The connection goes on after any number of looks."""
+    loopback.broker.setblocking(False)
+    for _ in range(100):
+        read_tcp_info(loopback.fileno)
+    assert not os.get_blocking(loopback.fileno)
+    loopback.exchange()
+
+
+def test_what_is_no_tcp_connection_has_no_answer(tmp_path: Path, loopback: Loopback) -> None:
+    """Unix sockets, files and closed descriptors give None, and stay as they were."""
+    left, right = socket.socketpair()
+    with left, right:
+        assert read_tcp_info(left.fileno()) is None
+        left.sendall(b"x")
+        assert right.recv(1) == b"x"
+    with (tmp_path / "file").open("wb") as file:
+        assert read_tcp_info(file.fileno()) is None
+        file.write(b"x")
+    descriptor = loopback.fileno
+    loopback.broker.close()
+    assert read_tcp_info(descriptor) is None
+
+
+def test_other_systems_have_no_answer(loopback: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere the option's number means something else and is not asked."""
+    assert is_tcp_info_supported()
+    monkeypatch.setattr(tcp_info, "_IS_LINUX", False)
+    assert read_tcp_info(loopback.fileno) is None
+    assert not is_tcp_info_supported()

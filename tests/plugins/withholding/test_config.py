@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, get_args
+
+import pytest
+
+from broker.config import validate_config
+from broker.errors import ConfigError
+from plugins.withholding.config import PolicyName, WithholdingConfig
+from plugins.withholding.policies import make_policy
+
+
+def read(**keys: Any) -> WithholdingConfig:
+    """Return the configuration that these keys of a policy file make."""
+    return validate_config(WithholdingConfig, keys, "policy.yaml", "plugins.withholding")
+
+
+def test_defaults_are_those_of_the_paper() -> None:
+    """A file that only names the plugin has the paper's sizes and times."""
+    config = read()
+    assert config == WithholdingConfig()
+    assert (config.threshold_s, config.max_withhold) == (10_000, 20.0)
+    assert config.congestion_rate == pytest.approx(1 / 17.5)
+    assert config.profile == {10_000: 1.0, 1_000_000: 10.0}
+
+
+def test_auto_learns_threshold_l_and_is_the_default() -> None:
+    """The word auto and no word at all mean the same."""
+    assert read(threshold_l="auto").threshold_l is None
+    assert read().thresholds().fixed is None
+    assert read(threshold_l=1).thresholds().fixed == 1.0
+
+
+def test_each_policy_name_makes_a_policy() -> None:
+    """What the file may name is what there is."""
+    for name in get_args(PolicyName):
+        assert make_policy(name, max_withhold=1.0, congestion_rate=1.0).name == name
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("policy", "historc", "'none', 'conservative', 'probabilistic' or 'historic'"),
+        ("threshold_s", -1, "greater than or equal to 0"),
+        ("threshold_s", 1.5, "a valid integer"),
+        ("threshold_s", "10 KB", "a valid integer"),
+        ("threshold_l", 0, "seconds above 0, or auto"),
+        ("threshold_l", "fast", "seconds above 0, or auto"),
+        ("threshold_l", True, "seconds above 0, or auto"),
+        ("threshold_l", math.inf, "seconds above 0, or auto"),
+        ("learned_from", "maximum", "'minimum' or 'average'"),
+        ("margin_ratio", 0.5, "greater than or equal to 1"),
+        ("floor_seconds", -0.1, "greater than or equal to 0"),
+        ("probe_period", 0, "greater than 0"),
+        ("probe_period", math.nan, "a finite number"),
+        ("max_withhold", -20, "greater than 0"),
+        ("congestion_rate", 0, "greater than 0"),
+        ("profile", {}, "at least one row of payload bytes: latency"),
+        ("profile", {2: 1.0, 1: 2.0}, "latencies that never fall as payload bytes grow"),
+        ("profile", {1: 1.0, 2: math.inf}, "latencies above 0 and finite"),
+    ],
+)
+def test_wrong_value_names_key_value_and_what_is_allowed(
+    key: str, value: Any, allowed: str
+) -> None:
+    """A user's mistake is told in the words of the file."""
+    with pytest.raises(ConfigError) as caught:
+        read(**{key: value})
+    [problem] = caught.value.problems
+    assert problem.path == f"plugins.withholding.{key}"
+    assert problem.allowed == allowed
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "path", "allowed"),
+    [
+        ("threshold_s_by_topic", {"a": -1}, "threshold_s_by_topic.a", "greater than or equal"),
+        ("threshold_s_by_topic", {"a#": 1}, "threshold_s_by_topic", r"# stands in 'a#'"),
+        ("threshold_s_by_topic", {"$share/g/a": 1}, "threshold_s_by_topic", "without $share"),
+        ("threshold_l_by_client", {"a*": 0}, "threshold_l_by_client.a*", "greater than 0"),
+    ],
+)
+def test_wrong_entry_of_a_table_is_found(key: str, value: Any, path: str, allowed: str) -> None:
+    """Topic filters and thresholds inside a table are checked one by one."""
+    with pytest.raises(ConfigError) as caught:
+        read(**{key: value})
+    [problem] = caught.value.problems
+    assert problem.path == f"plugins.withholding.{path}"
+    assert allowed in problem.allowed
+
+
+def test_unknown_key_suggests_the_nearest() -> None:
+    """A misspelt key is no silence."""
+    with pytest.raises(ConfigError, match=r"treshold_s: read an unknown key.*perhaps threshold_s"):
+        read(treshold_s=1)
+
+
+def test_configuration_cannot_change() -> None:
+    """What was checked stays as it is."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        read().policy = "none"  # type: ignore[misc]

@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import models.withholding
+from broker.extensions import DeliveryGate, PluginContext, Verdict
+from broker.ledger import Ledger
+from broker.link import Link
+from broker.message import Message
+from broker.outbox import Delivery, Outbox
+from plugins.withholding import gate as gate_module
+from plugins.withholding.config import WithholdingConfig
+from plugins.withholding.gate import WithholdingGate, WithholdingPlugin
+from plugins.withholding.policies import Policy
+
+NOW = 1_000.0
+LARGE = Message("cam/1", b"x" * 1_000_000)
+
+
+def gate_with(**keys: Any) -> WithholdingGate:
+    """Return a gate with a fixed threshold_l of 0.5 s unless told otherwise."""
+    return WithholdingGate(WithholdingConfig(**{"threshold_l": 0.5, **keys}))
+
+
+def link_with(rtt: float | None, *, rtt_bytes: int = 0) -> Link:
+    """Return a link with this RTT estimate in seconds."""
+    link = Link("site-7")
+    link.rtt_latest = rtt
+    link.rtt_bytes = rtt_bytes
+    return link
+
+
+def test_gate_meets_the_extension_point() -> None:
+    """The plugin brings a gate and nothing else."""
+    context = PluginContext(logging.getLogger("penstock.withholding"), "policy.yaml", lambda: NOW)
+    plugin = WithholdingPlugin(WithholdingConfig(), context)
+    gate: DeliveryGate = plugin.gate
+    assert gate.threshold_s("any") == 10_000
+    assert plugin.sampler is None
+    assert not plugin.sinks
+
+
+def test_threshold_s_of_a_topic_comes_from_the_file() -> None:
+    """The core learns from the gate what is large."""
+    gate = gate_with(threshold_s=5, threshold_s_by_topic={"alarm/#": None, "cam/+": 7})
+    assert [gate.threshold_s(topic) for topic in ("a", "alarm", "cam/1")] == [5, None, 7]
+
+
+def test_small_message_always_goes() -> None:
+    """Small messages are never withheld by a policy."""
+    small = Message("cam/1", b"x" * 10_000)
+    verdict = gate_with(policy="conservative").decide(small, link_with(99.0), 0.0, NOW)
+    assert verdict == Verdict(deliver=True, reason="small")
+
+
+def test_without_estimate_the_message_goes() -> None:
+    """No evidence of congestion, and the delivery brings the first estimate."""
+    verdict = gate_with(policy="conservative").decide(LARGE, link_with(None), 0.0, NOW)
+    assert verdict == Verdict(deliver=True, reason="no recent RTT estimate")
+
+
+def test_conservative_withholds_until_d_has_passed() -> None:
+    """The verdict gives both sides of the inequality and a time just after D."""
+    gate = gate_with(policy="conservative", max_withhold=20.0)
+    verdict = gate.decide(LARGE, link_with(0.8), 5.0, NOW)
+    # 1 MB costs ten times the latency of a small packet: L_now = 4 s, threshold_l / 2 = 2.5 s.
+    assert verdict == Verdict(
+        deliver=False, look_again_at=NOW + 15.001, reason="conservative: L_now 4 s >= 2.5 s"
+    )
+
+
+def test_conservative_says_that_d_released_the_message() -> None:
+    """A message that goes although the path is bad says why."""
+    gate = gate_with(policy="conservative", max_withhold=20.0)
+    verdict = gate.decide(LARGE, link_with(0.8), 20.5, NOW)
+    assert verdict == Verdict(deliver=True, reason="conservative: withheld 20.5 s > 20 s")
+
+
+def test_historic_asks_again_when_the_wait_has_made_up_for_the_latency() -> None:
+    """look_again_at is equation 6 solved for the sojourn, and then the message goes."""
+    gate = gate_with(policy="historic", probe_period=1.0)
+    link = link_with(1.6)
+    verdict = gate.decide(LARGE, link, 0.0, NOW)
+    # L_now = 8 s, limit = 1 + 2.5 + sojourn: the sojourn has to pass 4.5 s.
+    assert verdict.reason == "historic: L_now 8 s >= 3.5 s"
+    assert verdict.look_again_at == pytest.approx(NOW + 4.501)
+    later = gate.decide(LARGE, link, 4.501, NOW + 4.501)
+    assert later.deliver
+    assert later.reason == "historic: L_now 8 s < 8.001 s"
+
+
+def test_none_delivers_on_the_worst_path() -> None:
+    """The baseline asks nothing."""
+    assert gate_with(policy="none").decide(LARGE, link_with(1e6), 0.0, NOW).deliver
+
+
+def test_estimate_of_a_large_packet_is_scaled_down() -> None:
+    """An RTT timed on 1 MB is ten times that of a small packet (latency profile)."""
+    gate = gate_with(policy="conservative")
+    assert not gate.decide(LARGE, link_with(0.8), 0.0, NOW).deliver
+    assert gate.decide(LARGE, link_with(0.8, rtt_bytes=1_000_000), 0.0, NOW).deliver
+
+
+def test_profile_of_the_file_scales_latency() -> None:
+    """Historic weighs seconds: with a flatter profile a large message costs less."""
+    link = link_with(1.6)
+    assert not gate_with().decide(LARGE, link, 0.0, NOW).deliver
+    assert gate_with(profile={1: 1.0}).decide(LARGE, link, 0.0, NOW).deliver
+
+
+@pytest.mark.parametrize(
+    ("keys", "link_keys", "delivers"),
+    [
+        ({"threshold_l": None}, {"rtt_min": 0.1}, False),
+        ({"threshold_l": None}, {"rtt_min": 0.2}, True),
+        ({"threshold_l": None, "margin_ratio": 6.0}, {"rtt_min": 0.1}, True),
+        ({"threshold_l": None, "floor_seconds": 0.6}, {"rtt_min": 0.1}, True),
+        ({"threshold_l": None, "learned_from": "average"}, {"threshold_l": 0.1}, False),
+        ({"threshold_l": None, "learned_from": "average"}, {"threshold_l": 0.2}, True),
+        ({"threshold_l": 0.4}, {"rtt_min": 9.0}, False),
+        ({"threshold_l": 0.4, "threshold_l_by_client": {"site-*": 0.6}}, {}, True),
+    ],
+)
+def test_keys_of_threshold_l_change_the_decision(
+    keys: dict[str, Any], link_keys: dict[str, float], *, delivers: bool
+) -> None:
+    """Each way to a threshold_l decides over an RTT of half a second."""
+    link = link_with(0.5)
+    for name, value in link_keys.items():
+        setattr(link, name, value)
+    verdict = gate_with(policy="conservative", **keys).decide(LARGE, link, 0.0, NOW)
+    assert verdict.deliver is delivers
+
+
+def test_congestion_rate_changes_the_decision() -> None:
+    """Congestion that is expected to be short is worth a wait."""
+    link = link_with(1.6)
+    patient = gate_with(policy="probabilistic", congestion_rate=1 / 2)
+    assert not patient.decide(LARGE, link, 0.0, NOW).deliver
+    hasty = gate_with(policy="probabilistic", congestion_rate=1 / 60)
+    assert hasty.decide(LARGE, link, 0.0, NOW).deliver
+
+
+def test_probe_period_changes_the_decision() -> None:
+    """With a later next decision it is better to send now."""
+    link = link_with(1.6)
+    assert not gate_with(probe_period=1.0).decide(LARGE, link, 0.0, NOW).deliver
+    assert gate_with(probe_period=6.0).decide(LARGE, link, 0.0, NOW).deliver
+
+
+def test_overdue_packet_counts_as_the_least_its_rtt_can_be() -> None:
+    """A good estimate does not hide a packet that has been unanswered for seconds."""
+    gate = gate_with(policy="conservative")
+    link = link_with(0.1)
+    assert gate.decide(LARGE, link, 0.0, NOW).deliver
+    link.outstanding_since = NOW - 2.0
+    verdict = gate.decide(LARGE, link, 0.0, NOW)
+    assert verdict.reason == "conservative: L_now 10 s >= 2.5 s"
+
+
+def test_overdue_packet_is_evidence_without_any_estimate() -> None:
+    """The first packet of a connection may be the one that is lost."""
+    link = link_with(None)
+    link.outstanding_since = NOW - 2.0
+    assert not gate_with(policy="conservative").decide(LARGE, link, 0.0, NOW).deliver
+
+
+def test_packet_just_sent_does_not_lower_the_estimate() -> None:
+    """The larger of estimate and age counts."""
+    link = link_with(0.8)
+    link.outstanding_since = NOW - 0.001
+    assert not gate_with(policy="conservative").decide(LARGE, link, 0.0, NOW).deliver
+
+
+def test_age_of_a_large_outstanding_packet_is_scaled_down() -> None:
+    """A large packet may take its time without being overdue."""
+    link = link_with(0.1)
+    link.outstanding_since = NOW - 2.0
+    link.outstanding_bytes = 1_000_000
+    assert gate_with(policy="conservative").decide(LARGE, link, 0.0, NOW).deliver
+
+
+@given(policy=st.sampled_from(["conservative", "probabilistic", "historic"]), rtt=st.floats(0, 60))
+def test_every_hold_ends_though_a_client_never_answers(policy: str, rtt: float) -> None:
+    """With a packet that stays unanswered for ever, asking when told releases the message."""
+    gate = gate_with(policy=policy)
+    link = link_with(rtt)
+    link.outstanding_since = began_at = NOW
+    now = began_at
+    for _ in range(100):
+        verdict = gate.decide(LARGE, link, now - began_at, now)
+        if verdict.deliver:
+            break
+        assert verdict.look_again_at is not None
+        assert verdict.look_again_at > now
+        now = verdict.look_again_at
+    assert verdict.deliver
+    assert now - began_at <= max(10 * rtt / 2, 10 * 20 / 2) + 0.1
+
+
+def test_outbox_releases_one_message_after_the_other_on_this_gate() -> None:
+    """With the real outbox: held while the path is bad, small ones pass, then one each look."""
+    link = link_with(1.6)
+    outbox = Outbox(
+        link,
+        Ledger(),
+        max_messages=10,
+        max_bytes=10**8,
+        gate=gate_with(policy="conservative"),
+        on_gate_error=lambda error: pytest.fail(f"gate raised {error!r}"),
+    )
+    for topic, size in (("pictures", 1_000_000), ("alarm", 100)):
+        message = Message(topic, b"x" * size, qos=1, is_large=size > 10_000)
+        outbox.add(Delivery(message, 1))
+    first = outbox.take(NOW)
+    assert first is not None
+    assert first.message.topic == "alarm"
+    assert outbox.take(NOW + 1) is None
+    assert outbox.why_nothing() == "withheld: conservative: L_now 8 s >= 2.5 s"
+    link.rtt_latest = 0.1
+    outbox.link_changed()
+    second = outbox.take(NOW + 2)
+    assert second is not None
+    assert second.message.topic == "pictures"
+
+
+def test_outbox_releases_at_the_time_the_gate_named() -> None:
+    """At look_again_at the sojourn is past D: the message goes at the first asking."""
+    outbox = Outbox(
+        link_with(1.6),
+        Ledger(),
+        max_messages=10,
+        max_bytes=10**8,
+        gate=gate_with(policy="conservative"),
+        on_gate_error=lambda error: pytest.fail(f"gate raised {error!r}"),
+    )
+    outbox.add(Delivery(Message("pictures", b"x" * 1_000_000, is_large=True), 0))
+    assert outbox.take(NOW) is None
+    assert outbox.look_again_at is not None
+    assert outbox.take(outbox.look_again_at) is not None
+
+
+def test_simulation_drives_the_very_object_that_the_gate_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One implementation, two clocks: identity of object and class, not equality of code."""
+    gate = gate_with(policy="conservative")
+    asked: list[Policy] = []
+    decide = type(gate.policy).decide
+
+    def spy(self: Policy, situation: Any) -> bool:
+        asked.append(self)
+        return decide(self, situation)
+
+    monkeypatch.setattr(type(gate.policy), "decide", spy)
+    gate.decide(LARGE, link_with(0.1), 0.0, NOW)
+    models.withholding.simulate(gate.policy, [0.3] * 10, threshold_l=0.5)
+    assert len(asked) > 2
+    assert all(policy is gate.policy for policy in asked)
+    assert vars(models.withholding)["Policy"] is vars(gate_module)["Policy"]

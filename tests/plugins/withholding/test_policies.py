@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plugins.withholding.policies import (
+    ConservativePolicy,
+    HistoricPolicy,
+    NonePolicy,
+    Policy,
+    ProbabilisticPolicy,
+    Situation,
+    make_policy,
+)
+
+D = 20.0
+NAMES = ("none", "conservative", "probabilistic", "historic")
+
+latencies = st.floats(0, 1e4)
+sojourns = st.floats(0, 1e4)
+situations = st.builds(
+    Situation,
+    l_now=latencies,
+    threshold_l=st.floats(1e-6, 100),
+    sojourn=sojourns,
+    probe_period=st.floats(0.01, 100),
+)
+
+
+def policy_named(name: str) -> Policy:
+    """Return a policy with the paper's parameters."""
+    return make_policy(name, max_withhold=D, congestion_rate=1 / 17.5)
+
+
+def at(l_now: float, sojourn: float = 0.0, *, threshold_l: float = 0.5) -> Situation:
+    """Return a situation with T_Q = 5 s, as in the field run of the paper."""
+    return Situation(l_now, threshold_l, sojourn, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("situation", "delivers"),
+    [
+        (at(0.24), True),
+        (at(0.25), False),
+        (at(0.26), False),
+        (at(9.0, 20.0), False),
+        (at(9.0, 20.1), True),
+        (at(0.24, 20.1), True),
+    ],
+)
+def test_conservative_delivers_below_half_threshold_l_or_after_d(
+    situation: Situation, *, delivers: bool
+) -> None:
+    """L_now < threshold_l / 2 or sojourn > D, both strictly (paper 002, equation 2)."""
+    assert ConservativePolicy(D).decide(situation) is delivers
+
+
+def test_probabilistic_limit_is_the_hand_computed_one() -> None:
+    """T_Q + p L_now + (1 - p) threshold_l / 2 with p = exp(-rate (sojourn + T_Q)) (3 to 5)."""
+    policy = ProbabilisticPolicy(D, math.log(2) / 10)
+    # p = 2 ** -((5 + 5) / 10) = 1/2, so L_next = 12 / 2 + 0.25 / 2.
+    assert policy.latency_limit(at(12.0, 5.0)) == pytest.approx(5 + 6 + 0.125)
+    assert not policy.decide(at(12.0, 5.0))
+    # L_now = limit where L_now / 2 = 5.125.
+    assert policy.decide(at(10.24, 5.0))
+    assert not policy.decide(at(10.26, 5.0))
+
+
+def test_probabilistic_delivers_strictly_after_d() -> None:
+    """Sojourn > D releases whatever the latency (equation 3)."""
+    policy = ProbabilisticPolicy(D, 1 / 17.5)
+    assert not policy.decide(at(100.0, 20.0))
+    assert policy.decide(at(100.0, 20.1))
+
+
+def test_probabilistic_holds_longer_the_shorter_congestion_is_expected_to_last() -> None:
+    """A higher congestion_rate makes waiting look better (equation 5)."""
+    short, long = ProbabilisticPolicy(D, 1 / 5), ProbabilisticPolicy(D, 1 / 60)
+    assert not short.decide(at(15.0))
+    assert long.decide(at(15.0))
+
+
+@pytest.mark.parametrize(
+    ("situation", "delivers"),
+    [
+        (at(5.24), True),
+        (at(5.25), False),
+        (at(8.25, 3.0), False),
+        (at(8.24, 3.0), True),
+        (at(1000.0, 994.7), False),
+        (at(1000.0, 994.8), True),
+    ],
+)
+def test_historic_weighs_latency_against_the_wait_so_far(
+    situation: Situation, *, delivers: bool
+) -> None:
+    """L_now < T_Q + threshold_l / 2 + sojourn, strictly; no D (paper 002, equation 6)."""
+    assert HistoricPolicy().decide(situation) is delivers
+
+
+@given(situations)
+def test_none_always_delivers(situation: Situation) -> None:
+    """The baseline withholds nothing."""
+    assert NonePolicy().decide(situation)
+
+
+@given(situations)
+def test_no_policy_with_d_withholds_beyond_it(situation: Situation) -> None:
+    """D bounds every wait of conservative and probabilistic."""
+    late = situation._replace(sojourn=math.nextafter(D, math.inf))
+    assert ConservativePolicy(D).decide(late)
+    assert ProbabilisticPolicy(D, 1 / 17.5).decide(late)
+
+
+@given(situations)
+def test_each_policy_delivers_below_half_threshold_l(situation: Situation) -> None:
+    """A path as good as uncongested never causes a wait."""
+    calm = situation._replace(l_now=situation.threshold_l / 2 * 0.999)
+    assert all(policy_named(name).decide(calm) for name in NAMES)
+
+
+@given(situations, latencies)
+def test_a_lower_latency_never_causes_a_wait(situation: Situation, lower: float) -> None:
+    """Each policy is monotone in L_now."""
+    better = situation._replace(l_now=min(lower, situation.l_now))
+    for name in NAMES:
+        policy = policy_named(name)
+        if policy.decide(situation):
+            assert policy.decide(better), name
+
+
+@given(situations, sojourns)
+def test_conservative_and_historic_only_soften_with_time(
+    situation: Situation, longer: float
+) -> None:
+    """What would go now would go later too, if nothing else changes."""
+    later = situation._replace(sojourn=max(longer, situation.sojourn))
+    for policy in (ConservativePolicy(D), HistoricPolicy()):
+        if policy.decide(situation):
+            assert policy.decide(later), policy.name
+
+
+@given(situations)
+def test_release_sojourn_is_where_the_wait_ends(situation: Situation) -> None:
+    """A withheld message waits until its release sojourn and goes right after it."""
+    for name in NAMES:
+        policy = policy_named(name)
+        if policy.decide(situation):
+            continue
+        release = policy.release_sojourn(situation)
+        # Margins are above the rounding of numbers up to 1e4.
+        assert release >= situation.sojourn - 1e-9, name
+        assert policy.decide(situation._replace(sojourn=release + 1e-6)), name
+        before = situation._replace(sojourn=max(situation.sojourn, release - 1e-6))
+        assert not policy.decide(before), name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_policies_are_made_by_their_name(name: str) -> None:
+    """The name in a policy file is the name that reports show."""
+    assert policy_named(name).name == name
+
+
+def test_parameters_reach_the_policy() -> None:
+    """max_withhold and congestion_rate are those given."""
+    policy = make_policy("probabilistic", max_withhold=3.0, congestion_rate=0.5)
+    assert policy == ProbabilisticPolicy(3.0, 0.5)
+    assert make_policy("conservative", max_withhold=3.0, congestion_rate=0.5).max_withhold == 3.0
+
+
+def test_unknown_policy_names_what_is_allowed() -> None:
+    """A wrong name says which ones there are."""
+    with pytest.raises(ValueError, match="'fast'; allowed: none, conservative"):
+        make_policy("fast", max_withhold=D, congestion_rate=1.0)
+
+
+def test_pure_modules_load_without_clock_chance_and_io() -> None:
+    """Policies, classes, thresholds and profile import with asyncio, time and the like blocked."""
+    blocked = ["asyncio", "selectors", "socket", "ssl", "threading", "time", "random"]
+    program = (
+        f"import sys\nfor name in {blocked}:\n    sys.modules[name] = None\n"
+        "from plugins.withholding import classes, policies, profile, thresholds\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
