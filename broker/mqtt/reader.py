@@ -81,6 +81,23 @@ def read_packet(first_byte: int, body: Buffer, version: int) -> Packet:
     return _READERS[first_byte](first_byte, body, version)
 
 
+def answer_version(connect_body: Buffer) -> int:
+    """Return the version in which a CONNECT is answered, however wrong the CONNECT is.
+
+    To be asked before it is read: an error of the reader does not say it.
+
+    Args:
+        connect_body: all that follows the Remaining Length.
+
+    Returns:
+        5 for "MQTT" of level 5 and above; 4 for all else, since a client of MQTT 3.1 or 3.1.1
+        knows no other CONNACK [MQTT-3.1.2-2].
+    """
+    start = bytes(connect_body[:7])
+    is_mqtt_5 = start[:6] == b"\0\4MQTT" and start[6:] >= b"\5"
+    return MQTT_5 if is_mqtt_5 else int(ProtocolVersion.MQTT_3_1_1)
+
+
 def read_connect(_first_byte: int, body: Buffer, _version: int) -> Connect:
     """Read a CONNECT (section 3.1).
 

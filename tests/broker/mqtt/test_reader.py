@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker.errors import MalformedPacketError, PeerError, ProtocolError
 from broker.mqtt.packets import Connect, Packet, PubAck, Publish
-from broker.mqtt.reader import read_packet
+from broker.mqtt.reader import answer_version, read_packet
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.receive_buffer import read_remaining_length
 from broker.mqtt.writer import write_packet
@@ -312,6 +312,29 @@ def test_connect_says_its_own_version() -> None:
             packet = read_packet(0x10, body, given_version)
             assert isinstance(packet, Connect)
             assert packet.protocol_version == level
+
+
+@pytest.mark.parametrize(
+    ("digits", "version"),
+    [
+        ("0004 4d515454 05 03", 5),
+        ("0004 4d515454 06", 5),
+        ("0004 4d515454 04 03", 4),
+        ("0004 4d515454 03", 4),
+        ("0004 4d515454", 4),
+        ("0006 4d5149736470 03", 4),
+        ("0006 4d5149736470 05", 4),
+        ("", 4),
+    ],
+)
+def test_wrong_connect_is_answered_in_a_version_that_the_client_knows(
+    digits: str, version: int
+) -> None:
+    """A client before MQTT 5.0 reads a CONNACK of two bytes [MQTT-3.1.2-2]."""
+    body = bytes.fromhex(digits)
+    with pytest.raises(PeerError):
+        read_packet(0x10, body, 5)
+    assert answer_version(body) == answer_version(memoryview(body)) == version
 
 
 def test_topic_with_alias_is_checked_too() -> None:
