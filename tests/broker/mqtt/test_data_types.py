@@ -44,7 +44,10 @@ VALUES: list[tuple[tuple[Reader, Writer], Any, str]] = [
     # Figure 1-2 of MQTT 5.0: A and U+2A6D4.
     (STRING, "A\U0002a6d4", "0005 41 f0aa9b94"),
     (STRING, "\ufeffx", "0004 efbbbf 78"),
+    (STRING, "x" * 65_535, "ffff" + "78" * 65_535),
+    (STRING, "y" * 256, "0100" + "79" * 256),
     (BINARY, b"", "0000"),
+    (BINARY, bytes(258), "0102" + "00" * 258),
     (BINARY, b"\x00\xff", "0002 00ff"),
     (PAIR, ("a", "é"), "0001 61 0002 c3a9"),
 ]
@@ -58,6 +61,7 @@ def test_each_value_has_its_bytes(
     read, write = data_type
     encoded = bytes.fromhex(digits)
     assert write(value) == encoded
+    assert read(encoded, 0) == (value, len(encoded))
     assert read(b"\xaa" + encoded + b"\xbb", 1) == (value, 1 + len(encoded))
 
 
@@ -68,7 +72,7 @@ def test_each_value_truncated_is_malformed(
     """No reader goes past the end of its packet."""
     read, _ = data_type
     encoded = bytes.fromhex(digits)
-    for end in range(len(encoded)):
+    for end in {*range(min(20, len(encoded))), len(encoded) - 1}:
         with pytest.raises(MalformedPacketError, match=r"goes on after the end of the packet"):
             read(encoded[:end], 0)
     assert value is not None
@@ -126,6 +130,12 @@ def test_values_that_do_not_fit_are_not_written(write: Writer, value: object) ->
     with pytest.raises(ValueError, match=r".") as error:
         write(value)
     assert not isinstance(error.value, PeerError)
+
+
+def test_error_of_an_integer_says_what_is_allowed() -> None:
+    """The range is that of its bytes."""
+    with pytest.raises(ValueError, match=r"integer of 2 bytes: read 65536; allowed: 0 to 65535$"):
+        data_types.write_two_byte_integer(65_536)
 
 
 @given(TEXTS)
