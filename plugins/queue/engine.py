@@ -155,8 +155,11 @@ class Engine(Protocol):
             StorageError: the storage cannot be read.
         """
 
-    async def commit(self, queue: str, offsets: Mapping[int, int]) -> None:
+    async def commit(self, queue: str, offsets: Mapping[int, int]) -> int:
         """Remove everything below an offset of each physical queue; lower ones do nothing.
+
+        Returns:
+            How many messages were removed.
 
         Raises:
             OffsetError: no such physical queue, or an offset above the next one.

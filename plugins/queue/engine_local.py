@@ -168,12 +168,14 @@ class LocalEngine:
         self._check_range(key, start, end)
         return frames
 
-    async def commit(self, queue: str, offsets: Mapping[int, int]) -> None:
-        """Remove everything below an offset of each physical queue."""
+    async def commit(self, queue: str, offsets: Mapping[int, int]) -> int:
+        """Remove everything below an offset of each physical queue; return how many that was."""
         for number, offset in offsets.items():
             self._check_offset((queue, number), offset)
+        n_removed = 0
         for number, offset in offsets.items():
-            await self._truncate((queue, number), offset)
+            n_removed += await self._truncate((queue, number), offset)
+        return n_removed
 
     async def expire(self, queue: str, enqueued_before: float) -> int:
         """Remove messages that are older."""

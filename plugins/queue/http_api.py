@@ -1,0 +1,331 @@
+"""The queue's HTTP API.
+
+* ``GET /queues``, ``GET /queues/{queue}``: figures.
+* ``POST /queues/{queue}/messages``: enqueue one message, or several under ``messages``; each
+  with ``topic`` and ``payload`` (base64) or ``text``, perhaps ``publisher`` and ``properties``.
+* ``POST /queues/{queue}/dequeue``: up to ``n_max`` messages, waiting up to ``wait_seconds``.
+* ``POST /queues/{queue}/delete``: processed messages, by ``receipt_handles``.
+* ``GET /queues/{queue}/offsets``: earliest and next offset of each physical queue.
+* ``GET /queues/{queue}/physical/{number}/range?start=&end=&max_messages=``: messages with
+  ``start <= offset < end``; the answer may be cut and is asked on from behind its last offset.
+* ``POST /queues/{queue}/commit``: delete everything below ``offsets``.
+* ``GET /health``: 200, or 503 while the storage refuses to write.
+
+Answers are JSON; messages come in the batch format (see `batch_format`) where the request
+accepts ``application/vnd.penstock.batch``. An error is ``{"error": "..."}``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from broker.errors import PenstockError
+from broker.extensions import PluginContext, SinkCounts
+from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
+from plugins.queue.batch_format import write_deliveries
+from plugins.queue.client import BATCH_CONTENT_TYPE, Batch, Delivery, read_batch
+from plugins.queue.config import split_bind
+from plugins.queue.engine import (
+    Engine,
+    OffsetError,
+    RangeGoneError,
+    StorageError,
+    StorageFullError,
+)
+from plugins.queue.http_requests import (
+    MAX_OFFSET,
+    MESSAGE_KEYS,
+    RequestError,
+    integer,
+    read_handles,
+    read_messages,
+    read_object,
+    read_offsets,
+    seconds,
+    show,
+)
+from plugins.queue.intake import Intake
+from plugins.queue.logical_queue import BusyError, LogicalQueue, WrongReaderError
+
+MAX_ENQUEUE_MESSAGES = 10_000
+MAX_DELETE_HANDLES = 10_000
+MAX_RANGE_MESSAGES = 100_000
+SHUTDOWN_SECONDS = 2.0
+"""How long requests under way may take to end when the program ends."""
+
+_STATUS: tuple[tuple[type[PenstockError], int], ...] = (
+    (RangeGoneError, 410),
+    (OffsetError, 400),
+    (WrongReaderError, 409),
+    (BusyError, 429),
+    (StorageFullError, 507),
+    (StorageError, 503),
+)
+
+
+class HttpStartError(PenstockError):
+    """The HTTP API's address cannot be bound; the program ends with status 2."""
+
+
+class _Outcome:
+    """The receipt of the messages of one enqueue.
+
+    Attributes:
+        refused: how many were not stored.
+        reason_code: why, of the last one.
+        done: set when all are settled.
+    """
+
+    def __init__(self, n_messages: int) -> None:
+        self.refused = 0
+        self.reason_code = 0
+        self.done = asyncio.Event()
+        self._n_open = n_messages
+
+    def settle(self, reason_code: int) -> None:
+        """Take one message's outcome."""
+        if reason_code >= ReasonCode.UNSPECIFIED_ERROR:
+            self.refused += 1
+            self.reason_code = reason_code
+        self._n_open -= 1
+        if not self._n_open:
+            self.done.set()
+
+
+class QueueApi:
+    """The routes and what they answer.
+
+    Args:
+        queues: the logical queues by name.
+        intakes: where each queue's HTTP enqueues go.
+        published: the books of what each queue gets from the broker.
+        engine: asked for its health.
+        context: of the plugin.
+    """
+
+    def __init__(
+        self,
+        queues: Mapping[str, LogicalQueue],
+        intakes: Mapping[str, Intake],
+        published: Mapping[str, SinkCounts],
+        engine: Engine,
+        context: PluginContext,
+    ) -> None:
+        self._queues = queues
+        self._intakes = intakes
+        self._published = published
+        self._engine = engine
+        self._context = context
+
+    def application(self, max_request_bytes: int) -> web.Application:
+        """Return the API as an aiohttp application."""
+        application = web.Application(
+            client_max_size=max_request_bytes, middlewares=[self._answer_errors]
+        )
+        queue = "/queues/{queue}"
+        application.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/queues", self._list),
+                web.get(queue, self._show),
+                web.post(f"{queue}/messages", self._enqueue),
+                web.post(f"{queue}/dequeue", self._dequeue),
+                web.post(f"{queue}/delete", self._delete),
+                web.get(f"{queue}/offsets", self._offsets),
+                web.get(f"{queue}/physical/{{number}}/range", self._range),
+                web.post(f"{queue}/commit", self._commit),
+            ]
+        )
+        return application
+
+    @web.middleware
+    async def _answer_errors(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Turn every error into its status and a JSON object that explains it."""
+        try:
+            return await handler(request)
+        except RequestError as error:
+            return _error(error.status, str(error))
+        except PenstockError as error:
+            for kind, status in _STATUS:
+                if isinstance(error, kind):
+                    return _error(status, str(error))
+            raise
+        except web.HTTPException as error:
+            return _error(error.status, error.text or error.reason, error.headers.get("Allow"))
+        except Exception:
+            self._context.logger.exception("queue API: %s %s failed", request.method, request.path)
+            return _error(500, "the server failed; its log says why")
+
+    def _queue(self, request: web.Request) -> LogicalQueue:
+        name = request.match_info["queue"]
+        queue = self._queues.get(name)
+        if queue is None:
+            allowed = ", ".join(sorted(self._queues))
+            raise RequestError(f"queue: read {show(name)}; allowed: {allowed}", 404)
+        return queue
+
+    async def _health(self, _: web.Request) -> web.Response:
+        failure = self._engine.failure()
+        if failure is not None:
+            return _error(503, failure)
+        return web.json_response({"status": "ok"})
+
+    async def _list(self, _: web.Request) -> web.Response:
+        figures = [self._figures(queue) for queue in self._queues.values()]
+        return web.json_response({"queues": figures})
+
+    async def _show(self, request: web.Request) -> web.Response:
+        return web.json_response(self._figures(self._queue(request)))
+
+    def _figures(self, queue: LogicalQueue) -> dict[str, Any]:
+        return queue.figures() | {
+            "enqueued": {
+                "published": _books(self._published[queue.name]),
+                "http": _books(self._intakes[queue.name].counts),
+            }
+        }
+
+    async def _enqueue(self, request: web.Request) -> web.Response:
+        intake = self._intakes[self._queue(request).name]
+        body = await read_object(request, MESSAGE_KEYS | {"messages"})
+        messages = read_messages(body, self._context.clock(), MAX_ENQUEUE_MESSAGES)
+        outcome = _Outcome(len(messages))
+        for message in messages:
+            intake.accept(message, outcome)
+        await outcome.done.wait()
+        if not outcome.refused:
+            return web.json_response({"enqueued": len(messages)})
+        status = 507 if outcome.reason_code == ReasonCode.QUOTA_EXCEEDED else 503
+        why = self._engine.failure() or describe_reason_code(outcome.reason_code)
+        stored = len(messages) - outcome.refused
+        return _error(status, f"{outcome.refused} messages refused, {stored} stored: {why}")
+
+    async def _dequeue(self, request: web.Request) -> web.Response:
+        queue = self._queue(request)
+        body = await read_object(request, frozenset({"n_max", "wait_seconds"}))
+        config = queue.config
+        n_max = integer("n_max", body.get("n_max", config.n_max), 1, config.n_max)
+        wait = seconds("wait_seconds", body.get("wait_seconds", 0), config.max_wait_seconds)
+        deliveries = await queue.dequeue(n_max, wait)
+        if _accepts_batch(request):
+            return _batch_response(write_deliveries(deliveries))
+        return web.json_response({"messages": [_delivery_json(one) for one in deliveries]})
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        queue = self._queue(request)
+        body = await read_object(request, frozenset({"receipt_handles"}))
+        handles = read_handles(body, MAX_DELETE_HANDLES)
+        unknown = await queue.delete(handles)
+        return web.json_response({"deleted": len(handles) - len(unknown), "unknown": unknown})
+
+    async def _offsets(self, request: web.Request) -> web.Response:
+        offsets = self._queue(request).offsets()
+        answer = {
+            str(number): {"earliest": earliest, "next": behind}
+            for number, (earliest, behind) in offsets.items()
+        }
+        return web.json_response({"physical_queues": answer})
+
+    async def _range(self, request: web.Request) -> web.Response:
+        queue = self._queue(request)
+        query = request.query
+        number = integer("physical queue", request.match_info["number"], 0, MAX_OFFSET, int)
+        start = integer("start", query.get("start"), 0, MAX_OFFSET, int)
+        end = integer("end", query.get("end"), 0, MAX_OFFSET, int)
+        most = query.get("max_messages", str(MAX_RANGE_MESSAGES))
+        max_messages = integer("max_messages", most, 1, MAX_OFFSET, int)
+        frames = await queue.read_range(number, start, end, min(max_messages, MAX_RANGE_MESSAGES))
+        body = b"".join(frames)
+        if _accepts_batch(request):
+            return _batch_response(body)
+        batch = read_batch(body)
+        return web.json_response({"messages": _batch_json(batch)})
+
+    async def _commit(self, request: web.Request) -> web.Response:
+        queue = self._queue(request)
+        body = await read_object(request, frozenset({"offsets"}))
+        await queue.commit(read_offsets(body))
+        return web.json_response({"committed": True})
+
+
+class HttpServer:
+    """The API on a socket.
+
+    Args:
+        api: what to serve.
+        max_request_bytes: largest body of a request.
+    """
+
+    def __init__(self, api: QueueApi, max_request_bytes: int) -> None:
+        # A dequeue whose client has gone must end, so that what it found is given back.
+        self._runner = web.AppRunner(
+            api.application(max_request_bytes),
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=SHUTDOWN_SECONDS,
+        )
+
+    async def start(self, bind: str) -> str:
+        """Listen on ``HOST:PORT``; return the URL, with the port that was bound.
+
+        Raises:
+            HttpStartError: the address cannot be bound.
+        """
+        host, port = split_bind(bind)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise HttpStartError(
+                f"plugins.queue.http: read {bind}; allowed: an address of this machine and a free "
+                f"port ({error.strerror or error})"
+            ) from error
+        address = self._runner.addresses[0]
+        shown = f"[{address[0]}]" if ":" in address[0] else address[0]
+        return f"http://{shown}:{address[1]}"
+
+    async def close(self) -> None:
+        """Answer what is under way and stop listening."""
+        await self._runner.cleanup()
+
+
+def _error(status: int, message: str, allow: str | None = None) -> web.Response:
+    headers = {"Allow": allow} if allow else None
+    return web.json_response({"error": message}, status=status, headers=headers)
+
+
+def _accepts_batch(request: web.Request) -> bool:
+    return BATCH_CONTENT_TYPE in request.headers.get("Accept", "")
+
+
+def _batch_response(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type=BATCH_CONTENT_TYPE)
+
+
+def _books(counts: SinkCounts) -> dict[str, Any]:
+    return {
+        "matched": counts.matched,
+        "stored": counts.stored,
+        "queued": counts.queued,
+        "dropped": dict(counts.dropped),
+    }
+
+
+def _delivery_json(delivery: Delivery) -> dict[str, Any]:
+    fields = delivery._asdict()
+    return fields | {"payload": base64.b64encode(delivery.payload).decode()}
+
+
+def _batch_json(batch: Batch) -> Sequence[dict[str, Any]]:
+    return [
+        dict(zip(Batch._fields, row, strict=True)) | {"payload": base64.b64encode(row[2]).decode()}
+        for row in zip(*batch, strict=True)
+    ]

@@ -1,0 +1,208 @@
+"""From messages to commits: bounded, batched, each message's outcome reported once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from broker.extensions import Receipt
+from broker.message import Message
+from broker.mqtt.reason_codes import ReasonCode
+from plugins.queue.engine import AppendResult, Engine, StorageFullError
+from plugins.queue.logical_queue import LogicalQueue
+
+DROP_REASONS: Final = {
+    "closing": "it came while the program was ending",
+    "pending_full": "too many messages or bytes were waiting for their commit",
+    "queue_full": "the queue held as much as its max_messages or max_bytes allow",
+    "storage_full": "the storage had no space left",
+    "storage_error": "the storage refused to write",
+    "payload_lost": "its payload store could not read it back",
+}
+"""Every reason for which a message may not be stored, and what it means."""
+
+_REASON_CODES: Final = {
+    "closing": ReasonCode.SERVER_SHUTTING_DOWN,
+    "pending_full": ReasonCode.QUOTA_EXCEEDED,
+    "queue_full": ReasonCode.QUOTA_EXCEEDED,
+    "storage_full": ReasonCode.QUOTA_EXCEEDED,
+    "storage_error": ReasonCode.UNSPECIFIED_ERROR,
+    "payload_lost": ReasonCode.UNSPECIFIED_ERROR,
+}
+
+
+class Counts:
+    """The books of one intake: ``matched == stored + queued + sum(dropped.values())``.
+
+    Attributes:
+        matched: messages offered.
+        stored: messages that are safe.
+        queued: messages that wait for their commit.
+        dropped: messages that were not stored, by reason; see `DROP_REASONS`.
+    """
+
+    __slots__ = ("dropped", "matched", "queued", "stored")
+
+    def __init__(self) -> None:
+        self.matched = 0
+        self.stored = 0
+        self.queued = 0
+        self.dropped: dict[str, int] = {}
+
+
+class PendingBudget:
+    """What may wait for its commit, over all queues.
+
+    Args:
+        max_messages: messages at most.
+        max_bytes: payload bytes at most, unless one message alone is longer.
+
+    Attributes:
+        n_messages: messages that wait.
+        n_bytes: their payload bytes.
+    """
+
+    __slots__ = ("_max_bytes", "_max_messages", "n_bytes", "n_messages")
+
+    def __init__(self, max_messages: int, max_bytes: int) -> None:
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self.n_messages = 0
+        self.n_bytes = 0
+
+    def take(self, n_bytes: int) -> bool:
+        """Take room for one message; False where there is none."""
+        has_room = self.n_messages < self._max_messages and (
+            self.n_bytes + n_bytes <= self._max_bytes or not self.n_messages
+        )
+        if has_room:
+            self.n_messages += 1
+            self.n_bytes += n_bytes
+        return has_room
+
+    def give_back(self, n_messages: int, n_bytes: int) -> None:
+        """Free the room of messages that are stored or refused."""
+        self.n_messages -= n_messages
+        self.n_bytes -= n_bytes
+
+
+class Intake:
+    """Takes messages for one logical queue and hands them to the engine in groups.
+
+    Args:
+        queue: the logical queue.
+        engine: its engine.
+        budget: shared by all intakes of the program.
+        commit_wait_seconds: how long the first message of a group waits for others.
+        commit_max_messages: size at which a group waits no longer.
+
+    Attributes:
+        counts: the books.
+    """
+
+    def __init__(
+        self,
+        queue: LogicalQueue,
+        engine: Engine,
+        budget: PendingBudget,
+        *,
+        commit_wait_seconds: float,
+        commit_max_messages: int,
+    ) -> None:
+        self.counts = Counts()
+        self._queue = queue
+        self._engine = engine
+        self._budget = budget
+        self._commit_wait_seconds = commit_wait_seconds
+        self._commit_max_messages = commit_max_messages
+        self._group: list[tuple[Message, Receipt | None]] = []
+        self._n_pending_bytes = 0
+        self._flush_handle: asyncio.Handle | None = None
+        self._commits: set[asyncio.Future[AppendResult]] = set()
+        self._is_closing = False
+
+    def accept(self, message: Message, receipt: Receipt | None) -> None:
+        """Take a message without waiting.
+
+        Args:
+            message: to be stored.
+            receipt: settled on the loop's thread, after this call has returned; None where
+                nobody waits for the outcome.
+        """
+        counts = self.counts
+        counts.matched += 1
+        reason = self._refusal(message.payload_bytes)
+        if reason is not None:
+            counts.dropped[reason] = counts.dropped.get(reason, 0) + 1
+            if receipt is not None:
+                asyncio.get_running_loop().call_soon(receipt.settle, _REASON_CODES[reason])
+            return
+        counts.queued += 1
+        self._n_pending_bytes += message.payload_bytes
+        self._group.append((message, receipt))
+        if len(self._group) >= self._commit_max_messages:
+            self._flush()
+        elif self._flush_handle is None:
+            self._flush_handle = self._call_later(self._flush)
+
+    async def close(self) -> None:
+        """Refuse what comes now, and wait until all before it is stored or refused."""
+        self._is_closing = True
+        self._flush()
+        if self._commits:
+            await asyncio.wait(self._commits)
+
+    def _call_later(self, call: Callable[[], None]) -> asyncio.Handle:
+        loop = asyncio.get_running_loop()
+        if self._commit_wait_seconds:
+            return loop.call_later(self._commit_wait_seconds, call)
+        return loop.call_soon(call)
+
+    def _refusal(self, n_bytes: int) -> str | None:
+        """Return why a message cannot be taken; where it can, its room is taken."""
+        if self._is_closing:
+            return "closing"
+        if self._queue.is_full(self.counts.queued + 1, self._n_pending_bytes + n_bytes):
+            return "queue_full"
+        if not self._budget.take(n_bytes):
+            return "pending_full"
+        return None
+
+    def _flush(self) -> None:
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+            self._flush_handle = None
+        group, self._group = self._group, []
+        for number, dealt in self._queue.enqueue_controller.deal(group).items():
+            messages = [message for message, _ in dealt]
+            future = self._engine.append(self._queue.name, number, messages)
+            self._commits.add(future)
+            future.add_done_callback(partial(self._settled, dealt))
+
+    def _settled(
+        self,
+        dealt: Sequence[tuple[Message, Receipt | None]],
+        future: asyncio.Future[AppendResult],
+    ) -> None:
+        """Book what became of one physical queue's part of a group."""
+        self._commits.discard(future)
+        n_bytes = sum(message.payload_bytes for message, _ in dealt)
+        self._budget.give_back(len(dealt), n_bytes)
+        self._n_pending_bytes -= n_bytes
+        self.counts.queued -= len(dealt)
+        error = future.exception()
+        reasons: dict[int, str] = {}
+        if error is None:
+            reasons = dict.fromkeys(future.result().unreadable, "payload_lost")
+        else:
+            reason = "storage_full" if isinstance(error, StorageFullError) else "storage_error"
+            reasons = dict.fromkeys(range(len(dealt)), reason)
+        self.counts.stored += len(dealt) - len(reasons)
+        for reason in reasons.values():
+            self.counts.dropped[reason] = self.counts.dropped.get(reason, 0) + 1
+        for index, (_, receipt) in enumerate(dealt):
+            if receipt is not None:
+                reason = reasons.get(index, "")
+                receipt.settle(_REASON_CODES[reason] if reason else ReasonCode.SUCCESS)

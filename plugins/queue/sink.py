@@ -1,0 +1,150 @@
+"""The queue as a plugin of the broker: topics to logical queues, and the HTTP API beside them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from broker.extensions import MessageSink, Plugin, PluginContext, Receipt, SinkCounts
+from broker.message import Message
+from plugins.queue.config import QueueConfig
+from plugins.queue.engine import Engine, StorageError
+from plugins.queue.engine_local import LocalEngine
+from plugins.queue.engine_memory import MemoryStore
+from plugins.queue.engine_sqlite import SqliteStore
+from plugins.queue.http_api import HttpServer, QueueApi
+from plugins.queue.intake import Intake, PendingBudget
+from plugins.queue.logical_queue import LogicalQueue
+
+RETENTION_STEPS = 10
+"""A message leaves at most a tenth of its retention late."""
+LONGEST_RETENTION_STEP_SECONDS = 60.0
+
+
+class QueueSink:
+    """The route target that stands for one logical queue.
+
+    Args:
+        name: unique among the broker's sinks.
+        topic_filters: MQTT topic filters.
+        intake: where its messages go.
+
+    Attributes:
+        name: unique among the broker's sinks.
+        topic_filters: MQTT topic filters.
+        counts: its side of the ledger.
+    """
+
+    def __init__(self, name: str, topic_filters: Sequence[str], intake: Intake) -> None:
+        self.name = name
+        self.topic_filters = topic_filters
+        self.counts: SinkCounts = intake.counts
+        self._intake = intake
+
+    def accept(self, message: Message, receipt: Receipt | None) -> None:
+        """Take a message without waiting; see `MessageSink`."""
+        self._intake.accept(message, receipt)
+
+
+class QueuePlugin(Plugin):
+    """Stores what is published to the queues' topics and serves it over HTTP.
+
+    Attributes:
+        queues: the logical queues by name.
+        engine: where their messages are.
+        http_url: where the HTTP API listens once started; None without one.
+    """
+
+    Config = QueueConfig
+
+    def __init__(self, config: QueueConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self.engine: Engine = _engine(config, context)
+        self.http_url: str | None = None
+        self.queues = {
+            name: LogicalQueue(name, queue_config, self.engine, context.clock)
+            for name, queue_config in config.queues.items()
+        }
+        budget = PendingBudget(config.max_pending_messages, config.max_pending_bytes)
+        self._intakes: list[Intake] = []
+        self.sinks: Sequence[MessageSink] = [
+            QueueSink(f"queue.{name}", queue.config.topics, self._intake(queue, budget))
+            for name, queue in self.queues.items()
+        ]
+        over_http = {name: self._intake(queue, budget) for name, queue in self.queues.items()}
+        published = {name: sink.counts for name, sink in zip(self.queues, self.sinks, strict=True)}
+        self._api = QueueApi(self.queues, over_http, published, self.engine, context)
+        self._http: HttpServer | None = None
+        self._retention: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Open the engine and the HTTP API.
+
+        Raises:
+            EngineStartError: the engine cannot be opened.
+            HttpStartError: the address cannot be bound.
+        """
+        await self.engine.open({name: queue.layout for name, queue in self.queues.items()})
+        for queue in self.queues.values():
+            queue.start()
+            if queue.config.retention_seconds is not None:
+                name = f"queue retention {queue.name}"
+                task = asyncio.create_task(self._keep_retention(queue), name=name)
+                self._retention.append(task)
+        if self.config.http is not None:
+            self._http = HttpServer(self._api, self.config.max_request_bytes)
+            try:
+                self.http_url = await self._http.start(self.config.http)
+            except BaseException:
+                await self.close()
+                raise
+            self.context.logger.info("queue API listens on %s", self.http_url)
+
+    async def close(self) -> None:
+        """Answer who waits, store what was accepted, free everything; may be called again."""
+        for queue in self.queues.values():
+            queue.close()
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+        for task in self._retention:
+            task.cancel()
+        await asyncio.gather(*self._retention, return_exceptions=True)
+        self._retention.clear()
+        for intake in self._intakes:
+            await intake.close()
+        await self.engine.close()
+
+    def _intake(self, queue: LogicalQueue, budget: PendingBudget) -> Intake:
+        intake = Intake(
+            queue,
+            self.engine,
+            budget,
+            commit_wait_seconds=self.config.commit_wait_seconds,
+            commit_max_messages=self.config.commit_max_messages,
+        )
+        self._intakes.append(intake)
+        return intake
+
+    async def _keep_retention(self, queue: LogicalQueue) -> None:
+        """Remove what is too old, again and again."""
+        retention = queue.config.retention_seconds or 0.0
+        step = min(retention / RETENTION_STEPS, LONGEST_RETENTION_STEP_SECONDS)
+        while True:
+            try:
+                await queue.expire_old()
+            except StorageError as error:
+                self.context.logger.warning("queue %s: cannot expire: %s", queue.name, error)
+            await asyncio.sleep(step)
+
+
+def _engine(config: QueueConfig, context: PluginContext) -> Engine:
+    store = (
+        MemoryStore() if config.engine == "memory" else SqliteStore(config.path, config.durability)
+    )
+    return LocalEngine(
+        store,
+        clock=context.clock,
+        commit_max_messages=config.commit_max_messages,
+        logger=context.logger,
+    )
