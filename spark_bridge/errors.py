@@ -9,14 +9,24 @@ MARK: Final = "penstock: "
 
 
 class BridgeError(Exception):
-    """Root of this package's errors; its text stands on one line."""
+    """Root of this package's errors.
+
+    Attributes:
+        text: what happened, on one line.
+        status: what the program ends with: 1, or 2 where the user must change something first.
+    """
+
+    status = 1
 
     def __init__(self, text: str) -> None:
-        super().__init__(MARK + " ".join(text.split()))
+        self.text = " ".join(text.split()).removeprefix(MARK)
+        super().__init__(MARK + self.text)
 
 
 class OptionError(BridgeError):
     """An option of the source or of the program is missing, unknown or out of range."""
+
+    status = 2
 
 
 class QueueUnavailableError(BridgeError):

@@ -1,0 +1,233 @@
+"""``penstock spark``: stream a queue into Parquet, with windowed aggregates of its telemetry."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from spark_bridge.errors import BridgeError, OptionError
+from spark_bridge.java import Java, find_java
+from spark_bridge.options import SourceOptions, read_options
+from spark_bridge.queue_reader import QueueReader
+
+if TYPE_CHECKING:
+    from spark_bridge.pipeline import PipelineOptions, Summary
+
+AVAILABLE_NOW: Final = "available-now"
+PROGRAM: Final = "penstock spark"
+
+
+class StopSignals:
+    """Counts SIGINT and SIGTERM: one ends the run in good order, two end it at once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def install(self) -> None:
+        """Take the two signals over from Spark, which would fail the queries on them."""
+        signal.signal(signal.SIGINT, self._note)
+        signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self.count += 1
+
+
+def read_trigger(text: str) -> float | None:
+    """Return the seconds between two micro-batches; None for ``available-now``.
+
+    Raises:
+        OptionError: it is neither.
+    """
+    if text == AVAILABLE_NOW:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise OptionError(
+            f"--trigger: read {text!r}, allowed is {AVAILABLE_NOW} or a number of seconds above 0"
+        )
+    return seconds
+
+
+def read_pairs(option: str, texts: list[str]) -> dict[str, str]:
+    """Return ``NAME=VALUE`` texts as a dictionary.
+
+    Raises:
+        OptionError: a text has no name or no equals sign.
+    """
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise OptionError(f"{option}: read {text!r}, allowed is NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def describe(summary: Summary) -> str:
+    """Return the counts of a run on one line."""
+    messages, batches = summary.ingested_messages, summary.micro_batches
+    parts = [f"ingested {messages:,} messages in {batches:,} micro-batches"]
+    if summary.aggregated_messages:
+        parts.append(f"aggregated {summary.aggregated_messages:,}")
+        parts += [f"{name} {count:,}" for name, count in summary.problems.items() if count]
+    if summary.late_groups:
+        parts.append(f"late groups dropped {summary.late_groups:,}")
+    return ", ".join(parts)
+
+
+def stream(
+    url: Annotated[str, typer.Option(help="The queue's HTTP API, as http://HOST:PORT.")],
+    queue: Annotated[str, typer.Option(help="The logical queue.")],
+    output: Annotated[Path, typer.Option(help="Directory of the messages' Parquet files.")],
+    checkpoint: Annotated[
+        Path, typer.Option(help="Directory that says how far the queue was read; keep it.")
+    ],
+    aggregate: Annotated[
+        Path | None, typer.Option(help="Directory of telemetry aggregates; none without it.")
+    ] = None,
+    trigger: Annotated[
+        str, typer.Option(help=f"{AVAILABLE_NOW}, or SECONDS between two micro-batches.")
+    ] = AVAILABLE_NOW,
+    window_seconds: Annotated[
+        float, typer.Option(min=0.001, help="Length of an aggregation window.")
+    ] = 10.0,
+    lateness_seconds: Annotated[
+        float, typer.Option(min=0, help="How late telemetry may come and still count.")
+    ] = 10.0,
+    master: Annotated[str, typer.Option(help="Spark's master.")] = "local[2]",
+    option: Annotated[
+        list[str] | None, typer.Option(help="An option of the source, as NAME=VALUE.")
+    ] = None,
+    conf: Annotated[list[str] | None, typer.Option(help="A Spark setting, as NAME=VALUE.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write the run's counts to this file, as JSON.")
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="Spark's log; spark.log beside the checkpoints by default.")
+    ] = None,
+) -> None:
+    """Stream a queue into Parquet, each message exactly once.
+
+    With a number of seconds as trigger, the first SIGINT or SIGTERM reads what still waits and
+    ends; a second one ends at once and leaves the rest in the queue.
+    """
+    source = read_options(read_pairs("--option", option or []) | {"url": url, "queue": queue})
+    settings = read_pairs("--conf", conf or [])
+    trigger_seconds = read_trigger(trigger)
+    java = find_java(os.environ)
+    check_queue(source)
+
+    from spark_bridge.pipeline import PipelineOptions  # noqa: PLC0415 - Spark takes a while
+
+    options = PipelineOptions(
+        source=source,
+        output=output,
+        checkpoint=checkpoint,
+        aggregate=aggregate,
+        window_seconds=window_seconds,
+        lateness_seconds=lateness_seconds,
+        trigger_seconds=trigger_seconds,
+    )
+    log_file = log or checkpoint / "spark.log"
+    try:
+        summary = run(options, java, master, settings, log_file)
+    except BridgeError as error:
+        raise BridgeError(f"{error.text} (Spark's log: {log_file})") from error
+    typer.echo(f"{PROGRAM}: done: {describe(summary)}")
+    if report is not None:
+        report.write_text(json.dumps(asdict(summary), indent=1) + "\n")
+
+
+def check_queue(source: SourceOptions) -> None:
+    """Ask for the queue once, before seconds go into starting Spark.
+
+    Raises:
+        QueueUnavailableError: it does not answer, or has no such queue.
+    """
+    reader = QueueReader(source)
+    try:
+        reader.held()
+    finally:
+        reader.close()
+
+
+def run(
+    options: PipelineOptions, java: Java, master: str, settings: dict[str, str], log_file: Path
+) -> Summary:
+    """Start Spark, run the pipeline and stop Spark."""
+    from spark_bridge import pipeline, session  # noqa: PLC0415 - Spark takes a while
+
+    archive = session.class_archive_path(java, os.environ)
+    spark_session = session.build_session(
+        master,
+        java_settings=session.java_options(
+            short_run=options.trigger_seconds is None, archive=archive
+        ),
+        settings=settings,
+        log_file=log_file,
+    )
+    signals = StopSignals()
+    signals.install()
+    typer.echo(
+        f"{PROGRAM}: Spark {spark_session.version} on Java {java.version}, {master}: "
+        f"queue {options.source.queue!r} at {options.source.url} to {options.output}"
+    )
+    try:
+        return pipeline.run(
+            spark_session,
+            options,
+            stop_requests=lambda: signals.count,
+            on_progress=lambda summary: typer.echo(f"{PROGRAM}: {describe(summary)}"),
+        )
+    finally:
+        spark_session.stop()
+
+
+def prepare() -> None:
+    """Write the archive with which Spark starts in half the time, once per machine."""
+    java = find_java(os.environ)
+
+    from spark_bridge import class_archive, session  # noqa: PLC0415 - Spark takes a while
+
+    archive = session.class_archive_path(java, os.environ)
+    class_archive.write_class_archive(archive)
+    typer.echo(f"{PROGRAM}: {archive}, {archive.stat().st_size // 1_000_000} MB")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program.
+
+    Args:
+        argv: arguments; None for those of the process. ``prepare`` alone writes the class archive.
+
+    Returns:
+        0; 1 where a query failed or the queue did not answer; 2 for wrong arguments or no Java.
+    """
+    arguments = sys.argv[1:] if argv is None else argv
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    is_prepare = arguments[:1] == ["prepare"]
+    app.command()(prepare if is_prepare else stream)
+    try:
+        app(args=arguments[1:] if is_prepare else arguments, prog_name=PROGRAM)
+    except BridgeError as error:
+        typer.echo(f"{PROGRAM}: {error.text}", err=True)
+        return error.status
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

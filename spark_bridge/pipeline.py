@@ -1,0 +1,244 @@
+"""The program's queries: a queue into Parquet, and its telemetry into aggregates.
+
+Two streaming queries in a row. *Ingest* writes every message of the queue, whatever it holds, to
+Parquet files. *Aggregate* follows those files, not the queue: a queue belongs to the one query that
+commits it, while files can be read by as many as like. Both have a checkpoint of their own, and
+Spark's file sink lists the files of a micro-batch in one step. So each message stands in the output
+exactly once, and counts exactly once, however often the program is killed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_bridge.errors import BridgeError, one_line
+from spark_bridge.offsets import Position
+from spark_bridge.options import SourceOptions
+from spark_bridge.queue_reader import QueueReader
+from spark_bridge.schema import SPARK_DDL
+from spark_bridge.source import FORMAT
+from spark_bridge.tally import Tally
+from spark_bridge.telemetry import (
+    OBSERVATION,
+    PROBLEMS,
+    aggregate,
+    count_problems,
+    parse_telemetry,
+)
+
+_LOOK_SECONDS: Final = 0.25
+"""How long each running query is waited for before all are asked for their progress."""
+
+
+class PipelineError(BridgeError):
+    """A query failed; the text is the reason that Spark gave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineOptions:
+    """What to run.
+
+    Attributes:
+        source: the queue.
+        output: directory of the messages' Parquet files.
+        checkpoint: directory of both queries' checkpoints.
+        aggregate: directory of the aggregates' Parquet files; None for ingest alone.
+        window_seconds: length of an aggregation window, above 0.
+        lateness_seconds: how late telemetry may come and still count, 0 or more.
+        trigger_seconds: a micro-batch starts every so many seconds until the caller stops the run;
+            None reads what the queue holds now, and ends.
+    """
+
+    source: SourceOptions
+    output: Path
+    checkpoint: Path
+    aggregate: Path | None = None
+    window_seconds: float = 10.0
+    lateness_seconds: float = 10.0
+    trigger_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What one run did.
+
+    Attributes:
+        ingested_messages: messages written to Parquet.
+        micro_batches: micro-batches that wrote them.
+        aggregated_messages: messages that the aggregation read.
+        problems: why messages could not be used as telemetry, with how many; see ``telemetry``.
+        late_groups: groups of one micro-batch, window, host, metric and process that came after
+            their window was complete. Spark drops and counts them as groups, after it has put
+            their messages together.
+    """
+
+    ingested_messages: int
+    micro_batches: int
+    aggregated_messages: int
+    problems: Mapping[str, int]
+    late_groups: int
+
+
+def source_texts(options: SourceOptions) -> dict[str, str]:
+    """Return the options as Spark takes them; ``read_options`` reads them back."""
+    values = {field.name: getattr(options, field.name) for field in fields(options)}
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in values.items()
+    }
+
+
+def run(
+    spark: SparkSession,
+    options: PipelineOptions,
+    *,
+    stop_requests: Callable[[], int] = lambda: 0,
+    on_progress: Callable[[Summary], None] = lambda _: None,
+) -> Summary:
+    """Run the queries to their end.
+
+    With ``trigger_seconds`` they run until they are asked to stop, and then still read what waits.
+    The last micro-batch's messages are deleted from the queue at the end: Spark by itself would do
+    so when it plans another one.
+
+    Args:
+        spark: a session that knows the source (see ``session.build_session``).
+        options: what to run.
+        stop_requests: how often the run was asked to stop; looked at twice a second. From two on
+            it ends at once, with the rest left in the queue.
+        on_progress: called with the counts so far whenever they changed.
+
+    Returns:
+        The counts of this run.
+
+    Raises:
+        PipelineError: a query failed. Its checkpoint is good: the same run goes on from there.
+    """
+    pipeline = _Pipeline(spark, options, stop_requests, on_progress)
+    try:
+        pipeline.run()
+    except PySparkException as error:
+        raise PipelineError(one_line(error)) from error
+    return pipeline.summary()
+
+
+class _Pipeline:
+    """One run; the queries are started anew for its second part, their counts go on."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        options: PipelineOptions,
+        stop_requests: Callable[[], int],
+        on_progress: Callable[[Summary], None],
+    ) -> None:
+        self._spark = spark
+        self._options = options
+        self._stop_requests = stop_requests
+        self._on_progress = on_progress
+        self._ingested = Tally()
+        self._aggregated = Tally(OBSERVATION)
+
+    def run(self) -> None:
+        """Follow the queue if that is asked for, then read what is there, then let it go."""
+        seconds = self._options.trigger_seconds
+        # The file source wants its directory to be there.
+        self._options.output.mkdir(parents=True, exist_ok=True)
+        if seconds is not None:
+            following = [self._ingest(processingTime=f"{seconds} seconds")]
+            following += self._aggregate(processingTime=f"{seconds} seconds")
+            self._watch(following, stop_at=1)
+        self._watch([self._ingest(availableNow=True)], stop_at=2)
+        self._watch(self._aggregate(availableNow=True), stop_at=2)
+        self._release()
+
+    def summary(self) -> Summary:
+        """Return the counts so far."""
+        counts = self._aggregated
+        return Summary(
+            ingested_messages=self._ingested["rows"],
+            micro_batches=self._ingested["batches"],
+            aggregated_messages=counts[f"{OBSERVATION}.messages"],
+            problems={problem: counts[f"{OBSERVATION}.{problem}"] for problem in PROBLEMS},
+            late_groups=counts["late"],
+        )
+
+    def _ingest(self, **trigger: Any) -> _Running:
+        reader = self._spark.readStream.format(FORMAT)
+        messages = reader.options(**source_texts(self._options.source)).load()
+        return self._start(messages, "ingest", self._options.output, self._ingested, trigger)
+
+    def _aggregate(self, **trigger: Any) -> list[_Running]:
+        options = self._options
+        if options.aggregate is None:
+            return []
+        messages = self._spark.readStream.schema(SPARK_DDL).parquet(str(options.output))
+        windows = aggregate(
+            count_problems(parse_telemetry(messages)),
+            window_seconds=options.window_seconds,
+            lateness_seconds=options.lateness_seconds,
+        )
+        tally = self._aggregated
+        return [self._start(windows, "aggregate", options.aggregate, tally, trigger)]
+
+    def _start(
+        self, rows: DataFrame, name: str, output: Path, tally: Tally, trigger: dict[str, Any]
+    ) -> _Running:
+        writer = rows.writeStream.format("parquet").queryName(name).trigger(**trigger)
+        writer = writer.option("checkpointLocation", str(self._options.checkpoint / name))
+        return _Running(writer.start(str(output)), tally)
+
+    def _watch(self, running: list[_Running], *, stop_at: int) -> None:
+        """Wait until all queries have ended; stop them at so many requests."""
+        try:
+            while any(one.query.isActive for one in running):
+                if self._stop_requests() >= stop_at:
+                    break
+                for one in running:
+                    # Takes fractions of seconds, whatever its annotation says.
+                    one.query.awaitTermination(_LOOK_SECONDS)  # type: ignore[arg-type]
+                self._collect(running)
+        finally:
+            for one in running:
+                one.query.stop()
+        self._collect(running)
+        for one in running:
+            failure = one.query.exception()
+            if failure is not None:
+                raise failure
+
+    def _collect(self, running: list[_Running]) -> None:
+        changed = False
+        for one in running:
+            newest = one.query.lastProgress
+            if newest is not None and newest.batchId >= one.tally.batch_id:
+                for report in one.query.recentProgress:
+                    changed |= one.tally.add(json.loads(report.json))
+        if changed:
+            self._on_progress(self.summary())
+
+    def _release(self) -> None:
+        """Delete what the last finished micro-batch read.
+
+        Its report comes after Spark has written its number to the checkpoint's commit log, so
+        Spark never asks for it again.
+        """
+        end = self._ingested.end
+        if end is not None:
+            queue = QueueReader(self._options.source)
+            queue.commit(Position.from_json(end, self._options.source.queue))
+            queue.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    query: StreamingQuery
+    tally: Tally

@@ -1,0 +1,129 @@
+"""A Spark session for one machine: small, quiet, local, and quick to start.
+
+Most of the seconds before Spark's first row are Java loading and compiling Spark's classes. Two
+settings shorten that: a compiler that stops at the first level for runs that end after a few
+minutes, and a *class archive* (class data sharing, Java's own), in which Spark's classes stand
+ready parsed. `prepare` of the program writes the archive once per machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from spark_bridge.java import Java
+from spark_bridge.source import register
+
+DEFAULT_MASTER: Final = "local[2]"
+
+_LOCAL_SETTINGS: Final = {
+    # Nothing listens beyond this machine.
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    # State of a window aggregation lies in one store per shuffle partition: 200 by default.
+    "spark.sql.shuffle.partitions": "2",
+}
+
+_SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "WARN",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # A worker that dies of a signal leaves a traceback.
+    "spark.python.worker.faulthandler.enabled": "true",
+    # Asked for twice a second, a call for each report: more than end in that time, no more.
+    "spark.sql.streaming.numRecentProgressUpdates": "50",
+}
+
+_SHORT_RUN_JAVA: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+_LONG_RUN_JAVA: Final = ("-XX:+UseSerialGC",)
+
+
+def class_archive_path(java: Java, environment: Mapping[str, str]) -> Path:
+    """Return where the class archive of this Java and this Spark lies, or would lie.
+
+    An archive fits one Java, one set of jars at one place and one garbage collector; all of them
+    are in the file's name, so that none is ever used for another.
+    """
+    cache = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    jars = Path(pyspark.__file__).parent / "jars"
+    fitting = f"{java.program} {java.version} {jars} {' '.join(_LONG_RUN_JAVA)}"
+    digest = hashlib.sha256(fitting.encode()).hexdigest()[:12]
+    return Path(cache) / "penstock" / f"spark-{pyspark.__version__}-{digest}.jsa"
+
+
+def java_options(*, short_run: bool, archive: Path | None, write_archive: bool = False) -> str:
+    """Return the options of the driver's Java.
+
+    Args:
+        short_run: whether the run ends within minutes; peak speed then matters less than start.
+        archive: the class archive; None for none. One that does not fit is ignored by Java.
+        write_archive: write the archive when Java ends instead of using it.
+    """
+    options = list(_SHORT_RUN_JAVA if short_run else _LONG_RUN_JAVA)
+    if archive is not None and write_archive:
+        options.append(f"-XX:ArchiveClassesAtExit={archive}")
+    elif archive is not None and archive.is_file():
+        options += [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto"]
+    return " ".join(options)
+
+
+def build_session(
+    master: str = DEFAULT_MASTER,
+    *,
+    java_settings: str = "",
+    settings: Mapping[str, str] | None = None,
+    log_file: Path | None = None,
+) -> SparkSession:
+    """Start Spark with ``format("penstock")`` known to it.
+
+    Args:
+        master: Spark's master, as ``local[2]`` or ``spark://host:port``.
+        java_settings: options of the driver's Java, see ``java_options``.
+        settings: Spark settings that come before ours.
+        log_file: where Spark's log and all it prints go; None leaves them on standard error.
+
+    Returns:
+        The session; the caller stops it.
+    """
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    chosen = dict(_SETTINGS)
+    if master.startswith("local"):
+        chosen |= _LOCAL_SETTINGS
+    if java_settings:
+        chosen["spark.driver.extraJavaOptions"] = java_settings
+    chosen |= settings or {}
+    builder = SparkSession.builder.appName("penstock").master(master)
+    for name, value in chosen.items():
+        builder = builder.config(name, value)
+    with _standard_error_to(log_file):
+        spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+@contextlib.contextmanager
+def _standard_error_to(log_file: Path | None) -> Iterator[None]:
+    """Have programs that are started inside write their standard error to a file."""
+    if log_file is None:
+        yield
+        return
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with log_file.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -1,0 +1,127 @@
+"""Telemetry messages as rows, and their aggregates over windows of event time.
+
+A telemetry message is published to ``telemetry/<host>/<metric>`` with the JSON payload
+``{"host": str, "metric": str, "value": number, "unit": str, "at": seconds since the Unix epoch}``
+and optionally ``"pid": int, "process": str``; further fields do no harm.
+
+No message leaves without being counted. One that cannot be used keeps its place in time (that of
+its arrival) and is counted under its ``problem``:
+
+* ``malformed``: no JSON object, or a field of another type;
+* ``incomplete``: host, metric, value or time is missing;
+* ``not_finite``: the value is no finite number, which would spoil every mean it enters;
+* ``clock_wrong``: the time is before 1970, or ahead of the arrival by more than
+  ``MAX_CLOCK_SKEW_SECONDS``. Taken at its word, one such message would make all others late.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+MAX_CLOCK_SKEW_SECONDS: Final = 60.0
+"""More than clocks differ that are set by NTP at all, less than a window matters."""
+
+PROBLEMS: Final = ("malformed", "incomplete", "not_finite", "clock_wrong")
+
+OBSERVATION: Final = "telemetry"
+"""Name of the counts in Spark's progress reports: ``messages`` and one for each problem."""
+
+_CORRUPT: Final = "corrupt"
+_PAYLOAD_DDL: Final = (
+    "host STRING, metric STRING, value DOUBLE, unit STRING, at DOUBLE, process STRING,"
+    f" {_CORRUPT} STRING"
+)
+
+
+def parse_telemetry(messages: DataFrame) -> DataFrame:
+    """Return a row for each message, usable or not.
+
+    Args:
+        messages: rows with the source's columns ``payload`` and ``enqueued_at``.
+
+    Returns:
+        Columns ``event_time`` (timestamp), ``host``, ``metric``, ``process``, ``unit``
+        (strings, null where unusable), ``value`` (double) and ``problem`` (null where there is
+        none).
+    """
+    payload = f.from_json(
+        f.col("payload").cast("string"), _PAYLOAD_DDL, {"columnNameOfCorruptRecord": _CORRUPT}
+    )
+    parsed = messages.select("enqueued_at", payload.alias("told"))
+    marked = parsed.select("enqueued_at", "told", _problem().alias("problem"))
+    usable = f.col("problem").isNull()
+    return marked.select(
+        f.when(usable, f.timestamp_seconds("told.at"))
+        .otherwise(f.col("enqueued_at"))
+        .alias("event_time"),
+        *(f.when(usable, f.col(f"told.{name}")).alias(name) for name in _KEPT),
+        "problem",
+    )
+
+
+_KEPT: Final = ("host", "metric", "process", "unit", "value")
+
+
+def _problem() -> Column:
+    """Return the first problem that a parsed message has; null for none."""
+    told, at = f.col("told"), f.col("told.at")
+    needed = ("host", "metric", "value", "at")
+    missing = f.greatest(*(f.col(f"told.{name}").isNull() for name in needed))
+    infinite = f.abs(f.col("told.value")) == float("inf")
+    arrival = f.col("enqueued_at").cast("double")
+    return (
+        f.when(told.isNull() | f.col(f"told.{_CORRUPT}").isNotNull(), "malformed")
+        .when(missing, "incomplete")
+        .when(f.isnan("told.value") | infinite | f.isnan("told.at"), "not_finite")
+        .when(at > arrival + MAX_CLOCK_SKEW_SECONDS, "clock_wrong")
+        .when(at < 0, "incomplete")
+    )
+
+
+def count_problems(telemetry: DataFrame) -> DataFrame:
+    """Have Spark's progress reports carry how many messages came and what was wrong with them."""
+    counts = [f.count(f.lit(1)).alias("messages")]
+    counts += [f.count_if(f.col("problem") == problem).alias(problem) for problem in PROBLEMS]
+    return telemetry.observe(OBSERVATION, *counts)
+
+
+def aggregate(telemetry: DataFrame, *, window_seconds: float, lateness_seconds: float) -> DataFrame:
+    """Aggregate over windows of event time for each host, metric, process and problem.
+
+    A window is complete, and appears, once an event came that is later than the window's end by
+    ``lateness_seconds``. What comes for it afterwards is late: Spark drops and counts it.
+
+    Args:
+        telemetry: what ``parse_telemetry`` returned, as a stream or not.
+        window_seconds: length of a window, above 0.
+        lateness_seconds: how much later than the newest one an event may come, 0 or more.
+
+    Returns:
+        Columns ``window_start``, ``window_end``, ``host``, ``metric``, ``process``, ``unit``,
+        ``problem``, ``messages``, ``value_min``, ``value_mean``, ``value_max``.
+    """
+    grouped = telemetry.withWatermark("event_time", f"{lateness_seconds} seconds").groupBy(
+        f.window("event_time", f"{window_seconds} seconds"), "host", "metric", "process", "problem"
+    )
+    return grouped.agg(
+        f.count(f.lit(1)).alias("messages"),
+        f.min("value").alias("value_min"),
+        f.avg("value").alias("value_mean"),
+        f.max("value").alias("value_max"),
+        f.max("unit").alias("unit"),
+    ).select(
+        f.col("window.start").alias("window_start"),
+        f.col("window.end").alias("window_end"),
+        "host",
+        "metric",
+        "process",
+        "unit",
+        "problem",
+        "messages",
+        "value_min",
+        "value_mean",
+        "value_max",
+    )
