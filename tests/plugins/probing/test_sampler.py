@@ -132,6 +132,22 @@ def test_slow_acknowledgements_win_over_the_kernel_behind_a_relay(loopback: Loop
     assert (link.rtt_latest, link.rtt_min, link.rtt_source) == (3.0, 3.0, "puback")
 
 
+def test_slow_acknowledgement_wins_at_the_time_of_a_look(loopback: Loopback) -> None:
+    """Two estimates of one moment are two: gates hear of the second."""
+    sampler, link = make_sampler(), Link("a")
+    sampler.sample(link, loopback.fileno, 50.0)
+    assert acknowledge(sampler, link, 3.0, at=50.0)
+    assert (link.rtt_latest, link.rtt_source) == (3.0, "puback")
+
+
+def test_socket_without_any_rtt_is_no_estimate() -> None:
+    """Before its first sample the kernel's RTT is 0, which is not a good path."""
+    sampler, link = make_sampler(), Link("a")
+    with socket.socket() as unconnected:
+        assert not sampler.sample(link, unconnected.fileno(), 50.0)
+    assert link.rtt_latest is None
+
+
 def test_newer_acknowledgement_replaces_the_slow_one(loopback: Loopback) -> None:
     """Recovery shows with the next sample of the same source."""
     sampler, link = make_sampler(), Link("a")
