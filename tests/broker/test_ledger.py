@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from broker.ledger import Ledger
+
+
+def test_outstanding_is_what_was_matched_and_has_not_left() -> None:
+    """matched = delivered + expired + dropped + outstanding."""
+    ledger = Ledger()
+    ledger.matched, ledger.delivered, ledger.expired = 10, 4, 1
+    ledger.drop("queue_full", 2)
+    ledger.drop("offline")
+    ledger.drop("offline", 0)
+    assert ledger.outstanding() == 2
+    assert ledger.dropped == {"queue_full": 2, "offline": 1}
+
+
+def test_ledgers_add_up_by_reason() -> None:
+    """The broker's account is the sum of its subscribers'."""
+    one, other = Ledger(), Ledger()
+    one.matched, other.matched = 3, 5
+    one.delivered, other.delivered = 1, 2
+    one.expired, other.expired = 1, 1
+    one.drop("offline")
+    other.drop("offline")
+    other.drop("queue_full")
+    one.add(other)
+    assert (one.matched, one.delivered, one.expired) == (8, 3, 2)
+    assert one.dropped == {"offline": 2, "queue_full": 1}
+    assert one.outstanding() == 0

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from broker.timers import Timers
+
+
+def test_actions_run_in_order_of_their_deadlines_once() -> None:
+    """An action runs at the first time that is not before its deadline, and never again."""
+    timers = Timers()
+    ran: list[tuple[str, float]] = []
+    timers.at(2.0, lambda now: ran.append(("b", now)))
+    timers.at(1.0, lambda now: ran.append(("a", now)))
+    timers.at(3.0, lambda now: ran.append(("c", now)))
+    assert timers.next_deadline() == 1.0
+    timers.run(2.0)
+    timers.run(2.5)
+    assert ran == [("a", 2.0), ("b", 2.0)]
+    assert timers.next_deadline() == 3.0
+
+
+def test_a_cancelled_timer_never_runs() -> None:
+    """Cancelling works any number of times, and no deadline is left of it."""
+    timers = Timers()
+    timer = timers.at(1.0, lambda _now: 1 / 0)
+    timer.cancel()
+    timer.cancel()
+    assert timers.next_deadline() is None
+    timers.run(5.0)
+
+
+def test_a_timer_cancelled_by_one_of_the_same_run_does_not_run() -> None:
+    """What is due at once is not yet done: the first may cancel the second."""
+    timers = Timers()
+    second = timers.at(1.0, lambda _now: 1 / 0)
+    timers.at(0.5, lambda _now: second.cancel())
+    timers.run(1.0)
+
+
+def test_a_timer_set_by_an_action_waits_for_the_next_run() -> None:
+    """An action that sets a timer in the past cannot keep the run from ending."""
+    timers = Timers()
+    ran: list[float] = []
+
+    def again(now: float) -> None:
+        ran.append(now)
+        timers.at(now, again)
+
+    timers.at(1.0, again)
+    timers.run(1.0)
+    assert ran == [1.0]
+    timers.run(1.0)
+    assert ran == [1.0, 1.0]

@@ -1,0 +1,53 @@
+"""The real queue gateway as a process of a test."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from plugins.queue.client import QueueClient
+
+_LISTENS = re.compile(r"queue API listens on (?P<url>http://\S+)")
+
+
+@contextlib.contextmanager
+def running_gateway(
+    folder: Path, queue: str = "telemetry", *, physical_queues: int = 2, bind: str = "127.0.0.1:0"
+) -> Iterator[QueueClient]:
+    """Start ``penstock queue`` on the messages in `folder`; end it afterwards.
+
+    Args:
+        folder: where the policy file and the SQLite file lie; a second gateway on the same folder
+            finds what the first one stored.
+        queue: name of the only logical queue.
+        physical_queues: how many it has.
+        bind: HOST:PORT.
+
+    Yields:
+        A client of the gateway.
+    """
+    layout = {"readers": "offsets", "physical_queues": physical_queues, "topics": ["telemetry/#"]}
+    section = {"path": str(folder / "queue.db"), "http": bind, "queues": {queue: layout}}
+    policy = folder / "policy.yaml"
+    policy.write_text(yaml.safe_dump({"plugins": {"queue": section}}))
+    program = [sys.executable, "-m", "plugins.queue.gateway", "-c", str(policy)]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            said = ""
+            for line in process.stderr:
+                said += line
+                found = _LISTENS.search(line)
+                if found:
+                    yield QueueClient(found["url"])
+                    return
+            raise AssertionError(f"the gateway did not start: {said}")
+        finally:
+            process.terminate()
+            process.wait(30)
