@@ -10,7 +10,6 @@ import asyncio
 import logging
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +17,6 @@ import typer
 
 from broker.config import load_policy, validate_config
 from broker.errors import ConfigError, ConfigProblem, PenstockError
-from broker.extensions import PluginContext
 from plugins.queue.config import QueueConfig
 from plugins.queue.sink import QueuePlugin
 
@@ -73,7 +71,7 @@ def _plugin(path: Path) -> QueuePlugin:
         )
         raise ConfigError(policy.file, [problem])
     logger = logging.getLogger("penstock.queue")
-    return QueuePlugin(config, PluginContext(logger, policy.file, time.monotonic))
+    return QueuePlugin.alone(config, logger, policy.file)
 
 
 async def _serve(plugin: QueuePlugin) -> None:

@@ -20,12 +20,12 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from logging import Logger
 from typing import Any
 
 from aiohttp import web
 
 from broker.errors import PenstockError
-from broker.extensions import PluginContext, SinkCounts
 from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from plugins.queue.batch_format import write_deliveries
 from plugins.queue.client import BATCH_CONTENT_TYPE, Batch, Delivery, read_batch
@@ -49,7 +49,7 @@ from plugins.queue.http_requests import (
     seconds,
     show,
 )
-from plugins.queue.intake import Intake
+from plugins.queue.intake import Counts, Intake
 from plugins.queue.logical_queue import BusyError, LogicalQueue, WrongReaderError
 
 MAX_ENQUEUE_MESSAGES = 10_000
@@ -105,22 +105,25 @@ class QueueApi:
         intakes: where each queue's HTTP enqueues go.
         published: the books of what each queue gets from the broker.
         engine: asked for its health.
-        context: of the plugin.
+        clock: monotonic seconds.
+        logger: told of what should not happen.
     """
 
     def __init__(
         self,
         queues: Mapping[str, LogicalQueue],
         intakes: Mapping[str, Intake],
-        published: Mapping[str, SinkCounts],
+        published: Mapping[str, Counts],
         engine: Engine,
-        context: PluginContext,
+        clock: Callable[[], float],
+        logger: Logger,
     ) -> None:
         self._queues = queues
         self._intakes = intakes
         self._published = published
         self._engine = engine
-        self._context = context
+        self._clock = clock
+        self._logger = logger
 
     def application(self, max_request_bytes: int) -> web.Application:
         """Return the API as an aiohttp application."""
@@ -160,7 +163,7 @@ class QueueApi:
         except web.HTTPException as error:
             return _error(error.status, error.text or error.reason, error.headers.get("Allow"))
         except Exception:
-            self._context.logger.exception("queue API: %s %s failed", request.method, request.path)
+            self._logger.exception("queue API: %s %s failed", request.method, request.path)
             return _error(500, "the server failed; its log says why")
 
     def _queue(self, request: web.Request) -> LogicalQueue:
@@ -195,7 +198,7 @@ class QueueApi:
     async def _enqueue(self, request: web.Request) -> web.Response:
         intake = self._intakes[self._queue(request).name]
         body = await read_object(request, MESSAGE_KEYS | {"messages"})
-        messages = read_messages(body, self._context.clock(), MAX_ENQUEUE_MESSAGES)
+        messages = read_messages(body, self._clock(), MAX_ENQUEUE_MESSAGES)
         outcome = _Outcome(len(messages))
         for message in messages:
             intake.accept(message, outcome)
@@ -310,7 +313,7 @@ def _batch_response(body: bytes) -> web.Response:
     return web.Response(body=body, content_type=BATCH_CONTENT_TYPE)
 
 
-def _books(counts: SinkCounts) -> dict[str, Any]:
+def _books(counts: Counts) -> dict[str, Any]:
     return {
         "matched": counts.matched,
         "stored": counts.stored,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
-from broker.extensions import Receipt
 from broker.message import Message
 from broker.mqtt.reason_codes import ReasonCode
 from plugins.queue.engine import AppendResult, Engine, StorageFullError
@@ -31,6 +30,13 @@ _REASON_CODES: Final = {
     "storage_error": ReasonCode.UNSPECIFIED_ERROR,
     "payload_lost": ReasonCode.UNSPECIFIED_ERROR,
 }
+
+
+class Receipt(Protocol):
+    """Told once, on the loop's thread, what became of a message: `broker.extensions.Receipt`."""
+
+    def settle(self, reason_code: int) -> None:
+        """Report 0 when the message is safe, 0x80 or above when it is refused."""
 
 
 class Counts:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
+from logging import Logger
 
 from broker.extensions import MessageSink, Plugin, PluginContext, Receipt, SinkCounts
 from broker.message import Message
@@ -67,15 +69,27 @@ class QueuePlugin(Plugin):
         }
         budget = PendingBudget(config.max_pending_messages, config.max_pending_bytes)
         self._intakes: list[Intake] = []
+        published = {name: self._intake(queue, budget) for name, queue in self.queues.items()}
         self.sinks: Sequence[MessageSink] = [
-            QueueSink(f"queue.{name}", queue.config.topics, self._intake(queue, budget))
+            QueueSink(f"queue.{name}", queue.config.topics, published[name])
             for name, queue in self.queues.items()
         ]
         over_http = {name: self._intake(queue, budget) for name, queue in self.queues.items()}
-        published = {name: sink.counts for name, sink in zip(self.queues, self.sinks, strict=True)}
-        self._api = QueueApi(self.queues, over_http, published, self.engine, context)
+        self._api = QueueApi(
+            self.queues,
+            over_http,
+            {name: intake.counts for name, intake in published.items()},
+            self.engine,
+            context.clock,
+            context.logger,
+        )
         self._http: HttpServer | None = None
         self._retention: list[asyncio.Task[None]] = []
+
+    @classmethod
+    def alone(cls, config: QueueConfig, logger: Logger, policy_file: str) -> QueuePlugin:
+        """Return the plugin for a program without a broker."""
+        return cls(config, PluginContext(logger, policy_file, time.monotonic))
 
     async def start(self) -> None:
         """Open the engine and the HTTP API.
