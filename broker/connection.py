@@ -54,6 +54,7 @@ class Connection(Sender):
     __slots__ = (
         "_backlog",
         "_buffer",
+        "_is_answered",
         "_keep_alive",
         "_last_received",
         "_maximum_packet_size",
@@ -98,6 +99,7 @@ class Connection(Sender):
         self._buffer = ReceiveBuffer(core.limits.maximum_packet_size)
         self._maximum_packet_size = core.limits.maximum_packet_size
         self._receive_maximum = core.limits.receive_maximum
+        self._is_answered = False
         self._keep_alive = 0.0
         self._last_received = now
         core.counters.connections_total += 1
@@ -251,6 +253,8 @@ class Connection(Sender):
         if not self.is_open:
             if packet_type != PacketType.CONNECT:  # [MQTT-3.1.0-1]
                 raise ProtocolError("the first packet is not CONNECT")
+            self.version = handlers.version_to_answer(data[start:stop])
+            self._is_answered = True
         elif core.listeners.packet_received:
             chunk = memoryview(data)[position:stop]
             event = PacketReceived(self.session, first_byte, stop - position, (chunk,))
@@ -382,7 +386,8 @@ class Connection(Sender):
         if self.is_open:
             self.close(error.reason_code, now)
         else:
-            handlers.refuse_connect(self, error.reason_code)
+            if self._is_answered:
+                handlers.refuse_connect(self, error.reason_code)
             self._end(now)
 
     def close(self, reason_code: ReasonCode, now: float | None) -> None:

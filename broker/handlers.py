@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.errors import PeerError, ProtocolError
+from broker.errors import ProtocolError
 from broker.events import ClientConnected, ClientSubscribed, ClientUnsubscribed
 from broker.extensions import SUBSCRIBE, ConnectAttempt
 from broker.message import Message
@@ -34,7 +34,7 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.packets import Subscription as Request
 from broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode
-from broker.mqtt.topics import parse_share, validate_topic_filter
+from broker.mqtt.topics import parse_share
 from broker.topic_tree import Subscription
 
 if TYPE_CHECKING:
@@ -136,6 +136,17 @@ async def _authenticate(core: Core, attempt: ConnectAttempt) -> bool:
     except Exception as error:  # noqa: BLE001 (a plugin's fault must not let a client in)
         core.on_extension_error("access control, authenticate", error)
         return False
+
+
+def version_to_answer(body: bytes) -> int:
+    """Return the version in which to answer a CONNECT that may be unreadable.
+
+    Args:
+        body: of the CONNECT, whatever it holds; a protocol level above 5 is answered as 5.
+    """
+    level_at = 2 + int.from_bytes(body[:2], "big")
+    is_5 = level_at < len(body) and body[level_at] >= ProtocolVersion.MQTT_5
+    return ProtocolVersion.MQTT_5 if is_5 else ProtocolVersion.MQTT_3_1_1
 
 
 def refuse_connect(connection: Connection, reason_code: ReasonCode) -> None:
@@ -262,10 +273,6 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
 async def _judge(connection: Connection, request: Request) -> int:
     """Return the reason code for one requested subscription."""
     core = connection.core
-    try:
-        validate_topic_filter(request.topic_filter)
-    except PeerError:
-        return ReasonCode.TOPIC_FILTER_INVALID
     if parse_share(request.topic_filter).share_name:
         return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
     access = core.access

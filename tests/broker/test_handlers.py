@@ -1,0 +1,523 @@
+"""What the broker answers to each packet, on a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from broker.config import Limits
+from broker.events import Listeners
+from broker.extensions import Action, ConnectAttempt, SessionView
+from broker.mqtt.packets import (
+    Auth,
+    ConnAck,
+    Connect,
+    Disconnect,
+    PingReq,
+    PingResp,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    SubAck,
+    Subscribe,
+    Subscription,
+    UnsubAck,
+    Unsubscribe,
+    Will,
+)
+from broker.mqtt.reason_codes import ReasonCode
+from tests.helpers.virtual import VirtualBroker, VirtualClient
+
+
+class Access:
+    """Access control that answers as the test says, at once or after a wait."""
+
+    checks_publish = True
+    checks_subscribe = True
+    checks_receive = True
+
+    def __init__(self, *, waits: bool = False) -> None:
+        self.waits = waits
+        self.allowed = True
+        self.refused_topics: set[tuple[str, str]] = set()
+        self.error: Exception | None = None
+        self.attempts: list[ConnectAttempt] = []
+
+    def authenticate(self, attempt: ConnectAttempt) -> bool | Awaitable[bool]:
+        """Answer for a CONNECT."""
+        self.attempts.append(attempt)
+        return self._answer(self.allowed)
+
+    def authorize(self, session: SessionView, topic: str, action: Action) -> bool | Awaitable[bool]:
+        """Answer for a topic."""
+        del session
+        return self._answer((action.name, topic) not in self.refused_topics)
+
+    def _answer(self, answer: bool) -> bool | Awaitable[bool]:  # noqa: FBT001
+        if self.error is not None:
+            raise self.error
+        return Later(answer) if self.waits else answer
+
+
+class Later:
+    """An answer that takes one wait."""
+
+    def __init__(self, answer: bool) -> None:  # noqa: FBT001
+        self.answer = answer
+
+    def __await__(self) -> Any:
+        yield "waiting"
+        return self.answer
+
+
+def finish(client: VirtualClient) -> None:
+    """Run what a connection is suspended on to its end, as the driver does."""
+    while (suspended := client.connection.suspended) is not None:
+        try:
+            while True:
+                suspended.send(None)
+        except StopIteration:
+            client.connection.resume(client.broker.now)
+            client.broker.settle()
+
+
+# -- CONNECT
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_session_present_tells_whether_there_was_a_session(version: int) -> None:
+    """[MQTT-3.2.2-2], [MQTT-3.2.2-3]: only for a session that was kept."""
+    broker = VirtualBroker()
+    keep = {"session_expiry_interval": 100} if version == 5 else {}
+    first = broker.connect("a", version, clean_start=False, properties=keep)
+    assert not first.connack.session_present
+    first.send(Disconnect())
+    second = broker.connect("a", version, clean_start=False, properties=keep)
+    assert second.connack.session_present
+    second.send(Disconnect())
+    third = broker.connect("a", version, clean_start=True)
+    assert not third.connack.session_present
+
+
+def test_a_client_without_identifier_gets_one() -> None:
+    """[MQTT-3.2.2-16]: and is told in MQTT 5."""
+    broker = VirtualBroker()
+    client = broker.connect("")
+    assert client.connack.properties["assigned_client_identifier"] == "assigned-1"
+    assert broker.connect("", 4).session.client_id == "assigned-2"
+
+
+def test_an_empty_identifier_without_clean_session_is_refused_in_mqtt_3_1_1() -> None:
+    """[MQTT-3.1.3-8]: return code 2, then the connection closes."""
+    client = VirtualClient(VirtualBroker(), 4)
+    client.send(Connect(client_id="", protocol_version=4, clean_start=False))
+    assert client.take(ConnAck).reason_code == ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
+    assert client.is_lost
+
+
+def test_the_same_identifier_takes_the_session_over() -> None:
+    """[MQTT-3.1.4-3]: the old connection is told and closed, the session goes on."""
+    broker = VirtualBroker()
+    old = broker.connect("a", clean_start=False, properties={"session_expiry_interval": 100})
+    old.subscribe("t", 1)
+    new = broker.connect("a", clean_start=False, properties={"session_expiry_interval": 100})
+    assert old.take(Disconnect).reason_code == ReasonCode.SESSION_TAKEN_OVER
+    assert old.is_lost
+    assert new.connack.session_present
+    old.connection.connection_lost(broker.now)
+    assert new.session.connection is new.connection
+    broker.connect("p").publish("t", b"x", qos=1)
+    assert new.payloads() == [b"x"]
+
+
+def test_a_second_connect_is_a_protocol_error() -> None:
+    """[MQTT-3.1.0-2]."""
+    client = VirtualBroker().connect()
+    client.send(Connect(client_id="c", protocol_version=5))
+    assert client.take(Disconnect).reason_code == ReasonCode.PROTOCOL_ERROR
+    assert client.is_lost
+
+
+def test_the_first_packet_must_be_connect() -> None:
+    """[MQTT-3.1.0-1]: and nothing is answered to what cannot be a client."""
+    client = VirtualClient(VirtualBroker(), 4)
+    client.send(PingReq())
+    assert client.inbox == []
+    assert client.is_lost
+
+
+def test_an_authentication_method_is_refused() -> None:
+    """[MQTT-4.12.0-1]: there is none to choose from yet."""
+    client = VirtualClient(VirtualBroker())
+    client.send(Connect(client_id="c", properties={"authentication_method": "SCRAM"}))
+    assert client.take(ConnAck).reason_code == ReasonCode.BAD_AUTHENTICATION_METHOD
+    assert client.is_lost
+
+
+def test_auth_without_a_method_is_a_protocol_error() -> None:
+    """[MQTT-4.12.1-1]."""
+    client = VirtualBroker().connect()
+    client.send(Auth(ReasonCode.REAUTHENTICATE, {"authentication_method": "x"}))
+    assert client.take(Disconnect).reason_code == ReasonCode.PROTOCOL_ERROR
+
+
+def test_packets_that_only_servers_send_are_protocol_errors() -> None:
+    """A client has no business with SUBACK."""
+    client = VirtualBroker().connect()
+    client.send(SubAck(1, (0,)))
+    assert client.take(Disconnect).reason_code == ReasonCode.PROTOCOL_ERROR
+
+
+def test_connack_says_what_the_broker_allows() -> None:
+    """MQTT 5.0, 3.2.2.3: what a client may send, and what was changed of its wishes."""
+    broker = VirtualBroker(
+        Limits(receive_maximum=7, maximum_packet_size=5000, maximum_keep_alive=30),
+        session_expiry_limit=60.0,
+    )
+    client = broker.connect("a", keep_alive=100, properties={"session_expiry_interval": 100})
+    properties = client.connack.properties
+    assert properties["receive_maximum"] == 7
+    assert properties["maximum_packet_size"] == 5000
+    assert properties["server_keep_alive"] == 30
+    assert properties["session_expiry_interval"] == 60
+    assert properties["shared_subscription_available"] == 0
+    modest = broker.connect("b", keep_alive=10, properties={"session_expiry_interval": 50})
+    assert "server_keep_alive" not in modest.connack.properties
+    assert "session_expiry_interval" not in modest.connack.properties
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_authentication_decides_who_connects(*, waits: bool) -> None:
+    """At once or after a wait; what comes meanwhile is handled afterwards, in order."""
+    access = Access(waits=waits)
+    broker = VirtualBroker(access=access)
+    client = VirtualClient(broker)
+    client.send(
+        Connect(client_id="a", username="u", password=b"p"),
+        Subscribe(1, (Subscription("t", 1),)),
+        Publish("t", b"x"),
+    )
+    finish(client)
+    assert client.take(ConnAck).reason_code == 0
+    assert client.take(SubAck).reason_codes == (1,)
+    assert client.payloads() == [b"x"]
+    assert (access.attempts[0].username, access.attempts[0].password) == ("u", b"p")
+    access.allowed = False
+    refused = VirtualClient(broker)
+    refused.send(Connect(client_id="b"), PingReq())
+    finish(refused)
+    assert refused.take(ConnAck).reason_code == ReasonCode.NOT_AUTHORIZED
+    assert refused.inbox == []
+    assert refused.is_lost
+    assert broker.core.sessions.get("b") is None
+
+
+def test_a_connection_that_waits_is_not_read_from() -> None:
+    """While access control takes its time, TCP holds the client back."""
+    broker = VirtualBroker(access=Access(waits=True))
+    client = VirtualClient(broker)
+    client.send(Connect(client_id="a"))
+    assert not client.is_reading
+    client.send(PingReq())
+    assert client.inbox == []
+    finish(client)
+    assert client.is_reading
+    assert [type(packet) for packet in client.inbox] == [ConnAck, PingResp]
+
+
+def test_authentication_that_raises_lets_nobody_in() -> None:
+    """E3: a plugin's fault refuses, and is counted."""
+    access = Access()
+    access.error = ZeroDivisionError()
+    broker = VirtualBroker(access=access)
+    client = VirtualClient(broker, 4)
+    client.send(Connect(client_id="a", protocol_version=4))
+    assert client.take(ConnAck).reason_code == ReasonCode.NOT_AUTHORIZED
+    assert sum(broker.core.counters.extension_errors.values()) == 1
+
+
+def test_a_client_that_leaves_while_it_is_authenticated_has_no_session() -> None:
+    """The answer comes too late."""
+    broker = VirtualBroker(access=Access(waits=True))
+    client = VirtualClient(broker)
+    client.send(Connect(client_id="a"))
+    client.lose()
+    finish(client)
+    assert len(broker.core.sessions) == 0
+
+
+# -- SUBSCRIBE, UNSUBSCRIBE
+
+
+def test_each_filter_has_its_reason_code() -> None:
+    """[MQTT-3.8.4-6]: one code for each filter, in order."""
+    client = VirtualBroker().connect("a")
+    client.send(Subscribe(5, (Subscription("a/+", 2), Subscription("b", 0))))
+    suback = client.take(SubAck)
+    assert suback.packet_id == 5
+    assert suback.reason_codes == (2, 0)
+    assert sorted(client.session.subscriptions) == ["a/+", "b"]
+
+
+def test_a_filter_that_breaks_the_rules_closes_the_connection() -> None:
+    """[MQTT-4.7.1-1]: such a packet is malformed; nothing of it is subscribed."""
+    broker = VirtualBroker()
+    client = broker.connect("a")
+    client.send_bytes(bytes.fromhex("820d0005000001620000 05612f232f6200".replace(" ", "")))
+    assert client.take(Disconnect).reason_code == ReasonCode.MALFORMED_PACKET
+    assert broker.core.tree.n_subscriptions == 0
+
+
+@pytest.mark.parametrize(
+    ("connect", "version", "answer"),
+    [
+        ("100c00044d51545403020000000000", 4, ReasonCode.UNSUPPORTED_PROTOCOL_VERSION),
+        ("100c00044d51545409020000000000", 5, ReasonCode.UNSUPPORTED_PROTOCOL_VERSION),
+        ("100e00044d5154540502003c00000063", 5, ReasonCode.MALFORMED_PACKET),
+        ("100400044d51", 4, None),
+    ],
+)
+def test_a_connect_that_cannot_be_taken_is_answered_in_its_version(
+    connect: str, version: int, answer: int | None
+) -> None:
+    """[MQTT-3.1.2-2]: a version we do not speak, and a CONNECT that cannot be read."""
+    broker = VirtualBroker()
+    client = VirtualClient(broker, version)
+    client.send_bytes(bytes.fromhex(connect))
+    codes = [packet.reason_code for packet in client.take_all(ConnAck)]
+    assert codes == ([answer] if answer is not None else [])
+    assert client.is_lost
+
+
+def test_shared_subscriptions_are_refused() -> None:
+    """CONNACK has said so: Shared Subscription Available is 0."""
+    client = VirtualBroker().connect()
+    assert client.subscribe("$share/g/t") == ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_access_control_decides_on_each_filter(*, waits: bool) -> None:
+    """What is refused is not subscribed, in the words of the version."""
+    access = Access(waits=waits)
+    access.refused_topics.add(("subscribe", "secret"))
+    broker = VirtualBroker(access=access)
+    for version, code in ((5, ReasonCode.NOT_AUTHORIZED), (4, 0x80)):
+        client = VirtualClient(broker, version)
+        client.send(
+            Connect(client_id=f"v{version}", protocol_version=version),
+            Subscribe(1, (Subscription("secret"), Subscription("open", 1))),
+        )
+        finish(client)
+        client.take(ConnAck)
+        assert client.take(SubAck).reason_codes == (code, 1)
+        assert list(client.session.subscriptions) == ["open"]
+
+
+def test_a_client_that_leaves_while_it_subscribes_leaves_nothing_behind() -> None:
+    """The session has ended; the answer must not put a subscription into the tree."""
+    access = Access(waits=True)
+    broker = VirtualBroker(access=access)
+    client = VirtualClient(broker)
+    client.send(Connect(client_id="a"))
+    finish(client)
+    client.send(Subscribe(1, (Subscription("t"),)))
+    client.lose()
+    finish(client)
+    assert broker.core.tree.n_subscriptions == 0
+
+
+@pytest.mark.parametrize(
+    ("handling", "is_new", "expected"),
+    [(0, True, 1), (0, False, 1), (1, True, 1), (1, False, 0), (2, True, 0), (2, False, 0)],
+)
+def test_retain_handling(*, handling: int, is_new: bool, expected: int) -> None:
+    """[MQTT-3.3.1-9], [MQTT-3.3.1-10], [MQTT-3.3.1-11]."""
+    broker = VirtualBroker()
+    broker.connect("p").publish("t", b"kept", qos=1, retain=True)
+    client = broker.connect("s")
+    if not is_new:
+        client.subscribe("t", 1)
+        client.acknowledge()
+    client.subscribe("t", 1, retain_handling=handling)
+    publishes = client.take_all(Publish)
+    assert len(publishes) == expected
+    assert all(packet.retain for packet in publishes)
+
+
+def test_the_retain_flag_is_cleared_unless_asked_for() -> None:
+    """[MQTT-3.3.1-12], [MQTT-3.3.1-13]."""
+    broker = VirtualBroker()
+    plain, faithful = broker.connect("plain"), broker.connect("faithful")
+    plain.subscribe("t")
+    faithful.subscribe("t", retain_as_published=True)
+    publisher = broker.connect("p")
+    publisher.publish("t", b"r", retain=True)
+    publisher.publish("t", b"n")
+    assert [p.retain for p in plain.take_all(Publish)] == [False, False]
+    assert [p.retain for p in faithful.take_all(Publish)] == [True, False]
+
+
+def test_retained_messages_of_ones_own_stay_away_with_no_local() -> None:
+    """[MQTT-3.8.3-3] holds for retained messages too."""
+    client = VirtualBroker().connect()
+    client.publish("t", b"x", retain=True)
+    client.subscribe("t", no_local=True)
+    assert client.payloads() == []
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_unsubscribe_answers_for_each_filter(version: int) -> None:
+    """[MQTT-3.11.3-1]; MQTT 3.1.1 sends no codes."""
+    broker = VirtualBroker()
+    client = broker.connect("a", version)
+    client.subscribe("t")
+    client.send(Unsubscribe(9, ("t", "never")))
+    answer = client.take(UnsubAck)
+    assert answer.packet_id == 9
+    expected = (0, ReasonCode.NO_SUBSCRIPTION_EXISTED) if version == 5 else ()
+    assert answer.reason_codes == expected
+    broker.connect("p").publish("t", b"x")
+    assert client.payloads() == []
+    assert broker.core.tree.n_subscriptions == 0
+
+
+def test_events_tell_what_clients_do() -> None:
+    """Connected, subscribed, unsubscribed, disconnected; retained set and cleared."""
+    told: list[str] = []
+
+    def note(event: Any) -> None:
+        told.append(type(event).__name__)
+
+    notes = (note,)
+    broker = VirtualBroker(
+        listeners=Listeners(
+            client_connected=notes,
+            client_disconnected=notes,
+            client_subscribed=notes,
+            client_unsubscribed=notes,
+            message_retained=notes,
+        )
+    )
+    client = broker.connect()
+    client.subscribe("t")
+    client.publish("t", b"x", retain=True)
+    client.send(Unsubscribe(1, ("t", "never")))
+    client.send(Disconnect())
+    assert told == [
+        "ClientConnected",
+        "ClientSubscribed",
+        "MessageRetained",
+        "ClientUnsubscribed",
+        "ClientDisconnected",
+    ]
+
+
+# -- acknowledgements
+
+
+def test_qos1_is_delivered_when_it_is_acknowledged() -> None:
+    """Until the PUBACK it is inflight, then it is booked as delivered."""
+    broker = VirtualBroker()
+    client = broker.connect("s")
+    client.subscribe("t", 1)
+    broker.connect("p").publish("t", b"x", qos=1)
+    session = client.session
+    assert (len(session.inflight), session.ledger.delivered) == (1, 0)
+    client.acknowledge()
+    assert (len(session.inflight), session.ledger.delivered) == (0, 1)
+    session.check_invariants()
+
+
+def test_a_puback_that_refuses_drops_the_message() -> None:
+    """A reason code of 0x80 or above ends the delivery, and is counted."""
+    broker = VirtualBroker()
+    client = broker.connect("s")
+    client.subscribe("t", 1)
+    broker.connect("p").publish("t", b"x", qos=1)
+    packet_id = client.take(Publish).packet_id
+    client.send(PubAck(packet_id, ReasonCode.QUOTA_EXCEEDED))
+    assert client.session.ledger.dropped == {"refused": 1}
+    client.session.check_invariants()
+
+
+def test_qos2_to_a_subscriber_takes_both_handshakes() -> None:
+    """[MQTT-4.3.3]: PUBLISH, PUBREC, PUBREL, PUBCOMP; a PUBREC that comes twice is answered."""
+    broker = VirtualBroker()
+    client = broker.connect("s")
+    client.subscribe("t", 2)
+    broker.connect("p").publish("t", b"x", qos=2)
+    packet_id = client.take(Publish).packet_id
+    client.send(PubRec(packet_id))
+    client.send(PubRec(packet_id))
+    assert [p.packet_id for p in client.take_all(PubRel)] == [packet_id, packet_id]
+    assert client.session.ledger.delivered == 0
+    client.send(PubComp(packet_id))
+    assert client.session.ledger.delivered == 1
+    client.session.check_invariants()
+
+
+def test_a_pubrec_that_refuses_ends_the_delivery() -> None:
+    """[MQTT-4.3.3-4] ends with a reason code of 0x80 or above."""
+    broker = VirtualBroker()
+    client = broker.connect("s")
+    client.subscribe("t", 2)
+    broker.connect("p").publish("t", b"x", qos=2)
+    client.send(PubRec(client.take(Publish).packet_id, ReasonCode.UNSPECIFIED_ERROR))
+    assert client.inbox == []
+    assert client.session.ledger.dropped == {"refused": 1}
+    client.session.check_invariants()
+
+
+def test_acknowledgements_of_nothing_are_counted_and_answered() -> None:
+    """MQTT 5.0, 3.6.2.1 and 3.7.2.1: 0x92 for packet identifiers that nobody knows."""
+    broker = VirtualBroker()
+    client = broker.connect()
+    client.send(PubAck(7), PubRec(8), PubRel(9), PubComp(10))
+    assert client.take(PubRel).reason_code == ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+    assert client.take(PubComp).reason_code == ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+    assert broker.core.counters.unexpected_acknowledgements == 4
+    assert not client.is_lost
+
+
+# -- PINGREQ, DISCONNECT
+
+
+def test_pingreq_is_answered() -> None:
+    """[MQTT-3.12.4-1]."""
+    client = VirtualBroker().connect()
+    client.send(PingReq())
+    client.take(PingResp)
+
+
+@pytest.mark.parametrize(
+    ("reason_code", "expected"), [(0, []), (ReasonCode.DISCONNECT_WITH_WILL, [b"gone"])]
+)
+def test_a_disconnect_drops_the_will_unless_it_says_otherwise(
+    reason_code: int, expected: list[bytes]
+) -> None:
+    """[MQTT-3.14.4-3] and reason code 0x04."""
+    broker = VirtualBroker()
+    watcher = broker.connect("w")
+    watcher.subscribe("will")
+    client = broker.connect("a", will=Will("will", b"gone"))
+    client.send(Disconnect(reason_code))
+    assert client.is_lost
+    assert watcher.payloads() == expected
+
+
+def test_disconnect_may_change_the_session_expiry() -> None:
+    """MQTT 5.0, 3.14.2.2.2: longer or shorter, but not from 0."""
+    broker = VirtualBroker()
+    client = broker.connect("a", properties={"session_expiry_interval": 10})
+    client.send(Disconnect(0, {"session_expiry_interval": 100}))
+    broker.advance(99)
+    assert broker.core.sessions.get("a") is not None
+    broker.advance(2)
+    assert broker.core.sessions.get("a") is None
+    client = broker.connect("b")
+    client.send(Disconnect(0, {"session_expiry_interval": 100}))
+    assert client.take(Disconnect).reason_code == ReasonCode.PROTOCOL_ERROR
