@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from amqtt.adapters import BufferReader
+from amqtt.mqtt import packet_dict
+from amqtt.mqtt.packet import MQTTPacket
+from amqtt.mqtt.publish import PublishPacket
+from amqtt.session import IncomingApplicationMessage
+
+from broker.amqtt_host.packets import HostedMessage, packet_view, retained_view
+from broker.amqtt_host.sessions import HostedSession
+from broker.message import Message
+from broker.mqtt.packets import (
+    Auth,
+    ConnAck,
+    Connect,
+    Disconnect,
+    Packet,
+    PingReq,
+    PingResp,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    SubAck,
+    Subscribe,
+    Subscription,
+    UnsubAck,
+    Unsubscribe,
+    Will,
+)
+from broker.mqtt.writer import write_packet
+
+PACKETS: list[Packet] = [
+    Connect("c", 4, username="u", password=b"p", will=Will("w", b"x", qos=1)),
+    ConnAck(session_present=True),
+    Publish("a/b", b"payload"),
+    Publish("a/b", b"payload", qos=1, retain=True, dup=True, packet_id=5),
+    Publish("t", b"x" * 20_000),
+    PubAck(1),
+    PubRec(2),
+    PubRel(3),
+    PubComp(4),
+    Subscribe(5, (Subscription("a/#", 1), Subscription("b", 2))),
+    SubAck(5, (1, 0x80)),
+    Unsubscribe(6, ("a/#", "b")),
+    UnsubAck(6),
+    PingReq(),
+    PingResp(),
+    Disconnect(),
+]
+
+
+def view_of(frame: bytes, version: int | None = 4) -> Any:
+    """Return the view of one whole packet."""
+    return packet_view(frame[0], len(frame), (frame,), version)
+
+
+def _values(part: Any) -> dict[str, Any]:
+    """Return what a part of aMQTT's packets holds."""
+    return {name: getattr(part, name) for name in getattr(part, "__slots__", ())}
+
+
+@pytest.mark.parametrize("packet", PACKETS, ids=lambda packet: type(packet).__name__)
+async def test_view_shows_what_amqtt_would_have_decoded(packet: Packet) -> None:
+    """Each packet of MQTT 3.1.1 has aMQTT's class, flags, headers and payload."""
+    frame = write_packet(packet, 4)
+    amqtt_class = packet_dict[frame[0] >> 4]
+    theirs: Any = await amqtt_class.from_stream(BufferReader(frame))
+    ours = view_of(frame)
+    assert isinstance(ours, amqtt_class)
+    assert repr(ours.fixed_header) == repr(theirs.fixed_header)
+    for part in ("variable_header", "payload"):
+        assert type(getattr(ours, part)) is type(getattr(theirs, part))
+        assert _values(getattr(ours, part)) == _values(getattr(theirs, part))
+    assert ours.bytes_length == len(frame) == theirs.bytes_length
+    assert ours.to_bytes() == frame
+
+
+def test_size_and_type_need_no_decoding() -> None:
+    """What aMQTT's `$SYS` plugin reads of a packet is known without looking into it."""
+    view: Any = packet_view(0x31, 1_000_000, (b"\x31no packet",), 4)
+    assert view.bytes_length == 1_000_000
+    assert view.fixed_header.packet_type == 3
+    assert view.retain_flag
+    assert view
+
+
+@pytest.mark.parametrize(
+    "size_bytes", [2, 129, 131, 16_386, 16_388, 2_097_155, 2_097_157, 268_435_460]
+)
+def test_remaining_length_follows_from_the_size(size_bytes: int) -> None:
+    """The fixed header's length is right on both sides of each step of its encoding."""
+    header = packet_view(0x30, size_bytes, (b"",), 4)
+    length: int = header.fixed_header.remaining_length
+    n_bytes = 1 if length < 128 else 2 if length < 16_384 else 3 if length < 2_097_152 else 4
+    assert 1 + n_bytes + length == size_bytes
+
+
+def test_publish_answers_by_its_parts() -> None:
+    """A plugin reads topic, data, QoS and packet identifier as of aMQTT's own packet."""
+    view = view_of(write_packet(PACKETS[3], 4))
+    assert (view.topic_name, view.data, view.packet_id) == ("a/b", b"payload", 5)
+    assert (view.qos, view.retain_flag, view.dup_flag) == (1, True, True)
+
+
+def test_packet_in_pieces_is_put_together() -> None:
+    """Header and payload that were written apart, or a view of a buffer, make one packet."""
+    frame = write_packet(PACKETS[2], 4)
+    buffer = bytearray(frame)
+    chunks = (memoryview(buffer)[:4], memoryview(buffer)[4:])
+    view: Any = packet_view(frame[0], len(frame), chunks, 4)
+    buffer[:] = bytes(len(buffer))  # what was lent is gone after the call
+    assert view.data == b"payload"
+
+
+@pytest.mark.parametrize(
+    ("packet", "expected"),
+    [
+        (Publish("t", b"p", qos=1, packet_id=9, properties={"user_property": [("a", "b")]}), "t"),
+        (Connect("c", 5, username="u", properties={"session_expiry_interval": 9}), "c"),
+        (Connect("c", 5, password=b"alone"), "c"),
+        (Subscribe(1, (Subscription("f", 1, no_local=True, retain_handling=2),)), "f"),
+        (SubAck(1, (2, 0x87)), "128"),
+        (UnsubAck(3, (0, 0x11)), "3"),
+        (PubAck(4, 0x10, {"reason_string": "nobody"}), "4"),
+        (ConnAck(session_present=False, reason_code=0x87), "0x5"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_mqtt_5_shows_what_3_1_1_has_of_it(packet: Packet, expected: str) -> None:
+    """A packet of MQTT 5 is shown without its properties, options and reason codes."""
+    frame = write_packet(packet, 5)
+    view = view_of(frame, 5)
+    assert expected in f"{view.variable_header} {view.payload}"
+    assert view.bytes_length == len(frame)
+
+
+def test_connack_before_the_session_is_told_by_its_size() -> None:
+    """A CONNACK that refuses comes without a session; both versions are shown."""
+    for version in (4, 5):
+        frame = write_packet(ConnAck(session_present=False, reason_code=0x87), version)
+        assert view_of(frame, None).variable_header.return_code == 5
+
+
+def test_packet_that_mqtt_3_1_1_lacks_shows_its_fixed_header() -> None:
+    """AUTH has no class in aMQTT; what is malformed has no parts."""
+    auth = view_of(write_packet(Auth(0x18), 5), 5)
+    assert isinstance(auth, MQTTPacket)
+    assert auth.fixed_header.packet_type == 15
+    assert auth.payload is None
+    malformed = view_of(b"\x30\x05\xff\xffabc")
+    assert malformed.variable_header is None
+    assert "PublishPacket" in repr(malformed)
+
+
+def test_message_shows_what_was_published() -> None:
+    """A plugin reads topic, data, QoS and RETAIN of a message as of aMQTT's own."""
+    view = HostedMessage(Message("t", b"payload", qos=1, retain=True))
+    assert isinstance(view, IncomingApplicationMessage)
+    assert (view.topic, view.data, view.qos, view.retain) == ("t", b"payload", 1, True)
+    assert isinstance(view.publish_packet, PublishPacket)
+    assert view.publish_packet is view.publish_packet
+    assert view.publish_packet.retain_flag
+    assert view.publish_packet.data == b"payload"
+    assert view.puback_packet is None
+
+
+def test_payload_is_read_once_and_only_when_asked_for() -> None:
+    """A spilled payload is not read for a plugin that looks at the topic alone."""
+
+    class Stored:
+        n_reads = 0
+
+        def __len__(self) -> int:
+            return 3
+
+        def read(self) -> bytes:
+            self.n_reads += 1
+            return b"abc"
+
+    stored = Stored()
+    view = HostedMessage(Message("t", stored))
+    assert view.topic == "t"
+    assert stored.n_reads == 0
+    assert view.data + view.data == b"abcabc"
+    assert stored.n_reads == 1
+
+
+def test_retained_message_has_its_source() -> None:
+    """A retained message names who published it; one that clears has no data."""
+    source = HostedSession("c")
+    retained = retained_view(Message("t", b"x", qos=1, retain=True), source)
+    assert retained.source_session is source
+    assert (retained.topic, retained.data, retained.qos) == ("t", b"x", 1)
+    assert not retained_view(Message("t", b"", retain=True), None).data
