@@ -123,7 +123,12 @@ class LocalEngine:
                 taken = await self._take_again(key, again, max_bytes)
             missing = n_max - len(taken)
             if missing and waiting.must_read(missing, self._store.usage[key].next):
-                await self._read_ahead(key, waiting)
+                try:
+                    await self._read_ahead(key, waiting)
+                except BaseException:
+                    for _, lease in taken:
+                        waiting.leases.release(lease.offset, lease.lease_id)
+                    raise
             now = self._clock()
             left = max_bytes - sum(len(message.payload) for message, _ in taken)
             for message in waiting.take_ready(missing, left):

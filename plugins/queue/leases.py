@@ -18,7 +18,7 @@ class Lease:
         offset: of the message in its physical queue.
         segment: first offset of the segment that holds it.
         segment_count: messages that the segment held when it was written.
-        lease_id: names the newest receive; 0 when that one was given back.
+        lease_id: names the newest receive; None when that one was given back.
         receive_count: how often it was received.
         expires_at: monotonic seconds at which it becomes visible; None when it is visible.
     """
@@ -36,7 +36,7 @@ class Lease:
         self.offset = offset
         self.segment = segment
         self.segment_count = segment_count
-        self.lease_id = 0
+        self.lease_id: int | None = None
         self.receive_count = 0
         self.expires_at: float | None = None
 
@@ -102,12 +102,12 @@ class LeaseTable:
         self._leases[lease.offset] = lease
         self._show(lease)
 
-    def release(self, offset: int, lease_id: int) -> None:
+    def release(self, offset: int, lease_id: int | None) -> None:
         """Undo a receive whose client never got the message."""
         lease = self._leases.get(offset)
         if lease is not None and lease.lease_id == lease_id and lease.expires_at is not None:
             lease.receive_count -= 1
-            lease.lease_id = 0
+            lease.lease_id = None
             self._show(lease)
 
     def delete(self, offset: int, lease_id: int) -> Lease | None:
