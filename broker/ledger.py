@@ -14,15 +14,27 @@ class Ledger:
         delivered: QoS 0: handed to the connection; QoS 1 and 2: acknowledged.
         expired: left because their Message Expiry Interval had passed.
         dropped: left for another reason, by its name; see `DROP_REASONS`.
+        withheld_total: messages that the gate has refused at least once; no place of its own
+            in the sum, as each of them is in another.
+        released_total: those of them that left through the gate.
     """
 
-    __slots__ = ("delivered", "dropped", "expired", "matched")
+    __slots__ = (
+        "delivered",
+        "dropped",
+        "expired",
+        "matched",
+        "released_total",
+        "withheld_total",
+    )
 
     def __init__(self) -> None:
         self.matched = 0
         self.delivered = 0
         self.expired = 0
         self.dropped: dict[str, int] = {}
+        self.withheld_total = 0
+        self.released_total = 0
 
     def drop(self, reason: str, n_messages: int = 1) -> None:
         """Count messages as dropped.
@@ -39,6 +51,8 @@ class Ledger:
         self.matched += other.matched
         self.delivered += other.delivered
         self.expired += other.expired
+        self.withheld_total += other.withheld_total
+        self.released_total += other.released_total
         for reason, n_messages in other.dropped.items():
             self.drop(reason, n_messages)
 

@@ -107,8 +107,6 @@ class Outbox:
         n_bytes: payload bytes that wait.
         look_again_at: monotonic seconds at which the gate wants to be asked again, or None.
         last_verdict: the gate's newest answer, or None before the first.
-        withheld_messages_total: messages that the gate has refused at least once.
-        released_messages_total: those of them that left through the gate.
         gate_errors_total: times the gate raised.
     """
 
@@ -131,8 +129,6 @@ class Outbox:
         "look_again_at",
         "n_bytes",
         "n_messages",
-        "released_messages_total",
-        "withheld_messages_total",
     )
 
     def __init__(
@@ -149,7 +145,7 @@ class Outbox:
 
         Args:
             link: the subscriber's path, passed to the gate.
-            ledger: expired and dropped messages are counted in it.
+            ledger: what expired, was dropped, withheld or released is counted in it.
             max_messages: limit of waiting messages.
             max_bytes: limit of waiting payload bytes.
             gate: asked about large messages.
@@ -172,8 +168,6 @@ class Outbox:
         self.n_bytes = 0
         self.look_again_at: float | None = None
         self.last_verdict: Verdict | None = None
-        self.withheld_messages_total = 0
-        self.released_messages_total = 0
         self.gate_errors_total = 0
 
     @property
@@ -296,11 +290,11 @@ class Outbox:
         if verdict.deliver:
             self.look_again_at = None
             if large.withheld_since is not None:
-                self.released_messages_total += 1
+                self._ledger.released_total += 1
             return True
         if large.withheld_since is None:
             large.withheld_since = now
-            self.withheld_messages_total += 1
+            self._ledger.withheld_total += 1
         self.look_again_at = verdict.look_again_at
         if expires_at is not None:
             self.look_again_at = min(expires_at, verdict.look_again_at or expires_at)

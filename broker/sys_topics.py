@@ -83,6 +83,8 @@ class SysTopics:
         yield root + "expired", str(ledger.expired)
         for reason, n_messages in sorted(ledger.dropped.items()):
             yield root + f"dropped/{reason}", str(n_messages)
+        yield "penstock/withholding/withheld_total", str(ledger.withheld_total)
+        yield "penstock/withholding/released_total", str(ledger.released_total)
         for sink in core.sinks:
             root = f"penstock/ledger/sinks/{sink.name}/"
             yield root + "matched", str(sink.counts.matched)
