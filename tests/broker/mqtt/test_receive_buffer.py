@@ -142,6 +142,8 @@ def test_frame_of_the_largest_size_is_taken() -> None:
     """The limit is on the whole packet, and is itself allowed."""
     buffer = ReceiveBuffer(len(LARGE))
     assert [first for first, _ in buffer.frames(buffer.receive_data(LARGE))] == [0x30]
+    assert list(buffer.frames(buffer.receive_data(LARGE[:10]))) == []
+    assert buffer.receive_data(LARGE[10:]) == LARGE
 
 
 def test_frame_too_large_is_refused_when_it_is_announced() -> None:

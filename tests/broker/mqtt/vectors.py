@@ -239,6 +239,12 @@ VECTORS = [
     ),
     Vector("AUTH 5, short", 5, Auth(), "f0 00"),
     Vector(
+        "AUTH 5, success with its method",
+        5,
+        Auth(0, {"authentication_method": "M"}),
+        "f0 06 00 04 15 0001 4d",
+    ),
+    Vector(
         "AUTH 5, continue",
         5,
         Auth(0x18, {"authentication_method": "M", "authentication_data": b""}),
