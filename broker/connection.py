@@ -146,7 +146,10 @@ class Connection(Sender):
         return not (
             self.suspended is not None
             or self.throttle.is_blocked
-            or len(self.receipts) >= self._receive_maximum
+            or (
+                len(self.receipts) >= self._receive_maximum
+                and self.version != ProtocolVersion.MQTT_5
+            )
         )
 
     # -- receiving ------------------------------------------------------------------------
@@ -284,6 +287,8 @@ class Connection(Sender):
             ProtocolError: receive maximum exceeded.
         """
         if self.version != ProtocolVersion.MQTT_5:
+            if not self.wants_reading:
+                self.core.touch(self)
             return
         n_messages = len(self.session.incoming)
         n_messages += sum(1 for receipt in self.receipts if receipt.qos == 1)
