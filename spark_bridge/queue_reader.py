@@ -82,11 +82,21 @@ class QueueReader:
     def commit(self, end: Position) -> None:
         """Let the queue delete everything before ``end``; may be repeated.
 
+        Where losses are allowed, a physical queue that is gone or was created anew since is left
+        as it is: what it holds now was not read.
+
         Raises:
             QueueUnavailableError: no answer for ``retry_seconds``. Nothing is lost then: the next
                 commit covers this one.
         """
         following = dict(end.following)
+        if not self.options.fail_on_data_loss:
+            held = self.held()
+            following = {
+                number: offset
+                for number, offset in following.items()
+                if number in held and offset <= held[number][1]
+            }
         self._patiently(lambda: self._client.commit(self.options.queue, following))
 
     def record_batches(self, wanted: Range) -> Iterator[pa.RecordBatch]:

@@ -169,6 +169,14 @@ def test_commit_deletes_below_the_position() -> None:
     assert queue.earliest == {0: 1, 1: 0}
 
 
+def test_commit_leaves_what_was_created_anew() -> None:
+    """A loss that is allowed does not cause another: unread messages are not deleted."""
+    queue = MemoryQueue()
+    queue.put(0, b"a", b"b")
+    reader(queue, LENIENT)[0].commit(Position("telemetry", {0: 5, 1: 0, 7: 3}))
+    assert queue.earliest == {0: 0, 1: 0}
+
+
 def test_a_reader_travels_to_executors() -> None:
     """Spark pickles it with the function that a task runs."""
     assert pickle.loads(pickle.dumps(QueueReader(OPTIONS))).options == OPTIONS  # noqa: S301 - made in this line

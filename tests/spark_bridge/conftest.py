@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from plugins.queue.client import QueueClient
+from spark_bridge.java import find_java
+from spark_bridge.session import build_session, class_archive_path, java_options
+from tests.helpers.gateway import running_gateway
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Return one Spark for all tests; its start is what costs."""
+    archive = class_archive_path(find_java(os.environ), os.environ)
+    session = build_session(
+        java_settings=java_options(short_run=True, archive=archive),
+        log_file=tmp_path_factory.mktemp("spark") / "spark.log",
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[QueueClient]:
+    """Return a client of a gateway whose queue "telemetry" has two physical queues."""
+    with running_gateway(tmp_path) as client:
+        yield client
