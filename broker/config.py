@@ -44,7 +44,9 @@ DEFAULT_SYS_INTERVAL = 10.0
 
 T = TypeVar("T")
 
-_MAX_PACKET_SIZE = 5 + MAX_REMAINING_LENGTH
+# Five bytes short of the longest packet there is: clients such as paho take a larger Maximum
+# Packet Size for a protocol error.
+_MAX_PACKET_SIZE = MAX_REMAINING_LENGTH
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
@@ -56,9 +58,9 @@ class Limits:
     """What one client may take of the broker; the keys under `limits`.
 
     Attributes:
-        maximum_packet_size: bytes of the largest packet a client may send. The format's own
-            limit by default: what aMQTT carried passes here too, and what a packet costs is
-            bounded by what its sender has really sent.
+        maximum_packet_size: bytes of the largest packet a client may send. As much as the
+            format has by default: what aMQTT carried passes here too, and what a packet costs
+            is bounded by what its sender has really sent.
         receive_maximum: QoS 1 and 2 messages that an MQTT 5 client may have unacknowledged
             towards the broker. Enough that a sink which commits in groups is kept busy by
             one publisher.

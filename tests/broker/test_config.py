@@ -150,6 +150,7 @@ def test_limits_take_the_place_of_defaults() -> None:
         ("limits: {queued_bytes: big}", "limits.queued_bytes", "'big'", "a valid integer"),
         ("limits: {queued_bytes: true}", "limits.queued_bytes", "True", "a valid integer"),
         ("limits: {queued_bytes: 0}", "limits.queued_bytes", "0", "greater than or equal to 1"),
+        ("limits: {maximum_packet_size: 268435456}", "limits.maximum_packet_size", "2", "less"),
         ("limits: 3", "limits", "3", "a mapping"),
         ("limits: {write_low_bytes: 9, write_high_bytes: 9}", "limits", "9", "less than"),
         ("listeners: {default: {type: ws}}", "listeners.default.type", "ws", "tcp"),
