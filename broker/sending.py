@@ -175,78 +175,74 @@ class Sender:
 
     def send_qos0(
         self, message: Message, *, retain: bool, subscription_ids: tuple[int, ...], now: float
-    ) -> bool:
-        """Put a QoS 0 PUBLISH into `out`; return False where the client takes none so large."""
+    ) -> None:
+        """Send a QoS 0 message that need not wait, and book it."""
+        payload = self._read(message)
+        if payload is None:
+            return
         header = publish_header(
             message.topic_bytes,
             message.payload_bytes,
-            qos=0,
             retain=retain,
             properties=self._properties(message, subscription_ids, now),
             version=self.version,
         )
-        return self._put_publish(header, message.read_payload())
+        if self._put_publish(header, payload):
+            self.session.ledger.delivered += 1
 
     def send_delivery(self, delivery: Delivery, now: float) -> None:
         """Send what was taken from the outbox, and book it."""
         message = delivery.message
-        session = self.session
-        ledger = session.ledger
-        qos = delivery.qos
-        try:
-            payload = message.read_payload()
-        except OSError as error:
-            self.core.on_extension_error(type(self.core.payload_store).__name__, error)
-            ledger.drop("payload_lost")
+        if not delivery.qos:
+            self.send_qos0(
+                message,
+                retain=delivery.retain,
+                subscription_ids=delivery.subscription_ids,
+                now=now,
+            )
             return
-        packet_id = session.inflight.start(delivery) if qos else 0
-        header = publish_header(
-            message.topic_bytes,
-            message.payload_bytes,
-            qos=qos,
-            retain=delivery.retain,
-            packet_id=packet_id,
-            properties=self._properties(message, delivery.subscription_ids, now),
-            version=self.version,
-        )
-        if not self._put_publish(header, payload):
-            if qos:
-                session.inflight.finish(packet_id, qos)
-            ledger.drop("packet_too_large")
-        elif not qos:
-            ledger.delivered += 1
-        else:
+        payload = self._read(message)
+        if payload is None:
+            return
+        session = self.session
+        packet_id = session.inflight.start(delivery)
+        if self._put_publish(self._header(delivery, now, dup=False), payload):
             for sampler in self.core.samplers:
                 sampler.sent(session.link, packet_id, message.payload_bytes, now)
+        else:
+            session.inflight.finish(packet_id, delivery.qos)
 
     def _send_again(self, delivery: Delivery, now: float) -> None:
         """Repeat what the last connection left unacknowledged [MQTT-4.4.0-1]."""
-        session = self.session
-        packet_id = delivery.packet_id
-        if session.inflight.is_released(packet_id):
-            self.send_packet(PubRel(packet_id))
+        inflight = self.session.inflight
+        if inflight.is_released(delivery.packet_id):
+            self.send_packet(PubRel(delivery.packet_id))
             return
-        message = delivery.message
+        payload = self._read(delivery.message)
+        if payload is None or not self._put_publish(self._header(delivery, now, dup=True), payload):
+            inflight.finish(delivery.packet_id, delivery.qos)
+
+    def _read(self, message: Message) -> bytes | None:
+        """Return a payload; None, booked as dropped, where its store cannot read it back."""
         try:
-            payload = message.read_payload()
+            return message.read_payload()
         except OSError as error:
             self.core.on_extension_error(type(self.core.payload_store).__name__, error)
-            session.inflight.finish(packet_id, delivery.qos)
-            session.ledger.drop("payload_lost")
-            return
-        header = publish_header(
+            self.session.ledger.drop("payload_lost")
+            return None
+
+    def _header(self, delivery: Delivery, now: float, *, dup: bool) -> bytes:
+        message = delivery.message
+        return publish_header(
             message.topic_bytes,
             message.payload_bytes,
             qos=delivery.qos,
             retain=delivery.retain,
-            dup=True,
-            packet_id=packet_id,
+            dup=dup,
+            packet_id=delivery.packet_id,
             properties=self._properties(message, delivery.subscription_ids, now),
             version=self.version,
         )
-        if not self._put_publish(header, payload):
-            session.inflight.finish(packet_id, delivery.qos)
-            session.ledger.drop("packet_too_large")
 
     def _properties(
         self, message: Message, subscription_ids: tuple[int, ...], now: float
@@ -264,8 +260,9 @@ class Sender:
         return properties
 
     def _put_publish(self, header: bytes, payload: bytes) -> bool:
-        size = len(header) + len(payload)
-        if size > self.send_maximum:  # [MQTT-3.1.2-24]
+        """Put a PUBLISH into `out`, or book it as dropped [MQTT-3.1.2-24] and return False."""
+        if len(header) + len(payload) > self.send_maximum:
+            self.session.ledger.drop("packet_too_large")
             return False
         self.core.counters.publish_sent += 1
         self._put(header[0], header, payload)

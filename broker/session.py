@@ -127,12 +127,9 @@ class Session:
             return
         if self.is_direct and not message.is_large:
             if not qos:
-                if connection.send_qos0(
+                connection.send_qos0(
                     message, retain=retain, subscription_ids=subscription_ids, now=now
-                ):
-                    ledger.delivered += 1
-                else:
-                    ledger.drop("packet_too_large")
+                )
                 return
             if len(self.inflight) < connection.send_quota:
                 delivery = Delivery(message, qos, retain=retain, subscription_ids=subscription_ids)

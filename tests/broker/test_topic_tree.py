@@ -148,7 +148,7 @@ def test_a_sink_is_in_a_plan_once_and_the_threshold_is_the_gates() -> None:
     """A message that matches several filters of a sink is offered once."""
     sink = Sink()
     tree = TopicTree([sink], lambda topic: 10 if topic.startswith("q") else None)  # type: ignore[list-item]
-    assert tree.plan("q/a", b"q/a").sinks == (sink,)
+    assert [found.name for found in tree.plan("q/a", b"q/a").sinks] == ["sink"]
     assert tree.plan("q/a", b"q/a").threshold_s == 10
     assert tree.plan("x", b"x").sinks == ()
     assert tree.plan("x", b"x").threshold_s == sys.maxsize

@@ -26,7 +26,7 @@ from broker.mqtt.receive_buffer import ReceiveBuffer
 from broker.mqtt.writer import write_packet
 from broker.session import Session
 
-PacketType = TypeVar("PacketType")
+Kind = TypeVar("Kind")
 
 
 class VirtualBroker:
@@ -134,16 +134,16 @@ class VirtualClient:
         self.broker.core.in_turn = False
         self.broker.settle()
 
-    def take(self, kind: type[PacketType]) -> PacketType:
+    def take(self, kind: type[Kind]) -> Kind:
         """Take the oldest packet of the inbox, which must be of this kind."""
         assert self.inbox, f"no packet; wanted {kind.__name__}"
         packet = self.inbox.pop(0)
         assert isinstance(packet, kind), f"{packet} instead of {kind.__name__}"
         return packet
 
-    def take_all(self, kind: type[PacketType]) -> list[PacketType]:
+    def take_all(self, kind: type[Kind]) -> list[Kind]:
         """Take all packets of one kind off the inbox."""
-        taken = [packet for packet in self.inbox if isinstance(packet, kind)]
+        taken: list[Kind] = [packet for packet in self.inbox if isinstance(packet, kind)]
         self.inbox = [packet for packet in self.inbox if not isinstance(packet, kind)]
         return taken
 

@@ -1,0 +1,86 @@
+"""Slowing publishers down, on a virtual clock."""
+
+from __future__ import annotations
+
+from broker.config import Limits
+from broker.throttle import THROTTLE_SECONDS
+from tests.helpers.virtual import VirtualBroker, VirtualClient
+
+
+def congested() -> tuple[VirtualBroker, VirtualClient, VirtualClient]:
+    """Return a broker, a publisher, and a subscriber to "t" without room."""
+    broker = VirtualBroker()
+    subscriber = broker.connect("s")
+    subscriber.subscribe("t")
+    publisher = broker.connect("p")
+    subscriber.connection.pause_sending()
+    return broker, publisher, subscriber
+
+
+def test_a_publisher_waits_until_its_subscriber_has_room() -> None:
+    """It is not read from; others are."""
+    broker, publisher, subscriber = congested()
+    other = broker.connect("other")
+    publisher.publish("t", b"x")
+    other.publish("u", b"x")
+    assert not publisher.is_reading
+    assert other.is_reading
+    subscriber.connection.resume_sending()
+    broker.settle()
+    assert publisher.is_reading
+    assert subscriber.payloads() == [b"x"]
+
+
+def test_nobody_waits_long_nor_twice_for_a_subscriber_on_a_bad_link() -> None:
+    """After one wait in vain it is slow, until it has caught up."""
+    broker, publisher, subscriber = congested()
+    publisher.publish("t", b"1")
+    assert not publisher.is_reading
+    broker.advance(THROTTLE_SECONDS)
+    assert publisher.is_reading
+    publisher.publish("t", b"2")
+    assert publisher.is_reading
+    subscriber.connection.resume_sending()
+    broker.settle()
+    assert subscriber.payloads() == [b"1", b"2"]
+    subscriber.connection.pause_sending()
+    publisher.publish("t", b"3")
+    assert not publisher.is_reading
+
+
+def test_a_subscriber_that_leaves_lets_its_publishers_go_on() -> None:
+    """And a publisher that leaves is not woken any more."""
+    broker, publisher, subscriber = congested()
+    gone = broker.connect("gone")
+    gone.publish("t", b"x")
+    publisher.publish("t", b"x")
+    gone.lose()
+    subscriber.lose()
+    broker.settle()
+    assert publisher.is_reading
+    broker.advance(1)
+
+
+def test_a_full_inflight_window_throttles_too() -> None:
+    """A flood of QoS 1 is held back before the outbox is full."""
+    broker = VirtualBroker(Limits(inflight_messages=2))
+    subscriber = broker.connect("s")
+    subscriber.subscribe("t", 1)
+    publisher = broker.connect("p")
+    for number in range(4):
+        publisher.publish("t", b"%d" % number, qos=1)
+    assert publisher.is_reading
+    publisher.publish("t", b"4", qos=1)
+    assert not publisher.is_reading
+    assert subscriber.acknowledge() == [b"0", b"1"]
+    assert publisher.is_reading
+
+
+def test_a_client_does_not_wait_for_itself() -> None:
+    """One that subscribes to what it publishes must be read from, to acknowledge."""
+    broker = VirtualBroker()
+    client = broker.connect("c")
+    client.subscribe("t")
+    client.connection.pause_sending()
+    client.publish("t", b"x")
+    assert client.is_reading
