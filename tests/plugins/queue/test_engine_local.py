@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from plugins.queue.client import read_batch
+from plugins.queue.engine import RangeGoneError, StorageError
+from plugins.queue.engine_memory import MemoryStore
+from plugins.queue.engine_sqlite import SqliteStore
+from plugins.queue.store import Key, Mark, NewSegment, StoredSegment
+from tests.plugins.queue.running import running_engine, store_messages, until
+
+
+class HeldStore(MemoryStore):
+    """A store whose reads and writes can be held up, and made to fail.
+
+    Attributes:
+        may_read: reads wait for it.
+        is_reading: set when one waits.
+        error: raised by every call while it is set.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_read = threading.Event()
+        self.may_read.set()
+        self.is_reading = threading.Event()
+        self.error: Exception | None = None
+
+    def write(self, segments: Sequence[NewSegment], marks: Sequence[Mark]) -> None:
+        """Write, or fail."""
+        if self.error is not None:
+            raise self.error
+        super().write(segments, marks)
+
+    def truncate(self, key: Key, below: int) -> int:
+        """Truncate, or fail."""
+        if self.error is not None:
+            raise self.error
+        return super().truncate(key, below)
+
+    def read(
+        self, key: Key, start: int, end: int, max_messages: int, max_bytes: int
+    ) -> list[StoredSegment]:
+        """Read when allowed, or fail."""
+        found = super().read(key, start, end, max_messages, max_bytes)
+        self.is_reading.set()
+        self.may_read.wait()
+        if self.error is not None:
+            raise self.error
+        return found
+
+
+async def test_failed_delete_leaves_the_messages_visible() -> None:
+    """A delete that the storage refuses is told, and its messages come again at once."""
+    store = HeldStore()
+    async with running_engine(store) as engine:
+        await store_messages(engine, [b"a"])
+        (received,) = await engine.take("q", 0, 9, 99)
+        store.error = StorageError("no")
+        with pytest.raises(StorageError, match="no"):
+            await engine.delete("q", [received.receipt_handle])
+        assert engine.failure() == "no"
+        store.error = None
+        (again,) = await engine.take("q", 0, 9, 99)
+        assert again.receive_count == 2
+        assert await engine.delete("q", [again.receipt_handle]) == []
+        assert engine.failure() is None
+
+
+async def test_delete_goes_on_when_the_one_who_asked_has_gone() -> None:
+    """A client that leaves during its delete does not undo it."""
+    async with running_engine(MemoryStore()) as engine:
+        await store_messages(engine, [b"a"])
+        (received,) = await engine.take("q", 0, 9, 99)
+        deleting = asyncio.create_task(engine.delete("q", [received.receipt_handle]))
+        await asyncio.sleep(0)
+        deleting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await deleting
+        await until(lambda: engine.usage("q")[0].messages == 0)
+
+
+async def test_failed_read_is_told_and_loses_nothing() -> None:
+    """A storage that cannot be read refuses the receive; afterwards all is there."""
+    store = HeldStore()
+    async with running_engine(store, visibility_timeout=0.001) as engine:
+        await store_messages(engine, [b"a", b"b"])
+        store.error = StorageError("unreadable")
+        with pytest.raises(StorageError, match="unreadable"):
+            await engine.take("q", 0, 9, 99)
+        store.error = None
+        assert len(await engine.take("q", 0, 1, 99)) == 1
+        await asyncio.sleep(0.002)
+        store.error = StorageError("unreadable")
+        with pytest.raises(StorageError, match="unreadable"):
+            await engine.take("q", 0, 9, 99)
+        store.error = None
+        assert [one.payload for one in await engine.take("q", 0, 9, 99)] == [b"a", b"b"]
+
+
+async def test_receiver_that_leaves_while_its_messages_are_read_gets_none() -> None:
+    """What a cancelled receive would have got goes to the next receiver."""
+    store = HeldStore()
+    async with running_engine(store, visibility_timeout=0.001) as engine:
+        await store_messages(engine, [b"a"])
+        await engine.take("q", 0, 9, 99)
+        await asyncio.sleep(0.002)
+        store.may_read.clear()
+        store.is_reading.clear()
+        taking = asyncio.create_task(engine.take("q", 0, 9, 99))
+        await asyncio.to_thread(store.is_reading.wait)
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        store.may_read.set()
+        assert [one.payload for one in await engine.take("q", 0, 9, 99)] == [b"a"]
+
+
+async def test_range_that_is_committed_while_it_is_read_is_refused() -> None:
+    """A reader is never given a range with holes in it."""
+    store = HeldStore()
+    async with running_engine(store) as engine:
+        await store_messages(engine, [b"a", b"b"])
+        store.may_read.clear()
+        reading = asyncio.create_task(engine.read_range("q", 0, 0, 2, 9))
+        await asyncio.to_thread(store.is_reading.wait)
+        await engine.commit("q", {0: 1})
+        store.may_read.set()
+        with pytest.raises(RangeGoneError):
+            await reading
+
+
+async def test_failed_commit_keeps_what_is_there() -> None:
+    """A commit that the storage refuses is told; the range can still be read."""
+    store = HeldStore()
+    async with running_engine(store) as engine:
+        await store_messages(engine, [b"a", b"b"])
+        store.error = StorageError("no")
+        with pytest.raises(StorageError, match="no"):
+            await engine.commit("q", {0: 2})
+        store.error = None
+        frames = await engine.read_range("q", 0, 0, 2, 9)
+        assert read_batch(b"".join(frames)).payload == [b"a", b"b"]
+
+
+async def test_broken_segment_is_a_storage_error() -> None:
+    """A segment that is no whole frame is told, not taken for messages."""
+    store = HeldStore()
+    async with running_engine(store) as engine:
+        await store_messages(engine, [b"a"])
+        segment, gone = store._segments["q", 0][0]
+        store._segments["q", 0][0] = (segment._replace(frame=segment.frame[:-1]), gone)
+        with pytest.raises(StorageError, match="broken segment"):
+            await engine.take("q", 0, 9, 99)
+
+
+async def test_closed_engine_takes_no_more() -> None:
+    """After the close, an append is refused and not forgotten."""
+    async with running_engine(MemoryStore()) as engine:
+        await engine.close()
+        with pytest.raises(StorageError, match="closed"):
+            await store_messages(engine, [b"a"])
+
+
+async def test_surplus_physical_queues_are_kept_and_read(tmp_path: Path) -> None:
+    """A queue that is given fewer physical queues does not lose what lies in the others."""
+    path = str(tmp_path / "queue.db")
+    async with running_engine(SqliteStore(path), {"q": 3}) as engine:
+        await store_messages(engine, [b"a"], number=2)
+    async with running_engine(SqliteStore(path), {"q": 1}) as engine:
+        assert sorted(engine.usage("q")) == [0, 1, 2]
+        assert [one.payload for one in await engine.take("q", 2, 9, 99)] == [b"a"]
+
+
+async def test_messages_of_a_queue_that_is_no_longer_configured_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A queue that has left the policy file keeps its messages, and the log says so."""
+    path = str(tmp_path / "queue.db")
+    async with running_engine(SqliteStore(path), {"q": 1}) as engine:
+        await store_messages(engine, [b"a"])
+    with caplog.at_level(logging.WARNING):
+        async with running_engine(SqliteStore(path), {"other": 1}):
+            pass
+    assert "queue q is not in the policy file; its 1 messages" in caplog.text
+    async with running_engine(SqliteStore(path), {"q": 1}) as engine:
+        assert len(await engine.take("q", 0, 9, 99)) == 1

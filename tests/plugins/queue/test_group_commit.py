@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from broker.message import Message
+from plugins.queue.engine import AppendResult, StorageError, StorageFullError
+from plugins.queue.engine_memory import MemoryStore
+from plugins.queue.group_commit import Append, Delete, GroupCommit, Truncate
+from plugins.queue.store import Key, Mark, NewSegment
+from tests.plugins.queue.running import LOGGER, message
+
+KEY = ("q", 0)
+
+
+class CountingStore(MemoryStore):
+    """A store that notes its commits, and can be held up and made to fail.
+
+    Attributes:
+        commits: numbers of messages and of marks, one pair a commit.
+        may_write: writes wait for it.
+        is_writing: set when one waits.
+        fails: says of a write whether it fails.
+        step: how many offsets one truncation goes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commits: list[tuple[int, int]] = []
+        self.may_write = threading.Event()
+        self.may_write.set()
+        self.is_writing = threading.Event()
+        self.fails: Callable[[int, int], bool] = lambda _n_messages, _n_marks: False
+        self.step = 1000
+
+    def write(self, segments: Sequence[NewSegment], marks: Sequence[Mark]) -> None:
+        """Write when allowed, or fail."""
+        self.is_writing.set()
+        self.may_write.wait()
+        n_messages = sum(segment.n_messages for segment in segments)
+        if self.fails(n_messages, len(marks)):
+            raise StorageFullError("disk full")
+        super().write(segments, marks)
+        self.commits.append((n_messages, len(marks)))
+
+    def truncate(self, key: Key, below: int) -> int:
+        """Truncate a step."""
+        return super().truncate(key, min(below, self.usage[key].earliest + self.step))
+
+
+class Running:
+    """A store with its writing thread."""
+
+    def __init__(self, max_messages: int = 100) -> None:
+        self.store = CountingStore()
+        self.store.open({"q": 1})
+        self.loop = asyncio.get_running_loop()
+        self.commits = GroupCommit(self.store, self.loop, time.monotonic, max_messages, LOGGER)
+
+    def append(self, *messages: Message) -> asyncio.Future[AppendResult]:
+        """Submit messages."""
+        future: asyncio.Future[AppendResult] = self.loop.create_future()
+        self.commits.submit(Append(KEY, messages or (message(),), future))
+        return future
+
+    def delete(self, bits: int) -> asyncio.Future[None]:
+        """Submit a delete in the first segment."""
+        future: asyncio.Future[None] = self.loop.create_future()
+        self.commits.submit(Delete([Mark(KEY, 0, self.store.usage[KEY].next, bits)], future))
+        return future
+
+    def truncate(self, below: int) -> asyncio.Future[int]:
+        """Submit a truncation."""
+        future: asyncio.Future[int] = self.loop.create_future()
+        self.commits.submit(Truncate(KEY, below, future))
+        return future
+
+    async def hold(self) -> asyncio.Future[AppendResult]:
+        """Have the thread wait in a commit of one message."""
+        self.store.may_write.clear()
+        self.store.is_writing.clear()
+        future = self.append()
+        await asyncio.to_thread(self.store.is_writing.wait)
+        return future
+
+
+async def test_what_comes_during_a_commit_goes_into_the_next_one() -> None:
+    """One flush carries everything that has come while the last one was made."""
+    running = Running()
+    futures = [await running.hold()]
+    futures += [running.append() for _ in range(20)]
+    running.store.may_write.set()
+    await asyncio.gather(*futures)
+    assert running.store.commits == [(1, 0), (20, 0)]
+    await running.commits.close()
+
+
+async def test_groups_are_bounded() -> None:
+    """A commit takes requests until it has its number of messages."""
+    running = Running(max_messages=8)
+    futures = [await running.hold()]
+    futures += [running.append(message(), message(), message()) for _ in range(5)]
+    running.store.may_write.set()
+    await asyncio.gather(*futures)
+    assert running.store.commits == [(1, 0), (9, 0), (6, 0)]
+    await running.commits.close()
+
+
+async def test_refused_messages_are_told_and_offsets_are_not_used_up() -> None:
+    """A commit that fails refuses its messages; the next one goes on where the last ended."""
+    running = Running()
+    running.store.fails = lambda _n_messages, _n_marks: True
+    with pytest.raises(StorageFullError, match="disk full"):
+        await running.append()
+    assert running.commits.failure == "disk full"
+    running.store.fails = lambda _n_messages, _n_marks: False
+    await running.append()
+    assert running.commits.failure is None
+    assert running.store.usage[KEY].next == 1
+    await running.commits.close()
+
+
+async def test_deletes_are_done_where_messages_cannot_be_stored() -> None:
+    """A full disk must not keep readers from emptying the queue."""
+    running = Running()
+    await running.append(message(), message())
+    running.store.fails = lambda n_messages, _n_marks: n_messages > 0
+    held = await running.hold()
+    refused, deleted = running.append(), running.delete(0b01)
+    running.store.may_write.set()
+    with pytest.raises(StorageError):
+        await held
+    with pytest.raises(StorageError):
+        await refused
+    await deleted
+    assert running.store.usage[KEY].messages == 1
+    await running.commits.close()
+
+
+async def test_deletes_that_fail_alone_are_told() -> None:
+    """A delete that cannot be written is refused."""
+    running = Running()
+    await running.append(message(), message())
+    running.store.fails = lambda _n_messages, _n_marks: True
+    with pytest.raises(StorageError):
+        await running.delete(0b01)
+    held = await running.hold()
+    deleted = running.delete(0b01)
+    running.store.may_write.set()
+    assert isinstance((await asyncio.gather(held, return_exceptions=True))[0], StorageError)
+    await asyncio.wait([deleted])
+    assert isinstance(deleted.exception(), StorageError)
+    assert running.store.usage[KEY].messages == 2
+    await running.commits.close()
+
+
+async def test_failing_storage_is_logged_once_and_its_recovery_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log says when a storage begins and ceases to refuse, not each time it does."""
+    running = Running()
+    with caplog.at_level(logging.WARNING):
+        running.store.fails = lambda _n_messages, _n_marks: True
+        for _ in range(5):
+            await asyncio.gather(running.append(), return_exceptions=True)
+        running.store.fails = lambda _n_messages, _n_marks: False
+        await running.append()
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+    assert "refuses to write: disk full; 1 messages refused" in caplog.text
+    assert "writes again; 5 messages were refused" in caplog.text
+    await running.commits.close()
+
+
+async def test_message_that_cannot_be_encoded_costs_nobody_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A message whose properties are no JSON is refused; what shares its commit is stored."""
+    running = Running()
+    held = await running.hold()
+    odd = running.append(message(properties={"user_property": object()}))
+    good = running.append()
+    running.store.may_write.set()
+    with pytest.raises(StorageError, match="cannot be encoded"):
+        await odd
+    assert (await held).stored == (await good).stored == 1
+    assert running.store.usage[KEY] == (0, 2, 2, running.store.usage[KEY].stored_bytes)
+    assert "cannot be encoded" in caplog.text
+    await running.commits.close()
+
+
+async def test_long_truncation_lets_others_in_between() -> None:
+    """A truncation is done in steps, and messages are stored between two of them."""
+    running = Running()
+    await running.append(*[message() for _ in range(10)])
+    running.store.step = 4
+    held = await running.hold()
+    truncated, stored = running.truncate(10), running.append()
+    order: list[str] = []
+    truncated.add_done_callback(lambda _: order.append("truncated"))
+    stored.add_done_callback(lambda _: order.append("stored"))
+    running.store.may_write.set()
+    assert await truncated == 10
+    await held
+    assert order == ["stored", "truncated"]
+    assert running.store.usage[KEY].messages == 2
+    await running.commits.close()
+
+
+async def test_close_writes_all_that_was_submitted() -> None:
+    """Nothing is left behind when the thread ends, whatever takes several steps."""
+    running = Running()
+    running.store.step = 1
+    await running.append(*[message() for _ in range(5)])
+    held = await running.hold()
+    stored, truncated = running.append(), running.truncate(5)
+    closing = asyncio.create_task(running.commits.close())
+    await asyncio.sleep(0)
+    running.store.may_write.set()
+    await closing
+    assert held.done()
+    assert stored.result().stored == 1
+    assert truncated.result() == 5
+    await running.commits.close()
