@@ -50,6 +50,8 @@ from broker.extensions import (
 from broker.message import Message
 from broker.session import Session
 
+_ACTIONS: Final = {action: AmqttAction(action.name) for action in (PUBLISH, SUBSCRIBE, RECEIVE)}
+
 _MAX_ADMITTED: Final = 1_000
 """Clients that were authenticated and whose connection has not opened yet; the oldest go."""
 
@@ -109,9 +111,9 @@ class AmqttHost:
             action: [
                 handler_of(plugin, "topic_filtering")
                 for plugin in self.manager.topic_plugins
-                if decides(plugin, AmqttAction(action.name))
+                if decides(plugin, amqtt_action)
             ]
-            for action in (PUBLISH, SUBSCRIBE, RECEIVE)
+            for action, amqtt_action in _ACTIONS.items()
         }
         self.checks_publish = bool(self._filters[PUBLISH])
         self.checks_subscribe = bool(self._filters[SUBSCRIBE])
@@ -180,7 +182,7 @@ class AmqttHost:
         asked = {
             "session": self.hosted(session),
             "topic": topic,
-            "action": AmqttAction(action.name),
+            "action": _ACTIONS[action],
         }
         answers = self._calls.ask(self._filters[action], asked)
         return _all(answers) if isinstance(answers, Awaitable) else all(answers)
