@@ -33,7 +33,7 @@ TRUNCATE_SEGMENTS: Final = 256
 """Segments that one transaction deletes at most, some 64 MiB: a reader that commits a long
 range does not hold up what is to be stored meanwhile."""
 BUSY_SECONDS: Final = 5.0
-"""How long a write waits for another program that looks into the file."""
+"""How long a write waits for another program, such as one that makes a copy."""
 
 _SCHEMA: Final = (
     """CREATE TABLE physical_queue (
@@ -78,15 +78,19 @@ class SqliteStore:
     Args:
         path: name of the file.
         durability: `full` or `normal`; see `QueueConfig`.
+        busy_seconds: how long to wait for another program that writes to the file.
 
     Attributes:
         usage: what each physical queue holds.
     """
 
-    def __init__(self, path: str, durability: str = "full") -> None:
+    def __init__(
+        self, path: str, durability: str = "full", *, busy_seconds: float = BUSY_SECONDS
+    ) -> None:
         self.usage: dict[Key, Usage] = {}
         self._path = path
         self._durability = durability
+        self._busy_seconds = busy_seconds
         self._ids: dict[Key, int] = {}
         self._lock_file: int | None = None
         self._writer: sqlite3.Connection | None = None
@@ -257,7 +261,7 @@ class SqliteStore:
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(
-            self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
         )
 
     def _reader(self) -> sqlite3.Connection:
