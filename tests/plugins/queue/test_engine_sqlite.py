@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -246,14 +247,17 @@ def test_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     assert "Permission denied; allowed: a path in a directory that is there" in told
 
 
-def test_file_that_cannot_be_written_is_refused(path: Path) -> None:
+def test_file_that_cannot_be_written_is_refused() -> None:
     """A file without the right to write is told at the start, not at the first message."""
-    with opened(path):
-        pass
-    path.parent.chmod(0o777)
-    path.with_name("queue.db.lock").chmod(0o666)
-    path.chmod(0o444)
-    told = open_without_rights(path.parent)
+    # Pytest's own directories are closed to the other user, on the way to the file.
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "queue.db")
+        with opened(path):
+            pass
+        path.parent.chmod(0o777)
+        path.with_name("queue.db.lock").chmod(0o666)
+        path.chmod(0o444)
+        told = open_without_rights(path.parent)
     assert "EngineStartError: queue database queue.db: " in told
     assert "readonly" in told
 
