@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Final, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from broker.errors import MalformedPacketError
@@ -16,8 +16,49 @@ _STRICT = ConfigDict(extra="forbid", strict=True)
 _Positive = Annotated[int, Field(ge=1)]
 _PositiveSeconds = Annotated[float, Field(gt=0)]
 
-_QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
-_BIND: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:\s]+):(?P<port>[0-9]{1,5})")
+_NAME_FORM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+_BIND_FORM: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:\s]+):(?P<port>[0-9]{1,5})")
+
+
+def split_bind(bind: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT`` or ``[IPv6]:PORT``.
+
+    Raises:
+        ValueError: with what is allowed.
+    """
+    match = _BIND_FORM.fullmatch(bind)
+    if match is None or int(match["port"]) > 65_535:
+        raise ValueError("null or HOST:PORT, with a port of 0 to 65535")
+    return match["host"].strip("[]"), int(match["port"])
+
+
+def _checked_topic_filter(topic_filter: str) -> str:
+    try:
+        validate_topic_filter(topic_filter)
+    except MalformedPacketError as error:
+        raise ValueError(f"an MQTT topic filter ({error.args[0]})") from error
+    if topic_filter.startswith(SHARE_PREFIX):
+        raise ValueError(f"no {SHARE_PREFIX}: the readers of a queue share its messages anyway")
+    return topic_filter
+
+
+def _checked_queue_name(name: str) -> str:
+    if not _NAME_FORM.fullmatch(name):
+        raise ValueError(
+            "a name of 1 to 80 letters, digits, dots, dashes and underscores that begins with a "
+            "letter or digit"
+        )
+    return name
+
+
+def _checked_bind(bind: str) -> str:
+    split_bind(bind)
+    return bind
+
+
+_TopicFilter = Annotated[str, AfterValidator(_checked_topic_filter)]
+_QueueName = Annotated[str, AfterValidator(_checked_queue_name)]
+_Bind = Annotated[str, AfterValidator(_checked_bind)]
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
@@ -51,7 +92,7 @@ class LogicalQueueConfig:
         retention_seconds: age after which a message leaves unread; None for never.
     """
 
-    topics: tuple[str, ...] = ()
+    topics: tuple[_TopicFilter, ...] = ()
     physical_queues: Annotated[int, Field(ge=1, le=1024)] = 4
     readers: Literal["dequeue", "offsets"] = "dequeue"
     dequeue: Literal["rds", "conventional"] = "rds"
@@ -66,17 +107,13 @@ class LogicalQueueConfig:
     max_bytes: _Positive | None = None
     retention_seconds: _PositiveSeconds | None = None
 
-    def __post_init__(self) -> None:
-        """Check the topic filters."""
-        for topic_filter in self.topics:
-            try:
-                validate_topic_filter(topic_filter)
-            except MalformedPacketError as error:
-                raise ValueError(f"MQTT topic filters ({error})") from error
-            if topic_filter.startswith(SHARE_PREFIX):
-                raise ValueError(
-                    f"MQTT topic filters without {SHARE_PREFIX}: a queue shares its messages anyway"
-                )
+
+def _checked_queues(
+    queues: dict[str, LogicalQueueConfig],
+) -> dict[str, LogicalQueueConfig]:
+    if not queues:
+        raise ValueError("at least one queue")
+    return queues
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
@@ -103,38 +140,13 @@ class QueueConfig:
         queues: the logical queues by name.
     """
 
-    queues: dict[str, LogicalQueueConfig] = Field(default_factory=dict)
+    queues: Annotated[dict[_QueueName, LogicalQueueConfig], AfterValidator(_checked_queues)]
     engine: Literal["sqlite", "memory"] = "sqlite"
     path: Annotated[str, Field(min_length=1)] = "penstock-queue.db"
     durability: Literal["full", "normal"] = "full"
-    http: str | None = "127.0.0.1:8080"
+    http: _Bind | None = "127.0.0.1:8080"
     max_request_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
     commit_wait_seconds: Annotated[float, Field(ge=0, le=1)] = 0.002
     commit_max_messages: _Positive = 2_000
     max_pending_messages: _Positive = 100_000
     max_pending_bytes: _Positive = 64 * 1024 * 1024
-
-    def __post_init__(self) -> None:
-        """Check names and the address."""
-        if not self.queues:
-            raise ValueError("at least one queue under queues")
-        for name in self.queues:
-            if not _QUEUE_NAME.fullmatch(name):
-                raise ValueError(
-                    f"queue names of 1 to 80 letters, digits, dots, dashes and underscores, "
-                    f"beginning with a letter or digit (read {name!r})"
-                )
-        if self.http is not None:
-            split_bind(self.http)
-
-
-def split_bind(bind: str) -> tuple[str, int]:
-    """Return host and port of ``HOST:PORT`` or ``[IPv6]:PORT``.
-
-    Raises:
-        ValueError: with what is allowed.
-    """
-    match = _BIND.fullmatch(bind)
-    if match is None or int(match["port"]) > 65_535:
-        raise ValueError(f"http: null or HOST:PORT with a port of 0 to 65535 (read {bind!r})")
-    return match["host"].strip("[]"), int(match["port"])
