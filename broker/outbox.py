@@ -315,6 +315,7 @@ class Outbox:
         """Remove the oldest large message and free what waited behind it on its topic."""
         del self._large[0]
         self._remove(large)
+        self.look_again_at = None
         self._passed_bytes = 0
         self._ask = True
         behind = self._behind.pop(large.message.topic)

@@ -203,6 +203,19 @@ def test_expired_messages_never_leave() -> None:
     assert box.n_messages == 0
 
 
+def test_an_expired_withheld_message_leaves_no_deadline_behind() -> None:
+    """What is gone is not looked at again: a deadline in the past would come for ever."""
+    gate = Gate()
+    gate.is_open = False
+    gate.look_again_at = 3.0
+    box, ledger, _ = outbox(gate)
+    box.add(delivery("L", size=100, expires_at=5.0))
+    assert box.take(0.0) is None
+    assert box.look_again_at == 3.0
+    assert box.take(6.0) is None
+    assert (ledger.expired, box.look_again_at) == (1, None)
+
+
 def test_a_gate_that_raises_delivers_and_is_told() -> None:
     """E3: a plugin's fault costs the withholding, not the message."""
     gate = Gate()
