@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from broker.config import Policy, suggest, validate_config
+from broker.config import suggest, validate_config
 from broker.errors import ConfigError, ConfigProblem, PenstockError
 from broker.extensions import (
     DeliveryGate,
@@ -38,6 +38,18 @@ class ShadowedPackageError(PenstockError):
     """Another folder stands where one of our packages should be found; status 2."""
 
 
+class NamesPlugins(Protocol):
+    """What is read here of a checked policy file, or of the edge proxy's file."""
+
+    @property
+    def file(self) -> str:
+        """Its name as the user gave it."""
+
+    @property
+    def plugins(self) -> Mapping[str, Mapping[str, Any]]:
+        """Short name of a plugin to its keys, in the order of the file."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedPlugins:
     """The plugins of a policy file and what they bring.
@@ -57,7 +69,9 @@ class LoadedPlugins:
     sinks: tuple[MessageSink, ...] = ()
 
 
-def load_plugins(policy: Policy, *, clock: Callable[[], float] = time.monotonic) -> LoadedPlugins:
+def load_plugins(
+    policy: NamesPlugins, *, clock: Callable[[], float] = time.monotonic
+) -> LoadedPlugins:
     """Make the plugins that the policy names in short.
 
     A plugin shows its extension points as soon as it is made. It is not started.

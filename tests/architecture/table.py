@@ -138,17 +138,25 @@ CONFIG_IMPORTS: Final = (*PURE_PLUGIN_IMPORTS, "broker.config", "broker.errors")
 EDGE_PROXY_PURE: Final = frozenset(
     {
         "edge_proxy.ack_map",
+        "edge_proxy.client_side",
+        "edge_proxy.client_stream",
         "edge_proxy.content_index",
         "edge_proxy.direction",
         "edge_proxy.filter_union",
         "edge_proxy.lanes",
+        "edge_proxy.link_samplers",
         "edge_proxy.pair",
+        "edge_proxy.shared",
+        "edge_proxy.topic_cache",
         "edge_proxy.topic_map",
     }
 )
 
 EDGE_PROXY_ASSEMBLIES: Final = frozenset({"edge_proxy.aggregator"})
 """The modules of the edge proxy that may import the broker's I/O layer."""
+
+EDGE_PROXY_LOADERS: Final = {"edge_proxy.sidecar": ("broker.plugin_loader",)}
+"""Those that bring plugins in as the broker does, and what they may import of that layer."""
 
 ONLY_IMPORTERS: Final = {
     "amqtt": ("broker.amqtt_host",),

@@ -1,0 +1,136 @@
+"""The packet ids of one pair: what the client still owes the broker.
+
+Packet ids pass through the proxy unchanged, because each client has a connection of its own to
+the broker. What has to be known is where a message is: it *waits* in the outbox, or it was
+*sent* and the client has not finished it. The broker sees an acknowledgement only after the
+client gave it, and the client can give it only for what was sent.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from broker.errors import ProtocolError
+from broker.mqtt.enums import PacketType
+from broker.mqtt.reason_codes import ReasonCode
+from broker.outbox import Delivery
+
+
+class Outcome(Enum):
+    """What an acknowledgement of the client's does to a message.
+
+    Attributes:
+        UNKNOWN: no such message came on this connection; the broker may know it.
+        HELD: the message has not been sent yet; the broker must not hear of it.
+        RECEIVED: a QoS 2 message has arrived; PUBREL and PUBCOMP follow.
+        DELIVERED: the client has taken it.
+        REFUSED: the client answered with a reason code of 0x80 or above.
+    """
+
+    UNKNOWN = "unknown"
+    HELD = "held"
+    RECEIVED = "received"
+    DELIVERED = "delivered"
+    REFUSED = "refused"
+
+
+class _Owed:
+    """One QoS 1 or 2 message; `waiting` is its delivery until it was sent, then None."""
+
+    __slots__ = ("is_dup", "qos", "waiting")
+
+    def __init__(self, qos: int, *, is_dup: bool) -> None:
+        self.qos = qos
+        self.is_dup = is_dup
+        self.waiting: Delivery | None = None
+
+
+class AckMap:
+    """Packet id to message, from its PUBLISH until the client has finished with it.
+
+    Invariants: `n_waiting` messages are in the outbox, the other ``len(self) - n_waiting`` are
+    inflight. A message that was sent is not referred to: the broker keeps it for a repeat.
+    """
+
+    __slots__ = ("_owed", "n_waiting")
+
+    def __init__(self) -> None:
+        self._owed: dict[int, _Owed] = {}
+        self.n_waiting = 0
+
+    def __len__(self) -> int:
+        return len(self._owed)
+
+    @property
+    def n_inflight(self) -> int:
+        """Messages that were sent to the client and not finished by it."""
+        return len(self._owed) - self.n_waiting
+
+    def expect(self, packet_id: int, qos: int, *, is_dup: bool) -> bool:
+        """Take note of a QoS 1 or 2 PUBLISH from the broker.
+
+        Returns:
+            False where it repeats a message that is on its way already: TCP loses nothing, so
+            the repeat need not be sent.
+
+        Raises:
+            ProtocolError: the packet id is 0, or in use and this is no repeat [MQTT-2.2.1-4].
+        """
+        if packet_id in self._owed:
+            if is_dup:
+                return False
+            raise ProtocolError(
+                f"PUBLISH with packet id {packet_id}, which is not acknowledged yet",
+                ReasonCode.PACKET_IDENTIFIER_IN_USE,
+            )
+        if not packet_id:
+            raise ProtocolError("packet id: read 0; allowed: 1 to 65535 [MQTT-2.2.1-3]")
+        self._owed[packet_id] = _Owed(qos, is_dup=is_dup)
+        return True
+
+    def hold(self, delivery: Delivery) -> None:
+        """Keep in mind that an expected message waits in the outbox."""
+        self._owed[delivery.packet_id].waiting = delivery
+        self.n_waiting += 1
+
+    def sent(self, packet_id: int) -> bool:
+        """A message that waited is sent now; return whether the broker repeated it (DUP)."""
+        owed = self._owed[packet_id]
+        owed.waiting = None
+        self.n_waiting -= 1
+        return owed.is_dup
+
+    def acknowledge(self, packet_type: int, packet_id: int, reason_code: int) -> Outcome:
+        """Take a PUBACK, PUBREC or PUBCOMP of the client.
+
+        One of another QoS than the message has is for the broker to judge.
+        """
+        owed = self._owed.get(packet_id)
+        if owed is None:
+            return Outcome.UNKNOWN
+        if owed.waiting is not None:
+            return Outcome.HELD
+        if (packet_type == PacketType.PUBACK) != (owed.qos == 1):
+            return Outcome.UNKNOWN
+        is_refused = reason_code >= 0x80
+        if packet_type == PacketType.PUBREC and not is_refused:
+            return Outcome.RECEIVED
+        del self._owed[packet_id]
+        if packet_type == PacketType.PUBCOMP:
+            # Its only reason code of 0x80 or above says that the message was finished before.
+            return Outcome.DELIVERED
+        return Outcome.REFUSED if is_refused else Outcome.DELIVERED
+
+    def take_expired(self, now: float) -> list[Delivery]:
+        """Forget the messages whose time is over while they wait, and return them."""
+        expired = [
+            delivery
+            for owed in self._owed.values()
+            if (delivery := owed.waiting) is not None
+            and delivery.message.expires_at is not None
+            and now >= delivery.message.expires_at
+        ]
+        for delivery in expired:
+            del self._owed[delivery.packet_id]
+        self.n_waiting -= len(expired)
+        return expired

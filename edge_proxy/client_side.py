@@ -1,0 +1,399 @@
+"""What goes from the broker to one client: parsed, withheld, sent.
+
+Theory of operation. Every packet but PUBLISH goes on as it is, at once, whatever waits. So does
+a small PUBLISH while the outbox is empty and the client's connection has room: the very bytes,
+together with their neighbours. Every other PUBLISH becomes a delivery in the outbox, whose gate
+may withhold it, and is written anew when it leaves.
+
+A full outbox is answered in two ways. Where nothing is withheld the client is merely slow: the
+proxy stops reading from the broker, and the broker sees what it would see without a proxy.
+Where something is withheld, reading must go on, because PINGRESP and acknowledgements come the
+same way: a QoS 0 message is then dropped and counted. QoS 1 and 2 are never dropped: for them
+reading stops, which the broker's own inflight limit makes rare.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, Final
+
+from broker.errors import MalformedPacketError, ProtocolError
+from broker.ledger import Ledger
+from broker.link import Link
+from broker.message import Message
+from broker.mqtt.enums import PacketType, ProtocolVersion
+from broker.mqtt.packets import PubAck, PubRec
+from broker.mqtt.properties import read_publish_properties
+from broker.mqtt.reason_codes import ReasonCode
+from broker.mqtt.receive_buffer import ReceiveBuffer, packet_too_large, read_remaining_length
+from broker.mqtt.writer import publish_header, write_packet
+from broker.outbox import Delivery, Outbox
+from edge_proxy.ack_map import AckMap, Outcome
+from edge_proxy.direction import Direction, check_first_byte
+from edge_proxy.link_samplers import LinkSamplers
+from edge_proxy.shared import Shared
+
+JOIN_BELOW_BYTES: Final = 4096
+"""A payload up to this size is joined to its header; a longer one is written by reference."""
+
+MAX_URGENT_BYTES: Final = 64 * 1024
+"""Bytes that go past a client's full connection before the proxy stops reading from the broker:
+thousands of acknowledgements, from a client that reads none of them."""
+
+
+class ClientSide:
+    """The way to one client.
+
+    Invariant: ``ledger.matched`` is what was delivered, expired or dropped, what the outbox
+    holds and what is inflight; see `check_invariants`.
+
+    Attributes:
+        out: buffers to write to the client, in order.
+        out_bytes: what they sum up to.
+        refusals: packets for the broker: messages that expired here.
+        outbox: what waits.
+        acks: where each QoS 1 and 2 message is.
+        ledger: the account of this client.
+        samplers: of this client's path.
+        connack: the CONNACK's body once it has come, else None.
+        is_paused: the client's connection has more unsent bytes than it should.
+        wants_pump: something may be able to leave.
+    """
+
+    def __init__(self, shared: Shared, link: Link, version: int) -> None:
+        """Make the way to a client that has sent its CONNECT.
+
+        Args:
+            shared: of the proxy.
+            link: to this client.
+            version: protocol version.
+        """
+        self._shared = shared
+        self._link = link
+        self._version = version
+        self._limits = shared.limits
+        self._buffer = ReceiveBuffer(shared.limits.maximum_packet_size)
+        self._backlog: list[bytes] = []
+        self._leftover = b""
+        self._is_stopped = False
+        self._urgent_bytes = 0
+        self.ledger = Ledger()
+        # Its limits are kept here, by not reading: what has been read must not be dropped.
+        self.outbox = Outbox(
+            link,
+            self.ledger,
+            max_messages=sys.maxsize,
+            max_bytes=sys.maxsize,
+            gate=shared.gate,
+            on_gate_error=shared.on_gate_error,
+        )
+        self.acks = AckMap()
+        self.samplers = LinkSamplers(shared.samplers, link, shared.on_extension_error)
+        self.out: list[bytes] = []
+        self.out_bytes = 0
+        self.refusals: list[bytes] = []
+        self.connack: bytes | None = None
+        self.is_paused = False
+        self.wants_pump = False
+
+    # -- from the broker ------------------------------------------------------------------
+
+    @property
+    def wants_reading(self) -> bool:
+        """Whether more should be read from the broker."""
+        return not self._is_stopped and self._urgent_bytes <= MAX_URGENT_BYTES
+
+    def receive_data(self, chunk: bytes, now: float) -> None:
+        """Take what the broker sent.
+
+        Raises:
+            PeerError: it breaks the protocol.
+        """
+        if self._is_stopped:
+            self._backlog.append(chunk)
+            return
+        data = self._buffer.receive_data(chunk)
+        if data:
+            self._scan(data, now)
+
+    def _scan(self, data: bytes, now: float) -> None:
+        """Handle each whole packet in `data`; keep the rest."""
+        end = len(data)
+        begin = position = 0
+        try:
+            while position < end:
+                start, stop = self._read_header(data, position)
+                if not start or stop > end:
+                    break
+                first_byte = data[position]
+                if first_byte >> 4 != PacketType.PUBLISH:
+                    if first_byte >> 4 == PacketType.CONNACK:
+                        self.connack = data[start:stop]
+                elif self._is_full() and not self._may_drop(first_byte):
+                    self._is_stopped = True
+                    self._leftover = data[position:]
+                    return
+                elif not self._receive_publish(data, first_byte, start, stop, now):
+                    self._pass_on(data, begin, position)
+                    begin = stop
+                position = stop
+        finally:
+            self._pass_on(data, begin, position)
+        self._buffer.unread(data, position)
+
+    def _read_header(self, data: bytes, position: int) -> tuple[int, int]:
+        """Return (where the body starts, where it ends); (0, 0) while bytes are missing."""
+        check_first_byte(data[position], Direction.DOWNSTREAM)
+        start, length = read_remaining_length(data, position)
+        size_bytes = start + length - position
+        if start and size_bytes > self._limits.maximum_packet_size:
+            raise packet_too_large(size_bytes, self._limits.maximum_packet_size)
+        return start, start + length
+
+    def _pass_on(self, data: bytes, begin: int, end: int) -> None:
+        """Put a run of whole packets into `out` as they are."""
+        if begin < end:
+            self._put(data if end - begin == len(data) else data[begin:end])
+
+    def _put(self, data: bytes) -> None:
+        self.out.append(data)
+        self.out_bytes += len(data)
+        if self.is_paused:
+            self._urgent_bytes += len(data)
+
+    def _is_full(self) -> bool:
+        outbox, limits = self.outbox, self._limits
+        return outbox.n_messages >= limits.queued_messages or outbox.n_bytes >= limits.queued_bytes
+
+    def _may_drop(self, first_byte: int) -> bool:
+        """Say whether a PUBLISH that finds the outbox full is dropped."""
+        is_qos_0 = not first_byte & 0x06
+        return is_qos_0 and self.outbox.n_withheld > 0
+
+    def _receive_publish(
+        self, data: bytes, first_byte: int, start: int, stop: int, now: float
+    ) -> bool:
+        """Take one PUBLISH; return whether it goes on as it is.
+
+        Args:
+            data: received bytes.
+            first_byte: of the packet.
+            start: where its variable header begins in `data`.
+            stop: where it ends.
+            now: monotonic seconds.
+        """
+        qos = first_byte >> 1 & 3
+        topic_end = start + 2 + int.from_bytes(data[start : start + 2])
+        body = topic_end + 2 if qos else topic_end
+        if body > stop or start + 2 > stop:
+            raise MalformedPacketError("PUBLISH ends within its variable header")
+        topic = self._shared.topics.look_up(data[start + 2 : topic_end])
+        packet_id = int.from_bytes(data[topic_end:body])
+        properties, body = self._read_properties(data, body, stop)
+        is_dup = first_byte & 0x08 != 0
+        if qos and not self.acks.expect(packet_id, qos, is_dup=is_dup):
+            return False
+        self.ledger.matched += 1
+        payload_bytes = stop - body
+        is_large = payload_bytes > topic.threshold_s
+        if not is_large and not self.outbox.n_messages and not self.is_paused:
+            self._book_as_sent(qos, packet_id, payload_bytes, now)
+            return True
+        if self._is_full():
+            self.ledger.drop("queue_full")
+            return False
+        interval = properties.get("message_expiry_interval")
+        message = Message(
+            topic.name,
+            self._shared.payloads.keep(data[body:stop]),
+            qos=qos,
+            retain=first_byte & 0x01 != 0,
+            is_large=is_large,
+            arrived_at=now,
+            expires_at=None if interval is None else now + interval,
+            properties=properties,
+            topic_bytes=data[start + 2 : topic_end],
+        )
+        delivery = Delivery(message, qos, retain=message.retain)
+        delivery.packet_id = packet_id
+        if qos:
+            self.acks.hold(delivery)
+        self.outbox.add(delivery)
+        self.wants_pump = True
+        return False
+
+    def _read_properties(self, data: bytes, start: int, stop: int) -> tuple[dict[str, Any], int]:
+        """Return the properties of a PUBLISH and where its payload begins."""
+        if self._version != ProtocolVersion.MQTT_5:
+            return _NO_PROPERTIES, start
+        properties, end = read_publish_properties(data, start)
+        if end > stop:
+            raise MalformedPacketError("PUBLISH ends within its properties")
+        if "topic_alias" in properties:
+            raise ProtocolError(
+                "PUBLISH with a Topic Alias; allowed: none, as Topic Alias Maximum is 0 "
+                "[MQTT-3.1.2-27]",
+                ReasonCode.TOPIC_ALIAS_INVALID,
+            )
+        return properties, end
+
+    # -- to the client ----------------------------------------------------------------------
+
+    def pause_sending(self) -> None:
+        """The client's connection has too many unsent bytes."""
+        self.is_paused = True
+
+    def resume_sending(self) -> None:
+        """It has room again."""
+        self.is_paused = False
+        self._urgent_bytes = 0
+        self.wants_pump = True
+
+    def link_changed(self) -> None:
+        """Ask the gate again: a sampler has a new estimate."""
+        self.outbox.link_changed()
+        self.wants_pump = True
+
+    def pump(self, unsent_bytes: int, now: float) -> None:
+        """Move from the outbox into `out` what may be sent now.
+
+        Args:
+            unsent_bytes: what the client's connection has taken and not sent.
+            now: monotonic seconds.
+
+        Raises:
+            PeerError: for what the broker had sent and was not looked at for lack of room.
+        """
+        if not self.wants_pump or self.is_paused:
+            return
+        self.wants_pump = False
+        outbox = self.outbox
+        n_expired, n_withheld = self.ledger.expired, self.ledger.withheld_total
+        self._link.unsent_bytes = unsent_bytes
+        while self.out_bytes < self._limits.write_high_bytes:
+            delivery = outbox.take(now)
+            if delivery is None:
+                break
+            self._send(delivery, now)
+            if delivery.message.is_large:
+                self.wants_pump = True
+                break
+        else:
+            self.wants_pump = True
+        if self.ledger.withheld_total != n_withheld:
+            self._log_withheld()
+        if self.ledger.expired != n_expired:
+            self._refuse_expired(now)
+        if self._is_stopped and self._has_room():
+            self._go_on_reading(now)
+
+    def _log_withheld(self) -> None:
+        verdict = self.outbox.last_verdict
+        if verdict is not None and self._shared.logger.isEnabledFor(logging.DEBUG):
+            self._shared.logger.debug(
+                "client %s: a message is withheld: %s", self._link.client_id, verdict.reason
+            )
+
+    def _has_room(self) -> bool:
+        outbox, limits = self.outbox, self._limits
+        return (
+            outbox.n_messages <= limits.queued_messages // 2
+            and outbox.n_bytes <= limits.queued_bytes // 2
+        )
+
+    def _go_on_reading(self, now: float) -> None:
+        self._is_stopped = False
+        leftover, self._leftover = self._leftover, b""
+        self._scan(leftover, now)
+        while self._backlog and not self._is_stopped:
+            self.receive_data(self._backlog.pop(0), now)
+
+    def _send(self, delivery: Delivery, now: float) -> None:
+        message = delivery.message
+        qos = delivery.qos
+        is_dup = self.acks.sent(delivery.packet_id) if qos else False
+        header = publish_header(
+            message.topic_bytes,
+            message.payload_bytes,
+            qos=qos,
+            retain=delivery.retain,
+            dup=is_dup,
+            packet_id=delivery.packet_id,
+            properties=_properties_now(message, now),
+            version=self._version,
+        )
+        payload = message.read_payload()
+        if len(payload) <= JOIN_BELOW_BYTES:
+            self._put(header + payload)
+        else:
+            self._put(header)
+            self._put(payload)
+        self._book_as_sent(qos, delivery.packet_id, message.payload_bytes, now)
+
+    def _book_as_sent(self, qos: int, packet_id: int, payload_bytes: int, now: float) -> None:
+        if qos:
+            self.samplers.sent(packet_id, payload_bytes, now)
+        else:
+            self.ledger.delivered += 1
+
+    def _refuse_expired(self, now: float) -> None:
+        """Tell the broker what will not be delivered, so that its inflight window has room.
+
+        A reason code of 0x80 or above ends the exchange [MQTT-4.4.0-2] and is no lie: the
+        client never gets the message. Only MQTT 5.0 has expiry, so it always has the code.
+        """
+        for delivery in self.acks.take_expired(now):
+            kind = PubAck if delivery.qos == 1 else PubRec
+            packet = kind(delivery.packet_id, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
+            self.refusals.append(write_packet(packet, self._version))
+
+    # -- acknowledgements and the end -------------------------------------------------------
+
+    def acknowledged(self, packet_type: int, packet_id: int, reason_code: int, now: float) -> bool:
+        """Take an acknowledgement of the client's; return whether the broker may see it."""
+        outcome = self.acks.acknowledge(packet_type, packet_id, reason_code)
+        if outcome is Outcome.HELD:
+            self._shared.logger.warning(
+                "client %s: %s for packet id %d, which was not sent yet, is not passed on",
+                self._link.client_id,
+                PacketType(packet_type).name,
+                packet_id,
+            )
+            return False
+        if outcome is Outcome.DELIVERED:
+            self.ledger.delivered += 1
+        elif outcome is Outcome.REFUSED:
+            self.ledger.drop("refused")
+        is_first_answer = packet_type != PacketType.PUBCOMP and outcome is not Outcome.UNKNOWN
+        if is_first_answer and self.samplers.acknowledged(packet_id, now):
+            self.link_changed()
+        return True
+
+    def close(self) -> None:
+        """Drop what waits at QoS 0; what waits at QoS 1 and 2 the broker still has."""
+        self.outbox.drop_qos0("connection_lost")
+        self.samplers.forget()
+        try:
+            self._shared.gate.forget(self._link)
+        except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop the end)
+            self._shared.on_gate_error(error)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the class's invariants do not hold."""
+        self.outbox.check_invariants()
+        held = self.outbox.n_messages + self.acks.n_inflight
+        assert self.ledger.outstanding() == held, "ledger"  # noqa: S101 (this is the check)
+        n_waiting = sum(1 for delivery in self.outbox.waiting() if delivery.qos)
+        assert self.acks.n_waiting <= n_waiting, "acks"  # noqa: S101
+
+
+def _properties_now(message: Message, now: float) -> dict[str, Any]:
+    """Return the properties of an outgoing PUBLISH, its expiry counted down [MQTT-3.3.2-6]."""
+    properties = dict(message.properties)
+    if message.expires_at is not None:
+        properties["message_expiry_interval"] = max(1, round(message.expires_at - now))
+    return properties
+
+
+_NO_PROPERTIES: Final[dict[str, Any]] = {}

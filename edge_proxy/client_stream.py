@@ -1,0 +1,138 @@
+"""The client's bytes after CONNECT: passed on untouched, followed frame by frame.
+
+Theory of operation. A frame is passed on as its bytes come, never collected, so that a client
+that publishes a large message takes no memory here and its broker waits for nothing. Only the
+first bytes of a PUBACK, PUBREC or PUBCOMP are looked at, for the message they finish. Between
+two frames, and only there, the proxy may insert a packet of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from broker.errors import MalformedPacketError, ProtocolError
+from broker.mqtt.enums import PacketType, ProtocolVersion
+from broker.mqtt.receive_buffer import packet_too_large, read_remaining_length
+from edge_proxy.direction import Direction, check_first_byte
+
+OnAcknowledgement: TypeAlias = Callable[[int, int, int], bool]
+"""(packet type, packet id, reason code) to whether it is passed on."""
+
+_ACKNOWLEDGEMENTS: Final = frozenset({0x40, 0x50, 0x70})
+_LOOKED_AT_BYTES: Final = 3
+"""Packet id and reason code; what may follow are properties."""
+
+
+class ClientStream:
+    """Follows one client's frames.
+
+    Invariant: what was passed on ends inside a frame exactly while `_rest_bytes` is above 0
+    and the frame is not being discarded.
+    """
+
+    __slots__ = (
+        "_insertions",
+        "_is_discarding",
+        "_maximum_packet_size",
+        "_on_acknowledgement",
+        "_rest_bytes",
+        "_tail",
+        "_version",
+    )
+
+    def __init__(
+        self, version: int, maximum_packet_size: int, on_acknowledgement: OnAcknowledgement
+    ) -> None:
+        """Begin at a frame boundary.
+
+        Args:
+            version: protocol version of the client's CONNECT.
+            maximum_packet_size: bytes of the largest frame to pass on.
+            on_acknowledgement: asked about each PUBACK, PUBREC and PUBCOMP.
+        """
+        self._version = version
+        self._maximum_packet_size = maximum_packet_size
+        self._on_acknowledgement = on_acknowledgement
+        self._insertions: list[bytes] = []
+        self._is_discarding = False
+        self._rest_bytes = 0
+        self._tail = b""
+
+    def insert(self, frame: bytes) -> bytes:
+        """Return a packet of the proxy's own if it may go now, else b"" and let it follow."""
+        if self._rest_bytes and not self._is_discarding:
+            self._insertions.append(frame)
+            return b""
+        return frame
+
+    def receive_data(self, chunk: bytes, out: list[bytes]) -> None:
+        """Take what the client sent and append what is to be passed on to `out`.
+
+        Raises:
+            MalformedPacketError: a frame or an acknowledgement cannot be parsed.
+            ProtocolError: a packet that is too large, or that a client never sends here.
+                What stands before such a packet is passed on.
+        """
+        data = self._tail + chunk if self._tail else chunk
+        self._tail = b""
+        end = len(data)
+        begin = position = 0
+        try:
+            while position < end:
+                if self._rest_bytes:
+                    position = self._skip(position, end)
+                    if self._is_discarding:
+                        begin = position
+                        self._is_discarding = self._rest_bytes > 0
+                    elif not self._rest_bytes and self._insertions:
+                        out += data[begin:position], *self._insertions
+                        self._insertions.clear()
+                        begin = position
+                    continue
+                start, length = self._read_header(data, position)
+                is_looked_at = data[position] in _ACKNOWLEDGEMENTS
+                looked_at_bytes = min(length, _LOOKED_AT_BYTES) if is_looked_at else 0
+                if not start or start + looked_at_bytes > end:
+                    self._tail = data[position:]
+                    break
+                if is_looked_at and not self._passes(data, position, start, length):
+                    out.append(data[begin:position])
+                    begin = start
+                    self._is_discarding = True
+                self._rest_bytes = length
+                position = start
+        finally:
+            if begin < position and not self._is_discarding:
+                out.append(data[begin:position])
+
+    def _skip(self, position: int, end: int) -> int:
+        """Return the position after the bytes of the frame that are there."""
+        n_bytes = min(self._rest_bytes, end - position)
+        self._rest_bytes -= n_bytes
+        return position + n_bytes
+
+    def _read_header(self, data: bytes, position: int) -> tuple[int, int]:
+        """Return (where the body starts, its bytes); (0, 0) while bytes are missing."""
+        first_byte = data[position]
+        check_first_byte(first_byte, Direction.UPSTREAM)
+        if first_byte >> 4 == PacketType.CONNECT:
+            raise ProtocolError("a second CONNECT [MQTT-3.1.0-2]")
+        start, length = read_remaining_length(data, position)
+        if start and start + length - position > self._maximum_packet_size:
+            raise packet_too_large(start + length - position, self._maximum_packet_size)
+        return start, length
+
+    def _passes(self, data: bytes, position: int, start: int, length: int) -> bool:
+        """Ask whether an acknowledgement, of which the looked at bytes are there, is passed on."""
+        packet_type = data[position] >> 4
+        is_mqtt_5 = self._version == ProtocolVersion.MQTT_5
+        if length < 2 or (length > 2 and not is_mqtt_5):
+            raise MalformedPacketError(
+                f"{PacketType(packet_type).name} of {length} bytes; allowed: "
+                + ("2 or more" if is_mqtt_5 else "2")
+            )
+        packet_id = int.from_bytes(data[start : start + 2])
+        return self._on_acknowledgement(
+            packet_type, packet_id, data[start + 2] if length > 2 else 0
+        )

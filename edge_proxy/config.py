@@ -1,0 +1,188 @@
+"""The proxy's file: one listener, one broker, limits and plugins; checked whole at start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import ConfigDict, Field, field_validator
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from broker.config import parse_mapping, read_mapping, split_bind, validate_config
+from broker.errors import ConfigError, ConfigProblem
+from broker.mqtt.enums import MAX_REMAINING_LENGTH
+
+_STRICT: Final = ConfigDict(extra="forbid", strict=True)
+_MAX_PACKET_SIZE: Final = 5 + MAX_REMAINING_LENGTH
+_ALL_INTERFACES: Final = frozenset({None, "0.0.0.0", "::"})  # noqa: S104 (recognised, not bound)
+_THIS_MACHINE: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+
+_Positive = Annotated[int, Field(ge=1)]
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@checked_dataclass(frozen=True, slots=True, config=_STRICT)
+class ListenerKeys:
+    """Where clients connect; the keys under `listener`.
+
+    Attributes:
+        bind: host:port, as in the broker's policy file. Port 1883 of all interfaces by
+            default: clients need not be changed when the proxy is put before their broker.
+    """
+
+    bind: str | int = "0.0.0.0:1883"
+
+    @field_validator("bind")
+    @classmethod
+    def _check_bind(cls, bind: str | int) -> str | int:
+        _split(bind)
+        return bind
+
+
+@checked_dataclass(frozen=True, slots=True, config=_STRICT)
+class UpstreamKeys:
+    """The broker behind the proxy; the keys under `upstream`.
+
+    Attributes:
+        address: host:port, or host alone for port 1883.
+        connect_timeout_seconds: time for the connection to stand; the client is refused
+            afterwards. A broker beside the proxy answers in a millisecond, one in the cloud
+            in less than a second.
+    """
+
+    address: str
+    connect_timeout_seconds: _Seconds = 5.0
+
+    @field_validator("address")
+    @classmethod
+    def _check_address(cls, address: str) -> str:
+        host, port = _split(address)
+        if host is None or not port:
+            raise ValueError("host:port or host, with a port of 1 to 65535")
+        return address
+
+
+@checked_dataclass(frozen=True, slots=True, config=_STRICT)
+class ProxyLimits:
+    """What one client may take of the proxy; the keys under `limits`.
+
+    Attributes:
+        maximum_packet_size: bytes of the largest packet that passes, either way. The format's
+            own limit by default: what the broker takes, it takes through the proxy too.
+        queued_messages: messages that may wait for one client. When they do, the proxy stops
+            reading from the broker; only while something is withheld it reads on and drops
+            QoS 0 messages. A second of the fastest stream that one client can be sent.
+        queued_bytes: the same in payload bytes. Sixteen pictures of 1 MB, nearly what
+            mosquitto's inflight limit of 20 lets a QoS 1 subscriber have.
+        connect_timeout_seconds: time from the network connection to a whole CONNECT. Ten
+            seconds bring a CONNECT over any link that can carry MQTT.
+        write_high_bytes: unsent bytes of a client's connection above which nothing more
+            leaves its outbox. What the kernel has not taken, a small message has to wait for:
+            little, then.
+        write_low_bytes: unsent bytes below which it goes on.
+    """
+
+    maximum_packet_size: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = _MAX_PACKET_SIZE
+    queued_messages: _Positive = 10_000
+    queued_bytes: _Positive = 16 * 1024 * 1024
+    connect_timeout_seconds: _Seconds = 10.0
+    write_high_bytes: _Positive = 32 * 1024
+    write_low_bytes: Annotated[int, Field(ge=0)] = 8 * 1024
+
+    def __post_init__(self) -> None:
+        """Check the values against each other."""
+        if self.write_low_bytes >= self.write_high_bytes:
+            raise ValueError("write_low_bytes less than write_high_bytes")
+
+
+@checked_dataclass(frozen=True, slots=True, config=_STRICT)
+class ProxyKeys:
+    """What may stand at the top of the file.
+
+    Attributes:
+        upstream: the broker.
+        listener: where clients connect.
+        limits: what one client may take.
+        plugins: short name of a plugin to its keys.
+    """
+
+    upstream: UpstreamKeys
+    listener: ListenerKeys = field(default_factory=ListenerKeys)
+    limits: ProxyLimits = field(default_factory=ProxyLimits)
+    plugins: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyConfig:
+    """A whole proxy file.
+
+    Attributes:
+        file: its name as the user gave it.
+        listen_host: address or name to bind; None for all interfaces.
+        listen_port: TCP port; 0 lets the kernel choose.
+        broker_host: of the broker behind the proxy.
+        broker_port: its TCP port.
+        broker_timeout_seconds: time for a connection to it to stand.
+        limits: what one client may take.
+        plugins: short name of a plugin to its keys, in the order of the file.
+    """
+
+    file: str
+    listen_host: str | None
+    listen_port: int
+    broker_host: str
+    broker_port: int
+    broker_timeout_seconds: float
+    limits: ProxyLimits
+    plugins: Mapping[str, Mapping[str, Any]]
+
+
+def load_proxy_config(path: str | Path) -> ProxyConfig:
+    """Read and check a proxy file.
+
+    Raises:
+        ConfigError: with every wrong place that was found.
+    """
+    return _checked(read_mapping(path), str(path))
+
+
+def parse_proxy_config(text: str, file: str) -> ProxyConfig:
+    """Check a proxy file given as YAML text.
+
+    Raises:
+        ConfigError: as `load_proxy_config`.
+    """
+    return _checked(parse_mapping(text, file), file)
+
+
+def _checked(document: Mapping[str, Any], file: str) -> ProxyConfig:
+    keys = validate_config(ProxyKeys, document, file, "")
+    listen_host, listen_port = _split(keys.listener.bind)
+    broker_host, broker_port = _split(keys.upstream.address)
+    assert broker_host is not None  # noqa: S101 (checked by UpstreamKeys)
+    is_same_host = broker_host == listen_host or (
+        listen_host in _ALL_INTERFACES and broker_host in _THIS_MACHINE
+    )
+    if is_same_host and broker_port == listen_port:
+        problem = ConfigProblem(
+            "upstream.address",
+            f"{keys.upstream.address}, where the proxy itself listens",
+            "the address of a broker",
+        )
+        raise ConfigError(file, [problem])
+    return ProxyConfig(
+        file=file,
+        listen_host=listen_host,
+        listen_port=listen_port,
+        broker_host=broker_host,
+        broker_port=broker_port,
+        broker_timeout_seconds=keys.upstream.connect_timeout_seconds,
+        limits=keys.limits,
+        plugins={name: own or {} for name, own in keys.plugins.items()},
+    )
+
+
+def _split(bind: str | int) -> tuple[str | None, int]:
+    return split_bind(f":{bind}" if isinstance(bind, int) else bind)

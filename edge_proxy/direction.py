@@ -1,0 +1,52 @@
+"""The two ways through the proxy, and the packets that may go each way."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from broker.errors import MalformedPacketError, ProtocolError
+from broker.mqtt.enums import PacketType
+
+
+class Direction(Enum):
+    """Which way bytes go: toward the broker or toward the client."""
+
+    UPSTREAM = "upstream"
+    DOWNSTREAM = "downstream"
+
+    @property
+    def sender(self) -> str:
+        """Who sends what goes this way."""
+        return "client" if self is Direction.UPSTREAM else "broker"
+
+
+_PUBLISH: Final = frozenset(
+    0x30 | dup << 3 | qos << 1 | retain
+    for dup in (0, 1)
+    for qos in (0, 1, 2)
+    for retain in (0, 1)
+    if qos or not dup  # [MQTT-3.3.1-2]
+)
+_BOTH_WAYS: Final = _PUBLISH | {0x40, 0x50, 0x62, 0x70, 0xE0, 0xF0}
+_FIRST_BYTES: Final = {
+    Direction.UPSTREAM: _BOTH_WAYS | {0x10, 0x82, 0xA2, 0xC0},
+    Direction.DOWNSTREAM: _BOTH_WAYS | {0x20, 0x90, 0xB0, 0xD0},
+}
+"""Packet types and flags of Table 2-1 and 2-2, by the way that they go."""
+
+
+def check_first_byte(first_byte: int, direction: Direction) -> None:
+    """Check that a packet may begin so.
+
+    Raises:
+        MalformedPacketError: no packet has this type and these flags [MQTT-2.1.3-1].
+        ProtocolError: such a packet never goes this way.
+    """
+    if first_byte in _FIRST_BYTES[direction]:
+        return
+    if any(first_byte in allowed for allowed in _FIRST_BYTES.values()):
+        raise ProtocolError(f"{PacketType(first_byte >> 4).name} from the {direction.sender}")
+    raise MalformedPacketError(
+        f"first byte: read 0x{first_byte:02X}; allowed: the packet types and flags of MQTT"
+    )

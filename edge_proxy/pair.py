@@ -1,0 +1,317 @@
+"""One client and its connection to the broker, without the network.
+
+Theory of operation. The client speaks first: its CONNECT says the protocol version and asks,
+by that, for a connection to the broker. From then on its bytes go upstream untouched
+(`client_stream`), and what the broker sends goes downstream through the outbox (`client_side`).
+When either side ends, both end. What the client has not acknowledged by then, sent or withheld,
+the broker has not seen acknowledged either, and sends again to a session that persists.
+
+The CONNECT is passed on as it came but for one property: Topic Alias Maximum of MQTT 5.0 is
+left out. An alias has its meaning from the packets sent before it, so it could not be kept
+where messages overtake each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final, cast
+
+from broker.errors import PeerError, ProtocolError
+from broker.link import Link
+from broker.mqtt.enums import PacketType, ProtocolVersion
+from broker.mqtt.packets import ConnAck, Connect, Disconnect
+from broker.mqtt.reader import read_packet
+from broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
+from broker.mqtt.receive_buffer import ReceiveBuffer, packet_too_large, read_remaining_length
+from broker.mqtt.writer import write_packet
+from edge_proxy.client_side import ClientSide
+from edge_proxy.client_stream import ClientStream
+from edge_proxy.direction import Direction
+from edge_proxy.shared import Shared, describe
+
+MAX_CONNECT_BYTES: Final = 1024 * 1024
+"""A CONNECT is collected whole. Its five strings have at most 64 KiB each; the rest is for user
+properties, of which no broker takes that many."""
+
+_FIRST_BYTE_OF_CONNECT: Final = 0x10
+
+
+class Pair:
+    """One client and its connection to the broker.
+
+    Attributes:
+        client: what goes to the client; only once `wants_broker`.
+        link: to the client.
+        fileno: file descriptor of the client's socket, or -1; set by the driver.
+        wants_broker: CONNECT has come: a connection to the broker is needed.
+        is_closing: both connections are to be closed once what is to be sent was written.
+    """
+
+    def __init__(self, shared: Shared, peer: str, now: float) -> None:
+        """Take a client that has just connected to the proxy.
+
+        Args:
+            shared: of the proxy.
+            peer: address of the client, for the log.
+            now: monotonic seconds.
+        """
+        self._shared = shared
+        self._peer = peer
+        self._limits = shared.limits
+        self._version = int(ProtocolVersion.MQTT_3_1_1)
+        self._buffer = ReceiveBuffer(MAX_CONNECT_BYTES)
+        self._connect_due: float | None = now + shared.limits.connect_timeout_seconds
+        self._to_broker: list[bytes] = []
+        self._last_words: list[bytes] = []
+        self._has_broker = False
+        self._is_accepted = False
+        self._is_broker_paused = False
+        self._stream: ClientStream
+        self._received_at = now
+        self.client: ClientSide
+        self.link = Link("")
+        self.fileno = -1
+        self.wants_broker = False
+        self.is_closing = False
+
+    # -- what the driver calls ------------------------------------------------------------
+
+    def receive_data(self, direction: Direction, chunk: bytes, now: float) -> None:
+        """Take bytes that go `direction`; what a peer did never raises here."""
+        self._received_at = now
+        if self.is_closing:
+            return
+        try:
+            if direction is Direction.DOWNSTREAM:
+                self.client.receive_data(chunk, now)
+                self._look_for_connack(now)
+            elif self.wants_broker:
+                self._stream.receive_data(chunk, self._to_broker)
+            else:
+                self._receive_connect(chunk)
+        except PeerError as error:
+            self._peer_failed(direction, error)
+
+    def broker_connected(self) -> None:
+        """The connection to the broker stands."""
+        self._has_broker = True
+
+    def broker_unreachable(self, reason: str) -> None:
+        """There will be no connection to the broker: refuse the client [MQTT-3.2.2-7].
+
+        Args:
+            reason: for the log.
+        """
+        if not self.is_closing:
+            self._refuse(ReasonCode.SERVER_UNAVAILABLE)
+            self._end(f"refused: {reason}")
+
+    def connection_lost(self, direction: Direction, reason: str = "") -> None:
+        """The connection from which bytes go `direction` has ended.
+
+        Args:
+            direction: UPSTREAM for that of the client, DOWNSTREAM for that of the broker.
+            reason: what became of it; "" where it was closed in good order.
+        """
+        self._end(f"the {direction.sender}'s connection {reason or 'was closed'}")
+
+    def close(self, reason_code: ReasonCode) -> None:
+        """End both connections, telling an MQTT 5 client why."""
+        if not self.is_closing:
+            self._disconnect(reason_code)
+            self._end(describe_reason_code(reason_code))
+
+    def data_to_send(self, direction: Direction) -> list[bytes]:
+        """Return what is to be written now, and start anew."""
+        if direction is Direction.UPSTREAM:
+            out, self._to_broker = self._to_broker, []
+            return out
+        out, self._last_words = self._last_words, []
+        if self.wants_broker:
+            client = self.client
+            out = client.out + out
+            client.out, client.out_bytes = [], 0
+        return out
+
+    def wants_reading(self, direction: Direction) -> bool:
+        """Whether the driver should read what goes `direction`."""
+        if not self.wants_broker:
+            return True
+        if direction is Direction.DOWNSTREAM:
+            return self.client.wants_reading
+        return self._has_broker and not self._is_broker_paused
+
+    def pause_sending(self, direction: Direction) -> None:
+        """The transport that takes what goes `direction` has too many unsent bytes."""
+        if direction is Direction.UPSTREAM:
+            self._is_broker_paused = True
+        elif self.wants_broker:
+            self.client.pause_sending()
+
+    def resume_sending(self, direction: Direction) -> None:
+        """It has room again."""
+        if direction is Direction.UPSTREAM:
+            self._is_broker_paused = False
+        elif self.wants_broker:
+            self.client.resume_sending()
+
+    def pump(self, unsent_bytes: int, now: float) -> None:
+        """Move what waits for the client on, as far as its connection has room.
+
+        Args:
+            unsent_bytes: what the client's transport has taken and not sent.
+            now: monotonic seconds.
+        """
+        if not self._is_accepted or self.is_closing:
+            return
+        client = self.client
+        try:
+            client.pump(unsent_bytes, now)
+        except PeerError as error:
+            self._peer_failed(Direction.DOWNSTREAM, error)
+        refusals, client.refusals = client.refusals, []
+        self._to_broker += filter(None, map(self._stream.insert, refusals))
+
+    def next_deadline(self) -> float | None:
+        """Return when `handle_timeout` has work, in monotonic seconds, or None for never."""
+        if self.is_closing:
+            return None
+        if not self.wants_broker:
+            return self._connect_due
+        client = self.client
+        at = client.samplers.next_deadline()
+        look_again_at = client.outbox.look_again_at
+        if look_again_at is None or client.is_paused or client.wants_pump:
+            return at
+        return look_again_at if at is None else min(at, look_again_at)
+
+    def handle_timeout(self, now: float) -> None:
+        """Do what is due; nothing where nothing is."""
+        if self.is_closing:
+            return
+        if not self.wants_broker:
+            if self._connect_due is not None and now >= self._connect_due:
+                self._end("no CONNECT in time")
+            return
+        client = self.client
+        if client.samplers.sample(self.fileno, now):
+            client.link_changed()
+        look_again_at = client.outbox.look_again_at
+        if look_again_at is not None and now >= look_again_at:
+            client.wants_pump = True
+
+    def __str__(self) -> str:
+        """Name the client for the log."""
+        client_id = self.link.client_id
+        return f"client {client_id} ({self._peer})" if client_id else f"client at {self._peer}"
+
+    # -- CONNECT and CONNACK ------------------------------------------------------------------
+
+    def _receive_connect(self, chunk: bytes) -> None:
+        """Collect the CONNECT; what comes with it follows it upstream.
+
+        Raises:
+            PeerError: this is no CONNECT.
+        """
+        data = self._buffer.receive_data(chunk)
+        if not data:
+            return
+        if data[0] != _FIRST_BYTE_OF_CONNECT:  # [MQTT-3.1.0-1]
+            raise ProtocolError(f"first byte: read 0x{data[0]:02X}; allowed: 0x10, CONNECT")
+        start, length = read_remaining_length(data, 0)
+        stop = start + length
+        if not start or stop > len(data):
+            self._buffer.unread(data, 0)
+            return
+        if stop > MAX_CONNECT_BYTES:
+            raise packet_too_large(stop, MAX_CONNECT_BYTES)
+        connect = cast("Connect", read_packet(data[0], data[start:stop], ProtocolVersion.MQTT_5))
+        self._version = connect.protocol_version
+        self.link.client_id = connect.client_id
+        self.link.username = connect.username
+        self.client = ClientSide(self._shared, self.link, self._version)
+        self._stream = ClientStream(
+            self._version, self._limits.maximum_packet_size, self._acknowledged
+        )
+        self.wants_broker = True
+        self._connect_due = None
+        self._to_broker.append(without_topic_aliases(connect, data[:stop]))
+        self._stream.receive_data(data[stop:], self._to_broker)
+
+    def _acknowledged(self, packet_type: int, packet_id: int, reason_code: int) -> bool:
+        return self.client.acknowledged(packet_type, packet_id, reason_code, self._received_at)
+
+    def _look_for_connack(self, now: float) -> None:
+        """Take note of the broker's answer to CONNECT, once."""
+        body, self.client.connack = self.client.connack, None
+        if body is None or self._is_accepted:
+            return
+        connack = cast("ConnAck", read_packet(PacketType.CONNACK << 4, body, self._version))
+        if connack.reason_code:
+            self._shared.logger.info(
+                "%s: refused by the broker: %s", self, describe_reason_code(connack.reason_code)
+            )
+            return
+        self.link.client_id = connack.properties.get(
+            "assigned_client_identifier", self.link.client_id
+        )
+        self._is_accepted = True
+        self.client.wants_pump = True
+        self.client.samplers.connected(now)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def _peer_failed(self, direction: Direction, error: PeerError) -> None:
+        """End for what one side sent."""
+        self._shared.logger.warning("%s: closed: the %s sent: %s", self, direction.sender, error)
+        if direction is Direction.DOWNSTREAM:
+            self._disconnect(ReasonCode.UNSPECIFIED_ERROR)
+        elif self._is_accepted:
+            self._disconnect(error.reason_code)
+        else:
+            self._refuse(error.reason_code)
+        self._end(f"{direction.sender} sent: {error}")
+
+    def _disconnect(self, reason_code: ReasonCode) -> None:
+        """Send an accepted MQTT 5 client a DISCONNECT [MQTT-3.14.0-1]."""
+        if self._is_accepted and self._version == ProtocolVersion.MQTT_5:
+            self._last_words.append(write_packet(Disconnect(reason_code), self._version))
+
+    def _refuse(self, reason_code: ReasonCode) -> None:
+        """Send the CONNACK of a refusal, where the version has a word for it.
+
+        Until a CONNECT says otherwise, the version is 3.1.1.
+        """
+        if self._version == ProtocolVersion.MQTT_5 or reason_code in CONNACK_RETURN_CODES:
+            connack = ConnAck(session_present=False, reason_code=reason_code)
+            self._last_words.append(write_packet(connack, self._version))
+
+    def _end(self, reason: str) -> None:
+        """Close the account, once."""
+        if self.is_closing:
+            return
+        self.is_closing = True
+        shared = self._shared
+        if self.wants_broker:
+            self.client.close()
+            shared.ended.add(self.client.ledger)
+        account = ""
+        if self._is_accepted:
+            shared.n_ended += 1
+            account = f"; {describe(self.client.ledger)}"
+        shared.logger.info("%s: ended: %s%s", self, reason, account)
+
+
+def without_topic_aliases(connect: Connect, frame: bytes) -> bytes:
+    """Return a CONNECT that lets the broker use no Topic Aliases [MQTT-3.1.2-27].
+
+    Args:
+        connect: as read.
+        frame: its bytes; returned as they are where they say so already.
+    """
+    if not connect.properties.get("topic_alias_maximum"):
+        return frame
+    properties = {k: v for k, v in connect.properties.items() if k != "topic_alias_maximum"}
+    return write_packet(
+        dataclasses.replace(connect, properties=properties), connect.protocol_version
+    )

@@ -1,0 +1,83 @@
+"""What all clients of one proxy share, and the account of those that are gone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from broker.extensions import DeliveryGate, LinkSampler
+from broker.ledger import Ledger
+from broker.outbox import OpenGate
+from edge_proxy.content_index import ContentIndex
+from edge_proxy.topic_cache import TopicCache
+
+if TYPE_CHECKING:
+    from edge_proxy.config import ProxyLimits
+
+
+def describe(ledger: Ledger) -> str:
+    """Return an account on one line.
+
+    What is outstanding waits here or is inflight; once a client has gone, it is left to the
+    broker, which sends it again to a session that persists.
+    """
+    by_reason = ", ".join(f"{reason} {n}" for reason, n in sorted(ledger.dropped.items()))
+    return (
+        f"messages matched {ledger.matched}, delivered {ledger.delivered}, "
+        f"expired {ledger.expired}, dropped {sum(ledger.dropped.values())}"
+        f"{f' ({by_reason})' if by_reason else ''}, left to the broker {ledger.outstanding()}; "
+        f"withheld {ledger.withheld_total}, released {ledger.released_total}"
+    )
+
+
+class Shared:
+    """What all clients of one proxy share.
+
+    Attributes:
+        limits: what one client may take.
+        gate: the delivery gate.
+        samplers: write what they learn of each client's path.
+        topics: what is known of each topic.
+        payloads: what waits, each payload once.
+        logger: for what an operator should know.
+        ended: the accounts of clients that are gone, added up.
+        n_ended: how many they are; those that the broker refused are not counted.
+        extension_errors: exceptions raised by plugins, by the name of what raised.
+    """
+
+    def __init__(
+        self,
+        limits: ProxyLimits,
+        *,
+        logger: logging.Logger,
+        gate: DeliveryGate | None = None,
+        samplers: Sequence[LinkSampler] = (),
+    ) -> None:
+        """Begin without clients.
+
+        Args:
+            limits: from the proxy's file.
+            logger: for what an operator should know.
+            gate: None for no withholding.
+            samplers: in the order of the file.
+        """
+        self.limits = limits
+        self.logger = logger
+        self.gate: DeliveryGate = gate if gate is not None else OpenGate()
+        self.samplers = tuple(samplers)
+        self.topics = TopicCache(self.gate.threshold_s, self.on_gate_error)
+        self.payloads = ContentIndex()
+        self.ended = Ledger()
+        self.n_ended = 0
+        self.extension_errors: dict[str, int] = {}
+
+    def on_gate_error(self, error: Exception) -> None:
+        """Log and count what the gate raised."""
+        self.on_extension_error(self.gate, error)
+
+    def on_extension_error(self, extension: object, error: Exception) -> None:
+        """Log and count what a plugin raised."""
+        name = type(extension).__name__
+        self.extension_errors[name] = self.extension_errors.get(name, 0) + 1
+        self.logger.error("extension %s failed: %r", name, error, exc_info=error)

@@ -1,0 +1,153 @@
+"""The sidecar: one listener, one broker behind it, and the plugins that withhold and probe."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+from broker.errors import ConfigError, ConfigProblem, PenstockError
+from broker.ledger import Ledger
+from broker.mqtt.reason_codes import ReasonCode
+from broker.plugin_loader import LoadedPlugins, check_packages, load_plugins
+from edge_proxy.config import ProxyConfig
+from edge_proxy.shared import Shared, describe
+from edge_proxy.transport import Driver
+
+BACKLOG: Final = 1024
+"""Connections that may wait to be accepted: a fleet that reconnects comes all at once."""
+
+DRAIN_SECONDS: Final = 5.0
+"""How long a stop waits for clients to take what is on its way to them."""
+
+
+class ListenError(PenstockError):
+    """The listener's address cannot be bound; the program ends with status 2."""
+
+
+class Sidecar:
+    """One proxy.
+
+    Attributes:
+        address: (host, port) that it is bound to, once started.
+        shared: what its clients share, once started.
+    """
+
+    def __init__(self, config: ProxyConfig, logger: logging.Logger | None = None) -> None:
+        """Make a proxy that is not running.
+
+        Args:
+            config: a checked proxy file.
+            logger: for what an operator should know; None for one named ``penstock.proxy``.
+        """
+        self._config = config
+        self._logger = logger or logging.getLogger("penstock.proxy")
+        self._plugins = LoadedPlugins()
+        self._server: asyncio.Server | None = None
+        self._driver: Driver
+        self.address = ("", 0)
+        self.shared: Shared
+
+    async def start(self) -> None:
+        """Start plugins, then listen.
+
+        Raises:
+            PenstockError: a plugin cannot start or the address cannot be bound; what was
+                started is stopped again.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self._close()
+            raise
+
+    async def _start(self) -> None:
+        check_packages()
+        config = self._config
+        plugins = load_plugins(config)
+        _check_plugins(plugins, config)
+        self.shared = Shared(
+            config.limits, logger=self._logger, gate=plugins.gate, samplers=plugins.samplers
+        )
+        self._driver = Driver(
+            self.shared,
+            config.broker_host,
+            config.broker_port,
+            timeout_seconds=config.broker_timeout_seconds,
+        )
+        self._plugins = plugins
+        for plugin in plugins.plugins:
+            await plugin.start()
+        loop = asyncio.get_running_loop()
+        host, port = config.listen_host, config.listen_port
+        try:
+            self._server = await loop.create_server(
+                self._driver.accept, host, port, backlog=BACKLOG, reuse_address=True
+            )
+        except OSError as error:
+            raise ListenError(f"listener: cannot bind {host or '*'}:{port}: {error}") from error
+        self.address = self._server.sockets[0].getsockname()[:2]
+        self._logger.info(
+            "listening on %s:%d for the broker at %s", *self.address, self._driver.broker_name
+        )
+
+    def ledger(self) -> Ledger:
+        """Return the account of all clients, gone and present, added up."""
+        total = Ledger()
+        total.add(self.shared.ended)
+        for pair_driver in self._driver.pairs:
+            pair = pair_driver.pair
+            if pair.wants_broker and not pair.is_closing:
+                total.add(pair.client.ledger)
+        return total
+
+    async def stop(self) -> None:
+        """Stop listening, say goodbye, free everything and log the totals."""
+        self._logger.info("stopping")
+        if self._server is not None:
+            self._server.close()
+        for pair_driver in list(self._driver.pairs):
+            pair_driver.close(ReasonCode.SERVER_SHUTTING_DOWN)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await self._driver.all_ended()
+        await self._close()
+        self._logger.info("served %d clients: %s", self.shared.n_ended, describe(self.ledger()))
+
+    async def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        if hasattr(self, "_driver"):
+            await self._driver.close()
+        plugins, self._plugins = self._plugins, LoadedPlugins()
+        for plugin in plugins.plugins:
+            try:
+                await plugin.close()
+            except Exception:  # one plugin's fault must not keep the others from closing
+                self._logger.exception("plugin %s did not close", type(plugin).__name__)
+
+
+def _check_plugins(loaded: LoadedPlugins, config: ProxyConfig) -> None:
+    """Refuse plugins that bring what a proxy has no use for.
+
+    Raises:
+        ConfigError: with one problem for each.
+    """
+    problems = []
+    for name, plugin in zip(config.plugins, loaded.plugins, strict=True):
+        brought = []
+        if plugin.sinks:
+            brought.append("a message sink")
+        if plugin.payload_store is not None:
+            brought.append("a payload store")
+        problems += [
+            ConfigProblem(
+                f"plugins.{name}",
+                f"a plugin with {what}",
+                "in a proxy, plugins with a delivery gate or a link sampler",
+            )
+            for what in brought
+        ]
+    if problems:
+        raise ConfigError(config.file, problems)

@@ -1,0 +1,77 @@
+"""What the proxy knows of a topic: its name and how long a message of it may be to be small."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from broker.errors import MalformedPacketError, ProtocolError
+from broker.mqtt.reason_codes import ReasonCode
+from broker.mqtt.topics import validate_topic
+
+MAX_TOPICS: Final = 10_000
+"""Topics known at a time, some 2 MB; a broker with more has the gate asked again."""
+
+
+class KnownTopic(NamedTuple):
+    """One Topic Name.
+
+    Attributes:
+        name: Topic Name.
+        threshold_s: payload bytes above which a message is large; `sys.maxsize` for never.
+    """
+
+    name: str
+    threshold_s: int
+
+
+class TopicCache:
+    """Topics by their bytes, for all clients."""
+
+    def __init__(
+        self, threshold_s: Callable[[str], int | None], on_error: Callable[[Exception], None]
+    ) -> None:
+        """Know no topic.
+
+        Args:
+            threshold_s: the gate's question of the same name.
+            on_error: told of what it raised; messages of the topic are then small.
+        """
+        self._threshold_s = threshold_s
+        self._on_error = on_error
+        self._known: dict[bytes, KnownTopic] = {}
+
+    def look_up(self, topic_bytes: bytes) -> KnownTopic:
+        """Return what is known of a topic.
+
+        Raises:
+            MalformedPacketError: it is no Topic Name.
+            ProtocolError: it is empty, as it is behind a Topic Alias.
+        """
+        known = self._known.get(topic_bytes)
+        if known is None:
+            known = self._new(topic_bytes)
+            if len(self._known) >= MAX_TOPICS:
+                self._known.clear()
+            self._known[topic_bytes] = known
+        return known
+
+    def _new(self, topic_bytes: bytes) -> KnownTopic:
+        if not topic_bytes:
+            raise ProtocolError(
+                "PUBLISH with an empty topic; allowed: a Topic Name, as Topic Alias Maximum is 0 "
+                "[MQTT-3.1.2-27]",
+                ReasonCode.TOPIC_ALIAS_INVALID,
+            )
+        try:
+            name = topic_bytes.decode()
+        except UnicodeDecodeError:
+            raise MalformedPacketError("Topic Name: read no UTF-8; allowed: UTF-8") from None
+        validate_topic(name)
+        try:
+            threshold_s = self._threshold_s(name)
+        except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop delivery)
+            self._on_error(error)
+            threshold_s = None
+        return KnownTopic(name, sys.maxsize if threshold_s is None else threshold_s)

@@ -1,0 +1,314 @@
+"""The asyncio side of a pair: two transports, one timer, and the connection to the broker.
+
+The only module that writes to a transport. After each event `PairDriver.serve` does what the
+pair wants: writes both ways, moves on what waits while the client has room, starts and stops
+reading, opens the connection to the broker, closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final, cast
+
+from broker.mqtt.reason_codes import ReasonCode
+from edge_proxy.direction import Direction
+from edge_proxy.pair import Pair
+from edge_proxy.shared import Shared
+
+MAX_TURNS: Final = 16
+"""Times one pair may pump and write before the others have their turn."""
+
+CLOSE_TIMEOUT_SECONDS: Final = 5.0
+"""How long a connection that is closed may take to send what was put before the close."""
+
+
+class Driver:
+    """All pairs of one proxy on the event loop; all of it on the loop's thread.
+
+    Attributes:
+        shared: of the proxy.
+        pairs: those that run.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, shared: Shared, broker_host: str, broker_port: int, *, timeout_seconds: float
+    ) -> None:
+        """Make it, inside a running event loop.
+
+        Args:
+            shared: of the proxy.
+            broker_host: where the broker is.
+            broker_port: its TCP port.
+            timeout_seconds: time for a connection to it to stand.
+        """
+        self.shared = shared
+        self.pairs: set[PairDriver] = set()
+        self.clock: Callable[[], float] = time.monotonic
+        self._broker = (broker_host, broker_port)
+        self._timeout_seconds = timeout_seconds
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._none_left: asyncio.Future[None] | None = None
+
+    @property
+    def broker_name(self) -> str:
+        """Address of the broker, for the log."""
+        return f"{self._broker[0]}:{self._broker[1]}"
+
+    def accept(self) -> asyncio.Protocol:
+        """Return the protocol of a client that connects."""
+        return _Side(PairDriver(self), Direction.UPSTREAM)
+
+    def dial(self, pair_driver: PairDriver) -> asyncio.Task[None]:
+        """Open a connection to the broker for a pair, which is told of the outcome."""
+        task = asyncio.get_running_loop().create_task(self._dial(pair_driver), name="dial")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _dial(self, pair_driver: PairDriver) -> None:
+        host, port = self._broker
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                await asyncio.get_running_loop().create_connection(
+                    lambda: _Side(pair_driver, Direction.DOWNSTREAM), host, port
+                )
+        except (OSError, TimeoutError) as error:
+            why = str(error) or f"no answer in {self._timeout_seconds:g} s"
+            pair_driver.broker_unreachable(f"no connection to {self.broker_name}: {why}")
+
+    def ended(self, pair_driver: PairDriver) -> None:
+        """Both connections of a pair are gone."""
+        self.pairs.discard(pair_driver)
+        if not self.pairs and self._none_left is not None and not self._none_left.done():
+            self._none_left.set_result(None)
+
+    async def all_ended(self) -> None:
+        """Wait until no pair runs."""
+        if self.pairs:
+            self._none_left = asyncio.get_running_loop().create_future()
+            await self._none_left
+
+    async def close(self) -> None:
+        """Drop what is left, at once."""
+        for pair_driver in list(self.pairs):
+            pair_driver.abort()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class PairDriver:
+    """Runs one pair.
+
+    Attributes:
+        pair: what is driven; once the client's transport is there.
+        logger: of the proxy.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        """Wait for a client.
+
+        Args:
+            driver: of the proxy.
+        """
+        self._driver = driver
+        self._loop = asyncio.get_running_loop()
+        self.logger: logging.Logger = driver.shared.logger
+        self.pair: Pair
+        self._transports: dict[Direction, asyncio.Transport] = {}
+        self._is_reading = {Direction.UPSTREAM: True, Direction.DOWNSTREAM: True}
+        self._dialling: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._close_timer: asyncio.TimerHandle | None = None
+
+    # -- told by the two sides ------------------------------------------------------------
+
+    def connected(self, direction: Direction, transport: asyncio.Transport) -> None:
+        """A transport is there from which bytes go `direction`."""
+        now = self._driver.clock()
+        if direction is Direction.UPSTREAM:
+            limits = self._driver.shared.limits
+            transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
+            peer = transport.get_extra_info("peername") or ("", 0)
+            self.pair = Pair(self._driver.shared, f"{peer[0]}:{peer[1]}", now)
+            sock = transport.get_extra_info("socket")
+            self.pair.fileno = -1 if sock is None else sock.fileno()
+            self._driver.pairs.add(self)
+        elif self.pair.is_closing:
+            transport.abort()
+            return
+        else:
+            self.pair.broker_connected()
+        self._transports[direction] = transport
+        self.serve()
+
+    def received(self, direction: Direction, chunk: bytes) -> None:
+        """Bytes have come that go `direction`."""
+        try:
+            self.pair.receive_data(direction, chunk, self._driver.clock())
+        except Exception:  # the proxy's own fault must end one pair, not all
+            self.logger.exception("%s: closed after a fault of the proxy", self.pair)
+            self.pair.close(ReasonCode.UNSPECIFIED_ERROR)
+        self.serve()
+
+    def paused(self, direction: Direction) -> None:
+        """The transport that takes what goes `direction` is full.
+
+        That happens only while `serve` writes, which then sees to the rest.
+        """
+        self.pair.pause_sending(direction)
+
+    def resumed(self, direction: Direction) -> None:
+        """It has room again."""
+        self.pair.resume_sending(direction)
+        self.serve()
+
+    def lost(self, direction: Direction, error: Exception | None) -> None:
+        """The transport from which bytes went `direction` is gone."""
+        if self._transports.pop(direction, None) is None:
+            return
+        if direction is Direction.UPSTREAM:
+            self.pair.fileno = -1
+        self.pair.connection_lost(direction, f"broke: {error}" if error else "")
+        self.serve()
+
+    def broker_unreachable(self, reason: str) -> None:
+        """There will be no connection to the broker."""
+        self.pair.broker_unreachable(reason)
+        self.serve()
+
+    def close(self, reason_code: ReasonCode) -> None:
+        """End the pair in good order."""
+        self.pair.close(reason_code)
+        self.serve()
+
+    def abort(self) -> None:
+        """Drop both connections without sending what is left."""
+        self.pair.close(ReasonCode.UNSPECIFIED_ERROR)
+        for transport in list(self._transports.values()):
+            transport.abort()
+
+    # -- what the pair wants ----------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Do what the pair wants."""
+        pair = self.pair
+        now = self._driver.clock()
+        client = self._transports.get(Direction.UPSTREAM)
+        for _turn in range(MAX_TURNS):
+            pair.pump(0 if client is None else client.get_write_buffer_size(), now)
+            # What goes upstream stays in the pair until there is a connection to the broker.
+            wrote_up = self._write(Direction.DOWNSTREAM, Direction.UPSTREAM)
+            wrote_down = self._write(Direction.UPSTREAM, Direction.DOWNSTREAM)
+            if not wrote_up and not wrote_down:
+                break
+        else:
+            self._loop.call_soon(self.serve)
+        if pair.is_closing:
+            self._close()
+            return
+        if pair.wants_broker and self._dialling is None:
+            self._dialling = self._driver.dial(self)
+        for direction, transport in self._transports.items():
+            self._read_or_not(direction, transport)
+        self._set_timer(now)
+
+    def _write(self, side: Direction, direction: Direction) -> bool:
+        """Write what goes `direction` to the transport of `side`; return whether it was any."""
+        transport = self._transports.get(side)
+        if transport is None:
+            return False
+        out = self.pair.data_to_send(direction)
+        if not out or transport.is_closing():
+            return False
+        if len(out) == 1:
+            transport.write(out[0])
+        else:
+            transport.writelines(out)
+        return True
+
+    def _read_or_not(self, direction: Direction, transport: asyncio.Transport) -> None:
+        wants_reading = self.pair.wants_reading(direction)
+        if wants_reading == self._is_reading[direction] or transport.is_closing():
+            return
+        self._is_reading[direction] = wants_reading
+        if wants_reading:
+            transport.resume_reading()
+        else:
+            transport.pause_reading()
+
+    def _set_timer(self, now: float) -> None:
+        at = self.pair.next_deadline()
+        if at is None:
+            return
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_later(max(0.0, at - now), self._timer_due)
+
+    def _timer_due(self) -> None:
+        self._timer = None
+        self.pair.handle_timeout(self._driver.clock())
+        self.serve()
+
+    def _close(self) -> None:
+        """Close what is open once it has sent the rest, and not much later."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._dialling is not None:
+            self._dialling.cancel()
+        if not self._transports:
+            if self._close_timer is not None:
+                self._close_timer.cancel()
+            self._driver.ended(self)
+        elif self._close_timer is None:
+            for transport in self._transports.values():
+                transport.close()
+            self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_SECONDS, self.abort)
+
+
+class _Side(asyncio.Protocol):
+    """One of the two network connections of a pair."""
+
+    def __init__(self, driver: PairDriver, direction: Direction) -> None:
+        """Wait for the connection.
+
+        Args:
+            driver: of the pair.
+            direction: where the bytes go that it receives: UPSTREAM for the client's.
+        """
+        self._driver = driver
+        self._direction = direction
+        self._other = (
+            Direction.DOWNSTREAM if direction is Direction.UPSTREAM else Direction.UPSTREAM
+        )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection stands."""
+        # uvloop's transports are asyncio's by contract and not by class.
+        self._driver.connected(self._direction, cast("asyncio.Transport", transport))
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        self._driver.received(self._direction, data)
+
+    def pause_writing(self) -> None:
+        """The transport has too many unsent bytes."""
+        self._driver.paused(self._other)
+
+    def resume_writing(self) -> None:
+        """It has room again."""
+        self._driver.resumed(self._other)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._driver.lost(self._direction, exc)
