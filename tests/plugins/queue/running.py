@@ -40,6 +40,10 @@ class Receipts:
         """Note the outcome of one message."""
         self.codes.append(reason_code)
 
+    def have(self, codes: Sequence[int]) -> bool:
+        """Say whether these and no others have come."""
+        return self.codes == list(codes)
+
 
 class LostPayload:
     """A payload whose store cannot read it back."""

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from plugins.queue.client import QueueClient, QueueError
+from plugins.queue.gateway import main
+from tests.plugins.queue.running import LONG_SECONDS
+
+POLICY = """
+plugins:
+  queue:
+    path: queue.db
+    http: 127.0.0.1:0
+    queues:
+      work: {topics: [a/#]}
+      log: {topics: [a/#], readers: offsets, physical_queues: 2}
+"""
+
+
+@contextmanager
+def running_gateway(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start ``penstock queue`` in a folder; yield the process and its URL."""
+    (folder / "policy.yaml").write_text(POLICY)
+    command = [sys.executable, "-m", "plugins.queue.gateway", "-c", "policy.yaml"]
+    root = Path(__file__).resolve().parents[3]
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(root)},
+    ) as process:
+        try:
+            assert process.stderr is not None
+            told = ""
+            while (found := re.search(r"listens on (http://\S+)", told)) is None:
+                line = process.stderr.readline()
+                assert line, f"the gateway ended at its start:\n{told}"
+                told += line
+            yield process, found[1]
+        finally:
+            process.kill()
+
+
+def test_gateway_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    """The program answers over HTTP, ends with status 0, and its messages are there next time."""
+    with running_gateway(tmp_path) as (process, url):
+        QueueClient(url).enqueue("work", [("a", b"kept")])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LONG_SECONDS) == 0
+    with running_gateway(tmp_path) as (process, url):
+        client = QueueClient(url)
+        assert [one.payload for one in client.dequeue("work", wait_seconds=5)] == [b"kept"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LONG_SECONDS) == 0
+
+
+def test_nothing_acknowledged_is_lost_when_the_process_is_killed(tmp_path: Path) -> None:
+    """Whenever the process dies, what it had answered for is stored, once and in order."""
+    acknowledged: list[bytes] = []
+    lock = threading.Lock()
+
+    def enqueue(url: str, name: str) -> None:
+        client = QueueClient(url)
+        try:
+            for n in range(1_000_000):
+                payload = f"{name}-{n}".encode()
+                client.enqueue("log", [("a", payload)])
+                with lock:
+                    acknowledged.append(payload)
+        except QueueError:
+            pass
+
+    for kill in range(3):
+        with running_gateway(tmp_path) as (process, url):
+            threads = [
+                threading.Thread(target=enqueue, args=(url, f"{kill}-{n}")) for n in range(4)
+            ]
+            for thread in threads:
+                thread.start()
+            before = len(acknowledged)
+            deadline = time.monotonic() + LONG_SECONDS
+            while len(acknowledged) < before + 50 * (kill + 1) and time.monotonic() < deadline:
+                time.sleep(0.005)
+            process.kill()
+            for thread in threads:
+                thread.join()
+    with running_gateway(tmp_path) as (_, url):
+        client = QueueClient(url)
+        stored: list[bytes] = []
+        for number, (earliest, behind) in client.offsets("log").items():
+            batch = client.read_range("log", number, earliest, behind)
+            assert batch.offset == list(range(earliest, behind))
+            stored += batch.payload
+    assert len(acknowledged) >= 300
+    assert set(acknowledged) <= set(stored)
+    assert len(set(stored)) == len(stored)
+
+
+def test_second_gateway_on_the_same_file_is_refused(tmp_path: Path) -> None:
+    """Another process is told who has the file and ends with status 2."""
+    with running_gateway(tmp_path) as (process, _):
+        ended = subprocess.run(
+            [sys.executable, "-m", "plugins.queue.gateway", "-c", "policy.yaml"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[3])},
+        )
+        assert ended.returncode == 2
+        assert f"queue.db: in use by process {process.pid}" in ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("plugins: {}", "policy.yaml: plugins.queue: read nothing; allowed: the queues to serve"),
+        (
+            "plugins: {queue: {queues: {q: {n: 1}}}}",
+            "plugins.queue.queues.q.n: read an unknown key",
+        ),
+        ("plugins: {queue: {http: null, queues: {q: {}}}}", "plugins.queue.http: read null"),
+        (
+            "plugins: {queue: {path: no/queue.db, queues: {q: {}}}}",
+            "no/queue.db.lock cannot be made",
+        ),
+        (
+            "plugins: {queue: {http: '203.0.113.9:80', engine: memory, queues: {q: {}}}}",
+            "http: read 203",
+        ),
+    ],
+)
+def test_file_that_cannot_be_used_ends_with_status_2(
+    text: str,
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A user's mistake is told in words, and the program ends with status 2."""
+    monkeypatch.chdir(tmp_path)
+    Path("policy.yaml").write_text(text)
+    assert main(["-c", "policy.yaml"]) == 2
+    shown = capsys.readouterr().err
+    assert told in shown
+    assert "Traceback" not in shown
+
+
+def test_missing_argument_ends_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """The program asks for its policy file."""
+    assert main([]) == 2
+    assert "--config" in capsys.readouterr().err
+
+
+def test_help_ends_with_status_0(capsys: pytest.CaptureFixture[str]) -> None:
+    """The program says what it is for."""
+    assert main(["--help"]) == 0
+    assert "without a broker" in capsys.readouterr().out
