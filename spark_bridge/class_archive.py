@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -46,7 +45,7 @@ def write_class_archive(archive: Path) -> None:
             _end_java(spark)
         if not written.is_file():
             raise ClassArchiveError(f"Java wrote no class archive to {archive.parent}")
-        os.replace(written, archive)  # noqa: PTH105 - the atomic one, whatever is there
+        written.replace(archive)
 
 
 def _rehearse(spark: SparkSession, folder: Path) -> None:

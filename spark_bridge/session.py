@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shlex
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -54,11 +56,43 @@ def class_archive_path(java: Java, environment: Mapping[str, str]) -> Path:
     An archive fits one Java, one set of jars at one place and one garbage collector; all of them
     are in the file's name, so that none is ever used for another.
     """
-    cache = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     jars = Path(pyspark.__file__).parent / "jars"
     fitting = f"{java.program} {java.version} {jars} {' '.join(_LONG_RUN_JAVA)}"
     digest = hashlib.sha256(fitting.encode()).hexdigest()[:12]
-    return Path(cache) / "penstock" / f"spark-{pyspark.__version__}-{digest}.jsa"
+    return _cache_folder(environment) / f"spark-{pyspark.__version__}-{digest}.jsa"
+
+
+def _cache_folder(environment: Mapping[str, str]) -> Path:
+    cache = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "penstock"
+
+
+def worker_python(environment: Mapping[str, str]) -> Path:
+    """Return the program that starts this Python for Spark's workers.
+
+    Spark puts a zip of itself first on the path of its Python processes, of which half a dozen
+    take part in one query. Each then compiles Spark's modules anew, for half a second. The same
+    modules stand compiled in this environment, so a script takes the zip off the path.
+    """
+    own_path = environment.get("PYTHONPATH", "")
+    text = (
+        "#!/bin/sh\n"
+        f"export PYTHONPATH={shlex.quote(own_path)}\n"
+        f'exec {shlex.quote(sys.executable)} "$@"\n'
+    )
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    script = _cache_folder(environment) / f"python-{digest}"
+    if not script.is_file():
+        try:
+            script.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=script.parent, delete=False) as file:
+                file.write(text)
+            Path(file.name).chmod(0o700)
+            Path(file.name).replace(script)
+        except OSError:
+            # Nowhere to write: slower, and as good.
+            return Path(sys.executable)
+    return script
 
 
 def java_options(*, short_run: bool, archive: Path | None, write_archive: bool = False) -> str:
@@ -70,10 +104,10 @@ def java_options(*, short_run: bool, archive: Path | None, write_archive: bool =
         write_archive: write the archive when Java ends instead of using it.
     """
     options = list(_SHORT_RUN_JAVA if short_run else _LONG_RUN_JAVA)
-    if archive is not None and write_archive:
-        options.append(f"-XX:ArchiveClassesAtExit={archive}")
-    elif archive is not None and archive.is_file():
-        options += [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto"]
+    if archive is not None and (write_archive or archive.is_file()):
+        use = "ArchiveClassesAtExit" if write_archive else "SharedArchiveFile"
+        # Java writes to standard output about each class that cannot stand in an archive.
+        options += [f"-XX:{use}={archive}", "-Xshare:auto", "-Xlog:disable"]
     return " ".join(options)
 
 
@@ -99,6 +133,7 @@ def build_session(
     chosen = dict(_SETTINGS)
     if master.startswith("local"):
         chosen |= _LOCAL_SETTINGS
+        os.environ["PYSPARK_PYTHON"] = str(worker_python(os.environ))
     if java_settings:
         chosen["spark.driver.extraJavaOptions"] = java_settings
     chosen |= settings or {}
