@@ -304,6 +304,22 @@ def test_first_bytes_that_are_no_packet() -> None:
     assert refused == set(range(256)) - exist
 
 
+@pytest.mark.parametrize(
+    ("first_byte", "reason"),
+    [
+        (0x0F, "packet type: read 0; allowed: 1 to 15"),
+        (0x37, "PUBLISH with QoS 3; allowed: 0, 1, 2"),
+        (0x3E, "PUBLISH with QoS 3; allowed: 0, 1, 2"),
+        (0x39, "PUBLISH with QoS 0 and DUP"),
+        (0xC6, "PINGREQ with flags 0x6; allowed: those of Table 2-2"),
+    ],
+)
+def test_error_of_a_first_byte_says_what_is_wrong_with_it(first_byte: int, reason: str) -> None:
+    """Type, QoS, DUP and flags are told apart."""
+    with pytest.raises(MalformedPacketError, match=reason):
+        read_packet(first_byte, b"", 5)
+
+
 def test_connect_says_its_own_version() -> None:
     """The version argument is not looked at before a CONNECT has set it."""
     for given_version in (4, 5):
