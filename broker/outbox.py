@@ -22,11 +22,15 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from broker.extensions import DeliveryGate, Verdict
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
+
+MIN_LOOK_AGAIN_SECONDS: Final = 0.001
+"""A gate that wants to look again at once, for a rounding error maybe, is not asked sooner."""
 
 
 class OpenGate:
@@ -295,9 +299,12 @@ class Outbox:
         if large.withheld_since is None:
             large.withheld_since = now
             self._ledger.withheld_total += 1
-        self.look_again_at = verdict.look_again_at
+        again = verdict.look_again_at
+        if again is not None:
+            again = max(again, now + MIN_LOOK_AGAIN_SECONDS)
         if expires_at is not None:
-            self.look_again_at = min(expires_at, verdict.look_again_at or expires_at)
+            again = expires_at if again is None else min(expires_at, again)
+        self.look_again_at = again
         return False
 
     def _decide(self, large: Delivery, now: float) -> Verdict:

@@ -157,6 +157,17 @@ def test_the_gate_is_asked_again_only_for_news_or_at_its_time() -> None:
     assert box.look_again_at is None
 
 
+def test_a_gate_that_wants_to_look_again_at_once_is_not_asked_in_a_circle() -> None:
+    """A time that is not in the future is a millisecond away."""
+    gate = Gate()
+    gate.is_open = False
+    gate.look_again_at = 1.0
+    box, _, _ = outbox(gate)
+    box.add(delivery("L", "cam", size=100))
+    assert box.take(2.0) is None
+    assert box.look_again_at == 2.001
+
+
 def test_a_stream_of_small_messages_does_not_starve_a_large_one() -> None:
     """As many small bytes pass as the large message has, then it is its turn."""
     box, _, _ = outbox()

@@ -70,7 +70,8 @@ class VirtualBroker:
         self.now = end
 
     def connect(self, client_id: str = "c", version: int = 5, **options: Any) -> VirtualClient:
-        """Connect a client and take its CONNACK off its inbox."""
+        """Connect a client, without keep-alive unless asked for, and take its CONNACK."""
+        options.setdefault("keep_alive", 0)
         client = VirtualClient(self, version)
         client.send(Connect(client_id=client_id, protocol_version=version, **options))
         client.connack = client.take(ConnAck)

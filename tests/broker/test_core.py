@@ -1,0 +1,119 @@
+"""Routing and what all connections share, on a virtual clock."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Awaitable
+from typing import Any
+
+from broker.events import Listeners
+from broker.extensions import Action, ConnectAttempt, SessionView
+from broker.message import Message
+from tests.helpers.virtual import VirtualBroker
+
+
+class SlowToReceive:
+    """Access control that takes a wait to say who may receive."""
+
+    checks_publish = False
+    checks_subscribe = False
+    checks_receive = True
+
+    def authenticate(self, attempt: ConnectAttempt) -> bool:
+        """Let everybody in."""
+        del attempt
+        return True
+
+    def authorize(self, session: SessionView, topic: str, action: Action) -> bool | Awaitable[bool]:
+        """Say yes after a wait."""
+        del session, topic, action
+        return _Yes()
+
+
+class _Yes:
+    def __await__(self) -> Any:
+        yield "waiting"
+        return True
+
+
+def test_the_brokers_own_messages_reach_subscribers_and_are_retained() -> None:
+    """As $SYS does; nobody waits for an acknowledgement of them."""
+    broker = VirtualBroker()
+    client = broker.connect()
+    client.subscribe("$SYS/#", 1)
+    broker.core.publish(Message("$SYS/x", b"1", qos=1, retain=True), broker.now)
+    broker.settle()
+    assert client.acknowledge() == [b"1"]
+    late = broker.connect("late")
+    late.subscribe("$SYS/x")
+    assert late.payloads() == [b"1"]
+
+
+def test_messages_of_the_broker_wait_for_access_control_in_a_task() -> None:
+    """What has to wait is handed to the driver, and then delivered."""
+    broker = VirtualBroker(access=SlowToReceive())
+    client = broker.connect()
+    client.subscribe("t")
+    broker.core.publish(Message("t", b"x"), broker.now)
+    (rest,) = broker.waiting
+    assert client.inbox == []
+    try:
+        while True:
+            rest.send(None)
+    except StopIteration:
+        broker.settle()
+    assert client.payloads() == [b"x"]
+
+
+def test_a_connection_is_on_the_list_once_and_wakes_the_driver_outside_its_turn() -> None:
+    """The driver is called when nobody would look otherwise, and only then."""
+    woken: list[int] = []
+    broker = VirtualBroker()
+    broker.core._wake = lambda: woken.append(1)
+    client = broker.connect()
+    woken.clear()
+    client.send_bytes(b"\xc0\x00")
+    assert woken == []
+    client.connection.want_pump()
+    broker.core.touch(client.connection)
+    assert woken == [1]
+    assert broker.core.take_touched() == [client.connection]
+    assert broker.core.take_touched() == []
+
+
+def test_only_plain_brokers_take_the_fast_path() -> None:
+    """A listener for single messages or packets sees all of them, so nothing may pass it by."""
+    seen: list[object] = []
+    for name in ("message_received", "message_routed", "packet_received", "packet_sent"):
+        listeners = Listeners(**{name: (seen.append,)})
+        assert not VirtualBroker(listeners=listeners).core.is_plain
+    assert not VirtualBroker(access=SlowToReceive()).core.is_plain
+    assert VirtualBroker(listeners=Listeners(client_connected=(seen.append,))).core.is_plain
+
+
+def test_a_subscriber_that_changes_its_version_is_served_in_the_new_one() -> None:
+    """Plans are made for a version; a session may come back in another."""
+    broker = VirtualBroker()
+    publisher = broker.connect("p", 4)
+    client = broker.connect("s", 4, clean_start=False)
+    client.subscribe("t")
+    for _ in range(2):
+        publisher.publish("t", b"old")
+    assert client.payloads() == [b"old", b"old"]
+    client.lose()
+    client = broker.connect("s", 5, clean_start=False)
+    for _ in range(2):
+        publisher.publish("t", b"new")
+    assert client.payloads() == [b"new", b"new"]
+
+
+def test_the_core_imports_no_io() -> None:
+    """A1: bytes and `now` in, bytes and objects out; nothing of the network or the clock."""
+    blocked = "asyncio socket ssl selectors uvloop aiohttp amqtt yaml pydantic".split()
+    program = (
+        "import sys\n"
+        f"for name in {blocked!r}: sys.modules[name] = None\n"
+        "import broker.core, broker.connection, broker.handlers\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

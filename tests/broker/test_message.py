@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from broker.message import Message
+from broker.payload import ReferenceStore
+
+
+def test_a_message_has_the_bytes_of_its_topic_and_the_size_of_its_payload() -> None:
+    """Worked out once, used for every subscriber."""
+    message = Message("temperatur/küche", b"21.5", qos=1)
+    assert message.topic_bytes == "temperatur/küche".encode()
+    assert message.payload_bytes == 4
+    assert message.properties == {}
+
+
+def test_showing_a_message_shows_no_payload() -> None:
+    """L1: no payload in logs."""
+    assert "secret" not in repr(Message("t", b"secret"))
+
+
+def test_the_reference_store_keeps_the_very_object() -> None:
+    """Paper 002, lazy allocation: one payload however many wait for it."""
+    payload = b"x" * 1000
+    message = Message("t", ReferenceStore().keep(payload))
+    assert message.read_payload() is payload
+
+
+class _Handle:
+    def __len__(self) -> int:
+        return 3
+
+    def read(self) -> bytes:
+        """Return what a store has kept elsewhere."""
+        return b"abc"
+
+
+def test_a_payload_kept_elsewhere_is_read_when_it_is_needed() -> None:
+    """A handle stands for the payload, and knows its size without reading it."""
+    message = Message("t", _Handle())
+    assert message.payload_bytes == 3
+    assert message.read_payload() == b"abc"
