@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+
+from broker.errors import ProtocolError
+from broker.message import Message
+from broker.mqtt.enums import PacketType
+from broker.mqtt.reason_codes import ReasonCode
+from broker.outbox import Delivery
+from edge_proxy.ack_map import AckMap, Outcome
+
+PUBACK, PUBREC, PUBCOMP = PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP
+
+
+def held(acks: AckMap, packet_id: int, qos: int = 1, expires_at: float | None = None) -> Delivery:
+    """Let a message wait."""
+    delivery = Delivery(Message("t", b"x", expires_at=expires_at), qos)
+    delivery.packet_id = packet_id
+    assert acks.expect(packet_id, qos, is_dup=False)
+    acks.hold(delivery)
+    return delivery
+
+
+def test_puback_of_what_was_sent_ends_it() -> None:
+    """QoS 1: PUBACK frees the packet id; a second one is the broker's to judge."""
+    acks = AckMap()
+    acks.expect(7, 1, is_dup=False)
+    assert (len(acks), acks.n_inflight) == (1, 1)
+    assert acks.acknowledge(PUBACK, 7, 0) is Outcome.DELIVERED
+    assert acks.acknowledge(PUBACK, 7, 0) is Outcome.UNKNOWN
+    assert len(acks) == 0
+    assert acks.expect(7, 1, is_dup=False)
+
+
+def test_an_acknowledgement_of_what_waits_is_held_back() -> None:
+    """The client has never seen the message: the broker must not hear that it has."""
+    acks = AckMap()
+    held(acks, 7)
+    assert acks.n_inflight == 0
+    for packet_type in (PUBACK, PUBREC, PUBCOMP):
+        assert acks.acknowledge(packet_type, 7, 0) is Outcome.HELD
+    assert acks.sent(7) is False
+    assert acks.acknowledge(PUBACK, 7, 0) is Outcome.DELIVERED
+
+
+def test_qos_2_is_delivered_by_pubcomp() -> None:
+    """PUBREC, however often, then PUBCOMP, whatever its reason code."""
+    acks = AckMap()
+    acks.expect(7, 2, is_dup=False)
+    assert acks.acknowledge(PUBREC, 7, 0) is Outcome.RECEIVED
+    assert acks.acknowledge(PUBREC, 7, ReasonCode.NO_MATCHING_SUBSCRIBERS) is Outcome.RECEIVED
+    code = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+    assert acks.acknowledge(PUBCOMP, 7, code) is Outcome.DELIVERED
+    assert len(acks) == 0
+
+
+@pytest.mark.parametrize(("packet_type", "qos"), [(PUBACK, 1), (PUBREC, 2)])
+def test_a_reason_code_of_refusal_ends_it(packet_type: int, qos: int) -> None:
+    """[MQTT-4.4.0-2]: 0x80 or above ends the exchange, undelivered."""
+    acks = AckMap()
+    acks.expect(7, qos, is_dup=False)
+    assert acks.acknowledge(packet_type, 7, ReasonCode.QUOTA_EXCEEDED) is Outcome.REFUSED
+    assert len(acks) == 0
+
+
+@pytest.mark.parametrize(("packet_type", "qos"), [(PUBACK, 2), (PUBREC, 1), (PUBCOMP, 1)])
+def test_an_answer_of_another_qos_changes_nothing(packet_type: int, qos: int) -> None:
+    """It is the broker's to judge; the message stays inflight."""
+    acks = AckMap()
+    acks.expect(7, qos, is_dup=False)
+    assert acks.acknowledge(packet_type, 7, 0) is Outcome.UNKNOWN
+    assert acks.n_inflight == 1
+
+
+def test_a_repeat_is_recognised_and_reuse_is_refused() -> None:
+    """DUP of what is on its way is no new message; the same id without DUP is an error."""
+    acks = AckMap()
+    acks.expect(7, 1, is_dup=False)
+    assert acks.expect(7, 1, is_dup=True) is False
+    with pytest.raises(ProtocolError, match="packet id 7") as caught:
+        acks.expect(7, 1, is_dup=False)
+    assert caught.value.reason_code == ReasonCode.PACKET_IDENTIFIER_IN_USE
+    with pytest.raises(ProtocolError, match="read 0"):
+        acks.expect(0, 1, is_dup=False)
+
+
+def test_the_dup_flag_of_a_held_message_is_kept() -> None:
+    """[MQTT-3.3.1-1]: a repeat after a reconnect reaches the client as one."""
+    acks = AckMap()
+    delivery = Delivery(Message("t", b"x"), 1)
+    delivery.packet_id = 7
+    acks.expect(7, 1, is_dup=True)
+    acks.hold(delivery)
+    assert acks.sent(7) is True
+
+
+def test_what_expired_while_it_waited_is_returned_once() -> None:
+    """Only waiting messages expire here, at their time and not before."""
+    acks = AckMap()
+    early, late = held(acks, 1, expires_at=5.0), held(acks, 2, expires_at=9.0)
+    held(acks, 3, expires_at=5.0)
+    acks.sent(3)
+    held(acks, 4)
+    assert acks.take_expired(4.9) == []
+    assert acks.take_expired(5.0) == [early]
+    assert acks.take_expired(5.0) == []
+    assert acks.take_expired(9.0) == [late]
+    assert (acks.n_waiting, acks.n_inflight) == (1, 1)

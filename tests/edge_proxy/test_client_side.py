@@ -1,0 +1,497 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from broker.link import Link
+from broker.mqtt.packets import (
+    Disconnect,
+    Packet,
+    PingResp,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    SubAck,
+)
+from broker.mqtt.reason_codes import ReasonCode
+from broker.mqtt.writer import write_packet
+from edge_proxy.client_side import MAX_URGENT_BYTES
+from tests.helpers.pairs import DOWN, UP, SwitchGate, VirtualPair, publish
+
+VERSIONS = pytest.mark.parametrize("version", [4, 5])
+
+
+def withholding(version: int = 5, **options: Any) -> tuple[VirtualPair, SwitchGate]:
+    """Return a pair whose gate is closed, with one large message of `big` withheld."""
+    gate = SwitchGate()
+    pair = VirtualPair.connected(version, gate=gate, **options)
+    pair.broker_sends(publish("big", 200, packet_id=1))
+    assert pair.topics() == []
+    return pair, gate
+
+
+@VERSIONS
+def test_what_need_not_wait_passes_byte_for_byte(version: int) -> None:
+    """Small messages of every QoS and all other packets are the broker's very bytes."""
+    pair = VirtualPair.connected(version, gate=SwitchGate())
+    properties = {"user_property": [("b", "2"), ("a", "1")]} if version == 5 else {}
+    data = b"".join(
+        write_packet(packet, version)
+        for packet in (
+            publish("a", properties=properties),
+            PingResp(),
+            publish("b", packet_id=5, dup=True, retain=True),
+            SubAck(9, (1,)),
+            publish("c", packet_id=6, qos=2),
+            PubRel(3),
+        )
+    )
+    for size in (len(data), 1, 7):
+        pair.pair.client.acks = type(pair.pair.client.acks)()
+        for begin in range(0, len(data), size):
+            pair.broker_sends_bytes(data[begin : begin + size])
+        assert pair.client_got == data
+        pair.client_got = b""
+
+
+@VERSIONS
+def test_small_messages_and_all_other_packets_pass_a_withheld_one(version: int) -> None:
+    """Nothing but its own topic waits for a withheld message."""
+    pair, gate = withholding(version)
+    pair.broker_sends(
+        publish("small"),
+        publish("big", 1, packet_id=2),
+        PingResp(),
+        PubAck(1),
+        publish("small", packet_id=3),
+    )
+    passed = [type(p).__name__ + getattr(p, "topic", "") for p in pair.to_client()]
+    assert sorted(passed) == ["PingResp", "PubAck", "Publishsmall", "Publishsmall"]
+    gate.is_open = True
+    pair.advance(1.0)
+    assert pair.topics() == ["big", "big"]
+
+
+def test_a_released_message_is_the_one_that_was_withheld() -> None:
+    """Topic, payload, QoS, flags, packet id and properties survive the wait."""
+    pair, gate = withholding()
+    properties = {
+        "content_type": "image/png",
+        "correlation_data": b"\0\1",
+        "payload_format_indicator": 1,
+        "response_topic": "answers",
+        "subscription_identifier": [3, 70_000],
+        "user_property": [("b", "2"), ("a", "1"), ("b", "3")],
+    }
+    sent = publish("other", 5000, packet_id=8, dup=True, retain=True, properties=properties)
+    pair.broker_sends(sent)
+    gate.is_open = True
+    pair.advance(1.0)
+    assert pair.to_client() == [publish("big", 200, packet_id=1), sent]
+
+
+def test_the_broker_sees_an_acknowledgement_only_after_the_client_gave_it() -> None:
+    """While a message is withheld, and until the client answers, nothing goes upstream."""
+    pair, gate = withholding()
+    ledger = pair.pair.client.ledger
+    gate.is_open = True
+    pair.advance(1.0)
+    assert pair.to_broker() == []
+    assert (ledger.matched, ledger.delivered) == (1, 0)
+    pair.client_sends(PubAck(1))
+    assert pair.to_broker() == [PubAck(1)]
+    assert ledger.delivered == 1
+
+
+def test_an_acknowledgement_of_a_withheld_message_is_not_passed_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The client cannot have it: its answer is for something else, and the log says so."""
+    pair, gate = withholding()
+    pair.client_sends(PubAck(1), publish("up"))
+    assert pair.to_broker() == [publish("up")]
+    assert "PUBACK for packet id 1, which was not sent yet" in caplog.text
+    gate.is_open = True
+    pair.advance(1.0)
+    pair.client_sends(PubAck(1))
+    assert pair.to_broker() == [PubAck(1)]
+
+
+def test_a_qos_2_delivery_is_booked_at_pubcomp() -> None:
+    """The whole exchange passes both ways; the ledger has it delivered at its end."""
+    pair = VirtualPair.connected(gate=SwitchGate(is_open=True))
+    pair.broker_sends(publish("big", 200, packet_id=1, qos=2))
+    pair.client_sends(PubRec(1))
+    pair.broker_sends(PubRel(1))
+    assert pair.pair.client.ledger.delivered == 0
+    pair.client_sends(PubComp(1))
+    assert pair.pair.client.ledger.delivered == 1
+    assert pair.to_broker() == [PubRec(1), PubComp(1)]
+    assert pair.to_client() == [publish("big", 200, packet_id=1, qos=2), PubRel(1)]
+
+
+def test_a_refusal_by_the_client_is_booked_as_dropped() -> None:
+    """A reason code of 0x80 or above is no delivery."""
+    pair = VirtualPair.connected()
+    pair.broker_sends(publish("a", packet_id=1))
+    pair.client_sends(PubAck(1, ReasonCode.QUOTA_EXCEEDED))
+    assert pair.pair.client.ledger.dropped == {"refused": 1}
+    assert pair.to_broker() == [PubAck(1, ReasonCode.QUOTA_EXCEEDED)]
+
+
+def test_a_repeat_of_what_is_on_its_way_is_sent_once() -> None:
+    """A broker that repeats on a timer does not double what waits here."""
+    pair, gate = withholding()
+    pair.broker_sends(publish("big", 200, packet_id=1, dup=True))
+    gate.is_open = True
+    pair.advance(1.0)
+    pair.broker_sends(publish("big", 200, packet_id=1, dup=True))
+    assert pair.topics() == ["big"]
+    assert pair.pair.client.ledger.matched == 1
+
+
+def test_the_expiry_interval_is_counted_down_while_a_message_waits() -> None:
+    """[MQTT-3.3.2-6]: the client gets what is left of it."""
+    pair = VirtualPair.connected(gate=(gate := SwitchGate()))
+    gate.look_again_after = 100.0
+    properties = {"message_expiry_interval": 60}
+    pair.broker_sends(publish("big", 200, packet_id=1, properties=properties))
+    pair.advance(20.0)
+    gate.is_open = True
+    pair.pair.client.link_changed()
+    pair.settle()
+    (sent,) = pair.to_client()
+    assert isinstance(sent, Publish)
+    assert sent.properties == {"message_expiry_interval": 40}
+
+
+@pytest.mark.parametrize(("qos", "answer"), [(1, PubAck), (2, PubRec)])
+def test_what_expires_here_is_refused_to_the_broker(
+    qos: int, answer: type[PubAck | PubRec]
+) -> None:
+    """Its place in the broker's inflight window is free again, and no delivery is claimed."""
+    pair = VirtualPair.connected(gate=SwitchGate())
+    properties = {"message_expiry_interval": 5}
+    pair.broker_sends(publish("big", 200, packet_id=1, qos=qos, properties=properties))
+    pair.advance(4.9)
+    assert pair.to_broker() == []
+    pair.advance(0.2)
+    assert pair.to_broker() == [answer(1, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)]
+    assert pair.to_client() == []
+    client = pair.pair.client
+    assert (client.ledger.expired, client.ledger.outstanding(), len(client.acks)) == (1, 0, 0)
+    assert pair.pair.next_deadline() is None
+    pair.broker_sends(publish("small", packet_id=1))
+    assert pair.topics() == ["small"]
+
+
+def test_a_refusal_waits_for_the_end_of_the_clients_packet() -> None:
+    """The proxy's own packet never splits one that the client is sending."""
+    pair = VirtualPair.connected(gate=SwitchGate())
+    properties = {"message_expiry_interval": 5}
+    pair.broker_sends(publish("big", 200, packet_id=1, properties=properties))
+    frame = write_packet(publish("up", 5000), 5)
+    pair.client_sends_bytes(frame[:100])
+    pair.advance(6.0)
+    pair.client_sends_bytes(frame[100:])
+    assert pair.to_broker() == [publish("up", 5000), PubAck(1, 0x83)]
+
+
+def test_reading_stops_at_the_limit_and_nothing_of_qos_1_is_dropped() -> None:
+    """Withheld QoS 1 messages up to the limit, then backpressure; all of them arrive."""
+    pair, gate = withholding(queued_messages=3)
+    pair.broker_sends(*(publish("big", 1, packet_id=n) for n in range(2, 20)))
+    client = pair.pair.client
+    assert client.outbox.n_messages == 3
+    assert not pair.pair.wants_reading(DOWN)
+    pair.broker_sends(PingResp(), *(publish("big", 1, packet_id=n) for n in range(20, 30)))
+    assert client.outbox.n_messages == 3
+    gate.is_open = True
+    pair.advance(1.0)
+    arrived = [getattr(packet, "packet_id", None) for packet in pair.to_client()]
+    assert arrived == [*range(1, 20), None, *range(20, 30)]
+    assert pair.pair.wants_reading(DOWN)
+    assert client.ledger.dropped == {}
+
+
+def test_bytes_are_limited_too_and_one_message_always_fits() -> None:
+    """A message longer than the limit alone is taken: it could never pass otherwise."""
+    pair = VirtualPair.connected(gate=(gate := SwitchGate()), queued_bytes=1000)
+    pair.broker_sends(publish("big", 5000, packet_id=1), publish("other", 200, packet_id=2))
+    assert pair.pair.client.outbox.n_messages == 1
+    assert not pair.pair.wants_reading(DOWN)
+    gate.is_open = True
+    pair.advance(1.0)
+    assert pair.topics() == ["big", "other"]
+
+
+def test_qos_0_is_dropped_only_where_something_is_withheld() -> None:
+    """Then reading goes on, so that PINGRESP gets through; the drop is counted."""
+    pair, gate = withholding(queued_messages=3)
+    pair.broker_sends(*(publish("big", 1) for _ in range(5)), PingResp())
+    assert pair.pair.wants_reading(DOWN)
+    assert pair.to_client() == [PingResp()]
+    assert pair.pair.client.ledger.dropped == {"queue_full": 3}
+    gate.is_open = True
+    pair.advance(1.0)
+    assert pair.topics() == ["big", "big", "big"]
+
+
+def test_a_slow_client_stops_the_broker_and_loses_nothing() -> None:
+    """Where nothing is withheld, QoS 0 waits as it would without a proxy."""
+    pair = VirtualPair.connected(queued_messages=3)
+    pair.pair.pause_sending(DOWN)
+    pair.broker_sends(*(publish(f"t{n}") for n in range(10)))
+    assert not pair.pair.wants_reading(DOWN)
+    pair.pair.resume_sending(DOWN)
+    pair.settle()
+    assert pair.topics() == [f"t{n}" for n in range(10)]
+    assert pair.pair.client.ledger.delivered == 10
+
+
+def test_a_client_that_reads_no_acknowledgements_stops_the_broker() -> None:
+    """Urgent packets go past a full connection, but not without end."""
+    pair = VirtualPair.connected()
+    pair.pair.pause_sending(DOWN)
+    pings = write_packet(PingResp(), 5) * (MAX_URGENT_BYTES // 2)
+    pair.broker_sends_bytes(pings)
+    assert pair.pair.wants_reading(DOWN)
+    pair.broker_sends(PingResp())
+    assert not pair.pair.wants_reading(DOWN)
+    pair.pair.resume_sending(DOWN)
+    assert pair.pair.wants_reading(DOWN)
+
+
+def test_large_messages_leave_one_at_a_time() -> None:
+    """After each the transport may say that it is full; the rest then stays."""
+    pair = VirtualPair.connected(gate=SwitchGate(is_open=True))
+    data = b"".join(write_packet(publish(f"big{n}", 200), 5) for n in range(3))
+    pair.pair.receive_data(DOWN, data, pair.now)
+    pair.pair.pump(0, pair.now)
+    assert b"".join(pair.pair.data_to_send(DOWN)).count(b"big") == 1
+    pair.pair.pause_sending(DOWN)
+    pair.settle()
+    assert pair.client_got == b""
+    pair.pair.resume_sending(DOWN)
+    pair.settle()
+    assert pair.topics() == ["big1", "big2"]
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"\x30\x01\x00", "PUBLISH ends within its variable header"),
+        (b"\x32\x04\x00\x02ab", "PUBLISH ends within its variable header"),
+        (b"\x30\x06\x00\x01a\x09\x09\x00\x06", "PUBLISH ends within its properties"),
+        (b"\x30\x07\x00\x01a\x03\x23\x00\x00", "topic_alias: read 0"),
+        (b"\x30\x07\x00\x01a\x03\x23\x00\x01", "PUBLISH with a Topic Alias"),
+        (b"\x30\x06\x00\x00\x03\x23\x00\x01", "PUBLISH with an empty topic"),
+        (b"\x30\x04\x00\x01#\x00", "#"),
+        (b"\x32\x06\x00\x01a\x00\x00\x00", "packet id: read 0"),
+        (b"\x82\x00", "SUBSCRIBE from the broker"),
+        (b"\xd0\xff\xff\xff\xff", "remaining length"),
+        (b"\x30\xe8\x07", "packet of 1003 bytes; allowed: at most 1000"),
+        (b"\x30\xe8\x07" + bytes(1000), "packet of 1003 bytes; allowed: at most 1000"),
+    ],
+)
+def test_what_breaks_the_format_ends_the_pair(
+    data: bytes, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker that sends nonsense is named in the log; what came before it has passed."""
+    pair = VirtualPair.connected(maximum_packet_size=1000)
+    good = write_packet(publish("good"), 5)
+    pair.broker_sends_bytes(good + data + bytes(40))
+    assert pair.pair.is_closing
+    assert pair.to_client() == [publish("good"), Disconnect(ReasonCode.UNSPECIFIED_ERROR)]
+    assert "closed: the broker sent: " in caplog.text
+    assert text in caplog.text
+
+
+def test_a_fault_behind_a_full_outbox_is_found_when_there_is_room() -> None:
+    """What was left unread is read later, by the same rules."""
+    pair, gate = withholding(queued_messages=1)
+    pair.broker_sends(publish("a", packet_id=2))
+    pair.broker_sends_bytes(b"\x36\x00")
+    assert not pair.pair.is_closing
+    gate.is_open = True
+    pair.advance(1.0)
+    assert pair.pair.is_closing
+
+
+class Sampler:
+    """A sampler whose every answer is news."""
+
+    period: float | None = 1.0
+
+    def __init__(self) -> None:
+        self.told: list[tuple[object, ...]] = []
+
+    def sample(self, link: Link, fileno: int, now: float) -> bool:
+        """Take note."""
+        del now
+        self.told.append(("sample", link.client_id, fileno, link.unsent_bytes))
+        return True
+
+    def sent(self, link: Link, packet_id: int, payload_bytes: int, now: float) -> None:
+        """Take note."""
+        del link, now
+        self.told.append(("sent", packet_id, payload_bytes))
+
+    def acknowledged(self, link: Link, packet_id: int, now: float) -> bool:
+        """Take note."""
+        del link, now
+        self.told.append(("acknowledged", packet_id))
+        return True
+
+    def connected(self, link: Link, now: float) -> None:
+        """Take note."""
+        del now
+        self.told.append(("connected", link.client_id))
+
+    def forget(self, link: Link) -> None:
+        """Take note."""
+        self.told.append(("forget", link.client_id))
+
+
+def test_samplers_follow_every_qos_1_and_2_delivery() -> None:
+    """Sent when it is handed over, not when it comes; acknowledged by PUBACK or PUBREC."""
+    sampler = Sampler()
+    gate = SwitchGate()
+    pair = VirtualPair.connected(gate=gate, samplers=[sampler])
+    assert sampler.told == [("connected", "c")]
+    pair.broker_sends(publish("big", 200, packet_id=1), publish("small", 3, packet_id=2, qos=2))
+    pair.broker_sends(publish("none"))
+    assert sampler.told[1:] == [("sent", 2, 3)]
+    pair.client_sends(PubRec(2), PubComp(2), PubAck(77))
+    assert sampler.told[2:] == [("acknowledged", 2)]
+    gate.is_open = True
+    pair.pair.fileno = 12
+    pair.advance(1.0)
+    assert sampler.told[3:] == [("sample", "c", 12, 0), ("sent", 1, 200)]
+
+
+def test_a_new_estimate_asks_the_gate_again() -> None:
+    """A withheld message leaves on the news of an acknowledgement, before its deadline."""
+    gate = SwitchGate()
+    gate.look_again_after = 1000.0
+    pair = VirtualPair.connected(gate=gate, samplers=[Sampler()])
+    pair.broker_sends(publish("big", 200, packet_id=1), publish("small", packet_id=2))
+    assert pair.topics() == ["small"]
+    gate.is_open = True
+    pair.client_sends(PubAck(2))
+    assert pair.topics() == ["big"]
+
+
+def test_what_waits_when_the_client_goes() -> None:
+    """QoS 0 is dropped and counted; QoS 1 and 2 are left to the broker, unacknowledged."""
+    sampler, gate = Sampler(), SwitchGate()
+    pair = VirtualPair.connected(gate=gate, samplers=[sampler])
+    pair.broker_sends(
+        publish("big", 200, packet_id=1), publish("big"), publish("small", packet_id=2)
+    )
+    pair.pair.connection_lost(UP)
+    pair.settle()
+    ledger = pair.shared.ended
+    assert ledger.dropped == {"connection_lost": 1}
+    assert (ledger.matched, ledger.delivered, ledger.outstanding()) == (3, 0, 2)
+    assert pair.to_broker() == []
+    assert gate.forgotten == [pair.pair.link]
+    assert sampler.told[-1] == ("forget", "c")
+
+
+class Conservation(RuleBasedStateMachine):
+    """Whatever comes and goes, every message is in one place, and a topic keeps its order."""
+
+    @initialize(version=st.sampled_from([4, 5]), limit=st.integers(1, 6))
+    def connect(self, version: int, limit: int) -> None:
+        """Begin with a small outbox."""
+        self.gate = SwitchGate()
+        self.pair = VirtualPair.connected(version, gate=self.gate, queued_messages=limit)
+        self.client = self.pair.pair.client
+        self.next_id = 1
+        self.number = 0
+        self.owed: list[Publish] = []
+        self.newest: dict[str, int] = {}
+        self.unfinished: set[int] = set()
+
+    @rule(
+        topic=st.sampled_from("ab"),
+        size=st.sampled_from([8, 200]),
+        qos=st.integers(0, 2),
+        expiry=st.sampled_from([None, 1, 5]),
+    )
+    def broker_sends(self, topic: str, size: int, qos: int, expiry: int | None) -> None:
+        """A message that says its number."""
+        self.number += 1
+        packet_id = 0
+        if qos:
+            packet_id = self.next_id
+            self.next_id += 1
+        has_expiry = expiry is not None and self.pair.version == 5
+        properties = {"message_expiry_interval": expiry} if has_expiry else {}
+        payload = b"%d" % self.number
+        self.pair.broker_sends(
+            Publish(topic, payload.ljust(size), qos, False, False, packet_id, properties)
+        )
+
+    @rule(is_open=st.booleans())
+    def switch(self, is_open: bool) -> None:  # noqa: FBT001 (drawn)
+        """Open or close the gate."""
+        self.gate.is_open = is_open
+
+    @rule(is_full=st.booleans())
+    def transport(self, is_full: bool) -> None:  # noqa: FBT001 (drawn)
+        """The client's connection fills up or has room again."""
+        if is_full:
+            self.pair.pair.pause_sending(DOWN)
+        else:
+            self.pair.pair.resume_sending(DOWN)
+        self.pair.settle()
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 6.0]))
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.pair.advance(seconds)
+
+    @rule()
+    def answer(self) -> None:
+        """The client answers the oldest message that it has, to the end."""
+        if not self.owed:
+            return
+        packet = self.owed.pop(0)
+        answers: list[Packet] = [PubAck(packet.packet_id)]
+        if packet.qos == 2:
+            answers = [PubRec(packet.packet_id), PubComp(packet.packet_id)]
+        self.pair.client_sends(*answers)
+
+    @invariant()
+    def nothing_is_lost_or_out_of_order(self) -> None:
+        """The ledger balances; what arrives of a topic is newer than what arrived before."""
+        for packet in self.pair.to_client():
+            assert isinstance(packet, Publish)
+            number = int(packet.payload)
+            assert number > self.newest.get(packet.topic, 0)
+            self.newest[packet.topic] = number
+            if packet.qos:
+                self.owed.append(packet)
+        self.client.check_invariants()
+        assert set(self.client.ledger.dropped) <= {"queue_full"}
+        assert not self.pair.pair.is_closing
+
+
+TestConservation = Conservation.TestCase
+TestConservation.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@given(st.lists(st.binary(max_size=40), max_size=6), st.sampled_from([4, 5]))
+def test_nothing_but_a_peers_error_leaves(chunks: list[bytes], version: int) -> None:
+    """Bytes without any order in them end the pair or pass; they never raise."""
+    pair = VirtualPair.connected(version, gate=SwitchGate())
+    for chunk in chunks:
+        pair.broker_sends_bytes(chunk)

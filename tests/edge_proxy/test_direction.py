@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+
+from broker.errors import MalformedPacketError, ProtocolError
+from edge_proxy.direction import Direction, check_first_byte
+
+FROM_A_CLIENT_ONLY = {0x10, 0x82, 0xA2, 0xC0}
+FROM_A_BROKER_ONLY = {0x20, 0x90, 0xB0, 0xD0}
+PUBLISH = {0x30, 0x31, 0x32, 0x33, 0x34, 0x35, 0x3A, 0x3B, 0x3C, 0x3D}
+BOTH = {0x40, 0x50, 0x62, 0x70, 0xE0, 0xF0} | PUBLISH
+
+
+@pytest.mark.parametrize("first_byte", range(256))
+def test_each_first_byte_goes_where_the_tables_let_it(first_byte: int) -> None:
+    """Tables 2-1 and 2-2: direction of flow and flags; everything else is refused."""
+    ways = {
+        Direction.UPSTREAM: BOTH | FROM_A_CLIENT_ONLY,
+        Direction.DOWNSTREAM: BOTH | FROM_A_BROKER_ONLY,
+    }
+    for direction, allowed in ways.items():
+        if first_byte in allowed:
+            check_first_byte(first_byte, direction)
+            continue
+        is_packet = first_byte in BOTH | FROM_A_CLIENT_ONLY | FROM_A_BROKER_ONLY
+        with pytest.raises(ProtocolError if is_packet else MalformedPacketError):
+            check_first_byte(first_byte, direction)
+
+
+def test_the_error_names_packet_and_sender() -> None:
+    """A log line says who has sent what."""
+    with pytest.raises(ProtocolError, match="SUBSCRIBE from the broker"):
+        check_first_byte(0x82, Direction.DOWNSTREAM)
+    with pytest.raises(MalformedPacketError, match="read 0x36"):
+        check_first_byte(0x36, Direction.UPSTREAM)

@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    PingReq,
+    PubAck,
+    Subscribe,
+    Subscription,
+    Will,
+)
+from broker.mqtt.reason_codes import ReasonCode
+from broker.mqtt.writer import write_packet
+from edge_proxy.pair import MAX_CONNECT_BYTES
+from tests.helpers.pairs import DOWN, UP, SwitchGate, VirtualPair, publish
+
+WHOLE_CONNECT = Connect(
+    client_id="sensor",
+    clean_start=False,
+    keep_alive=30,
+    username="u",
+    password=b"p",
+    will=Will("gone", b"x", 1, True, {"will_delay_interval": 5}),
+    properties={"receive_maximum": 10, "user_property": [("a", "b")]},
+)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 1000])
+def test_connect_and_what_follows_go_upstream_untouched(version: int, chunk_bytes: int) -> None:
+    """However it is cut, the broker gets the client's very bytes."""
+    connect = dataclasses.replace(WHOLE_CONNECT, protocol_version=version)
+    subscribe = Subscribe(1, (Subscription("a/#", 1),))
+    data = write_packet(connect, version) + write_packet(subscribe, version)
+    pair = VirtualPair(version)
+    for begin in range(0, len(data), chunk_bytes):
+        pair.client_sends_bytes(data[begin : begin + chunk_bytes])
+    assert pair.broker_got == data
+    assert pair.pair.wants_broker
+    assert (pair.pair.link.client_id, pair.pair.link.username) == ("sensor", "u")
+
+
+def test_the_broker_is_told_that_no_topic_alias_is_understood() -> None:
+    """[MQTT-3.1.2-27]: the one property that is left out of a CONNECT."""
+    properties = {**WHOLE_CONNECT.properties, "topic_alias_maximum": 10}
+    pair = VirtualPair()
+    pair.client_sends(dataclasses.replace(WHOLE_CONNECT, properties=properties))
+    assert pair.to_broker() == [WHOLE_CONNECT]
+
+
+def test_a_connection_to_the_broker_is_wanted_only_for_a_connect() -> None:
+    """Who only opens a connection costs the broker nothing."""
+    pair = VirtualPair()
+    pair.client_sends_bytes(write_packet(WHOLE_CONNECT, 5)[:-1])
+    assert not pair.pair.wants_broker
+
+
+def test_the_client_is_not_read_until_the_broker_is_connected() -> None:
+    """What cannot be passed on stays with the client."""
+    pair = VirtualPair()
+    assert pair.pair.wants_reading(UP)
+    pair.client_sends(Connect())
+    assert not pair.pair.wants_reading(UP)
+    pair.pair.broker_connected()
+    assert pair.pair.wants_reading(UP)
+
+
+def test_a_broker_that_does_not_keep_up_stops_the_client() -> None:
+    """Backpressure goes upstream as TCP would pass it."""
+    pair = VirtualPair.connected()
+    pair.pair.pause_sending(UP)
+    assert not pair.pair.wants_reading(UP)
+    assert pair.pair.wants_reading(DOWN)
+    pair.pair.resume_sending(UP)
+    assert pair.pair.wants_reading(UP)
+
+
+def test_an_assigned_client_id_is_the_links() -> None:
+    """Policies by client id see the one that the broker gave."""
+    pair = VirtualPair()
+    pair.client_sends(Connect())
+    pair.pair.broker_connected()
+    assert str(pair.pair) == "client at test:1"
+    pair.broker_sends(ConnAck(properties={"assigned_client_identifier": "auto-1"}))
+    assert pair.pair.link.client_id == "auto-1"
+    assert str(pair.pair) == "client auto-1 (test:1)"
+
+
+def test_a_refusal_by_the_broker_passes(caplog: pytest.LogCaptureFixture) -> None:
+    """The client sees the broker's answer, the log says what it was."""
+    pair = VirtualPair()
+    pair.client_sends(Connect(client_id="c"))
+    pair.pair.broker_connected()
+    caplog.set_level("INFO")
+    pair.broker_sends(ConnAck(reason_code=ReasonCode.NOT_AUTHORIZED))
+    assert pair.to_client() == [ConnAck(reason_code=ReasonCode.NOT_AUTHORIZED)]
+    assert "client c (test:1): refused by the broker: not authorized (0x87)" in caplog.text
+    pair.pair.connection_lost(DOWN)
+    assert pair.shared.n_ended == 0
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_without_a_broker_the_client_is_refused(
+    version: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Server unavailable, in either version's words [MQTT-3.2.2-7]."""
+    caplog.set_level("INFO")
+    pair = VirtualPair(version)
+    pair.client_sends(Connect(client_id="c", protocol_version=version))
+    pair.broker_got = b""
+    pair.pair.broker_unreachable("no connection to somewhere")
+    pair.settle()
+    assert pair.to_client() == [ConnAck(reason_code=ReasonCode.SERVER_UNAVAILABLE)]
+    assert pair.pair.is_closing
+    assert "ended: refused: no connection to somewhere" in caplog.text
+
+
+def test_an_unknown_protocol_is_answered_as_mqtt_3_1_1() -> None:
+    """[MQTT-3.1.2-2] of 3.1.1: unacceptable protocol level, return code 1."""
+    pair = VirtualPair(4)
+    pair.client_sends_bytes(b"\x10\x0f\x00\x06MQIsdp\x03\x02\x00\x3c\x00\x01c")
+    assert pair.client_got == b"\x20\x02\x00\x01"
+    assert pair.pair.is_closing
+    assert not pair.pair.wants_broker
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"GET / HTTP/1.1\r\n", "first byte: read 0x47; allowed: 0x10, CONNECT"),
+        (b"\x16\x03\x01", "first byte: read 0x16"),
+        (b"\x10\x04\x00\x04MQ", "goes on after the end"),
+        (b"\x10\xff\xff\xff\xff", "remaining length"),
+        (b"\x10\xff\xff\x7f", f"allowed: at most {MAX_CONNECT_BYTES}"),
+    ],
+)
+def test_what_is_no_connect_is_refused(
+    data: bytes, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says what came; the broker never hears of it, the client gets no answer."""
+    pair = VirtualPair()
+    pair.client_sends_bytes(data)
+    assert pair.pair.is_closing
+    assert "client at test:1: closed: the client sent: " in caplog.text
+    assert text in caplog.text
+    assert (pair.client_got, pair.broker_got) == (b"", b"")
+
+
+@pytest.mark.parametrize(("version", "goodbye"), [(4, []), (5, [Disconnect(0x81)])])
+def test_a_malformed_packet_of_the_client_ends_the_pair(
+    version: int, goodbye: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An MQTT 5 client is told why; the broker gets no DISCONNECT, so that a will is sent."""
+    pair = VirtualPair.connected(version)
+    pair.client_sends_bytes(write_packet(PingReq(), version) + b"\x36\x00")
+    assert pair.pair.is_closing
+    assert pair.to_client() == goodbye
+    assert pair.to_broker() == [PingReq()]
+    assert "client c (test:1): closed: the client sent: malformed packet (0x81)" in caplog.text
+
+
+def test_a_client_that_fails_before_its_connack_is_refused() -> None:
+    """[MQTT-3.14.0-1]: no DISCONNECT before CONNACK; the reason goes into that."""
+    pair = VirtualPair()
+    pair.client_sends_bytes(write_packet(Connect(), 5) + b"\x36\x00")
+    assert pair.to_client() == [ConnAck(reason_code=ReasonCode.MALFORMED_PACKET)]
+    assert pair.pair.is_closing
+
+
+def test_nothing_is_taken_after_the_end() -> None:
+    """What comes late from either side is left alone; the account is closed once."""
+    pair = VirtualPair.connected()
+    pair.pair.connection_lost(UP)
+    pair.client_sends(publish("up"))
+    pair.broker_sends(publish("down"))
+    pair.pair.connection_lost(DOWN)
+    pair.pair.close(ReasonCode.SERVER_SHUTTING_DOWN)
+    pair.pair.broker_unreachable("late")
+    pair.pair.handle_timeout(2000.0)
+    pair.settle()
+    assert (pair.client_got, pair.broker_got) == (b"", b"")
+    assert (pair.shared.n_ended, pair.shared.ended.matched) == (1, 0)
+    assert pair.pair.next_deadline() is None
+
+
+@pytest.mark.parametrize(("version", "goodbye"), [(4, []), (5, [Disconnect(0x8B)])])
+def test_a_stop_says_goodbye(version: int, goodbye: list[Any]) -> None:
+    """An MQTT 5 client is told that the server is shutting down."""
+    pair = VirtualPair.connected(version)
+    pair.pair.close(ReasonCode.SERVER_SHUTTING_DOWN)
+    pair.settle()
+    assert pair.to_client() == goodbye
+    assert pair.to_broker() == []
+
+
+def test_the_account_is_logged_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    """One line for each client: who, why and where its messages went."""
+    caplog.set_level("INFO")
+    pair = VirtualPair.connected(gate=SwitchGate())
+    pair.broker_sends(publish("small"), publish("big", 200, packet_id=1))
+    pair.pair.connection_lost(DOWN, "broke: reset")
+    assert caplog.messages[-1] == (
+        "client c (test:1): ended: the broker's connection broke: reset; messages matched 2, "
+        "delivered 1, expired 0, dropped 0, left to the broker 1; withheld 1, released 0"
+    )
+
+
+def test_a_client_without_a_connect_is_sent_away_in_time() -> None:
+    """A connection that stays silent does not stay for ever; one that spoke does."""
+    pair = VirtualPair(connect_timeout_seconds=10.0)
+    pair.client_sends_bytes(b"\x10")
+    pair.advance(9.9)
+    assert not pair.pair.is_closing
+    pair.advance(0.2)
+    assert pair.pair.is_closing
+    spoke = VirtualPair.connected(connect_timeout_seconds=10.0)
+    spoke.advance(100.0)
+    assert not spoke.pair.is_closing
+
+
+def test_no_deadline_while_the_transport_is_full() -> None:
+    """Nothing could leave: the gate is asked again when there is room."""
+    gate = SwitchGate()
+    pair = VirtualPair.connected(gate=gate)
+    pair.broker_sends(publish("big", 200, packet_id=1))
+    assert pair.pair.next_deadline() == pair.now + 1.0
+    pair.pair.pause_sending(DOWN)
+    assert pair.pair.next_deadline() is None
+    gate.is_open = True
+    pair.advance(2.0)
+    assert pair.topics() == []
+    pair.pair.resume_sending(DOWN)
+    pair.settle()
+    assert pair.topics() == ["big"]
+
+
+def test_a_gate_that_raises_delivers(caplog: pytest.LogCaptureFixture) -> None:
+    """The plugin is named in the log, the message goes."""
+
+    class Broken(SwitchGate):
+        def decide(self, *_: object) -> Any:
+            raise RuntimeError("no verdict")
+
+    pair = VirtualPair.connected(gate=Broken())
+    pair.broker_sends(publish("big", 200, packet_id=1))
+    assert pair.topics() == ["big"]
+    assert "extension Broken failed: RuntimeError('no verdict')" in caplog.text
+
+
+@given(st.lists(st.binary(max_size=40), max_size=6), st.booleans())
+def test_bytes_of_a_client_never_raise(
+    chunks: list[bytes],
+    is_connected: bool,  # noqa: FBT001 (drawn)
+) -> None:
+    """Bytes without any order in them end the pair or pass."""
+    pair = VirtualPair.connected() if is_connected else VirtualPair()
+    for chunk in chunks:
+        pair.client_sends_bytes(chunk)
+
+
+def test_acknowledgements_of_an_earlier_connection_pass() -> None:
+    """The broker knows what it sent before the client came back."""
+    pair = VirtualPair.connected()
+    pair.client_sends(PubAck(400))
+    assert pair.to_broker() == [PubAck(400)]

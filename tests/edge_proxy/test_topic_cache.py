@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from broker.errors import MalformedPacketError, PeerError, ProtocolError
+from broker.mqtt.reason_codes import ReasonCode
+from edge_proxy.topic_cache import MAX_TOPICS, KnownTopic, TopicCache
+
+
+class Question:
+    """A gate's threshold_s that takes note of what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __call__(self, topic: str) -> int | None:
+        """Answer with the length of the topic; None for `never`."""
+        self.asked.append(topic)
+        if topic == "broken":
+            raise RuntimeError(topic)
+        return None if topic == "never" else len(topic)
+
+
+def test_the_gate_is_asked_once_for_each_topic() -> None:
+    """What it answers holds for every later message of the topic."""
+    question = Question()
+    cache = TopicCache(question, lambda _: None)
+    assert cache.look_up("größe".encode()) == KnownTopic("größe", 5)
+    assert cache.look_up("größe".encode()) == KnownTopic("größe", 5)
+    assert cache.look_up(b"never").threshold_s == sys.maxsize
+    assert question.asked == ["größe", "never"]
+
+
+def test_a_gate_that_raises_makes_nothing_large_and_is_told() -> None:
+    """A plugin's fault stops no delivery."""
+    errors: list[Exception] = []
+    cache = TopicCache(Question(), errors.append)
+    assert cache.look_up(b"broken").threshold_s == sys.maxsize
+    assert [str(error) for error in errors] == ["broken"]
+
+
+@pytest.mark.parametrize("topic", [b"a/+", b"#", b"\xff", b"a\0b"])
+def test_what_is_no_topic_name_is_refused(topic: bytes) -> None:
+    """Wildcards, NUL and what is not UTF-8 [MQTT-3.3.2-2] [MQTT-1.5.4-2]."""
+    with pytest.raises(MalformedPacketError):
+        TopicCache(Question(), lambda _: None).look_up(topic)
+
+
+def test_an_empty_topic_is_refused_as_an_alias() -> None:
+    """[MQTT-3.1.2-27]: the broker was told that no Topic Alias is understood."""
+    with pytest.raises(ProtocolError, match="Topic Alias Maximum") as caught:
+        TopicCache(Question(), lambda _: None).look_up(b"")
+    assert isinstance(caught.value, PeerError)
+    assert caught.value.reason_code == ReasonCode.TOPIC_ALIAS_INVALID
+
+
+def test_the_number_of_known_topics_is_bounded() -> None:
+    """However many topics a broker has, the cache does not grow without end."""
+    question = Question()
+    cache = TopicCache(question, lambda _: None)
+    for number in range(MAX_TOPICS + 1):
+        cache.look_up(b"%d" % number)
+    cache.look_up(b"%d" % MAX_TOPICS)
+    cache.look_up(b"0")
+    assert len(question.asked) == MAX_TOPICS + 2
+    assert len(cache._known) == 2

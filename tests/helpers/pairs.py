@@ -1,0 +1,164 @@
+"""A pair of the edge proxy on a virtual clock, between a client and a broker of the test's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from broker.extensions import DeliveryGate, LinkSampler, Verdict
+from broker.link import Link
+from broker.message import Message
+from broker.mqtt.packets import ConnAck, Connect, Packet, Publish
+from broker.mqtt.reader import read_packet
+from broker.mqtt.receive_buffer import ReceiveBuffer
+from broker.mqtt.writer import write_packet
+from broker.outbox import OpenGate
+from edge_proxy.config import ProxyLimits
+from edge_proxy.direction import Direction
+from edge_proxy.pair import Pair
+from edge_proxy.shared import Shared
+
+UP = Direction.UPSTREAM
+DOWN = Direction.DOWNSTREAM
+
+LARGE_BYTES = 100
+
+
+class SwitchGate(OpenGate):
+    """A gate that the test opens and closes; more than 100 bytes are large.
+
+    Attributes:
+        is_open: whether large messages may go.
+        look_again_after: seconds to the next question while it is closed.
+        forgotten: links it was told to forget.
+    """
+
+    def __init__(self, *, is_open: bool = False) -> None:
+        self.is_open = is_open
+        self.look_again_after = 1.0
+        self.forgotten: list[Link] = []
+
+    def threshold_s(self, topic: str) -> int | None:
+        """Return the same for every topic but `never`."""
+        return None if topic == "never" else LARGE_BYTES
+
+    def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
+        """Answer as the test has set."""
+        del message, link, sojourn
+        return Verdict(self.is_open, now + self.look_again_after, "as the test says")
+
+    def forget(self, link: Link) -> None:
+        """Take note."""
+        self.forgotten.append(link)
+
+
+def packets_in(data: bytes, version: int) -> list[Packet]:
+    """Return the packets that some bytes hold, all whole."""
+    buffer = ReceiveBuffer(268_435_460)
+    packets = [read_packet(b, body, version) for b, body in buffer.frames(data)]
+    assert not buffer.pending_bytes, "the last packet is not whole"
+    return packets
+
+
+class VirtualPair:
+    """A pair, its driver and its clock, all in the test's hands.
+
+    Attributes:
+        now: virtual monotonic seconds; move it by `advance`.
+        client_got: bytes that were sent to the client.
+        broker_got: bytes that were sent to the broker.
+    """
+
+    def __init__(
+        self,
+        version: int = 5,
+        *,
+        gate: DeliveryGate | None = None,
+        samplers: Sequence[LinkSampler] = (),
+        shared: Shared | None = None,
+        **limits: Any,
+    ) -> None:
+        """Make a pair without a CONNECT; `connected` makes one that is ready."""
+        self.version = version
+        self.now = 1000.0
+        self.shared = shared or Shared(
+            ProxyLimits(**limits),
+            logger=logging.getLogger("test.proxy"),
+            gate=gate,
+            samplers=samplers,
+        )
+        self.pair = Pair(self.shared, "test:1", self.now)
+        self.client_got = b""
+        self.broker_got = b""
+
+    @classmethod
+    def connected(cls, version: int = 5, **options: Any) -> VirtualPair:
+        """Return a pair whose client the broker has accepted."""
+        virtual = cls(version, **options)
+        virtual.client_sends(Connect(client_id="c", protocol_version=version))
+        virtual.pair.broker_connected()
+        virtual.broker_sends(ConnAck())
+        virtual.to_client()
+        virtual.to_broker()
+        return virtual
+
+    def settle(self) -> None:
+        """Pump and take all there is, as the driver does."""
+        for _turn in range(1000):
+            self.pair.pump(0, self.now)
+            down = b"".join(self.pair.data_to_send(DOWN))
+            up = b"".join(self.pair.data_to_send(UP))
+            self.client_got += down
+            self.broker_got += up
+            if not down and not up:
+                return
+        raise AssertionError("the pair does not come to rest")
+
+    def client_sends(self, *packets: Packet) -> None:
+        """Let the client send packets in one chunk."""
+        self.client_sends_bytes(b"".join(write_packet(p, self.version) for p in packets))
+
+    def client_sends_bytes(self, data: bytes) -> None:
+        """Let the client send bytes, whatever they are."""
+        self.pair.receive_data(UP, data, self.now)
+        self.settle()
+
+    def broker_sends(self, *packets: Packet) -> None:
+        """Let the broker send packets in one chunk."""
+        self.broker_sends_bytes(b"".join(write_packet(p, self.version) for p in packets))
+
+    def broker_sends_bytes(self, data: bytes) -> None:
+        """Let the broker send bytes, whatever they are."""
+        self.pair.receive_data(DOWN, data, self.now)
+        self.settle()
+
+    def to_client(self) -> list[Packet]:
+        """Take the packets that were sent to the client."""
+        data, self.client_got = self.client_got, b""
+        return packets_in(data, self.version)
+
+    def to_broker(self) -> list[Packet]:
+        """Take the packets that were sent to the broker."""
+        data, self.broker_got = self.broker_got, b""
+        return packets_in(data, self.version)
+
+    def topics(self) -> list[str]:
+        """Take the packets that were sent to the client, PUBLISH all; return their topics."""
+        packets = self.to_client()
+        assert all(isinstance(packet, Publish) for packet in packets), packets
+        return [packet.topic for packet in packets if isinstance(packet, Publish)]
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, stopping at each deadline on the way."""
+        end = self.now + seconds
+        while (deadline := self.pair.next_deadline()) is not None and deadline <= end:
+            self.now = max(self.now, deadline)
+            self.pair.handle_timeout(self.now)
+            self.settle()
+        self.now = end
+
+
+def publish(topic: str, size: int = 1, packet_id: int = 0, qos: int = 1, **options: Any) -> Publish:
+    """Return a PUBLISH; of QoS 0 where it has no packet id."""
+    return Publish(topic, b"x" * size, qos=qos if packet_id else 0, packet_id=packet_id, **options)
