@@ -129,10 +129,10 @@ class LocalEngine:
                     for _, lease in taken:
                         waiting.leases.release(lease.offset, lease.lease_id)
                     raise
-            now = self._clock()
+            now, lease_id = self._clock(), next(self._lease_ids)
             left = max_bytes - sum(len(message.payload) for message, _ in taken)
             for message in waiting.take_ready(missing, left):
-                taken.append((message, waiting.lease(message, next(self._lease_ids), now)))
+                taken.append((message, waiting.lease(message, lease_id, now)))
         return [_delivery(physical_queue, message, lease) for message, lease in taken]
 
     def give_back(self, queue: str, deliveries: Sequence[Delivery]) -> None:
@@ -254,7 +254,7 @@ class LocalEngine:
                 if leases.is_current(lease):
                     leases.put_back(lease)
             raise
-        now = self._clock()
+        now, lease_id = self._clock(), next(self._lease_ids)
         taken: list[tuple[ReadMessage, Lease]] = []
         for message in messages:
             lease = wanted[message.offset]
@@ -264,7 +264,7 @@ class LocalEngine:
                 leases.put_back(lease)
                 continue
             max_bytes -= len(message.payload)
-            leases.lease(lease, next(self._lease_ids), now)
+            leases.lease(lease, lease_id, now)
             taken.append((message, lease))
         return taken
 
@@ -318,10 +318,6 @@ class LocalEngine:
             )
 
 
-def _handle(physical_queue: int, lease: Lease) -> str:
-    return f"{physical_queue}.{lease.offset}.{lease.lease_id:x}"
-
-
 def _parse_handle(handle: str) -> tuple[int, int, int]:
     """Return (physical queue, offset, lease id); (-1, -1, -1) for what is no handle."""
     try:
@@ -332,17 +328,18 @@ def _parse_handle(handle: str) -> tuple[int, int, int]:
 
 
 def _delivery(physical_queue: int, message: ReadMessage, lease: Lease) -> Delivery:
+    offset, topic, payload, qos, publisher, enqueued_at, properties, _, _ = message
     return Delivery(
-        receipt_handle=_handle(physical_queue, lease),
-        receive_count=lease.receive_count,
-        physical_queue=physical_queue,
-        offset=message.offset,
-        topic=message.topic,
-        payload=message.payload,
-        qos=message.qos,
-        publisher=message.publisher,
-        enqueued_at=message.enqueued_at,
-        properties=message.properties,
+        f"{physical_queue}.{offset}.{lease.lease_id:x}",
+        lease.receive_count,
+        physical_queue,
+        offset,
+        topic,
+        payload,
+        qos,
+        publisher,
+        enqueued_at,
+        properties,
     )
 
 

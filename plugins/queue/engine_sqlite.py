@@ -1,7 +1,9 @@
 """A store in an SQLite file: durable, on one machine, for one process.
 
-The write-ahead log is flushed on each commit (``synchronous=FULL``), so what `write` returns
-from survives a power cut. One process has the file at a time, held by a lock on ``PATH.lock``:
+The write-ahead log is flushed on each commit that stores messages (``synchronous=FULL``), so
+these survive a power cut. One that only deletes is flushed with the next of those: it survives
+the end of the process, and a power cut at worst brings deleted messages back, which delivery at
+least once allows. One process has the file at a time, held by a lock on ``PATH.lock``:
 leases live in memory, and two processes would give one message to two receivers. The lock goes
 with the process, however it ends. Other programs may look into the file while it is open.
 """
@@ -91,6 +93,7 @@ class SqliteStore:
         self._path = path
         self._durability = durability
         self._busy_seconds = busy_seconds
+        self._synchronous = ""
         self._ids: dict[Key, int] = {}
         self._lock_file: int | None = None
         self._writer: sqlite3.Connection | None = None
@@ -131,7 +134,7 @@ class SqliteStore:
     def write(self, segments: Sequence[NewSegment], marks: Sequence[Mark]) -> None:
         """Store segments and delete messages in one transaction."""
         changed: dict[Key, Usage] = {}
-        with self._transaction() as connection:
+        with self._transaction(must_flush=bool(segments)) as connection:
             connection.executemany(
                 "INSERT INTO segment VALUES (?, ?, ?, ?, ?)",
                 [
@@ -299,7 +302,6 @@ class SqliteStore:
                 f"queue database {self._path}: read journal mode {mode}; allowed: a file system "
                 "that can share memory, which network file systems cannot"
             )
-        connection.execute(f"PRAGMA synchronous = {self._durability}")
         connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         connection.execute(f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES}")
         # Some builds overwrite what is deleted, which doubles the writes.
@@ -364,8 +366,11 @@ class SqliteStore:
         )
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, *, must_flush: bool = False) -> Iterator[sqlite3.Connection]:
         """Run a block in one transaction, all of it or nothing.
+
+        Args:
+            must_flush: with `durability: full`, what is written survives a power cut.
 
         Raises:
             StorageError: SQLite refused; nothing has changed.
@@ -374,6 +379,10 @@ class SqliteStore:
         if connection is None:
             raise StorageError(f"queue database {self._path}: closed")
         try:
+            synchronous = "FULL" if must_flush and self._durability == "full" else "NORMAL"
+            if synchronous != self._synchronous:
+                connection.execute(f"PRAGMA synchronous = {synchronous}")
+                self._synchronous = synchronous
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection

@@ -7,6 +7,7 @@ time when no broker has the file, to drain or fill its queues.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import sys
@@ -47,8 +48,15 @@ def serve(
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    loop_factory = None
+    with contextlib.suppress(ImportError):  # there is none for Windows
+        import uvloop  # noqa: PLC0415
+
+        loop_factory = uvloop.new_event_loop
     try:
-        asyncio.run(_serve(_plugin(config)))
+        plugin = _plugin(config)
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(_serve(plugin))
     except PenstockError as error:
         sys.stderr.write(f"penstock queue: {error}\n")
         raise typer.Exit(2) from error

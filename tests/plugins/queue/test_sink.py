@@ -103,6 +103,9 @@ async def test_durability_reaches_the_engine(tmp_path: Path) -> None:
     path = str(tmp_path / "queue.db")
     keys = {"engine": "sqlite", "path": path, "queues": QUEUES, "durability": "normal"}
     async with running_plugin(**keys) as plugin:
+        receipts = Receipts()
+        plugin.sinks[0].accept(message(), receipts)
+        await until(partial(receipts.have, [ReasonCode.SUCCESS]))
         connection = plugin.engine._store._writer  # type: ignore[attr-defined]
         assert connection.execute("PRAGMA synchronous").fetchone() == (1,)
 
