@@ -49,7 +49,7 @@ def write_class_archive(archive: Path) -> None:
 
 
 def _rehearse(spark: SparkSession, folder: Path) -> None:
-    """Send a few rows through both queries; files stand for the queue."""
+    """Send a few rows through the queries; files stand for the queue."""
     messages = spark.range(10).selectExpr(
         "cast(id as int) physical_queue",
         "id offset",

@@ -1,10 +1,11 @@
 """The program's queries: a queue into Parquet, and its telemetry into aggregates.
 
-Two streaming queries in a row. *Ingest* writes every message of the queue, whatever it holds, to
-Parquet files. *Aggregate* follows those files, not the queue: a queue belongs to the one query that
-commits it, while files can be read by as many as like. Both have a checkpoint of their own, and
-Spark's file sink lists the files of a micro-batch in one step. So each message stands in the output
-exactly once, and counts exactly once, however often the program is killed.
+*Ingest* writes every message of the queue, whatever it holds, to Parquet files. Two further queries
+follow those files, not the queue: a queue belongs to the one query that commits it, while files can
+be read by as many as like. *Windows* aggregates telemetry; *unusable* lists the messages that are
+none, with the reason. Each query has a checkpoint of its own, and Spark's file sink lists the files
+of a micro-batch in one step. So each message stands in the output exactly once, and counts exactly
+once, however often the program is killed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from spark_bridge.telemetry import (
     aggregate,
     count_problems,
     parse_telemetry,
+    unusable,
 )
 
 _LOOK_SECONDS: Final = 0.25
@@ -49,8 +51,9 @@ class PipelineOptions:
     Attributes:
         source: the queue.
         output: directory of the messages' Parquet files.
-        checkpoint: directory of both queries' checkpoints.
-        aggregate: directory of the aggregates' Parquet files; None for ingest alone.
+        checkpoint: directory of the queries' checkpoints.
+        aggregate: directory of the Parquet files of ``windows`` and ``unusable``; None for ingest
+            alone.
         window_seconds: length of an aggregation window, above 0.
         lateness_seconds: how late telemetry may come and still count, 0 or more.
         trigger_seconds: a micro-batch starts every so many seconds until the caller stops the run;
@@ -181,13 +184,17 @@ class _Pipeline:
         if options.aggregate is None:
             return []
         messages = self._spark.readStream.schema(SPARK_DDL).parquet(str(options.output))
+        telemetry = parse_telemetry(messages)
         windows = aggregate(
-            count_problems(parse_telemetry(messages)),
+            count_problems(telemetry),
             window_seconds=options.window_seconds,
             lateness_seconds=options.lateness_seconds,
         )
-        tally = self._aggregated
-        return [self._start(windows, "aggregate", options.aggregate, tally, trigger)]
+        folder, counted = options.aggregate, self._aggregated
+        return [
+            self._start(windows, "windows", folder / "windows", counted, trigger),
+            self._start(unusable(telemetry), "unusable", folder / "unusable", Tally(), trigger),
+        ]
 
     def _start(
         self, rows: DataFrame, name: str, output: Path, tally: Tally, trigger: dict[str, Any]

@@ -4,14 +4,16 @@ A telemetry message is published to ``telemetry/<host>/<metric>`` with the JSON 
 ``{"host": str, "metric": str, "value": number, "unit": str, "at": seconds since the Unix epoch}``
 and optionally ``"pid": int, "process": str``; further fields do no harm.
 
-No message leaves without being counted. One that cannot be used keeps its place in time (that of
-its arrival) and is counted under its ``problem``:
+No message leaves without being counted. One that cannot be used has a ``problem`` and no time of
+its own (the time of its arrival would push the watermark past telemetry that comes late from an
+edge, and make it dropped):
 
 * ``malformed``: no JSON object, or a field of another type;
 * ``incomplete``: host, metric, value or time is missing;
 * ``not_finite``: the value is no finite number, which would spoil every mean it enters;
 * ``clock_wrong``: the time is before 1970, or ahead of the arrival by more than
-  ``MAX_CLOCK_SKEW_SECONDS``. Taken at its word, one such message would make all others late.
+  ``MAX_CLOCK_SKEW_SECONDS``. A clock that is ahead by less counts as the arrival: nothing was
+  measured after it arrived, and one sender's clock must not make the others late.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 MAX_CLOCK_SKEW_SECONDS: Final = 60.0
-"""More than clocks differ that are set by NTP at all, less than a window matters."""
+"""More than clocks differ that anything sets; beyond it, the time says nothing."""
 
 PROBLEMS: Final = ("malformed", "incomplete", "not_finite", "clock_wrong")
 
@@ -43,20 +45,19 @@ def parse_telemetry(messages: DataFrame) -> DataFrame:
         messages: rows with the source's columns ``payload`` and ``enqueued_at``.
 
     Returns:
-        Columns ``event_time`` (timestamp), ``host``, ``metric``, ``process``, ``unit``
-        (strings, null where unusable), ``value`` (double) and ``problem`` (null where there is
-        none).
+        The columns of ``messages``, then ``event_time`` (timestamp), ``host``, ``metric``,
+        ``process``, ``unit`` (strings), ``value`` (double), all null where unusable, and
+        ``problem`` (null where there is none).
     """
     payload = f.from_json(
         f.col("payload").cast("string"), _PAYLOAD_DDL, {"columnNameOfCorruptRecord": _CORRUPT}
     )
-    parsed = messages.select("enqueued_at", payload.alias("told"))
-    marked = parsed.select("enqueued_at", "told", _problem().alias("problem"))
+    marked = messages.withColumn("told", payload).withColumn("problem", _problem())
     usable = f.col("problem").isNull()
+    measured_at = f.least(f.timestamp_seconds("told.at"), "enqueued_at")
     return marked.select(
-        f.when(usable, f.timestamp_seconds("told.at"))
-        .otherwise(f.col("enqueued_at"))
-        .alias("event_time"),
+        *messages.columns,
+        f.when(usable, measured_at).alias("event_time"),
         *(f.when(usable, f.col(f"told.{name}")).alias(name) for name in _KEPT),
         "problem",
     )
@@ -76,8 +77,7 @@ def _problem() -> Column:
         f.when(told.isNull() | f.col(f"told.{_CORRUPT}").isNotNull(), "malformed")
         .when(missing, "incomplete")
         .when(f.isnan("told.value") | infinite | f.isnan("told.at"), "not_finite")
-        .when(at > arrival + MAX_CLOCK_SKEW_SECONDS, "clock_wrong")
-        .when(at < 0, "incomplete")
+        .when((at < 0) | (at > arrival + MAX_CLOCK_SKEW_SECONDS), "clock_wrong")
     )
 
 
@@ -88,8 +88,23 @@ def count_problems(telemetry: DataFrame) -> DataFrame:
     return telemetry.observe(OBSERVATION, *counts)
 
 
+def unusable(telemetry: DataFrame) -> DataFrame:
+    """Return where each message stands that has a problem, and which it is.
+
+    Args:
+        telemetry: what ``parse_telemetry`` returned for the source's columns.
+
+    Returns:
+        Columns ``physical_queue``, ``offset``, ``topic``, ``publisher``, ``enqueued_at``,
+        ``problem``, ``payload``.
+    """
+    return telemetry.where(f.col("problem").isNotNull()).select(
+        "physical_queue", "offset", "topic", "publisher", "enqueued_at", "problem", "payload"
+    )
+
+
 def aggregate(telemetry: DataFrame, *, window_seconds: float, lateness_seconds: float) -> DataFrame:
-    """Aggregate over windows of event time for each host, metric, process and problem.
+    """Aggregate what is usable over windows of event time, for each host, metric and process.
 
     A window is complete, and appears, once an event came that is later than the window's end by
     ``lateness_seconds``. What comes for it afterwards is late: Spark drops and counts it.
@@ -101,10 +116,11 @@ def aggregate(telemetry: DataFrame, *, window_seconds: float, lateness_seconds: 
 
     Returns:
         Columns ``window_start``, ``window_end``, ``host``, ``metric``, ``process``, ``unit``,
-        ``problem``, ``messages``, ``value_min``, ``value_mean``, ``value_max``.
+        ``messages``, ``value_min``, ``value_mean``, ``value_max``.
     """
-    grouped = telemetry.withWatermark("event_time", f"{lateness_seconds} seconds").groupBy(
-        f.window("event_time", f"{window_seconds} seconds"), "host", "metric", "process", "problem"
+    usable = telemetry.where(f.col("problem").isNull())
+    grouped = usable.withWatermark("event_time", f"{lateness_seconds} seconds").groupBy(
+        f.window("event_time", f"{window_seconds} seconds"), "host", "metric", "process"
     )
     return grouped.agg(
         f.count(f.lit(1)).alias("messages"),
@@ -119,7 +135,6 @@ def aggregate(telemetry: DataFrame, *, window_seconds: float, lateness_seconds: 
         "metric",
         "process",
         "unit",
-        "problem",
         "messages",
         "value_min",
         "value_mean",

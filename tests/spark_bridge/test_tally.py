@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from typing import Any
+
+from spark_bridge.tally import Tally
+
+
+def report(batch: int, rows: int, end: Any = None, **more: Any) -> dict[str, Any]:
+    """Return a progress report as Spark gives it."""
+    return {"batchId": batch, "numInputRows": rows, "sources": [{"endOffset": end}]} | more
+
+
+def test_each_batch_counts_once_however_often_it_is_reported() -> None:
+    """Spark keeps old reports and repeats idle ones."""
+    tally = Tally()
+    reports = [report(0, 5), report(1, 0), report(1, 7), report(2, 0)]
+    told = [tally.add(one) for one in reports + reports]
+    assert told == [True, False, True, False, False, False, False, False]
+    assert (tally["rows"], tally["batches"]) == (12, 2)
+
+
+def test_counts_go_on_in_a_query_that_was_started_again() -> None:
+    """A run may follow the queue first and drain it then, with one checkpoint."""
+    tally = Tally()
+    tally.add(report(0, 5))
+    tally.add(report(1, 3))
+    assert tally["rows"] == 8
+
+
+def test_late_groups_and_observed_counts_are_added_up() -> None:
+    """What Spark dropped or marked is counted by reason."""
+    tally = Tally("telemetry")
+    late = [{"numRowsDroppedByWatermark": 2}, {"numRowsDroppedByWatermark": 1}]
+    for batch in (0, 1):
+        observed = {"telemetry": {"messages": 9, "malformed": 4}}
+        tally.add(report(batch, 9, stateOperators=late, observedMetrics=observed))
+    assert (tally["late"], tally["telemetry.messages"], tally["telemetry.malformed"]) == (6, 18, 8)
+
+
+def test_the_end_is_that_of_the_newest_batch() -> None:
+    """It is what may be deleted from the queue."""
+    tally = Tally()
+    assert tally.end is None
+    tally.add(report(1, 5, '{"queue": "q", "next": {"0": 5}}'))
+    tally.add(report(0, 5, '{"queue": "q", "next": {"0": 2}}'))
+    assert tally.end == {"queue": "q", "next": {"0": 5}}
+    tally.add(report(2, 5, {"queue": "q", "next": {"0": 9}}))
+    assert tally.end == {"queue": "q", "next": {"0": 9}}
+    tally.add(report(3, 0, None))
+    assert tally.end is None
