@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -20,13 +21,15 @@ class ClassArchiveError(BridgeError):
     """The archive could not be written; Spark works without it, and starts more slowly."""
 
 
-def write_class_archive(archive: Path) -> None:
-    """Run what the program runs, on a handful of rows, and keep the classes that took.
+def write_class_archive(archive: Path, run_java: Callable[[str, Path], None] | None = None) -> None:
+    """Run Java once, and keep the classes that it took.
 
-    Takes about half a minute and 200 MB. The file appears whole or not at all.
+    With Spark this takes about half a minute and 200 MB. The file appears whole or not at all.
 
     Args:
         archive: see ``session.class_archive_path``; one that is there is replaced.
+        run_java: given Java's options and a folder for its files, runs Java to its end; None runs
+            what the program runs, on a handful of rows.
 
     Raises:
         ClassArchiveError: Java did not write it.
@@ -35,20 +38,22 @@ def write_class_archive(archive: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="penstock-", dir=archive.parent) as name:
         folder = Path(name)
         written = folder / archive.name
-        spark = build_session(
-            java_settings=java_options(short_run=True, archive=written, write_archive=True),
-            log_file=folder / "spark.log",
-        )
-        try:
-            _rehearse(spark, folder)
-        finally:
-            _end_java(spark)
+        options = java_options(short_run=True, archive=written, write_archive=True)
+        (run_java or _run_spark)(options, folder)
         if not written.is_file():
             raise ClassArchiveError(f"Java wrote no class archive to {archive.parent}")
         written.replace(archive)
 
 
-def _rehearse(spark: SparkSession, folder: Path) -> None:
+def _run_spark(options: str, folder: Path) -> None:
+    spark = build_session(java_settings=options, log_file=folder / "spark.log")
+    try:
+        rehearse(spark, folder)
+    finally:
+        _end_java(spark)
+
+
+def rehearse(spark: SparkSession, folder: Path) -> None:
     """Send a few rows through the queries; files stand for the queue."""
     messages = spark.range(10).selectExpr(
         "cast(id as int) physical_queue",

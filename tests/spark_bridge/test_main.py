@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plugins.queue.client import QueueClient
+from spark_bridge.__main__ import describe, main, read_pairs, read_trigger
+from spark_bridge.errors import OptionError
+from spark_bridge.pipeline import Summary
+from tests.helpers.gateway import running_gateway
+
+
+def arguments(folder: Path, url: str, *more: str) -> list[str]:
+    """Return the program's arguments for a run in a folder."""
+    given = ["--url", url, "--queue", "telemetry", "--output", str(folder / "messages")]
+    return [*given, "--checkpoint", str(folder / "checkpoint"), *more]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--trigger", "often"], "--trigger: read 'often', allowed is available-now or a number"),
+        (["--trigger", "0"], "--trigger: read '0', allowed is available-now or a number"),
+        (["--option", "fail_on_data_loss"], "--option: read 'fail_on_data_loss', allowed is NAME="),
+        (["--option", "retries=3"], "unknown option 'retries'"),
+        (["--conf", "=1"], "--conf: read '=1', allowed is NAME=VALUE"),
+    ],
+)
+def test_wrong_arguments_end_with_status_2_and_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], told: str
+) -> None:
+    """What was read and what is allowed, before anything is started or written."""
+    assert main(arguments(tmp_path, "http://127.0.0.1:9", *more)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"penstock spark: {told}")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_a_missing_argument_ends_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """The usage names it."""
+    assert main(["--url", "http://127.0.0.1:9"]) == 2
+    assert "--queue" in capsys.readouterr().err
+
+
+def test_no_java_ends_with_status_2_and_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's own failure over a missing Java is never reached."""
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert main(arguments(tmp_path, "http://127.0.0.1:9")) == 2
+    error = capsys.readouterr().err
+    assert "Spark needs Java 17 or newer" in error
+    assert error.count("\n") == 1
+
+
+def test_a_queue_that_is_not_there_ends_with_status_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Told before seconds go into starting Spark."""
+    with running_gateway(tmp_path) as client:
+        assert main(arguments(tmp_path, client.url, "--queue", "alarms")) == 1
+        assert "no queue 'alarms'" in capsys.readouterr().err
+    gone: QueueClient = client
+    assert main(arguments(tmp_path, gone.url, "--option", "retry_seconds=0")) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("penstock spark: queue 'telemetry' cannot be reached")
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_triggers_are_seconds_or_available_now() -> None:
+    """None stands for what is there now."""
+    assert read_trigger("available-now") is None
+    assert read_trigger("2.5") == 2.5
+    with pytest.raises(OptionError):
+        read_trigger("inf")
+
+
+def test_pairs_keep_equals_signs_of_their_values() -> None:
+    """Java options are full of them."""
+    assert read_pairs("--conf", ["a=b=c", "d="]) == {"a": "b=c", "d": ""}
+
+
+def test_a_summary_names_only_what_happened() -> None:
+    """One line, zeros left out."""
+    plain = Summary(1_200, 2, 0, {"malformed": 0}, 0)
+    assert describe(plain) == "ingested 1,200 messages in 2 micro-batches"
+    full = Summary(10, 1, 10, {"malformed": 3, "incomplete": 0}, 4)
+    assert describe(full) == (
+        "ingested 10 messages in 1 micro-batches, aggregated 10, malformed 3, late groups dropped 4"
+    )

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from spark_bridge.java import Java
+from spark_bridge.session import class_archive_path, java_options, worker_python
+
+JAVA = Java(Path("/usr/bin/java"), "17.0.1")
+
+
+def test_workers_take_compiled_modules_not_spark_s_zip(spark: SparkSession) -> None:
+    """A worker that imports Spark from its zip compiles it anew, for half a second each."""
+
+    def where(_: int) -> str:
+        import pyspark  # noqa: PLC0415 - the worker's
+
+        return str(pyspark.__file__)
+
+    (path,) = spark.sparkContext.parallelize([1], 1).map(where).collect()
+    assert ".zip" not in path
+
+
+def test_spark_listens_on_this_machine_alone(spark: SparkSession) -> None:
+    """Nothing of a local run can be reached from outside."""
+    settings = spark.sparkContext.getConf()
+    assert settings.get("spark.driver.bindAddress") == "127.0.0.1"
+    assert settings.get("spark.driver.host") == "127.0.0.1"
+    assert settings.get("spark.ui.enabled") == "false"
+
+
+def test_the_worker_program_keeps_the_users_own_path(tmp_path: Path) -> None:
+    """PYTHONPATH is the user's; only what Spark put before it goes."""
+    own = str(tmp_path / "own modules")
+    program = worker_python({"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": own})
+    assert program == worker_python({"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": own})
+    answer = subprocess.run(
+        [program, "-c", "import sys; print(sys.executable); print(sys.path[1])"],
+        env=os.environ | {"PYTHONPATH": "/spark.zip"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout.splitlines() == [sys.executable, own]
+
+
+def test_without_a_cache_folder_the_plain_python_serves(tmp_path: Path) -> None:
+    """A home that cannot be written to makes Spark slower, not fail."""
+    (tmp_path / "file").write_text("")
+    assert worker_python({"XDG_CACHE_HOME": str(tmp_path / "file")}) == Path(sys.executable)
+
+
+def test_a_class_archive_is_used_only_where_it_is_there(tmp_path: Path) -> None:
+    """The first run on a machine needs none."""
+    archive = tmp_path / "spark.jsa"
+    assert "Shared" not in java_options(short_run=True, archive=archive)
+    assert "Shared" not in java_options(short_run=True, archive=None)
+    archive.write_text("")
+    options = java_options(short_run=True, archive=archive)
+    assert f"-XX:SharedArchiveFile={archive}" in options
+    writing = java_options(short_run=True, archive=archive, write_archive=True)
+    assert f"-XX:ArchiveClassesAtExit={archive}" in writing
+
+
+def test_a_long_run_is_compiled_in_full() -> None:
+    """Peak speed counts where Spark runs for hours."""
+    assert "TieredStopAtLevel=1" in java_options(short_run=True, archive=None)
+    assert "TieredStopAtLevel" not in java_options(short_run=False, archive=None)
+
+
+def test_each_java_has_a_class_archive_of_its_own(tmp_path: Path) -> None:
+    """Java ignores an archive of another version, so none is ever offered one."""
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    path = class_archive_path(JAVA, environment)
+    other = class_archive_path(Java(JAVA.program, "21.0.2"), environment)
+    assert path.parent == other.parent == tmp_path / "penstock"
+    assert path != other
