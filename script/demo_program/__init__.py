@@ -1,0 +1,1 @@
+"""The demo: this machine's telemetry through the broker, a slow link, the queue and Spark."""

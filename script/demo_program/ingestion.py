@@ -1,0 +1,155 @@
+"""The other end of the queues: Spark and its Parquet files, and a back end for the pictures."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow.dataset as ds
+
+from plugins.queue.client import QueueClient, QueueError
+from script.demo_program.clients import PICTURES, TELEMETRY, read_number
+from script.demo_program.errors import DemoError
+from script.demo_program.policy import Places
+from script.demo_program.programs import Program, Programs
+
+TRIGGER_SECONDS: Final = 4
+"""Between two micro-batches."""
+
+WINDOW_SECONDS: Final = 5
+LATENESS_SECONDS: Final = 2
+
+START_SECONDS: Final = 90.0
+END_SECONDS: Final = 120.0
+"""Patience on a slow machine; a start takes some seconds where the class archive is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """What the windows hold.
+
+    Attributes:
+        rows: host, metric and process in one window each.
+        windows: different windows.
+        messages: that were counted in them.
+    """
+
+    rows: int
+    windows: int
+    messages: int
+
+
+class Spark:
+    """The pipeline from the queue `telemetry` into Parquet files.
+
+    Attributes:
+        rows_folder: the messages, each once.
+        windows_folder: their aggregates.
+    """
+
+    def __init__(self, programs: Programs, places: Places, folder: Path) -> None:
+        """Start it; `wait_until_started` before it is needed."""
+        self.rows_folder = folder / "parquet" / "telemetry"
+        aggregates = folder / "parquet" / "aggregates"
+        self.windows_folder = aggregates / "windows"
+        self._report = folder / "spark-report.json"
+        self._program: Program = programs.start(
+            "spark",
+            "spark_bridge",
+            *("--url", places.queue_url, "--queue", TELEMETRY),
+            *("--output", str(self.rows_folder), "--aggregate", str(aggregates)),
+            *("--checkpoint", str(folder / "parquet" / "checkpoint")),
+            *("--trigger", str(TRIGGER_SECONDS), "--window-seconds", str(WINDOW_SECONDS)),
+            *("--lateness-seconds", str(LATENESS_SECONDS), "--report", str(self._report)),
+        )
+
+    def wait_until_started(self) -> None:
+        """Wait until it runs.
+
+        Raises:
+            DemoError: it does not start.
+        """
+        self._program.wait_for("penstock spark: Spark", START_SECONDS)
+
+    def finish(self) -> int:
+        """Let it read what still waits, and end; return how many messages it has ingested.
+
+        Raises:
+            DemoError: it has failed.
+        """
+        self._program.ask_to_end()
+        status = self._program.wait(END_SECONDS)
+        if status:
+            raise self._program.failure(f"ended with status {status}")
+        ingested: int = json.loads(self._report.read_text())["ingested_messages"]
+        return ingested
+
+    def numbers(self) -> list[int]:
+        """Return the number of every message in the Parquet files."""
+        payloads = ds.dataset(self.rows_folder, format="parquet").to_table(["payload"])
+        return list(numbers_of(payloads.column("payload").to_pylist()))
+
+    def windows(self) -> Windows:
+        """Return what the complete windows hold; the newest are complete with later events."""
+        if not any(self.windows_folder.glob("*.parquet")):
+            return Windows(0, 0, 0)
+        table = ds.dataset(self.windows_folder, format="parquet").to_table()
+        starts = table.column("window_start").unique()
+        messages = sum(table.column("messages").to_pylist())
+        return Windows(table.num_rows, len(starts), messages)
+
+
+def numbers_of(payloads: list[bytes]) -> Iterator[int]:
+    """Yield the numbers of the demo's messages, of others -1."""
+    for payload in payloads:
+        number = read_number(payload)
+        yield -1 if number is None else number
+
+
+def queued_numbers(places: Places) -> list[int]:
+    """Return the number of every message that waits in the queue `telemetry`.
+
+    Raises:
+        DemoError: the queue does not answer.
+    """
+    client = QueueClient(places.queue_url)
+    numbers: list[int] = []
+    try:
+        for physical_queue, (earliest, behind) in client.offsets(TELEMETRY).items():
+            batch = client.read_range(TELEMETRY, physical_queue, earliest, behind)
+            numbers += numbers_of(batch.payload)
+    except QueueError as error:
+        raise DemoError(f"queue {TELEMETRY}: {error}") from error
+    finally:
+        client.close()
+    return numbers
+
+
+def take_pictures(places: Places, folder: Path) -> list[tuple[str, str]]:
+    """Take all pictures out of their queue into files, as a back end would.
+
+    Returns:
+        Topic and SHA-256 of each, as they came.
+
+    Raises:
+        DemoError: the queue does not answer.
+    """
+    folder.mkdir(exist_ok=True)
+    client = QueueClient(places.queue_url)
+    taken: list[tuple[str, str]] = []
+    try:
+        while deliveries := client.dequeue(PICTURES, n_max=4, wait_seconds=0.5):
+            for delivery in deliveries:
+                (folder / f"{delivery.topic.rpartition('/')[2]}.png").write_bytes(delivery.payload)
+                digest = hashlib.sha256(delivery.payload).hexdigest()
+                taken.append((delivery.topic, digest))
+            client.delete(PICTURES, [delivery.receipt_handle for delivery in deliveries])
+    except QueueError as error:
+        raise DemoError(f"queue {PICTURES}: {error}") from error
+    finally:
+        client.close()
+    return taken

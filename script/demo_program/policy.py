@@ -1,0 +1,77 @@
+"""The demo's policy files: the example with other places, so that it disturbs nobody."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+EXAMPLE: Final = Path(__file__).resolve().parents[2] / "policy.example.yaml"
+
+SYS_INTERVAL_SECONDS: Final = 1
+"""The demo shows the broker's books while they change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where one broker of the demo is.
+
+    Attributes:
+        policy_file: what it is started with.
+        mqtt_port: TCP port of its listener on loopback.
+        http_port: TCP port of the queue's HTTP API.
+        queue_file: where its queues are.
+    """
+
+    policy_file: Path
+    mqtt_port: int
+    http_port: int
+    queue_file: Path
+
+    @property
+    def queue_url(self) -> str:
+        """Where the HTTP API answers."""
+        return f"http://127.0.0.1:{self.http_port}"
+
+
+def free_ports(wanted: list[int]) -> list[int]:
+    """Return the wanted ports of loopback, another free one for each that is taken."""
+    taken: list[socket.socket] = []
+    try:
+        for port in wanted:
+            try:
+                taken.append(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                taken.append(socket.create_server(("127.0.0.1", 0)))
+        return [server.getsockname()[1] for server in taken]
+    finally:
+        for server in taken:
+            server.close()
+
+
+def derive(example: str, places: Places, *, is_withholding: bool = True) -> str:
+    """Return the text of a demo's policy file.
+
+    Args:
+        example: text of the example.
+        places: to replace those of the example by.
+        is_withholding: False for the same broker with withholding's policy `none`.
+
+    Raises:
+        ValueError: the example does not have what is to be replaced exactly once.
+    """
+    replaced = {
+        "bind: 127.0.0.1:1883": f"bind: 127.0.0.1:{places.mqtt_port}",
+        "http: 127.0.0.1:8080": f"http: 127.0.0.1:{places.http_port}",
+        "path: penstock-queue.db": f"path: {places.queue_file}",
+        "sys_interval: 10 ": f"sys_interval: {SYS_INTERVAL_SECONDS} ",
+    }
+    if not is_withholding:
+        replaced["policy: historic"] = "policy: none"
+    text = example
+    for old, new in replaced.items():
+        if text.count(old) != 1:
+            raise ValueError(f"{EXAMPLE.name}: {old!r} stands in it {text.count(old)} times, not 1")
+        text = text.replace(old, new)
+    return text

@@ -1,0 +1,58 @@
+"""What the slow link does when, and when what is published: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+TICK_SECONDS: Final = 0.5
+"""Between two looks at the machine, each of some thirty small messages."""
+
+PICTURE_SECONDS: Final = 2.5
+"""Between two pictures."""
+
+PICTURE_AFTER_SECONDS: Final = 0.7
+"""From the link's turning bad to the next picture; the one before has then passed. What has
+begun cannot be overtaken, and a picture caught halfway would tell of chance alone."""
+
+GOOD_SHARE: Final = 0.3
+"""Of the time, before and after the link is bad."""
+
+MIN_SECONDS: Final = 4.0
+MAX_SECONDS: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When the link is bad.
+
+    Attributes:
+        seconds: how long is published.
+    """
+
+    seconds: float
+
+    @property
+    def bad_from(self) -> float:
+        """Seconds after the start at which the link turns bad."""
+        return GOOD_SHARE * self.seconds
+
+    @property
+    def bad_until(self) -> float:
+        """Seconds after the start at which it is good again."""
+        return (1 - GOOD_SHARE) * self.seconds
+
+    def ticks(self) -> Iterator[float]:
+        """Yield the seconds after the start at which to look at the machine."""
+        return (number * TICK_SECONDS for number in count())
+
+    def picture_slots(self) -> Iterator[float]:
+        """Yield the seconds after the start at which a picture may be published."""
+        anchor = self.bad_from + PICTURE_AFTER_SECONDS
+        return (anchor % PICTURE_SECONDS + number * PICTURE_SECONDS for number in count())
+
+    def profile(self, elapsed: float) -> str:
+        """Return the name of the link's profile after so many seconds."""
+        return "bad" if self.bad_from <= elapsed < self.bad_until else "good"
