@@ -65,13 +65,18 @@ def write_deliveries(deliveries: Sequence[Delivery]) -> bytes:
 
 
 def write_segment(
-    messages: Sequence[Message], payloads: Sequence[bytes], first_offset: int, epoch: float
+    messages: Sequence[Message],
+    payloads: Sequence[bytes],
+    properties: Sequence[str],
+    first_offset: int,
+    epoch: float,
 ) -> bytes:
     """Return the frame of messages with offsets from `first_offset` on.
 
     Args:
         messages: at least one.
         payloads: their payloads, as read from where they are kept.
+        properties: their properties as `properties_json`, "" for none.
         first_offset: offset of the first.
         epoch: what to add to monotonic seconds to have seconds since the Unix epoch.
     """
@@ -83,10 +88,7 @@ def write_segment(
             qos=[message.qos for message in messages],
             publisher=[message.publisher for message in messages],
             enqueued_at=[message.arrived_at + epoch for message in messages],
-            properties=[
-                properties_json(message.properties) if message.properties else ""
-                for message in messages
-            ],
+            properties=list(properties),
         )
     )
 

@@ -93,8 +93,8 @@ class AppendResult(NamedTuple):
 
     Attributes:
         stored: how many are safe.
-        unreadable: indexes of those whose payload could not be read back from its
-            `PayloadStore`; they are not stored.
+        unreadable: indexes of those that are not stored: their payload could not be read
+            back from its `PayloadStore`, or their properties are no JSON.
     """
 
     stored: int

@@ -16,7 +16,7 @@ from logging import Logger
 from typing import Any, TypeAlias
 
 from broker.message import Message
-from plugins.queue.batch_format import split_for_segments, write_segment
+from plugins.queue.batch_format import properties_json, split_for_segments, write_segment
 from plugins.queue.engine import AppendResult, StorageError
 from plugins.queue.store import Key, Mark, NewSegment, Store
 
@@ -104,8 +104,13 @@ class GroupCommit:
 
     def _run(self) -> None:
         while group := self._next_group():
-            outcomes = self._write(group)
-            outcomes += self._truncate(group)
+            try:
+                outcomes = self._write(group)
+                outcomes += self._truncate(group)
+            except Exception as error:
+                self._logger.exception("queue storage failed")
+                failed = StorageError(f"{type(error).__name__}: {error}")
+                outcomes = [(request.future, None, failed) for request in group]
             self._loop.call_soon_threadsafe(_settle, outcomes)
 
     def _next_group(self) -> list[Request]:
@@ -145,21 +150,21 @@ class GroupCommit:
 
     def _write(self, group: Sequence[Request]) -> list[Outcome]:
         """Write the appends and deletes of a group in one transaction."""
-        outcomes: list[Outcome] = []
-        segments: list[NewSegment] = []
         stored: list[Outcome] = []
-        next_offsets: dict[Key, int] = {}
+        readable: dict[Key, _Readable] = {}
         for request in group:
             if isinstance(request, Append):
-                try:
-                    made, result = self._encode(request, next_offsets)
-                except Exception as error:
-                    self._logger.exception("queue %s: message cannot be encoded", request.key[0])
-                    failed = StorageError(f"message cannot be encoded: {error}")
-                    outcomes.append((request.future, None, failed))
-                else:
-                    segments += made
-                    stored.append((request.future, result, None))
+                unreadable = readable.setdefault(request.key, _Readable()).add(request.messages)
+                for index in unreadable:
+                    self._logger.error("%r cannot be read back", request.messages[index])
+                result = AppendResult(len(request.messages) - len(unreadable), unreadable)
+                stored.append((request.future, result, None))
+        epoch = time.time() - self._clock()
+        segments = [
+            segment
+            for key, messages in readable.items()
+            for segment in messages.segments(key, self._store.usage[key].next, epoch)
+        ]
         deletes = [request for request in group if isinstance(request, Delete)]
         marks = [mark for request in deletes for mark in request.marks]
         deleted: list[Outcome] = [(request.future, None, None) for request in deletes]
@@ -171,7 +176,7 @@ class GroupCommit:
             self._failed(error, sum(segment.n_messages for segment in segments))
             stored = [(future, None, error) for future, _, _ in stored]
             deleted = self._delete_alone(deleted, marks, error if not segments else None)
-        return outcomes + stored + deleted
+        return stored + deleted
 
     def _delete_alone(
         self, deleted: list[Outcome], marks: Sequence[Mark], error: StorageError | None
@@ -183,32 +188,6 @@ class GroupCommit:
             except StorageError as failed:
                 error = failed
         return [(future, None, error) for future, _, _ in deleted]
-
-    def _encode(
-        self, request: Append, next_offsets: dict[Key, int]
-    ) -> tuple[list[NewSegment], AppendResult]:
-        """Return a request's segments, with offsets behind those of the group so far."""
-        messages: list[Message] = []
-        payloads: list[bytes] = []
-        unreadable: list[int] = []
-        for index, message in enumerate(request.messages):
-            try:
-                payloads.append(message.read_payload())
-                messages.append(message)
-            except OSError:
-                self._logger.exception("payload of %r cannot be read back", message)
-                unreadable.append(index)
-        epoch = time.time() - self._clock()
-        offset = next_offsets.get(request.key, self._store.usage[request.key].next)
-        segments: list[NewSegment] = []
-        for run in split_for_segments(messages):
-            part = messages[run]
-            frame = write_segment(part, payloads[run], offset, epoch)
-            newest_at = part[-1].arrived_at + epoch
-            segments.append(NewSegment(request.key, offset, len(part), newest_at, frame))
-            offset += len(part)
-        next_offsets[request.key] = offset
-        return segments, AppendResult(len(messages), unreadable)
 
     def _failed(self, error: StorageError, n_refused: int) -> None:
         self._n_refused += n_refused
@@ -229,6 +208,41 @@ class GroupCommit:
             )
             self.failure = None
             self._n_refused = 0
+
+
+class _Readable:
+    """What a group appends to one physical queue, as far as it can be read."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._payloads: list[bytes] = []
+        self._properties: list[str] = []
+
+    def add(self, messages: Sequence[Message]) -> list[int]:
+        """Add messages; return the indexes of those that cannot be read."""
+        unreadable: list[int] = []
+        for index, message in enumerate(messages):
+            try:
+                payload = message.read_payload()
+                properties = properties_json(message.properties) if message.properties else ""
+            except (OSError, TypeError, ValueError):
+                unreadable.append(index)
+            else:
+                self._messages.append(message)
+                self._payloads.append(payload)
+                self._properties.append(properties)
+        return unreadable
+
+    def segments(self, key: Key, offset: int, epoch: float) -> list[NewSegment]:
+        """Return the messages as segments, with offsets from `offset` on."""
+        segments: list[NewSegment] = []
+        for run in split_for_segments(self._messages):
+            part = self._messages[run]
+            frame = write_segment(part, self._payloads[run], self._properties[run], offset, epoch)
+            newest_at = part[-1].arrived_at + epoch
+            segments.append(NewSegment(key, offset, len(part), newest_at, frame))
+            offset += len(part)
+        return segments
 
 
 def _size(request: Request) -> int:

@@ -18,7 +18,7 @@ DROP_REASONS: Final = {
     "queue_full": "the queue held as much as its max_messages or max_bytes allow",
     "storage_full": "the storage had no space left",
     "storage_error": "the storage refused to write",
-    "payload_lost": "its payload store could not read it back",
+    "unreadable": "its payload store could not read it back, or its properties are no JSON",
 }
 """Every reason for which a message may not be stored, and what it means."""
 
@@ -28,7 +28,7 @@ _REASON_CODES: Final = {
     "queue_full": ReasonCode.QUOTA_EXCEEDED,
     "storage_full": ReasonCode.QUOTA_EXCEEDED,
     "storage_error": ReasonCode.UNSPECIFIED_ERROR,
-    "payload_lost": ReasonCode.UNSPECIFIED_ERROR,
+    "unreadable": ReasonCode.UNSPECIFIED_ERROR,
 }
 
 
@@ -201,7 +201,7 @@ class Intake:
         error = future.exception()
         reasons: dict[int, str] = {}
         if error is None:
-            reasons = dict.fromkeys(future.result().unreadable, "payload_lost")
+            reasons = dict.fromkeys(future.result().unreadable, "unreadable")
         else:
             reason = "storage_full" if isinstance(error, StorageFullError) else "storage_error"
             reasons = dict.fromkeys(range(len(dealt)), reason)

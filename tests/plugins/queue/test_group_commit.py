@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from broker.message import Message
+from plugins.queue.client import read_batch
 from plugins.queue.engine import AppendResult, StorageError, StorageFullError
 from plugins.queue.engine_memory import MemoryStore
 from plugins.queue.group_commit import Append, Delete, GroupCommit, Truncate
@@ -176,20 +177,50 @@ async def test_failing_storage_is_logged_once_and_its_recovery_too(
     await running.commits.close()
 
 
-async def test_message_that_cannot_be_encoded_costs_nobody_else(
+async def test_message_that_cannot_be_read_costs_nobody_else(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A message whose properties are no JSON is refused; what shares its commit is stored."""
+    """A message whose properties are no JSON is named; what shares its commit is stored."""
     running = Running()
     held = await running.hold()
-    odd = running.append(message(properties={"user_property": object()}))
+    odd = running.append(message(properties={"user_property": object()}), message())
     good = running.append()
     running.store.may_write.set()
-    with pytest.raises(StorageError, match="cannot be encoded"):
-        await odd
+    assert await odd == AppendResult(1, [0])
     assert (await held).stored == (await good).stored == 1
-    assert running.store.usage[KEY] == (0, 2, 2, running.store.usage[KEY].stored_bytes)
-    assert "cannot be encoded" in caplog.text
+    assert running.store.usage[KEY].next == running.store.usage[KEY].messages == 3
+    assert "cannot be read back" in caplog.text
+    await running.commits.close()
+
+
+async def test_appends_of_one_commit_share_segments() -> None:
+    """Messages that are committed together lie together, whoever brought them."""
+    running = Running()
+    futures = [await running.hold()]
+    futures += [running.append(message(b"%d" % n)) for n in range(9)]
+    running.store.may_write.set()
+    await asyncio.gather(*futures)
+    found = running.store.read(KEY, 0, 10, 10, 10**6)
+    assert [one.n_messages for one in found] == [1, 9]
+    assert read_batch(found[1].frame).payload == [b"%d" % n for n in range(9)]
+    await running.commits.close()
+
+
+async def test_fault_of_the_storage_is_an_answer_and_not_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An error that nobody expected refuses its group; the next one is written."""
+    running = Running()
+
+    def fail(_n_messages: int, _n_marks: int) -> bool:
+        raise RuntimeError("a fault")
+
+    running.store.fails = fail
+    with pytest.raises(StorageError, match="RuntimeError: a fault"):
+        await running.append()
+    assert "a fault" in caplog.text
+    running.store.fails = lambda _n_messages, _n_marks: False
+    assert (await running.append()).stored == 1
     await running.commits.close()
 
 

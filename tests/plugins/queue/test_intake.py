@@ -190,7 +190,7 @@ async def test_lost_payload_refuses_its_own_message() -> None:
     await asyncio.sleep(0)
     await engine.commit_all(lost=[1])
     assert [receipt.codes for receipt in receipts] == [[SUCCESS], [0x80], [SUCCESS]]
-    assert intake.counts.dropped == {"payload_lost": 1}
+    assert intake.counts.dropped == {"unreadable": 1}
 
 
 async def test_closing_stores_what_was_accepted_and_refuses_the_rest() -> None:
