@@ -23,7 +23,7 @@ from broker.errors import PeerError, ProtocolError
 from broker.events import PacketReceived
 from broker.mqtt.enums import PacketType, ProtocolVersion
 from broker.mqtt.packets import Disconnect
-from broker.mqtt.reader import read_packet
+from broker.mqtt.reader import answer_version, read_packet
 from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from broker.mqtt.receive_buffer import ReceiveBuffer, packet_too_large, read_remaining_length
 from broker.publishing import (
@@ -256,11 +256,12 @@ class Connection(Sender):
         if not self.is_open:
             if packet_type != PacketType.CONNECT:  # [MQTT-3.1.0-1]
                 raise ProtocolError("the first packet is not CONNECT")
-            self.version = handlers.version_to_answer(data[start:stop])
+            self.version = answer_version(data[start:stop])
             self._is_answered = True
-        elif core.listeners.packet_received:
+        if core.listeners.packet_received:
+            session = self.session if self.is_open else None
             chunk = memoryview(data)[position:stop]
-            event = PacketReceived(self.session, first_byte, stop - position, (chunk,))
+            event = PacketReceived(session, first_byte, stop - position, (chunk,))
             core.tell(core.listeners.packet_received, event)
         if packet_type == PacketType.PUBLISH:
             core.counters.publish_received += 1

@@ -188,9 +188,14 @@ class Core:
         self.on_extension_error(type(self.gate).__name__, error)
 
     def on_extension_error(self, name: str, error: Exception) -> None:
-        """Log and count what a plugin raised."""
-        count(self.counters.extension_errors, name)
-        self.logger.error("extension %s failed: %r", name, error, exc_info=error)
+        """Count what a plugin raised, and log it: the first time whole, then ever less often."""
+        errors = self.counters.extension_errors
+        count(errors, name)
+        n_errors = errors[name]
+        if n_errors == 1:
+            self.logger.error("extension %s failed: %r", name, error, exc_info=error)
+        elif not n_errors & (n_errors - 1):
+            self.logger.error("extension %s failed %d times: %r", name, n_errors, error)
 
     def route(
         self,

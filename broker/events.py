@@ -25,6 +25,12 @@ class ClientDisconnected(NamedTuple):
     session: SessionView
 
 
+class SessionEnded(NamedTuple):
+    """A session has ended: nothing is kept of this client any more."""
+
+    session: SessionView
+
+
 class ClientSubscribed(NamedTuple):
     """A topic filter was granted."""
 
@@ -95,6 +101,7 @@ class Listeners:
 
     client_connected: tuple[Callable[[ClientConnected], None], ...] = ()
     client_disconnected: tuple[Callable[[ClientDisconnected], None], ...] = ()
+    session_ended: tuple[Callable[[SessionEnded], None], ...] = ()
     client_subscribed: tuple[Callable[[ClientSubscribed], None], ...] = ()
     client_unsubscribed: tuple[Callable[[ClientUnsubscribed], None], ...] = ()
     message_received: tuple[Callable[[MessageReceived], None], ...] = ()

@@ -138,17 +138,6 @@ async def _authenticate(core: Core, attempt: ConnectAttempt) -> bool:
         return False
 
 
-def version_to_answer(body: bytes) -> int:
-    """Return the version in which to answer a CONNECT that may be unreadable.
-
-    Args:
-        body: of the CONNECT, whatever it holds; a protocol level above 5 is answered as 5.
-    """
-    level_at = 2 + int.from_bytes(body[:2], "big")
-    is_5 = level_at < len(body) and body[level_at] >= ProtocolVersion.MQTT_5
-    return ProtocolVersion.MQTT_5 if is_5 else ProtocolVersion.MQTT_3_1_1
-
-
 def refuse_connect(connection: Connection, reason_code: ReasonCode) -> None:
     """Answer a CONNECT that is not accepted, where the version has a word for it.
 
@@ -368,13 +357,19 @@ def handle_pubrec(connection: Connection, packet: PubRec, now: float) -> None:
     session = connection.session
     if session.inflight.release(packet.packet_id) is None:
         connection.core.counters.unexpected_acknowledgements += 1
-        connection.send_packet(PubRel(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
+        connection.send_packet(PubRel(packet.packet_id, _not_found(connection)))
         return
     _sample(session, connection.core, packet.packet_id, now)
     if packet.reason_code >= 0x80:
         acknowledged(connection, packet.packet_id, 2, now, packet.reason_code)
     else:
         connection.send_packet(PubRel(packet.packet_id))
+
+
+def _not_found(connection: Connection) -> int:
+    """Return what to say of a packet identifier that nobody knows; MQTT 3.1.1 has no word."""
+    is_5 = connection.version == ProtocolVersion.MQTT_5
+    return ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if is_5 else ReasonCode.SUCCESS
 
 
 def handle_pubrel(connection: Connection, packet: PubRel, _now: float) -> None:
@@ -385,7 +380,7 @@ def handle_pubrel(connection: Connection, packet: PubRel, _now: float) -> None:
         connection.send_packet(PubComp(packet.packet_id))
     else:
         connection.core.counters.unexpected_acknowledgements += 1
-        connection.send_packet(PubComp(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
+        connection.send_packet(PubComp(packet.packet_id, _not_found(connection)))
 
 
 def handle_pubcomp(connection: Connection, packet: PubComp, now: float) -> None:

@@ -85,7 +85,7 @@ def receive_publish(
     if qos:
         packet_id = (data[topic_end] << 8) | data[topic_end + 1]
         if not packet_id:
-            raise MalformedPacketError("PUBLISH: packet identifier 0")  # [MQTT-2.2.1-3]
+            raise ProtocolError("PUBLISH: packet identifier 0")  # [MQTT-2.2.1-3]
     properties: Properties | None = None
     if connection.version == ProtocolVersion.MQTT_5:
         if position < stop and not data[position]:

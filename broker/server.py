@@ -105,7 +105,7 @@ class Server:
             return None
         from broker.amqtt_host.host import AmqttHost  # noqa: PLC0415 (aMQTT costs time and memory)
 
-        return AmqttHost(self._policy, self._logger)
+        return AmqttHost(self._policy, self._logger, clock=self._driver.clock)
 
     def _build_core(self) -> None:
         policy = self._policy
@@ -152,7 +152,12 @@ class Server:
         interval = self._policy.sys_interval
         if not interval:
             return
-        topics = SysTopics(self.core, importlib.metadata.version("penstock"), now)
+        topics = SysTopics(
+            self.core,
+            importlib.metadata.version("penstock"),
+            now,
+            has_common=self._host is None or not self._host.has_sys_plugin,
+        )
 
         def publish(now: float) -> None:
             topics.publish(now)

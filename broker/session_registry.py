@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from broker.events import ClientDisconnected
+from broker.events import ClientDisconnected, SessionEnded
 from broker.mqtt.reason_codes import ReasonCode
 from broker.session import Session
 
@@ -126,3 +126,5 @@ class SessionRegistry:
         for sampler in core.samplers:
             sampler.forget(session.link)
         self._send_will(session, now)
+        if core.listeners.session_ended:
+            core.tell(core.listeners.session_ended, SessionEnded(session))

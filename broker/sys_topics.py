@@ -19,14 +19,19 @@ ROOT = "$SYS/broker/"
 class SysTopics:
     """Publishes a core's figures, those that have changed since the last time."""
 
-    def __init__(self, core: Core, version: str, started_at: float) -> None:
+    def __init__(
+        self, core: Core, version: str, started_at: float, *, has_common: bool = True
+    ) -> None:
         """Make the publisher.
 
         Args:
             core: whose figures.
             version: of Penstock.
             started_at: monotonic seconds at which the broker started.
+            has_common: False where aMQTT's own plugin publishes the names that it shares with
+                mosquitto, some in other units: then only Penstock's own are published.
         """
+        self._has_common = has_common
         self._core = core
         self._version = version
         self._started_at = started_at
@@ -43,6 +48,12 @@ class SysTopics:
 
     def figures(self, now: float) -> Iterator[tuple[str, str]]:
         """Yield (topic below `$SYS/broker/`, value as text) for every figure."""
+        if self._has_common:
+            yield from self._common(now)
+        yield from self._ledger()
+        yield from self._faults()
+
+    def _common(self, now: float) -> Iterator[tuple[str, str]]:
         core = self._core
         counters = core.counters
         yield "version", f"Penstock {self._version}"
@@ -61,7 +72,6 @@ class SysTopics:
         yield "messages/retained/count", str(len(core.retained))
         yield "subscriptions/count", str(core.tree.n_subscriptions)
         yield "heap/size", str(self._process.memory_info().rss)
-        yield from self._ledger()
 
     def _ledger(self) -> Iterator[tuple[str, str]]:
         core = self._core
@@ -92,6 +102,9 @@ class SysTopics:
             yield root + "queued", str(sink.counts.queued)
             for reason, n_messages in sorted(sink.counts.dropped.items()):
                 yield root + f"dropped/{reason}", str(n_messages)
+
+    def _faults(self) -> Iterator[tuple[str, str]]:
+        core = self._core
         for reason, n_messages in sorted(core.counters.publish_refused.items()):
             yield f"penstock/publish_refused/{reason}", str(n_messages)
         for code, n_connections in sorted(core.counters.peer_errors.items()):

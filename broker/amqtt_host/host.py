@@ -38,6 +38,7 @@ from broker.events import (
     MessageRouted,
     PacketReceived,
     PacketSent,
+    SessionEnded,
 )
 from broker.extensions import (
     PUBLISH,
@@ -199,6 +200,7 @@ class AmqttHost:
         return Listeners(
             client_connected=(self._client_connected,),
             client_disconnected=(self._client_disconnected,),
+            session_ended=(self._session_ended,),
             client_subscribed=if_handled(BrokerEvents.CLIENT_SUBSCRIBED, self._subscribed),
             client_unsubscribed=if_handled(BrokerEvents.CLIENT_UNSUBSCRIBED, self._unsubscribed),
             message_received=if_handled(BrokerEvents.MESSAGE_RECEIVED, self._received),
@@ -228,7 +230,6 @@ class AmqttHost:
             if newer is not None:
                 hosted.take_over(newer)
         hosted.connected()
-        self._forget_ended()
         self._fire(BrokerEvents.CLIENT_CONNECTED, client_id=client_id, client_session=hosted)
 
     def _client_disconnected(self, event: ClientDisconnected) -> None:
@@ -313,16 +314,11 @@ class AmqttHost:
         session = self.core.sessions.get(message.publisher)
         return None if session is None else self.hosted(session)
 
-    def _forget_ended(self) -> None:
-        """Forget views of sessions that have ended, now and then."""
-        sessions = self.core.sessions
-        if len(self._sessions) <= 2 * len(sessions) + 16:
-            return
-        self._sessions = {
-            client_id: hosted
-            for client_id, hosted in self._sessions.items()
-            if sessions.get(client_id) is hosted.session
-        }
+    def _session_ended(self, event: SessionEnded) -> None:
+        """Forget the view of a session that has ended."""
+        hosted = self._sessions.get(event.session.client_id)
+        if hosted is not None and (hosted.session is None or hosted.session is event.session):
+            del self._sessions[event.session.client_id]
 
     # -- life ------------------------------------------------------------------------------
 

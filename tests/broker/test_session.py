@@ -86,8 +86,6 @@ class SessionMachine(RuleBasedStateMachine):
         self.client = self.broker.connect(
             "s", clean_start=is_clean, keep_alive=0, properties=properties
         )
-        self.unanswered.clear()
-        self.owed_pubcomp.clear()
         if not self.client.connack.session_present:
             self.received_qos2.clear()
         self.read()
@@ -178,6 +176,8 @@ class SessionMachine(RuleBasedStateMachine):
         else:
             self.client.lose()
         self.client = None
+        self.unanswered.clear()
+        self.owed_pubcomp.clear()
         self.broker.advance(away)
 
     @invariant()

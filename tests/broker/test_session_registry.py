@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from broker.events import Listeners
 from broker.mqtt.packets import Disconnect, Publish, Will
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
@@ -81,7 +82,7 @@ def test_clean_start_ends_the_old_session() -> None:
 
 
 def test_what_is_inflight_when_a_session_ends_is_counted() -> None:
-    """matched = delivered + dropped, for sessions that are gone too."""
+    """Messages matched = delivered + dropped, for sessions that are gone too."""
     broker = VirtualBroker()
     client = broker.connect("s")
     client.subscribe("t", 1)
@@ -157,3 +158,15 @@ def test_a_clean_start_is_the_end_of_the_session_that_a_will_waited_for() -> Non
     broker.connect("c", will=will, **keep(100)).lose()
     broker.connect("c", clean_start=True)
     assert watcher.payloads() == [b"x"]
+
+
+def test_the_end_of_a_session_is_told_once() -> None:
+    """Whoever keeps something for a client learns when to let go of it."""
+    ended: list[str] = []
+    listeners = Listeners(session_ended=(lambda event: ended.append(event.session.client_id),))
+    broker = VirtualBroker(listeners=listeners)
+    broker.connect("a").lose()
+    broker.connect("b", **keep(10)).lose()
+    assert ended == ["a"]
+    broker.advance(20)
+    assert ended == ["a", "b"]

@@ -31,7 +31,7 @@ def test_figures_are_those_of_the_core() -> None:
 
 
 def test_the_ledger_is_published_and_balances() -> None:
-    """matched = delivered + inflight + withheld + queued + expired + dropped."""
+    """Messages matched = delivered + inflight + withheld + queued + expired + dropped."""
     broker = VirtualBroker()
     client = broker.connect("s", clean_start=False, properties={"session_expiry_interval": 9})
     client.subscribe("t", 1)
@@ -67,3 +67,20 @@ def test_only_what_has_changed_is_published_again() -> None:
     news = {packet.topic for packet in client.take_all(Publish)}
     assert "$SYS/broker/uptime" in news
     assert "$SYS/broker/version" not in news
+
+
+def test_beside_amqtts_plugin_only_our_own_names_are_published() -> None:
+    """The same name must not carry bytes from one and megabytes from the other."""
+    broker = VirtualBroker()
+    topics = SysTopics(broker.core, "1", 0.0, has_common=False)
+    assert all(name.startswith("penstock/") for name, _ in topics.figures(broker.now))
+
+
+def test_faults_are_published_by_name() -> None:
+    """What plugins and peers did wrong can be seen from outside."""
+    broker = VirtualBroker()
+    broker.connect("c").send_bytes(b"\xff\xff\xff\xff\xff")
+    broker.core.on_extension_error("Plugin", ValueError())
+    found = figures(broker)
+    assert found["penstock/peer_errors/0x81"] == "1"
+    assert found["penstock/extension_errors/Plugin"] == "1"

@@ -306,7 +306,8 @@ async def test_packets_are_told_in_the_shape_of_amqtt() -> None:
 async def test_events_that_nobody_handles_have_no_listener() -> None:
     """Hosting costs nothing for what no plugin wants to hear."""
     told = Broker({ANONYMOUS: None}).host.listeners
-    assert Listeners(told.client_connected, told.client_disconnected) == told
+    kept = (told.client_connected, told.client_disconnected, told.session_ended)
+    assert Listeners(*kept) == told
 
 
 async def test_stock_plugins_leave_the_broker_its_short_way() -> None:

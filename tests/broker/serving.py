@@ -1,0 +1,56 @@
+"""A broker on real sockets inside the test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from broker.config import parse_policy
+from broker.server import Server
+from broker.transport import Driver, MqttProtocol
+from tests.helpers.process import SECONDS, anonymous_policy
+
+
+def make_server(**keys: Any) -> Server:
+    """Return a server that is not running; see `anonymous_policy` for the keys."""
+    return Server(parse_policy(anonymous_policy(**keys), "policy.yaml"))
+
+
+@contextlib.asynccontextmanager
+async def serving(**keys: Any) -> AsyncIterator[Server]:
+    """Run a server for a block, which may stop it itself."""
+    server = make_server(**keys)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+def port_of(server: Server, listener: str = "default") -> int:
+    """Return the port of a listener."""
+    return server.addresses[listener][1]
+
+
+def driver_of(server: Server) -> Driver:
+    """Return what drives the server's core."""
+    return server._driver
+
+
+def protocol_of(server: Server, client_id: str) -> MqttProtocol:
+    """Return the network connection of a client that is connected."""
+    session = server.core.sessions.get(client_id)
+    assert session is not None
+    assert session.connection is not None
+    protocol = session.connection.driver
+    assert isinstance(protocol, MqttProtocol)
+    return protocol
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop run until a condition holds."""
+    async with asyncio.timeout(SECONDS):
+        while not condition():
+            await asyncio.sleep(0.005)
