@@ -51,6 +51,18 @@ def measure(row: Row, peer: Peer, scale: Scale) -> Measurement:
         raise BenchmarkError(f"{row.name}: {peer.name}: {error}") from error
 
 
+def describe(row: Row, measurement: Measurement) -> str:
+    """Return one measurement as text.
+
+    On a machine that is busy with something else, the rate per processor second tells more than
+    the rate.
+    """
+    text = f"{format_value(measurement.value)} {row.unit}"
+    if rate := measurement.details.get("delivered_per_broker_cpu_second"):
+        text += f", {format_value(rate)} per processor second of the broker"
+    return f"{text}, {measurement.lost} lost" if measurement.lost else text
+
+
 def measure_row(row: Row, peers: Sequence[Peer], scale: Scale, repeats: int) -> Iterable[Result]:
     """Measure all peers in turn, A B C A B C, so that a drift of the machine meets them all."""
     able = [peer for peer in peers if row.has_ceiling or not peer.is_ceiling]
@@ -59,9 +71,8 @@ def measure_row(row: Row, peers: Sequence[Peer], scale: Scale, repeats: int) -> 
         for peer in able:
             measurement = measure(row, peer, scale)
             measurements[peer.name].append(measurement)
-            text = f"{format_value(measurement.value)} {row.unit}"
-            note = f", {measurement.lost} lost" if measurement.lost else ""
-            typer.echo(f"{repetition}/{repeats} {row.name} {peer.name}: {text}{note}", err=True)
+            text = describe(row, measurement)
+            typer.echo(f"{repetition}/{repeats} {row.name} {peer.name}: {text}", err=True)
     return [Result(row, name, values) for name, values in measurements.items()]
 
 

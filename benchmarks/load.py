@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import IO, Any, Self, cast
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.peers import ROOT
+from benchmarks.stream import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +87,18 @@ class Side:
 
 
 class Load:
-    """One publisher and a number of subscribers of one topic at QoS 0, connected.
+    """One publisher and a number of subscribers at QoS 0, connected.
 
     A context manager; both processes end with it.
     """
 
-    def __init__(self, port: int, topic: str, *, payload_bytes: int, subscribers: int) -> None:
+    def __init__(self, port: int, shape: Shape, *, subscribers: int) -> None:
         self._subscribers = subscribers
         self._sides: list[Side] = []
         try:
-            self._receiving = self._start(
-                "benchmarks.subscribers", port, topic, payload_bytes, subscribers
-            )
-            self._sending = self._start("benchmarks.publisher", port, topic, payload_bytes)
+            described = json.dumps(asdict(shape))
+            self._receiving = self._start("benchmarks.subscribers", port, described, subscribers)
+            self._sending = self._start("benchmarks.publisher", port, described)
         except BenchmarkError:
             self._close()
             raise

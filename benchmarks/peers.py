@@ -117,10 +117,9 @@ def stock_amqtt_policy(port: int) -> dict[str, Any]:
 
 
 def example_policy(port: int) -> dict[str, Any]:
-    """Return the repository's example policy on one listener; only that where there is none."""
-    policy: dict[str, Any] = {}
-    if EXAMPLE_POLICY.exists():
-        policy = yaml.safe_load(EXAMPLE_POLICY.read_text())
+    """Return the repository's example policy, its plugins included, on free ports."""
+    policy: dict[str, Any] = yaml.safe_load(EXAMPLE_POLICY.read_text())
+    policy["plugins"]["queue"]["http"] = f"127.0.0.1:{free_port()}"
     return policy | {"listeners": _listeners(port)}
 
 

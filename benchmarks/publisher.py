@@ -1,6 +1,6 @@
 """The publishing side of a load, a process of its own.
 
-It sends megabytes of ready-made packets at a time, so that a million messages cost it a
+It sends a mebibyte of ready-made packets at a time, so that a million messages cost it a
 hundred system calls. Reads a line ``{"messages": N}`` from standard input for each run and
 answers with the seconds, on the system-wide monotonic clock, of its first and last byte.
 """
@@ -11,40 +11,36 @@ import json
 import socket
 import sys
 import time
-from typing import Final
 
 from benchmarks import wire
-
-BLOB_BYTES: Final = 1 << 20
-"""What one call sends: large enough that calls do not count, small enough for the cache."""
+from benchmarks.stream import Shape, Stream
 
 
-def send_messages(sock: socket.socket, packet: bytes, messages: int) -> tuple[float, float]:
-    """Send `packet` that many times.
+def send_bytes(sock: socket.socket, block: bytes, size_bytes: int) -> tuple[float, float]:
+    """Send `block` over and over, that many bytes in all.
 
     Returns:
         Monotonic seconds before the first and after the last byte was handed to the kernel.
     """
-    per_blob = max(1, BLOB_BYTES // len(packet))
-    blob = packet * min(per_blob, messages)
-    whole, rest = divmod(messages, per_blob)
+    whole, rest = divmod(size_bytes, len(block))
     started = time.monotonic()
     for _ in range(whole):
-        sock.sendall(blob)
-    sock.sendall(blob[: rest * len(packet)])
+        sock.sendall(block)
+    sock.sendall(block[:rest])
     return started, time.monotonic()
 
 
 def main() -> None:
     """Connect, then send a run of messages for each line read."""
-    port, topic, payload_bytes = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    packet = wire.publish_packet(topic, b"x" * payload_bytes)
+    port, shape = int(sys.argv[1]), Shape(**json.loads(sys.argv[2]))
+    stream = Stream(shape)
     with wire.open_client(port, "bench-publisher") as sock:
         sock.settimeout(None)
         print(json.dumps({"ready": True}), flush=True)
         for line in sys.stdin:
+            size_bytes = stream.size_of(json.loads(line)["messages"])
             cpu_before = time.process_time()
-            started, sent = send_messages(sock, packet, json.loads(line)["messages"])
+            started, sent = send_bytes(sock, stream.block, size_bytes)
             cpu = time.process_time() - cpu_before
             print(json.dumps({"started": started, "sent": sent, "cpu": cpu}), flush=True)
 

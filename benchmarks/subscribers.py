@@ -1,9 +1,8 @@
 """The subscribing side of a load, a process of its own: counts packets on arrival.
 
-All packets of a run have one size, so a packet is counted by finding the first byte of a
-PUBLISH at each multiple of it; anything else in the stream ends the run with an error. The
-kernel is asked to wake the process only when 64 KiB have come (SO_RCVLOWAT): a reader that
-woke for each small packet would take processor time from the broker it measures.
+What comes is compared with what is published, byte for byte. The kernel is asked to wake the
+process only when 64 KiB have come (SO_RCVLOWAT): a reader that woke for each small packet
+would take processor time from the broker it measures.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks import wire
+from benchmarks.stream import TOPIC_FILTER, Shape, Stream
 
 BUFFER_BYTES: Final = 1 << 18
 WAKE_UP_BYTES: Final = 1 << 16
@@ -26,24 +26,28 @@ IDLE_SECONDS: Final = 10.0
 
 
 class Subscriber:
-    """One connection and the count of what it received in this run.
+    """One connection and what it received in this run.
 
     Attributes:
         sock: the connection, subscribed.
         received_bytes: of this run.
+        is_intact: whether all of it was what was published, in its order and without a gap.
     """
 
-    def __init__(self, port: int, name: str, topic: str) -> None:
+    def __init__(self, port: int, name: str, stream: Stream) -> None:
         self.sock = wire.open_client(port, name)
-        wire.subscribe(self.sock, topic, 0)
+        wire.subscribe(self.sock, TOPIC_FILTER, 0)
         self.sock.setblocking(False)
         self.received_bytes = 0
+        self.is_intact = True
+        self._stream = stream
         self._expected_bytes = 0
         self._wake_up_bytes = 1
 
     def expect(self, size_bytes: int) -> None:
         """Begin a run."""
         self.received_bytes = 0
+        self.is_intact = True
         self._expected_bytes = size_bytes
         self._set_wake_up(min(WAKE_UP_BYTES, size_bytes))
 
@@ -51,28 +55,34 @@ class Subscriber:
         """Be woken by a single byte: the run may be at its end."""
         self._set_wake_up(1)
 
-    def receive(self, buffer: bytearray, packet_bytes: int) -> bool:
-        """Read once and count.
+    def receive(self, buffer: bytearray) -> bool:
+        """Read once and compare.
 
         Returns:
             Whether all expected bytes have come.
 
         Raises:
-            wire.WireError: the connection was closed, or something else than the expected
-                packets came.
+            wire.WireError: the connection was closed, more came than was published, or as much
+                and not the same.
         """
         size = self.sock.recv_into(buffer)
         if not size:
             raise wire.WireError("the broker closed a subscriber's connection")
-        first = -self.received_bytes % packet_bytes
-        starts = buffer[first:size:packet_bytes]
+        if self.is_intact:
+            self.is_intact = self._stream.holds(self.received_bytes, buffer[:size])
         self.received_bytes += size
         remaining = self._expected_bytes - self.received_bytes
-        if starts.count(wire.PUBLISH_QOS0) != len(starts) or remaining < 0:
-            raise wire.WireError("something else than the published packets came")
+        if remaining < 0 or not (remaining or self.is_intact):
+            raise wire.WireError("something else than the published packets, in order, came")
         if 0 < remaining < self._wake_up_bytes:
             self._set_wake_up(remaining)
         return not remaining
+
+    def packets(self) -> int:
+        """Return how many packets came; where some are missing, by their mean length."""
+        if self.is_intact:
+            return self._stream.packets_in(self.received_bytes)
+        return int(self.received_bytes / self._stream.mean_packet_bytes)
 
     def _set_wake_up(self, size_bytes: int) -> None:
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
@@ -85,16 +95,14 @@ class Arrivals:
 
     Attributes:
         finished: monotonic seconds at which the last byte was read.
-        packets: whole packets received, over all subscribers.
+        packets: received, over all subscribers.
     """
 
     finished: float
     packets: int
 
 
-def receive_run(
-    subscribers: list[Subscriber], packet_bytes: int, *, idle_seconds: float = IDLE_SECONDS
-) -> Arrivals:
+def receive_run(subscribers: list[Subscriber], *, idle_seconds: float = IDLE_SECONDS) -> Arrivals:
     """Read until all subscribers have what they expect, or nothing comes any more."""
     buffer = bytearray(BUFFER_BYTES)
     finished = time.monotonic()
@@ -111,26 +119,26 @@ def receive_run(
                 for key in selector.get_map().values():
                     key.data.wake_for_anything()
             for key, _ in ready:
-                if key.data.receive(buffer, packet_bytes):
+                if key.data.receive(buffer):
                     selector.unregister(key.data.sock)
             if ready:
                 finished = time.monotonic()
-    packets = sum(subscriber.received_bytes // packet_bytes for subscriber in subscribers)
-    return Arrivals(finished, packets)
+    return Arrivals(finished, sum(subscriber.packets() for subscriber in subscribers))
 
 
 def main() -> None:
     """Subscribe, then count a run for each line read."""
-    port, topic, payload_bytes, clients = int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:5])
-    packet_bytes = len(wire.publish_packet(topic, bytes(payload_bytes)))
-    subscribers = [Subscriber(port, f"bench-subscriber-{i}", topic) for i in range(clients)]
+    port, shape, clients = int(sys.argv[1]), Shape(**json.loads(sys.argv[2])), int(sys.argv[3])
+    stream = Stream(shape)
+    subscribers = [Subscriber(port, f"bench-subscriber-{i}", stream) for i in range(clients)]
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
+        size_bytes = stream.size_of(json.loads(line)["messages"])
         for subscriber in subscribers:
-            subscriber.expect(json.loads(line)["messages"] * packet_bytes)
+            subscriber.expect(size_bytes)
         print(json.dumps({"armed": True}), flush=True)
         cpu_before = time.process_time()
-        arrivals = receive_run(subscribers, packet_bytes)
+        arrivals = receive_run(subscribers)
         cpu = time.process_time() - cpu_before
         answer = {"finished": arrivals.finished, "packets": arrivals.packets, "cpu": cpu}
         print(json.dumps(answer), flush=True)

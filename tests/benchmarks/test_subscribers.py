@@ -8,9 +8,16 @@ from contextlib import contextmanager
 import pytest
 
 from benchmarks import wire
-from benchmarks.subscribers import Subscriber, receive_run
+from benchmarks.stream import TOPIC_FILTER, Shape, Stream
+from benchmarks.subscribers import BUFFER_BYTES, Subscriber, receive_run
 
-PACKET = wire.publish_packet("t", b"x" * 10)
+STREAM = Stream(Shape(least_bytes=8, most_bytes=12, topics=3))
+BLOCK = STREAM.block
+
+
+def packets(start: int, stop: int) -> bytes:
+    """Return some packets of the stream."""
+    return BLOCK[STREAM.size_of(start) : STREAM.size_of(stop)]
 
 
 @contextmanager
@@ -23,7 +30,7 @@ def subscribed_to(*chunks: bytes) -> Iterator[Subscriber]:
             with sock:
                 wire.receive_exactly(sock, len(wire.connect_packet("s")))
                 sock.sendall(wire.CONNACK_ACCEPTED)
-                wire.receive_exactly(sock, len(wire.subscribe_packet(1, "t", 0)))
+                wire.receive_exactly(sock, len(wire.subscribe_packet(1, TOPIC_FILTER, 0)))
                 sock.sendall(bytes([0x90, 3, 0, 1, 0]))
                 for chunk in chunks:
                     sock.sendall(chunk)
@@ -31,7 +38,7 @@ def subscribed_to(*chunks: bytes) -> Iterator[Subscriber]:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        subscriber = Subscriber(server.getsockname()[1], "s", "t")
+        subscriber = Subscriber(server.getsockname()[1], "s", STREAM)
         try:
             yield subscriber
         finally:
@@ -40,24 +47,41 @@ def subscribed_to(*chunks: bytes) -> Iterator[Subscriber]:
 
 
 def test_packets_are_counted_across_chunks() -> None:
-    """A packet that comes in pieces counts once."""
-    stream = PACKET * 100
-    with subscribed_to(stream[:7], stream[7:500], stream[500:]) as subscriber:
-        subscriber.expect(len(stream))
-        assert receive_run([subscriber], len(PACKET)).packets == 100
+    """A packet that comes in pieces counts once, also where the block begins anew."""
+    messages = STREAM.packets_in(len(BLOCK)) + 100
+    sent = (BLOCK * 2)[: STREAM.size_of(messages)]
+    assert len(sent) > 2 * BUFFER_BYTES
+    with subscribed_to(sent[:7], sent[7:500], sent[500:]) as subscriber:
+        subscriber.expect(len(sent))
+        assert receive_run([subscriber]).packets == messages
 
 
 def test_what_does_not_come_is_missing_from_the_count() -> None:
     """A run ends in silence too, with the packets that came."""
-    with subscribed_to(PACKET * 7) as subscriber:
-        subscriber.expect(len(PACKET) * 10)
-        assert receive_run([subscriber], len(PACKET), idle_seconds=0.05).packets == 7
+    with subscribed_to(packets(0, 7)) as subscriber:
+        subscriber.expect(STREAM.size_of(10))
+        assert receive_run([subscriber], idle_seconds=0.05).packets == 7
 
 
-@pytest.mark.parametrize("strange", [PACKET + b"\xd0\x00" + PACKET, PACKET * 3])
+def test_packets_after_a_gap_are_counted_by_their_mean_length() -> None:
+    """Losses in the middle are told as losses, not as a foreign stream."""
+    with subscribed_to(packets(0, 300), packets(400, 1000)) as subscriber:
+        subscriber.expect(STREAM.size_of(1000))
+        assert receive_run([subscriber], idle_seconds=0.05).packets == pytest.approx(900, abs=30)
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        packets(0, 3),
+        packets(1, 2) + packets(0, 1),
+        packets(0, 2)[:-1] + bytes([packets(0, 2)[-1] ^ 1]),
+    ],
+    ids=["one packet too many", "wrong order", "changed payload"],
+)
 def test_other_bytes_than_the_published_are_an_error(strange: bytes) -> None:
-    """A stream that is not the published packets is no result."""
+    """A stream that is not the published packets, in order, is no result."""
     with subscribed_to(strange) as subscriber:
-        subscriber.expect(len(PACKET) * 2)
+        subscriber.expect(STREAM.size_of(2))
         with pytest.raises(wire.WireError, match="something else"):
-            receive_run([subscriber], len(PACKET), idle_seconds=0.05)
+            receive_run([subscriber], idle_seconds=0.05)
