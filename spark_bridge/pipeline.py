@@ -25,6 +25,7 @@ from spark_bridge.offsets import Position
 from spark_bridge.options import SourceOptions
 from spark_bridge.queue_reader import QueueReader
 from spark_bridge.schema import SPARK_DDL
+from spark_bridge.sink_folder import prepare_folder
 from spark_bridge.source import FORMAT
 from spark_bridge.tally import Tally
 from spark_bridge.telemetry import (
@@ -124,6 +125,7 @@ def run(
 
     Raises:
         PipelineError: a query failed. Its checkpoint is good: the same run goes on from there.
+        SinkFolderError: a folder holds what another query wrote.
     """
     pipeline = _Pipeline(spark, options, stop_requests, on_progress)
     try:
@@ -153,6 +155,8 @@ class _Pipeline:
     def run(self) -> None:
         """Follow the queue if that is asked for, then read what is there, then let it go."""
         seconds = self._options.trigger_seconds
+        for name, folder in self._folders().items():
+            prepare_folder(folder, self._options.checkpoint / name)
         # The file source wants its directory to be there.
         self._options.output.mkdir(parents=True, exist_ok=True)
         if seconds is not None:
@@ -177,7 +181,7 @@ class _Pipeline:
     def _ingest(self, **trigger: Any) -> _Running:
         reader = self._spark.readStream.format(FORMAT)
         messages = reader.options(**source_texts(self._options.source)).load()
-        return self._start(messages, "ingest", self._options.output, self._ingested, trigger)
+        return self._start(messages, "ingest", self._ingested, trigger)
 
     def _aggregate(self, **trigger: Any) -> list[_Running]:
         options = self._options
@@ -190,18 +194,22 @@ class _Pipeline:
             window_seconds=options.window_seconds,
             lateness_seconds=options.lateness_seconds,
         )
-        folder, counted = options.aggregate, self._aggregated
         return [
-            self._start(windows, "windows", folder / "windows", counted, trigger),
-            self._start(unusable(telemetry), "unusable", folder / "unusable", Tally(), trigger),
+            self._start(windows, "windows", self._aggregated, trigger),
+            self._start(unusable(telemetry), "unusable", Tally(), trigger),
         ]
 
-    def _start(
-        self, rows: DataFrame, name: str, output: Path, tally: Tally, trigger: dict[str, Any]
-    ) -> _Running:
+    def _folders(self) -> dict[str, Path]:
+        """Return where each query writes."""
+        folders = {"ingest": self._options.output}
+        if self._options.aggregate is not None:
+            folders |= {name: self._options.aggregate / name for name in ("windows", "unusable")}
+        return folders
+
+    def _start(self, rows: DataFrame, name: str, tally: Tally, trigger: dict[str, Any]) -> _Running:
         writer = rows.writeStream.format("parquet").queryName(name).trigger(**trigger)
         writer = writer.option("checkpointLocation", str(self._options.checkpoint / name))
-        return _Running(writer.start(str(output)), tally)
+        return _Running(writer.start(str(self._folders()[name])), tally)
 
     def _watch(self, running: list[_Running], *, stop_at: int) -> None:
         """Wait until all queries have ended; stop them at so many requests."""

@@ -34,7 +34,7 @@ def test_a_java_that_writes_nothing_is_told(tmp_path: Path) -> None:
     """The user learns that Spark's start stays slow, and nothing half-written stays."""
     archive = tmp_path / "cache" / "spark.jsa"
     with pytest.raises(ClassArchiveError, match="Java wrote no class archive to"):
-        write_class_archive(archive, lambda options, folder: None)
+        write_class_archive(archive, lambda *_: None)
     assert list(archive.parent.iterdir()) == []
 
 

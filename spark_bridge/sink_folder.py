@@ -1,0 +1,83 @@
+"""The folder that a streaming query writes Parquet files to: whose it is, what is litter in it.
+
+Spark's file sink writes a micro-batch's files and then lists them in ``_spark_metadata``, in a file
+of its own for each batch. Two things follow that Spark does not look after. A killed query leaves
+files that are in no list; Spark skips them, and every other reader takes them for messages. And a
+query with a *new* checkpoint counts its batches from 0 again: those whose number is listed already
+are skipped in silence, as if they were written. Importable without Spark.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from spark_bridge.errors import BridgeError
+
+_LOG = "_spark_metadata"
+_COMPACT = ".compact"
+_WRITTEN = "part-*.parquet"
+
+
+class SinkFolderError(BridgeError):
+    """A folder and a checkpoint that do not belong together."""
+
+    status = 2
+
+
+def prepare_folder(folder: Path, checkpoint: Path) -> list[Path]:
+    """Make a folder ready for its query, which must not be running.
+
+    Args:
+        folder: where the query writes.
+        checkpoint: the query's own checkpoint.
+
+    Returns:
+        The files that a killed run had left, which are deleted now: their messages are written
+        again.
+
+    Raises:
+        SinkFolderError: the folder holds what another query wrote. Nothing is deleted.
+    """
+    planned = max(_batches(checkpoint / "offsets"), default=-1)
+    listed = max(_batches(folder / _LOG), default=-1)
+    files = set(folder.glob(_WRITTEN))
+    if listed > planned or (planned < 0 and files):
+        raise SinkFolderError(
+            f"{folder} holds files of another query (batches up to {listed} are listed in it, "
+            f"{checkpoint} knows of batches up to {planned}); use an empty folder, or the "
+            "checkpoint that belongs to it"
+        )
+    names = listed_names(folder)
+    litter = sorted(file for file in files if file.name not in names)
+    for file in litter:
+        file.unlink()
+        (folder / f".{file.name}.crc").unlink(missing_ok=True)
+    return litter
+
+
+def listed_names(folder: Path) -> set[str]:
+    """Return the names of the files that finished micro-batches wrote."""
+    batches = _batches(folder / _LOG)
+    # A compact file repeats all batches up to its own.
+    compact = max((batch for batch, file in batches.items() if _is_compact(file)), default=-1)
+    names = set()
+    for batch, file in batches.items():
+        if batch >= compact:
+            _version, *lines = file.read_text().splitlines()
+            names |= {Path(json.loads(line)["path"]).name for line in lines}
+    return names
+
+
+def _batches(log: Path) -> dict[int, Path]:
+    """Return the files of one of Spark's logs by batch."""
+    found = {}
+    for file in log.glob("[0-9]*"):
+        number = file.name.removesuffix(_COMPACT)
+        if number.isdecimal() and (_is_compact(file) or int(number) not in found):
+            found[int(number)] = file
+    return found
+
+
+def _is_compact(file: Path) -> bool:
+    return file.name.endswith(_COMPACT)
