@@ -1,0 +1,331 @@
+"""How many messages does the queue store durably, and how fast do readers get them?
+
+Rerun: ``python -m benchmarks.queue_throughput``; a look in seconds with ``--quick``.
+
+Three rows, of 1 KiB messages in a logical queue of four physical queues, in an SQLite file with
+`durability: full`:
+
+* enqueue: through the sink as the broker calls it, in one process; a message counts when its
+  receipt is settled, so when it is flushed to the disk;
+* dequeue: a client process receives and deletes in batches of 100 over HTTP from a gateway
+  process, until the queue is empty;
+* range: a client process reads ranges of 10,000 over HTTP and commits them, as Spark does.
+
+The ceiling is the disk's: as many bytes written to a plain file and flushed as often as the
+queue may at the most (every `commit_max_messages`). Enqueueing can only be measured from within:
+this module alone of the benchmarks imports what it measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import aiohttp
+import typer
+import uvloop
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.provenance import describe_run
+from broker.message import Message
+from plugins.queue.client import QueueClient
+from plugins.queue.config import LogicalQueueConfig, QueueConfig
+from plugins.queue.sink import QueuePlugin
+
+PAYLOAD_BYTES: Final = 1024
+BATCH_MESSAGES: Final = 100
+RANGE_MESSAGES: Final = 10_000
+UNSETTLED_MESSAGES: Final = 20_000
+"""As many as twenty publishers may have unacknowledged, with a Receive Maximum of 1,000."""
+CHUNK_MESSAGES: Final = 100
+"""What one turn of the loop brings, as chunks of several connections do."""
+TOPICS: Final = 50
+FULL_MESSAGES: Final = 200_000
+QUICK_MESSAGES: Final = 20_000
+DEFAULT_REPEATS: Final = 3
+QUEUE: Final = "bench"
+FILE: Final = "queue.db"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """One question.
+
+    Attributes:
+        name: as the table shows it.
+        target: least messages per second; None for a ceiling.
+        measure: answers it once in a folder, with a number of messages; messages per second.
+    """
+
+    name: str
+    target: int | None
+    measure: Callable[[Path, int], float]
+
+
+class Settled:
+    """Counts receipts.
+
+    Attributes:
+        n_messages: settled so far.
+        refused: of these, not stored.
+    """
+
+    def __init__(self) -> None:
+        self.n_messages = 0
+        self.refused = 0
+        self._wanted = 0
+        self._have_come = asyncio.Event()
+
+    async def until(self, n_messages: int) -> None:
+        """Wait until so many have come."""
+        if self.n_messages < n_messages:
+            self._wanted = n_messages
+            self._have_come.clear()
+            await self._have_come.wait()
+
+    def settle(self, reason_code: int) -> None:
+        """Take one outcome."""
+        self.n_messages += 1
+        self.refused += reason_code >= 0x80
+        if self.n_messages == self._wanted:
+            self._have_come.set()
+
+
+def _config(readers: str) -> QueueConfig:
+    queue = LogicalQueueConfig(physical_queues=4, readers=readers, visibility_timeout=600.0)  # type: ignore[arg-type]
+    return QueueConfig(queues={QUEUE: queue}, path=FILE, http=None)
+
+
+async def _fill(readers: str, n_messages: int) -> float:
+    """Store messages through the sink; return messages per second.
+
+    Raises:
+        BenchmarkError: some were refused.
+    """
+    plugin = QueuePlugin.alone(_config(readers), logging.getLogger("bench"), "benchmark")
+    await plugin.start()
+    accept = plugin.sinks[0].accept
+    payloads = [os.urandom(PAYLOAD_BYTES) for _ in range(CHUNK_MESSAGES)]
+    settled = Settled()
+    begin = time.perf_counter()
+    for sent in range(0, n_messages, CHUNK_MESSAGES):
+        now = time.monotonic()
+        for index in range(CHUNK_MESSAGES):
+            topic = f"bench/{(sent + index) % TOPICS}"
+            accept(Message(topic, payloads[index], qos=1, arrived_at=now), settled)
+        await asyncio.sleep(0)
+        await settled.until(sent - UNSETTLED_MESSAGES)
+    await plugin.close()
+    seconds = time.perf_counter() - begin
+    if settled.refused or settled.n_messages != n_messages:
+        raise BenchmarkError(f"{settled.refused} of {n_messages} messages were refused")
+    return n_messages / seconds
+
+
+def _in_folder(folder: Path, *arguments: str) -> str:
+    """Run a part of this program as a process of its own; return what it prints."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "benchmarks.queue_throughput", "--part", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
+    )
+    if ended.returncode:
+        raise BenchmarkError(f"{' '.join(arguments)}: {ended.stderr.strip()}")
+    return ended.stdout
+
+
+def _enqueue(folder: Path, n_messages: int) -> float:
+    return float(_in_folder(folder, "fill", "dequeue", str(n_messages)))
+
+
+def _ceiling(folder: Path, n_messages: int) -> float:
+    """Write and flush as many bytes to a plain file."""
+    commit_messages = QueueConfig(queues={QUEUE: LogicalQueueConfig()}).commit_max_messages
+    block = os.urandom(PAYLOAD_BYTES * commit_messages)
+    begin = time.perf_counter()
+    with (folder / "plain").open("wb", buffering=0) as file:
+        for _ in range(0, n_messages, commit_messages):
+            file.write(block)
+            os.fsync(file.fileno())
+    return n_messages / (time.perf_counter() - begin)
+
+
+@contextmanager
+def _gateway(folder: Path, readers: str) -> Iterator[str]:
+    """Run ``penstock queue`` on the folder's file; yield its URL."""
+    queue = {"physical_queues": 4, "readers": readers, "visibility_timeout": 600}
+    policy = {"queue": {"path": FILE, "http": "127.0.0.1:0", "queues": {QUEUE: queue}}}
+    (folder / "policy.yaml").write_text(json.dumps({"plugins": policy}))
+    with subprocess.Popen(
+        [sys.executable, "-m", "plugins.queue.gateway", "-c", "policy.yaml"],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
+    ) as process:
+        try:
+            told = "" if process.stderr is None else process.stderr.readline()
+            found = re.search(r"listens on (http://\S+)", told)
+            if found is None:
+                raise BenchmarkError(f"the gateway did not start: {told}")
+            yield found[1]
+        finally:
+            process.terminate()
+
+
+def _over_http(part: str, readers: str) -> Callable[[Path, int], float]:
+    def measure(folder: Path, n_messages: int) -> float:
+        _in_folder(folder, "fill", readers, str(n_messages))
+        with _gateway(folder, readers) as url:
+            return float(_in_folder(folder, part, url, str(n_messages)))
+
+    return measure
+
+
+def _drain(url: str, n_messages: int) -> float:
+    """Receive and delete everything; return messages per second."""
+    client = QueueClient(url)
+    begin = time.perf_counter()
+    missing = n_messages
+    while missing:
+        received = client.dequeue(QUEUE, BATCH_MESSAGES)
+        client.delete(QUEUE, [delivery.receipt_handle for delivery in received])
+        missing -= len(received)
+    return n_messages / (time.perf_counter() - begin)
+
+
+def _read(url: str, n_messages: int) -> float:
+    """Read and commit everything in ranges; return messages per second."""
+    client = QueueClient(url)
+    begin = time.perf_counter()
+    read = 0
+    for number, (earliest, behind) in client.offsets(QUEUE).items():
+        for start in range(earliest, behind, RANGE_MESSAGES):
+            end = min(start + RANGE_MESSAGES, behind)
+            read += len(client.read_range(QUEUE, number, start, end).payload)
+            client.commit(QUEUE, {number: end})
+    seconds = time.perf_counter() - begin
+    if read != n_messages:
+        raise BenchmarkError(f"read {read} of {n_messages} messages")
+    return n_messages / seconds
+
+
+ROWS: Final = (
+    QueueRow("enqueue", 30_000, _enqueue),
+    QueueRow("dequeue", 20_000, _over_http("drain", "dequeue")),
+    QueueRow("range", 100_000, _over_http("read", "offsets")),
+    QueueRow("ceiling", None, _ceiling),
+)
+
+
+def _part(arguments: list[str]) -> float:
+    """Do what a process of the benchmark's own is for."""
+    name, of, n_messages = arguments[0], arguments[1], int(arguments[2])
+    if name == "fill":
+        return uvloop.run(_fill(of, n_messages))
+    return (_drain if name == "drain" else _read)(of, n_messages)
+
+
+def measure_rows(n_messages: int, repeats: int, folder: Path) -> dict[str, list[float]]:
+    """Answer all rows in turn, each repetition in new files.
+
+    Args:
+        n_messages: messages of each measurement.
+        repeats: how often.
+        folder: on the disk that is to be measured.
+
+    Raises:
+        BenchmarkError: a message was lost, or a process failed.
+    """
+    rates: dict[str, list[float]] = {row.name: [] for row in ROWS}
+    for repetition in range(1, repeats + 1):
+        for row in ROWS:
+            with tempfile.TemporaryDirectory(dir=folder) as place:
+                rates[row.name].append(row.measure(Path(place), n_messages))
+            rate = rates[row.name][-1]
+            typer.echo(f"{repetition}/{repeats} {row.name}: {rate:,.0f} messages/s", err=True)
+    return rates
+
+
+def to_markdown(rates: dict[str, list[float]], run: dict[str, str]) -> str:
+    """Return the table, and below it where the numbers come from."""
+    repeats = len(rates[ROWS[0].name])
+    lines = [
+        f"| row | target | median of {repeats}, messages/s | spread | met |",
+        "| --- | ---: | ---: | ---: | --- |",
+    ]
+    for row in ROWS:
+        values = rates[row.name]
+        median = statistics.median(values)
+        target = "-" if row.target is None else f"{row.target:,}"
+        is_met = "-" if row.target is None else "yes" if median >= row.target else "no"
+        spread = f"{min(values):,.0f} - {max(values):,.0f}"
+        lines.append(f"| {row.name} | {target} | {median:,.0f} | {spread} | {is_met} |")
+    source = [f"- {name}: {text}" for name, text in run.items()]
+    return "\n".join([*lines, "", *source])
+
+
+def bench(
+    repeats: Annotated[int, typer.Option(min=1, help="Repetitions.")] = DEFAULT_REPEATS,
+    folder: Annotated[
+        Path, typer.Option(exists=True, file_okay=False, help="Where the queue's file lies.")
+    ] = Path(),
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write every measurement to this file.")
+    ] = None,
+    *,
+    quick: Annotated[bool, typer.Option("--quick", help="A look, no claim.")] = False,
+) -> None:
+    """Measure the queue on this machine: a Markdown table on standard output."""
+    n_messages = QUICK_MESSAGES if quick else FULL_MESSAGES
+    try:
+        rates = measure_rows(n_messages, repeats, folder)
+    except BenchmarkError as error:
+        typer.echo(f"queue_throughput: {error}", err=True)
+        raise typer.Exit(1) from error
+    command = f"python -m benchmarks.queue_throughput --repeats {repeats}"
+    run: dict[str, Any] = describe_run(command + (" --quick" if quick else ""), [])
+    run["versions"] = f"SQLite {sqlite3.sqlite_version}, aiohttp {aiohttp.__version__}"
+    run["messages"] = f"{n_messages:,} of {PAYLOAD_BYTES} B a measurement"
+    if json_file is not None:
+        json_file.write_text(json.dumps({"run": run, "messages_per_second": rates}, indent=1))
+    typer.echo(to_markdown(rates, run))
+
+
+def main(argv: list[str]) -> int:
+    """Run the benchmark, or one of its parts in a process of its own.
+
+    Returns:
+        0; 1 where something failed; 2 for wrong arguments.
+    """
+    if argv[:1] == ["--part"]:
+        print(_part(argv[1:]))
+        return 0
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(bench)
+    try:
+        app(args=argv, prog_name="queue_throughput")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
