@@ -20,7 +20,12 @@ TINY: Final = Scale(
 CASES: Final = [
     pytest.param(row, peer, id=f"{row.name}-{peer}")
     for row in ROWS.values()
-    for peer in ("mosquitto", *(["ceiling"] if row.has_ceiling else []))
+    for peer in (
+        "penstock",
+        "penstock-stock",
+        "mosquitto",
+        *(["ceiling"] if row.has_ceiling else []),
+    )
 ]
 
 
