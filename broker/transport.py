@@ -199,6 +199,7 @@ class MqttProtocol(asyncio.Protocol):
     __slots__ = (
         "_admission",
         "_close_timer",
+        "_early",
         "_is_reading",
         "_running",
         "connection",
@@ -222,6 +223,7 @@ class MqttProtocol(asyncio.Protocol):
         self.transport: asyncio.Transport
         self.fileno = -1
         self._admission = admission
+        self._early = b""
         self._is_reading = True
         self._running: Coroutine[Any, Any, None] | None = None
         self._close_timer: asyncio.TimerHandle | None = None
@@ -245,7 +247,6 @@ class MqttProtocol(asyncio.Protocol):
             self.begin()
         else:
             driver.logger.info("listener %s: %s:%s waits for a place", self.listener, *peer[:2])
-            transport.pause_reading()
 
     def begin(self) -> None:
         """Take part: there is a place for this connection."""
@@ -260,15 +261,20 @@ class MqttProtocol(asyncio.Protocol):
             remote_port=int(peer[1]),
             driver=self,
         )
-        if not self.transport.is_reading():
-            self.transport.resume_reading()
         driver.settle(now)
+        if self._early and not self.transport.is_closing():
+            early, self._early = self._early, b""
+            self.transport.resume_reading()
+            self.data_received(early)
 
     def data_received(self, data: bytes) -> None:
         """Hand a chunk to the core, then write what it caused, everywhere."""
         driver = self.driver
         connection = self.connection
         if connection is None:
+            # Not paused earlier: uvloop begins to read after `connection_made`, come what may.
+            self._early += data
+            self.transport.pause_reading()
             return
         now = driver.clock()
         driver.core.in_turn = True
