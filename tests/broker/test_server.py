@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,15 +108,14 @@ async def test_stop_tells_clients_and_frees_the_port() -> None:
 async def test_stop_commits_what_was_accepted_and_acknowledges_it(tmp_path: Path) -> None:
     """A message that waits for its commit is stored, and its PUBACK goes out before the end."""
     plugins = queue_plugin(tmp_path, commit_wait_seconds=1.0)
-    async with serving(plugins=plugins) as server:
-        async with await connected(port_of(server)) as client:
-            await client.send(Publish("q/1", b"kept", qos=1, packet_id=7))
-            await until(lambda: server.core.sinks[0].counts.queued)
-            await server.stop()
-            assert await client.rest() == [
-                PubAck(7),
-                Disconnect(ReasonCode.SERVER_SHUTTING_DOWN),
-            ]
+    async with serving(plugins=plugins) as server, await connected(port_of(server)) as client:
+        await client.send(Publish("q/1", b"kept", qos=1, packet_id=7))
+        await until(lambda: server.core.sinks[0].counts.queued)
+        await server.stop()
+        assert await client.rest() == [
+            PubAck(7),
+            Disconnect(ReasonCode.SERVER_SHUTTING_DOWN),
+        ]
     async with serving(plugins=plugins) as server:
         url = next(p.http_url for p in server._plugins.plugins if hasattr(p, "http_url"))
         client_of_queue = QueueClient(url)
@@ -135,7 +135,7 @@ async def test_stop_does_not_wait_for_a_client_that_reads_nothing(
         async with await connected(port_of(server)) as publisher:
             await publisher.publish("t", bytes(8_000_000))
         await server.stop()
-        assert not server._driver.protocols
+        await until(lambda: not server._driver.protocols)
         stalled.close()
 
 
@@ -156,7 +156,7 @@ async def test_plugin_that_fails_to_close_is_logged_and_the_others_close(
     """One plugin's fault keeps neither the others nor the stop from their end."""
     async with serving(plugins=queue_plugin(tmp_path)) as server:
         fragile = Fragile(Fragile.Config(), server._plugins.plugins[0].context)
-        server._plugins.plugins.insert(0, fragile)
+        server._plugins = replace(server._plugins, plugins=(fragile, *server._plugins.plugins))
         await server.stop()
     assert "plugin Fragile did not close" in caplog.text
     async with serving(plugins=queue_plugin(tmp_path)):
@@ -165,12 +165,11 @@ async def test_plugin_that_fails_to_close_is_logged_and_the_others_close(
 
 async def test_sys_topics_are_published_again_and_again() -> None:
     """Retained figures come at once, and again when they have changed."""
-    async with serving(sys_interval=0.05) as server:
-        async with await connected(port_of(server)) as client:
-            await client.subscribe("$SYS/broker/clients/total")
-            assert (await client.take(Publish)).retain
-            async with await connected(port_of(server)):
-                assert (await client.take(Publish)).payload == b"2"
+    async with serving(sys_interval=0.05) as server, await connected(port_of(server)) as client:
+        await client.subscribe("$SYS/broker/clients/total")
+        assert (await client.take(Publish)).retain
+        async with await connected(port_of(server)):
+            assert (await client.take(Publish)).payload == b"2"
 
 
 async def test_without_an_interval_there_is_no_sys_topic() -> None:
@@ -213,9 +212,12 @@ async def test_limits_of_the_policy_reach_the_clients() -> None:
 
 async def test_assigned_client_identifiers_differ() -> None:
     """Two clients without a name do not take each other's session over."""
-    async with serving() as server:
-        async with await connected(port_of(server)), await connected(port_of(server)):
-            assert len(server.core.sessions) == 2
+    async with (
+        serving() as server,
+        await connected(port_of(server)),
+        await connected(port_of(server)),
+    ):
+        assert len(server.core.sessions) == 2
 
 
 async def test_start_and_stop_are_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,337 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import cast
+
+import pytest
+
+from broker import transport as transport_module
+from broker.connection import Connection
+from broker.extensions import Action, ConnectAttempt, SessionView
+from broker.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    PingReq,
+    PingResp,
+    PubAck,
+    Publish,
+    SubAck,
+    Subscribe,
+    Subscription,
+)
+from broker.mqtt.reason_codes import ReasonCode
+from broker.mqtt.writer import write_packet
+from broker.transport import Admission, MqttProtocol
+from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
+from tests.helpers.wire import WireClient, connected
+
+
+class Gatekeeper:
+    """Access control that answers a question when the test lets it.
+
+    Attributes:
+        may_answer: set to answer.
+        n_asked: CONNECTs that wait or have been answered.
+    """
+
+    checks_publish = False
+    checks_subscribe = True
+    checks_receive = False
+
+    def __init__(self) -> None:
+        self.may_answer = asyncio.Event()
+        self.n_asked = 0
+
+    async def authenticate(self, attempt: ConnectAttempt) -> bool:
+        """Let everybody in but `eve`."""
+        self.n_asked += 1
+        await self.may_answer.wait()
+        return attempt.client_id != "eve"
+
+    async def authorize(self, session: SessionView, topic: str, action: Action) -> bool:
+        """Allow everything but `secret`."""
+        del session, action
+        await self.may_answer.wait()
+        return topic != "secret"
+
+
+# -- reading ----------------------------------------------------------------------------------
+
+
+async def test_packets_may_come_byte_by_byte() -> None:
+    """A packet is handled once its last byte has come, however it was cut."""
+    async with serving() as server, await WireClient.dial(port_of(server)) as client:
+        packets = (
+            Connect(client_id="c", keep_alive=0),
+            Subscribe(1, (Subscription("t"),)),
+            Publish("t", b"data", qos=1, packet_id=2),
+        )
+        for byte in b"".join(write_packet(packet, 5) for packet in packets):
+            await client.send_bytes(bytes([byte]))
+        assert (await client.take(ConnAck)).reason_code == 0
+        assert (await client.take(SubAck)).reason_codes == (0,)
+        assert (await client.take(Publish)).payload == b"data"
+        assert (await client.take(PubAck)).packet_id == 2
+
+
+async def test_nothing_is_handled_while_access_control_takes_its_time() -> None:
+    """What a client sends meanwhile waits, in order; other clients do not."""
+    async with serving() as server:
+        access = Gatekeeper()
+        server.core.access = access
+        async with await WireClient.dial(port_of(server)) as client:
+            await client.send(
+                Connect(client_id="c", keep_alive=0),
+                Subscribe(1, (Subscription("t"), Subscription("secret"))),
+                PingReq(),
+            )
+            await until(lambda: access.n_asked)
+            (waiting,) = driver_of(server).protocols
+            await until(lambda: not waiting.transport.is_reading())
+            await client.send(Publish("t", b"data", qos=1, packet_id=2))
+            access.may_answer.set()
+            await client.take(ConnAck)
+            assert (await client.take(SubAck)).reason_codes == (0, ReasonCode.NOT_AUTHORIZED)
+            await client.take(PingResp)
+            await client.take(Publish)
+            await client.take(PubAck)
+            assert waiting.transport.is_reading()
+
+
+async def test_client_that_leaves_while_it_is_judged_has_no_session() -> None:
+    """An answer that comes too late connects nobody."""
+    async with serving() as server:
+        access = Gatekeeper()
+        server.core.access = access
+        async with await WireClient.dial(port_of(server)) as client:
+            await client.send(Connect(client_id="c"))
+            await until(lambda: access.n_asked)
+            (protocol,) = driver_of(server).protocols
+            protocol.abort()
+        await until(lambda: not driver_of(server).protocols)
+        access.may_answer.set()
+        await until(lambda: not driver_of(server)._tasks)
+        assert len(server.core.sessions) == 0
+
+
+async def test_fault_of_the_broker_ends_one_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What raises where nothing should is logged; every other client goes on."""
+    receive = Connection.receive_data
+
+    def fail(self: Connection, chunk: bytes, now: float) -> None:
+        if b"poison" in chunk:
+            raise RuntimeError("a fault")
+        receive(self, chunk, now)
+
+    monkeypatch.setattr(Connection, "receive_data", fail)
+    async with (
+        serving() as server,
+        await connected(port_of(server)) as other,
+        await connected(port_of(server), "victim") as victim,
+    ):
+        await victim.send(Publish("poison"))
+        assert await victim.rest() == []
+        assert (await other.publish("t", b"data")).reason_code == 0
+    assert "client victim" in caplog.text
+    assert "closed after a fault of the broker" in caplog.text
+    assert "RuntimeError: a fault" in caplog.text
+
+
+async def test_fault_while_a_client_waits_ends_one_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same where the fault comes after access control has answered."""
+    async with serving() as server:
+        access = Gatekeeper()
+        server.core.access = access
+        async with await WireClient.dial(port_of(server)) as victim:
+            await victim.send(Connect(client_id="victim"))
+            await until(lambda: access.n_asked)
+            monkeypatch.setattr(server.core.sessions, "open", None)
+            access.may_answer.set()
+            assert await victim.rest() == []
+        monkeypatch.undo()
+        async with await connected(port_of(server)) as other:
+            assert (await other.publish("t", b"data")).reason_code == 0
+    assert "closed after a fault of the broker" in caplog.text
+
+
+# -- writing ----------------------------------------------------------------------------------
+
+
+async def test_small_packets_leave_at_once() -> None:
+    """Nagle's algorithm is off: it would hold a small message for an acknowledgement."""
+    async with serving() as server, await connected(port_of(server), "c"):
+        sock = protocol_of(server, "c").transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+async def test_client_that_does_not_read_costs_its_transport_little() -> None:
+    """Unsent bytes stay near `write_high_bytes`; what waits in the outbox comes in order."""
+    n_messages, n_bytes = 100, 100_000
+    async with serving(limits={"queued_bytes": 2 * n_messages * n_bytes}) as server:
+        stalled = await WireClient.dial(port_of(server), receive_bytes=4096)
+        async with stalled, await connected(port_of(server)) as publisher:
+            await stalled.connect("stalled", properties={"receive_maximum": n_messages})
+            await stalled.subscribe("t", 1)
+            for number in range(n_messages):
+                await publisher.publish("t", number.to_bytes(2, "big") + bytes(n_bytes - 2))
+            transport = protocol_of(server, "stalled").transport
+            session = server.core.sessions.get("stalled")
+            assert session is not None
+            assert session.outbox.n_messages > n_messages // 2
+            high_bytes = server.core.limits.write_high_bytes
+            assert high_bytes < transport.get_write_buffer_size() <= high_bytes + 2 * n_bytes
+            for number in range(n_messages):
+                packet = await stalled.take(Publish)
+                assert int.from_bytes(packet.payload[:2], "big") == number
+                assert len(packet.payload) == n_bytes
+
+
+async def test_connection_that_is_closed_sends_what_was_put_before() -> None:
+    """A DISCONNECT of the broker comes behind all that was on its way."""
+    async with serving() as server, await connected(port_of(server), "c") as client:
+        await client.subscribe("t")
+        bad = b"\x36\x03\x00\x01t"  # QoS 3
+        await client.send_bytes(write_packet(Publish("t", bytes(1_000_000)), 5) + bad)
+        packets = await client.rest()
+        assert [type(packet) for packet in packets] == [Publish, Disconnect]
+
+
+async def test_client_that_takes_nothing_of_its_end_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A connection that is being closed does not stay for a client that never reads."""
+    monkeypatch.setattr(transport_module, "CLOSE_TIMEOUT_SECONDS", 0.05)
+    async with serving() as server:
+        stalled = await WireClient.dial(port_of(server), receive_bytes=4096)
+        async with stalled, await connected(port_of(server)) as publisher:
+            await stalled.connect("stalled")
+            await stalled.subscribe("t", 1)
+            await publisher.publish("t", bytes(8_000_000))
+            await stalled.send_bytes(b"\x36\x03\x00\x01t")
+            await until(lambda: len(driver_of(server).protocols) == 1)
+
+
+async def test_broken_connection_leaves_nothing_behind() -> None:
+    """After a reset of the network connection the client counts as gone."""
+    async with serving() as server:
+        async with await connected(port_of(server), "c") as client:
+            linger = (1).to_bytes(4, "little") + bytes(4)
+            client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        await until(lambda: not driver_of(server).protocols)
+        assert server.core.counters.clients_connected == 0
+
+
+# -- deadlines and tasks ----------------------------------------------------------------------
+
+
+async def test_connection_without_connect_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """A client gets `connect_timeout_seconds` for its CONNECT, whole."""
+    caplog.set_level(logging.INFO)
+    limits = {"connect_timeout_seconds": 0.05}
+    async with serving(limits=limits) as server, await WireClient.dial(port_of(server)) as client:
+        await client.send_bytes(write_packet(Connect(client_id="c"), 5)[:-1])
+        assert await client.rest() == []
+    assert "no CONNECT in time" in caplog.text
+
+
+async def test_deadlines_run_in_order_whenever_they_were_set() -> None:
+    """A deadline set later and due earlier runs first, and both run."""
+    ran: list[str] = []
+    async with serving(sys_interval=0) as server:
+        driver = driver_of(server)
+        timers = server.core.timers
+        now = driver.clock()
+        timers.at(now + 0.1, lambda _now: ran.append("late"))
+        driver.settle(now)
+        timers.at(now + 0.02, lambda _now: ran.append("early"))
+        driver.settle(now)
+        await until(lambda: len(ran) == 2)
+    assert ran == ["early", "late"]
+
+
+async def test_task_of_the_core_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A plugin's fault in the background is not lost and stops nothing."""
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise RuntimeError("a fault")
+
+    async with serving() as server:
+        server.core.spawn(fail())
+        await until(lambda: "a task of the core failed" in caplog.text)
+        async with await connected(port_of(server)):
+            pass
+    assert "RuntimeError: a fault" in caplog.text
+
+
+# -- places of a listener ---------------------------------------------------------------------
+
+LIMITED = {"default": {"bind": "127.0.0.1:0", "max_connections": 1}}
+
+
+async def test_next_client_waits_for_a_place() -> None:
+    """Above `max_connections` a client is accepted when another has left."""
+    async with serving(listeners=LIMITED) as server:
+        first = await connected(port_of(server), "first")
+        second = await WireClient.dial(port_of(server))
+        await second.send(Connect(client_id="second", keep_alive=0))
+        await until(lambda: len(driver_of(server).protocols) == 2)
+        assert (await first.publish("t", b"data")).reason_code == 0
+        assert server.core.sessions.get("second") is None
+        first.close()
+        assert (await second.take(ConnAck)).reason_code == 0
+        second.close()
+
+
+async def test_stop_ends_those_who_wait() -> None:
+    """A client without a place is cut off; it never was taken."""
+    async with serving(listeners=LIMITED) as server, await connected(port_of(server)) as first:
+        second = await WireClient.dial(port_of(server))
+        await until(lambda: len(driver_of(server).protocols) == 2)
+        await server.stop()
+        assert await first.rest() == [Disconnect(ReasonCode.SERVER_SHUTTING_DOWN)]
+        assert await second.rest() == []
+        second.close()
+
+
+class Guest:
+    """What `Admission` needs of a connection."""
+
+    def __init__(self) -> None:
+        self.has_begun = False
+
+    def begin(self) -> None:
+        """Take part."""
+        self.has_begun = True
+
+
+def test_places_go_in_the_order_of_arrival_to_those_who_still_wait() -> None:
+    """Who gives up its wait frees no place; who leaves gives its place to the next."""
+    admission = Admission(1)
+    first, second, third, fourth = (cast("MqttProtocol", Guest()) for _ in range(4))
+    assert admission.enter(first)
+    assert not any(admission.enter(guest) for guest in (second, third))
+    admission.leave(second)
+    admission.leave(first)
+    assert [cast("Guest", guest).has_begun for guest in (second, third)] == [False, True]
+    assert not admission.enter(fourth)
+    admission.leave(fourth)
+    admission.leave(third)
+    assert admission.enter(first)
+
+
+@pytest.mark.parametrize("max_connections", [0, -1])
+def test_no_limit_of_connections(max_connections: int) -> None:
+    """0, and as with aMQTT anything below, lets everybody in."""
+    admission = Admission(max_connections)
+    guests = [cast("MqttProtocol", Guest()) for _ in range(3)]
+    assert all(admission.enter(guest) for guest in guests)
+    for guest in guests:
+        admission.leave(guest)

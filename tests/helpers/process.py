@@ -1,0 +1,142 @@
+"""The real broker as a process of a test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+SECONDS: Final = 30.0
+"""The longest wait for something that must happen, on a machine that is busy."""
+
+ANONYMOUS: Final = "amqtt.plugins.authentication.AnonymousAuthPlugin"
+
+_LISTENS: Final = re.compile(r"listener (\S+): listening on \S+:(\d+)$", re.MULTILINE)
+_QUEUE_API: Final = re.compile(r"queue API listens on (http://\S+)")
+
+
+def anonymous_policy(plugins: Mapping[str, Any] | None = None, **keys: Any) -> dict[str, Any]:
+    """Return a policy that lets everybody in on a free port of this machine.
+
+    Args:
+        plugins: beside the one that lets everybody in.
+        keys: of the top level, such as `limits`.
+    """
+    return {
+        "listeners": {"default": {"bind": "127.0.0.1:0"}},
+        "plugins": {ANONYMOUS: {"allow_anonymous": True}, **(plugins or {})},
+        **keys,
+    }
+
+
+class BrokerProcess:
+    """``python -m broker -c FILE`` and its log.
+
+    Attributes:
+        process: the running program.
+        port: of the listener `default`; 0 where the program has ended instead.
+    """
+
+    def __init__(self, policy: Mapping[str, Any] | str, folder: Path) -> None:
+        """Start a broker and wait until it listens, or has ended.
+
+        Args:
+            policy: a mapping, or the text of the file.
+            folder: where ``policy.yaml`` is written and the program runs.
+        """
+        text = policy if isinstance(policy, str) else yaml.safe_dump(dict(policy))
+        (folder / "policy.yaml").write_text(text)
+        self._lines: list[str] = []
+        self._changed = threading.Condition()
+        self._has_ended = False
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "broker", "-c", "policy.yaml"],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._wait(lambda: "listener default: listening" in self.log)
+        self.port = self.ports.get("default", 0)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as lines:
+            for line in lines:
+                with self._changed:
+                    self._lines.append(line)
+                    self._changed.notify_all()
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+
+    def _wait(self, condition: Callable[[], bool]) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._has_ended or condition(), SECONDS)
+
+    @property
+    def log(self) -> str:
+        """What the program has logged so far."""
+        return "".join(self._lines)
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Port by the name of its listener."""
+        return {name: int(port) for name, port in _LISTENS.findall(self.log)}
+
+    @property
+    def queue_url(self) -> str:
+        """Where the queue's HTTP API listens."""
+        found = _QUEUE_API.search(self.log)
+        assert found, f"no queue API:\n{self.log}"
+        return found[1]
+
+    def wait_for_log(self, text: str) -> None:
+        """Wait until a text stands in the log."""
+        self._wait(lambda: text in self.log)
+        assert text in self.log, f"{text!r} is not in the log:\n{self.log}"
+
+    def wait(self) -> int:
+        """Wait for the program's own end; return its exit status."""
+        status = self.process.wait(SECONDS)
+        self._reader.join(SECONDS)
+        return status
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """End the program by a signal, as an operator does; return its exit status."""
+        self.process.send_signal(number)
+        return self.wait()
+
+    def kill(self) -> None:
+        """End the program at once, as the kernel does when memory is short."""
+        self.process.kill()
+        self.wait()
+
+
+@contextlib.contextmanager
+def running_broker(policy: Mapping[str, Any] | str, folder: Path) -> Iterator[BrokerProcess]:
+    """Run a broker for a block, which may end it itself; see `BrokerProcess`.
+
+    Raises:
+        AssertionError: it did not start, with its log.
+    """
+    broker = BrokerProcess(policy, folder)
+    try:
+        assert broker.port, f"the broker did not start:\n{broker.log}"
+        yield broker
+    finally:
+        if broker.process.poll() is None:
+            broker.kill()

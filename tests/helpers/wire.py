@@ -1,0 +1,138 @@
+"""A client on a bare socket: sends what it is told to and reads only when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from broker.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Packet,
+    PubAck,
+    Publish,
+    SubAck,
+    Subscribe,
+    Subscription,
+)
+from broker.mqtt.reader import read_packet
+from broker.mqtt.receive_buffer import ReceiveBuffer
+from broker.mqtt.writer import write_packet
+
+SECONDS: Final = 30.0
+"""The longest wait for something that must happen, on a machine that is busy."""
+
+Kind = TypeVar("Kind")
+
+
+class WireClient:
+    """One network connection to a broker.
+
+    May be used on one event loop after another. Nothing is read but by `receive` and what
+    calls it, so a client that does not call them has stalled.
+
+    Attributes:
+        sock: the socket.
+        version: of the packets that are written and read.
+    """
+
+    def __init__(self, sock: socket.socket, version: int = 5) -> None:
+        self.sock = sock
+        self.version = version
+        self._buffer = ReceiveBuffer(268_435_460)
+        self._packets: deque[Packet] = deque()
+
+    @classmethod
+    async def dial(cls, port: int, version: int = 5, *, receive_bytes: int = 0) -> Self:
+        """Connect to a port of this machine, without a CONNECT.
+
+        Args:
+            port: TCP port.
+            version: 4 or 5.
+            receive_bytes: SO_RCVBUF; 0 for the kernel's choice.
+        """
+        sock = socket.socket()
+        sock.setblocking(False)
+        if receive_bytes:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        async with asyncio.timeout(SECONDS):
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+        return cls(sock, version)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection without a DISCONNECT; may be called again."""
+        self.sock.close()
+
+    async def send(self, *packets: Packet) -> None:
+        """Send packets in one go."""
+        await self.send_bytes(b"".join(write_packet(packet, self.version) for packet in packets))
+
+    async def send_bytes(self, data: bytes) -> None:
+        """Send bytes, whatever they are."""
+        async with asyncio.timeout(SECONDS):
+            await asyncio.get_running_loop().sock_sendall(self.sock, data)
+
+    async def receive(self) -> Packet | None:
+        """Return the next packet; None where the broker has closed the connection."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(SECONDS):
+            while not self._packets:
+                try:
+                    data = await loop.sock_recv(self.sock, 65_536)
+                except ConnectionResetError:
+                    return None
+                if not data:
+                    return None
+                frames = self._buffer.frames(self._buffer.receive_data(data))
+                self._packets += [read_packet(first, body, self.version) for first, body in frames]
+        return self._packets.popleft()
+
+    async def take(self, kind: type[Kind]) -> Kind:
+        """Return the next packet, which must be of this kind."""
+        packet = await self.receive()
+        assert isinstance(packet, kind), f"{packet} instead of {kind.__name__}"
+        return packet
+
+    async def rest(self) -> list[Packet]:
+        """Return every packet up to the end of the connection."""
+        packets: list[Packet] = []
+        while (packet := await self.receive()) is not None:
+            packets.append(packet)
+        return packets
+
+    async def connect(self, client_id: str = "", **options: Any) -> ConnAck:
+        """Send a CONNECT, without keep-alive unless asked for, and return the answer."""
+        options.setdefault("keep_alive", 0)
+        await self.send(Connect(client_id=client_id, protocol_version=self.version, **options))
+        return await self.take(ConnAck)
+
+    async def subscribe(self, topic_filter: str, qos: int = 0) -> int:
+        """Subscribe and return the reason code."""
+        await self.send(Subscribe(1, (Subscription(topic_filter, qos),)))
+        return (await self.take(SubAck)).reason_codes[0]
+
+    async def publish(self, topic: str, payload: bytes, packet_id: int = 1) -> PubAck:
+        """Publish at QoS 1 and return the answer."""
+        await self.send(Publish(topic, payload, qos=1, packet_id=packet_id))
+        return await self.take(PubAck)
+
+
+async def connected(port: int, client_id: str = "", version: int = 5, **options: Any) -> WireClient:
+    """Return a client that the broker has accepted."""
+    client = await WireClient.dial(port, version)
+    assert (await client.connect(client_id, **options)).reason_code == 0
+    return client
