@@ -72,7 +72,12 @@ def test_every_key_is_taken() -> None:
         ("upstream: {address: 'b:0'}", "upstream.address", "'b:0'", "1 to 65535"),
         ("upstream: {address: 'b:x'}", "upstream.address", "'b:x'", "0 to 65535"),
         ("upstream: {address: 1883}", "upstream.address", "1883", "string"),
-        ("upstream: {adress: b}", "upstream.adress", "an unknown key", "perhaps address"),
+        (
+            "upstream: {address: b, adress: b}",
+            "upstream.adress",
+            "an unknown key",
+            "perhaps address",
+        ),
         (
             "upstream: {address: b, connect_timeout_seconds: 0}",
             "upstream.connect_timeout_seconds",

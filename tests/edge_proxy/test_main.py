@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from edge_proxy.__main__ import main
+
+
+def test_a_wrong_file_ends_with_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error names file, key, what was read and what is allowed; there is no traceback."""
+    file = tmp_path / "proxy.yaml"
+    file.write_text("upstream: {address: 'b:99999'}\nlimits: {queued_messages: many}")
+    assert main(["-c", str(file)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith(
+        f"penstock proxy: {file}: upstream.address: read 'b:99999'; allowed: host:port"
+    )
+    assert lines[1].startswith(f"{file}: limits.queued_messages: read 'many'; allowed: ")
+
+
+def test_a_missing_file_ends_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is not there is named."""
+    assert main(["-c", "nowhere.yaml"]) == 2
+    assert "penstock proxy: nowhere.yaml: file: read No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["-c", "x", "--log-level", "loud"], ["--colour"]])
+def test_wrong_arguments_end_with_status_2(arguments: list[str]) -> None:
+    """What is missing, unknown or not allowed is a user's mistake."""
+    assert main(arguments) == 2
+
+
+def test_an_address_in_use_ends_with_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be bound is named."""
+    file = tmp_path / "proxy.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        file.write_text(f"upstream: {{address: b}}\nlistener: {{bind: '127.0.0.1:{port}'}}")
+        assert main(["-c", str(file)]) == 2
+    assert f"penstock proxy: listener: cannot bind 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_help_ends_with_status_0(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever asks is told the options."""
+    assert main(["--help"]) == 0
+    assert "--config" in capsys.readouterr().out

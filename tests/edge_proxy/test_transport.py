@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from broker.mqtt.packets import (
+    ConnAck,
+    Disconnect,
+    PingReq,
+    PingResp,
+    PubAck,
+    Publish,
+)
+from broker.mqtt.reason_codes import ReasonCode
+from edge_proxy import transport
+from edge_proxy.config import ProxyLimits
+from edge_proxy.shared import Shared
+from edge_proxy.transport import Driver
+from tests.helpers.pairs import DOWN, UP, SwitchGate, publish
+from tests.helpers.scripted import SECONDS, Peer, ScriptedBroker, open_client, until
+
+MIB = 1024 * 1024
+
+
+class Bench:
+    """A driver between a scripted broker and the test's clients.
+
+    Attributes:
+        driver: what is tested.
+        broker: behind it.
+        address: where clients connect.
+    """
+
+    def __init__(self, driver: Driver, broker: ScriptedBroker, address: tuple[str, int]) -> None:
+        self.driver = driver
+        self.broker = broker
+        self.address = address
+
+    async def joined(self, version: int = 5) -> tuple[Peer, Peer]:
+        """Return a client and the broker's end of its connection, CONNACK taken."""
+        client = await open_client(self.address, version, client_id="c")
+        broker = await self.broker.accepted()
+        assert await client.receive() == ConnAck()
+        return client, broker
+
+
+@asynccontextmanager
+async def bench(
+    gate: SwitchGate | None = None, broker_port: int | None = None, **limits: Any
+) -> AsyncIterator[Bench]:
+    """Run a driver."""
+    async with AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(ScriptedBroker())
+        shared = Shared(ProxyLimits(**limits), logger=logging.getLogger("test.proxy"), gate=gate)
+        port = broker.port if broker_port is None else broker_port
+        driver = Driver(shared, "127.0.0.1", port, timeout_seconds=SECONDS)
+        server = await asyncio.get_running_loop().create_server(driver.accept, "127.0.0.1", 0)
+        stack.push_async_callback(driver.close)
+        stack.callback(server.close)
+        yield Bench(driver, broker, server.sockets[0].getsockname()[:2])
+
+
+@pytest.mark.parametrize("version", [4, 5])
+async def test_packets_go_both_ways(version: int) -> None:
+    """A client and its broker talk through the proxy as if it was not there."""
+    async with bench() as proxy:
+        client, broker = await proxy.joined(version)
+        client.send(PingReq(), publish("up", 10, packet_id=1))
+        assert [await broker.receive(), await broker.receive()] == [
+            PingReq(),
+            publish("up", 10, packet_id=1),
+        ]
+        broker.send(PingResp(), PubAck(1), publish("down", MIB, packet_id=5))
+        assert await client.receive() == PingResp()
+        assert await client.receive() == PubAck(1)
+        assert await client.receive() == publish("down", MIB, packet_id=5)
+        client.send(PubAck(5))
+        assert await broker.receive() == PubAck(5)
+
+
+async def test_what_a_client_sends_at_once_reaches_the_broker() -> None:
+    """CONNECT, a message and DISCONNECT in one go, then gone: nothing is lost on the way."""
+    async with bench() as proxy:
+        client = await open_client(proxy.address)
+        client.send(Publish("up", b"x" * MIB), Disconnect())
+        await client.close()
+        broker = await proxy.broker.accepted()
+        assert await broker.receive() == Publish("up", b"x" * MIB)
+        assert await broker.receive() == Disconnect()
+        assert await broker.receive_end() == b""
+
+
+async def test_a_broker_that_goes_takes_the_client_with_it() -> None:
+    """What it sent before arrives; then the client's connection is closed."""
+    async with bench() as proxy:
+        client, broker = await proxy.joined()
+        broker.send(publish("last", 10), Disconnect(ReasonCode.SESSION_TAKEN_OVER))
+        await broker.close()
+        assert await client.receive() == publish("last", 10)
+        assert await client.receive() == Disconnect(ReasonCode.SESSION_TAKEN_OVER)
+        assert await client.receive_end() == b""
+        await proxy.driver.all_ended()
+        assert not proxy.driver.pairs
+
+
+async def test_a_client_that_goes_takes_the_connection_to_the_broker_with_it() -> None:
+    """What was withheld for it is left to the broker unacknowledged."""
+    async with bench(SwitchGate()) as proxy:
+        client, broker = await proxy.joined()
+        broker.send(publish("big", 200, packet_id=1), PingResp())
+        assert await client.receive() == PingResp()
+        client.writer.transport.abort()
+        assert await broker.receive_end() == b""
+        await proxy.driver.all_ended()
+        assert proxy.driver.shared.ended.outstanding() == 1
+
+
+@pytest.mark.parametrize("version", [4, 5])
+async def test_a_broker_that_cannot_be_reached(
+    version: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client is refused at once and the log names the broker."""
+    caplog.set_level("INFO")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    async with bench(broker_port=port) as proxy:
+        client = await open_client(proxy.address, version, client_id="c")
+        assert await client.receive() == ConnAck(reason_code=ReasonCode.SERVER_UNAVAILABLE)
+        assert await client.receive_end() == b""
+    assert f"no connection to 127.0.0.1:{port}: " in caplog.text
+
+
+async def test_a_client_that_goes_before_the_broker_is_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A connection that comes too late is dropped."""
+    async with bench() as proxy:
+        dial = Driver._dial
+        begun = asyncio.Event()
+        unstoppable: list[asyncio.Future[None]] = []
+
+        async def late(driver: Driver, pair_driver: transport.PairDriver) -> None:
+            # The cancellation comes when the connection can no longer be stopped.
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                unstoppable.append(asyncio.ensure_future(dial(driver, pair_driver)))
+
+        monkeypatch.setattr(Driver, "_dial", late)
+        client = await open_client(proxy.address)
+        await begun.wait()
+        (pair_driver,) = proxy.driver.pairs
+        client.writer.transport.abort()
+        pair_driver.close(ReasonCode.SERVER_SHUTTING_DOWN)
+        broker = await proxy.broker.connected()
+        assert await broker.receive_end() == b""
+        await proxy.driver.all_ended()
+
+
+async def test_a_withheld_message_leaves_when_its_time_has_come() -> None:
+    """The deadline that the gate names is kept, without any packet coming in."""
+    gate = SwitchGate()
+    gate.look_again_after = 0.01
+    async with bench(gate) as proxy:
+        client, broker = await proxy.joined()
+        broker.send(publish("big", 200, packet_id=1), publish("small", packet_id=2))
+        assert await client.receive() == publish("small", packet_id=2)
+        gate.is_open = True
+        assert await client.receive() == publish("big", 200, packet_id=1)
+
+
+async def test_a_client_that_does_not_read_stops_the_broker() -> None:
+    """Memory stays bounded by limits and buffers, and everything arrives in the end."""
+    async with bench(queued_bytes=MIB) as proxy:
+        client, broker = await proxy.joined()
+        (pair_driver,) = proxy.driver.pairs
+        sent = 0
+        while pair_driver.pair.wants_reading(DOWN):
+            if broker.writer.transport.get_write_buffer_size() < MIB:
+                sent += 1
+                assert sent < 200, "the broker is never stopped"
+                broker.send(publish("t", MIB // 4, packet_id=sent))
+            await asyncio.sleep(0)
+        assert not pair_driver._transports[DOWN].is_reading()
+        assert pair_driver.pair.client.outbox.n_bytes <= MIB + MIB // 4
+        for number in range(1, sent + 1):
+            packet = await client.receive()
+            assert isinstance(packet, Publish)
+            assert packet.packet_id == number
+        assert pair_driver._transports[DOWN].is_reading()
+
+
+async def test_a_broker_that_does_not_read_stops_the_client() -> None:
+    """The same upstream: a client's flood stays with the client, and arrives in the end."""
+    async with bench() as proxy:
+        client, broker = await proxy.joined()
+        (pair_driver,) = proxy.driver.pairs
+        sent = 0
+        while pair_driver.pair.wants_reading(UP):
+            if client.writer.transport.get_write_buffer_size() < MIB:
+                sent += 1
+                assert sent < 200, "the client is never stopped"
+                client.send(Publish("t", b"x" * MIB))
+            await asyncio.sleep(0)
+        assert not pair_driver._transports[UP].is_reading()
+        for _ in range(sent):
+            assert await broker.receive() == Publish("t", b"x" * MIB)
+        client.send(PingReq())
+        assert await broker.receive() == PingReq()
+
+
+async def test_a_fault_of_the_proxy_ends_one_pair(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error of our own is logged with its client; others go on."""
+    async with bench() as proxy:
+        client, _ = await proxy.joined()
+        other, other_broker = await proxy.joined()
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("our own")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("edge_proxy.pair.Pair.receive_data", fail)
+            client.send(PingReq())
+            assert await client.receive() == Disconnect(ReasonCode.UNSPECIFIED_ERROR)
+            assert await client.receive_end() == b""
+        other.send(PingReq())
+        assert await other_broker.receive() == PingReq()
+    assert "closed after a fault of the proxy" in caplog.text
+
+
+async def test_a_client_that_takes_nothing_is_dropped_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A close does not wait for ever for what cannot be sent."""
+    monkeypatch.setattr(transport, "CLOSE_TIMEOUT_SECONDS", 0.05)
+    async with bench() as proxy:
+        _client, broker = await proxy.joined()
+        broker.send(publish("t", 30 * MIB))
+        (pair_driver,) = proxy.driver.pairs
+        await until(lambda: pair_driver.pair.client.is_paused)
+        await broker.close()
+        async with asyncio.timeout(SECONDS):
+            await proxy.driver.all_ended()
