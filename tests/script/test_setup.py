@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+SCRIPTS: Final = Path(__file__).resolve().parents[2] / "script"
+SYSTEM_TOOLS: Final = [
+    "sh",
+    "cat",
+    "chmod",
+    "cksum",
+    "cut",
+    "dirname",
+    "env",
+    "grep",
+    "head",
+    "mkdir",
+    "mktemp",
+    "readlink",
+    "rm",
+    "sed",
+    "tail",
+]
+
+
+class Checkout:
+    """The scripts in a directory of their own, on a system of stand-in programs.
+
+    The real ones would install packages; what is tested is when they are called, and how.
+
+    Attributes:
+        root: of the checkout.
+    """
+
+    def __init__(self, root: Path, programs: Path) -> None:
+        self.root = root
+        self._programs = programs
+        shutil.copytree(SCRIPTS, root / "script", ignore=shutil.ignore_patterns("demo_program"))
+        (root / "pyproject.toml").write_text("[project]\n")
+        programs.mkdir()
+        for name in SYSTEM_TOOLS:
+            tool = shutil.which(name)
+            assert tool is not None, name
+            (programs / name).symlink_to(tool)
+        self.add_program("id", "echo 1000")
+        self.add_program("java", """echo 'openjdk version "17.0.1" 2021-10-19' >&2""")
+
+    def add_program(self, name: str, body: str) -> None:
+        """Put a program on PATH, or at a path in the checkout; each notes how it is called."""
+        file = self.root / name if "/" in name else self._programs / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f'#!/bin/sh\necho "{file.name} $*" >>"{self.root}/calls"\n{body}\n')
+        file.chmod(0o755)
+
+    def add_venv(self, pip: str = ":") -> None:
+        """Make a virtual environment whose pip does as told."""
+        self.add_program(".venv/bin/python", f'case "$*" in *"pip install"*) {pip} ;; esac')
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in the checkout and forget earlier calls."""
+        (self.root / "calls").write_text("")
+        return subprocess.run(
+            command,
+            cwd=self.root,
+            env={"PATH": str(self._programs), "TMPDIR": str(self.root)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def set_up(self, extra: str, programs: str) -> subprocess.CompletedProcess[str]:
+        """Source script/setup as the other scripts do."""
+        return self.run(
+            "sh", "-euc", f"extra={extra} programs='{programs}'; . ./script/setup; echo $JAVA_HOME"
+        )
+
+    def calls(self, part: str) -> list[str]:
+        """Return the calls since the last run that hold some text."""
+        return [call for call in (self.root / "calls").read_text().splitlines() if part in call]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    """A checkout that was never set up, on a system with Java 17 and without Python."""
+    root = tmp_path / "a checkout"
+    root.mkdir()
+    return Checkout(root, tmp_path / "programs")
+
+
+@pytest.mark.parametrize("python", [None, "exit 1"], ids=["no Python", "an old Python"])
+def test_without_a_new_python_it_ends_with_status_2(checkout: Checkout, python: str | None) -> None:
+    """The user is told which Python is needed; nothing is made."""
+    if python:
+        checkout.add_program("python3", python)
+    ended = checkout.set_up("demo", "java")
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines() == [
+        "setup: no Python 3.11 or newer on PATH; install one and run this again"
+    ]
+    assert not (checkout.root / ".venv").exists()
+
+
+def test_missing_program_is_named_with_its_package(checkout: Checkout) -> None:
+    """Who may not install packages gets one line to copy, and status 2."""
+    ended = checkout.set_up("dev", "java no-such-broker")
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert "missing: no-such-broker;" in line
+    assert "sudo apt-get install no-such-broker " in line
+
+
+def test_packages_are_installed_once(checkout: Checkout) -> None:
+    """A second run installs nothing and says nothing."""
+    checkout.add_venv()
+    first = checkout.set_up("demo", "java")
+    assert (first.returncode, len(checkout.calls("pip install"))) == (0, 1)
+    assert checkout.calls("--editable .[demo]")
+    second = checkout.set_up("demo", "java")
+    assert (second.returncode, second.stderr, checkout.calls("pip install")) == (0, "", [])
+
+
+def test_packages_are_installed_again_for_another_project_file(checkout: Checkout) -> None:
+    """A changed pyproject.toml may want other packages."""
+    checkout.add_venv()
+    checkout.set_up("demo", "java")
+    (checkout.root / "pyproject.toml").write_text("[project]\nname = 'other'\n")
+    checkout.set_up("demo", "java")
+    assert checkout.calls("--editable .[demo]")
+
+
+@pytest.mark.parametrize(("first", "then", "calls"), [("dev", "demo", 0), ("demo", "dev", 1)])
+def test_tests_need_more_than_the_demo(
+    checkout: Checkout, first: str, then: str, calls: int
+) -> None:
+    """What the tests need holds what the demo needs, and not the other way round."""
+    checkout.add_venv()
+    checkout.set_up(first, "java")
+    checkout.set_up(then, "java")
+    assert len(checkout.calls("pip install")) == calls
+
+
+def test_failed_installation_shows_why_and_is_tried_again(checkout: Checkout) -> None:
+    """A failure leaves no stamp behind, nor temporary files."""
+    checkout.add_venv(pip="echo 'no route to host' >&2; exit 1")
+    ended = checkout.set_up("demo", "java")
+    assert ended.returncode == 2
+    assert "no route to host" in ended.stderr
+    checkout.add_venv()
+    assert checkout.set_up("demo", "java").returncode == 0
+    assert checkout.calls("pip install")
+    assert not list(checkout.root.glob("tmp.*"))
+
+
+def test_java_that_is_too_old_is_passed_over(checkout: Checkout) -> None:
+    """JAVA_HOME names the first Java of version 17 or newer."""
+    checkout.add_venv()
+    checkout.add_program("old/bin/java", """echo 'java version "1.8.0_402"' >&2""")
+    script = "JAVA_HOME=$PWD/old extra=demo programs=java; . ./script/setup; echo $JAVA_HOME"
+    ended = checkout.run("sh", "-euc", script)
+    assert ended.returncode == 0
+    assert ended.stdout.strip() == str(checkout.root.parent)
+
+
+@pytest.fixture
+def tested(checkout: Checkout) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """Runs script/test with stand-ins, one of which fails."""
+    checkout.add_venv()
+    for name in ("mosquitto", "mosquitto_pub", "mosquitto_sub"):
+        checkout.add_program(name, ":")
+
+    def run(failing: str) -> subprocess.CompletedProcess[str]:
+        for name in ("ruff", "mypy", "pytest"):
+            checkout.add_program(
+                f".venv/bin/{name}", f'case "{name} $*" in "{failing}"*) exit 1 ;; esac'
+            )
+        return checkout.run("sh", "script/test", "-k", "two words")
+
+    return run
+
+
+@pytest.mark.parametrize("failing", ["ruff format", "ruff check", "mypy", "pytest"])
+def test_any_failing_check_fails_the_whole(
+    failing: str, checkout: Checkout, tested: Callable[[str], subprocess.CompletedProcess[str]]
+) -> None:
+    """All checks run, and the one that failed is named."""
+    ended = tested(failing)
+    assert ended.returncode == 1
+    assert f"test: failed: {failing}" in ended.stderr
+    assert [call.split()[0] for call in checkout.calls("")][-4:] == [
+        "ruff",
+        "ruff",
+        "mypy",
+        "pytest",
+    ]
+
+
+def test_arguments_go_to_pytest(
+    checkout: Checkout, tested: Callable[[str], subprocess.CompletedProcess[str]]
+) -> None:
+    """A developer runs a part of the tests by pytest's own options."""
+    ended = tested("nothing")
+    assert ended.returncode == 0
+    assert checkout.calls("pytest -k two words")
+
+
+def test_continuous_integration_runs_the_same(checkout: Checkout) -> None:
+    """`.ci/run` is script/test, with its status."""
+    (checkout.root / ".ci").mkdir()
+    shutil.copy(SCRIPTS.parent / ".ci" / "run", checkout.root / ".ci" / "run")
+    checkout.add_program("script/test", 'exit "$#"')
+    bash = shutil.which("bash", path=os.defpath)
+    assert bash is not None
+    assert checkout.run(bash, ".ci/run", "-x", "name").returncode == 2
+    assert checkout.calls("test -x name")
