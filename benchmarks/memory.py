@@ -21,7 +21,7 @@ from typing import Final
 
 from benchmarks import wire
 from benchmarks.peers import RunningPeer
-from benchmarks.rows import Measurement, Row, Scale
+from benchmarks.rows import Measurement, Row, Scale, Target
 
 TOPIC: Final = "bench/stalled"
 RECEIVE_BUFFER_BYTES: Final = 4096
@@ -137,8 +137,7 @@ ROWS: Final = (
         name="memory_stalled",
         title="resident set growth over payload bytes, stalled QoS 1 subscribers",
         unit="x payload",
-        more_is_better=False,
-        target="at most 1.2 x payload",
+        target=Target(most_value=1.2),
         has_ceiling=False,
         measure=measure_stalled,
     ),

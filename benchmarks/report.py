@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from benchmarks.rows import Measurement, Row
 
+OURS: Final = "penstock"
 REFERENCE: Final = "mosquitto"
 """The peer that ratios are taken to."""
 
@@ -71,15 +72,31 @@ def _cells(result: Result, results: Sequence[Result]) -> list[str]:
     ]
 
 
+def conclude(results: Sequence[Result]) -> str:
+    """Return in one line how Penstock does in each row, and whether that meets the target."""
+    parts = []
+    for result in results:
+        if result.peer != OURS:
+            continue
+        ratio = ratio_to_reference(result, results)
+        text = f"{format_value(result.median)} {result.row.unit}"
+        if ratio is not None:
+            text += f", {ratio:.2f} x {REFERENCE}"
+        is_met = result.row.target.is_met(result.median, ratio)
+        outcome = {True: "met", False: "missed", None: "not compared"}[is_met]
+        parts.append(f"{result.row.name} {text} ({result.row.target}: {outcome})")
+    return f"{OURS}: {'; '.join(parts)}" if parts else f"{OURS} was not measured"
+
+
 def to_markdown(results: Sequence[Result], run: Mapping[str, str]) -> str:
-    """Return the table, and below it where the numbers come from."""
+    """Return the conclusion, the table, and below it where the numbers come from."""
     repeats = len(results[0].measurements)
     head = ["row (target)", "peer", f"median of {repeats}", "spread", f"/ {REFERENCE}", "lost"]
     lines = [head, ["---", "---", "---:", "---:", "---:", "---:"]]
     lines += [_cells(result, results) for result in results]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     source = "\n".join(f"- {name}: {text}" for name, text in run.items())
-    return f"{table}\n\n{source}\n"
+    return f"{conclude(results)}\n\n{table}\n\n{source}\n"
 
 
 def to_json(results: Sequence[Result], run: Mapping[str, str]) -> dict[str, Any]:
@@ -91,7 +108,7 @@ def to_json(results: Sequence[Result], run: Mapping[str, str]) -> dict[str, Any]
                 "row": result.row.name,
                 "title": result.row.title,
                 "unit": result.row.unit,
-                "target": result.row.target,
+                "target": str(result.row.target),
                 "peer": result.peer,
                 "median": result.median,
                 "spread": list(result.spread),

@@ -47,6 +47,33 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """What Penstock must reach in a row; one of the two.
+
+    Attributes:
+        least_ratio: of its value to mosquitto's, or None.
+        most_value: of its value, or None.
+    """
+
+    least_ratio: float | None = None
+    most_value: float | None = None
+
+    def __str__(self) -> str:
+        """Return the target in words."""
+        if self.least_ratio is not None:
+            return f"at least {self.least_ratio:g} x mosquitto"
+        return f"at most {self.most_value:g}"
+
+    def is_met(self, value: float, ratio: float | None) -> bool | None:
+        """Say whether a value and its ratio to mosquitto's meet it; None where that is unknown."""
+        if self.most_value is not None:
+            return value <= self.most_value
+        if self.least_ratio is None or ratio is None:
+            return None
+        return ratio >= self.least_ratio
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One question.
 
@@ -54,8 +81,7 @@ class Row:
         name: as in ``--rows`` and in the results.
         title: the question in words.
         unit: of the value.
-        more_is_better: whether a higher value is better.
-        target: in words, what `penstock` must reach.
+        target: what Penstock must reach.
         has_ceiling: whether the load's own limit can be measured on it.
         measure: answers it once on a started broker.
     """
@@ -63,7 +89,6 @@ class Row:
     name: str
     title: str
     unit: str
-    more_is_better: bool
-    target: str
+    target: Target
     has_ceiling: bool
     measure: Callable[[RunningPeer, Scale], Measurement]

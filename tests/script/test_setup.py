@@ -10,23 +10,10 @@ from typing import Final
 import pytest
 
 SCRIPTS: Final = Path(__file__).resolve().parents[2] / "script"
-SYSTEM_TOOLS: Final = [
-    "sh",
-    "cat",
-    "chmod",
-    "cksum",
-    "cut",
-    "dirname",
-    "env",
-    "grep",
-    "head",
-    "mkdir",
-    "mktemp",
-    "readlink",
-    "rm",
-    "sed",
-    "tail",
-]
+SYSTEM_TOOLS: Final = (
+    *("sh", "cat", "chmod", "cksum", "cut", "dirname", "env", "grep"),
+    *("head", "mkdir", "mktemp", "readlink", "rm", "sed", "tail"),
+)
 
 
 class Checkout:
