@@ -123,8 +123,8 @@ class QueueConfig:
     Attributes:
         engine: `sqlite` keeps messages in a file, `memory` until the program ends.
         path: the file of `sqlite`, made where it is missing; relative to the directory the
-            program was started in. Beside it lie ``PATH-wal``, ``PATH-shm`` and
-            ``PATH.lock``.
+            program was started in. Beside it lie ``PATH-wal``, ``PATH-shm``, ``PATH.lock``
+            and ``PATH.reserve``, space that is kept so that a full disk can be emptied.
         durability: `full` acknowledges what is on the disk; `normal` what the operating
             system has, which outlives the program and not a power cut.
         http: ``HOST:PORT`` of the HTTP API, port 0 for any free one; null for none. Only

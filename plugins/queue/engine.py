@@ -186,4 +186,4 @@ class Engine(Protocol):
         """Return how many messages are received and not deleted."""
 
     def failure(self) -> str | None:
-        """Return why the last write failed; None when it succeeded."""
+        """Return why the storage refuses to write; None where it does not."""

@@ -6,65 +6,40 @@ the end of the process, and a power cut at worst brings deleted messages back, w
 least once allows. One process has the file at a time, held by a lock on ``PATH.lock``:
 leases live in memory, and two processes would give one message to two receivers. The lock goes
 with the process, however it ends. Other programs may look into the file while it is open.
+
+On a full disk messages are refused, and readers go on with the space of a `DiskReserve`. Until
+that space can be held again, no message is taken.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from typing import Final
+from typing import Final, TypeVar
 
+from plugins.queue.disk_reserve import DiskReserve
 from plugins.queue.engine import EngineStartError, StorageError, StorageFullError, Usage
+from plugins.queue.sqlite_file import (
+    BUSY_SECONDS,
+    CHECKPOINT_PAGES,
+    PAGE_BYTES,
+    connect,
+    lock_file,
+    prepare,
+)
 from plugins.queue.store import Key, Mark, NewSegment, StoredSegment, wanted_bits
 
-APPLICATION_ID: Final = 0x50455154
-"""Stands in the file's header, so that no other program's database is taken for a queue."""
-SCHEMA_VERSION: Final = 1
-PAGE_BYTES: Final = 8192
-"""Half the default's pages for the same segments, and fewer links between them."""
-CHECKPOINT_PAGES: Final = 1000
-"""8 MiB of write-ahead log: a checkpoint then holds up the commit behind it for some ten
-milliseconds, not hundreds."""
-LOG_LIMIT_BYTES: Final = 64 * 1024 * 1024
-"""What the write-ahead log is cut to after a reader has let it grow."""
+T = TypeVar("T")
+
+RESERVE_BYTES: Final = 3 * CHECKPOINT_PAGES * PAGE_BYTES
+"""Enough for what the write-ahead log may hold when the disk is full, up to twice its usual
+size, and for the deletes after that."""
 TRUNCATE_SEGMENTS: Final = 256
 """Segments that one transaction deletes at most, some 64 MiB: a reader that commits a long
 range does not hold up what is to be stored meanwhile."""
-BUSY_SECONDS: Final = 5.0
-"""How long a write waits for another program, such as one that makes a copy."""
-
-_SCHEMA: Final = (
-    """CREATE TABLE physical_queue (
-        id INTEGER PRIMARY KEY,
-        queue TEXT NOT NULL,
-        number INTEGER NOT NULL,
-        earliest INTEGER NOT NULL DEFAULT 0,
-        next INTEGER NOT NULL DEFAULT 0,
-        messages INTEGER NOT NULL DEFAULT 0,
-        stored_bytes INTEGER NOT NULL DEFAULT 0,
-        UNIQUE (queue, number)
-    )""",
-    """CREATE TABLE segment (
-        physical_queue INTEGER NOT NULL REFERENCES physical_queue (id),
-        first_offset INTEGER NOT NULL,
-        n_messages INTEGER NOT NULL,
-        newest_at REAL NOT NULL,
-        frame BLOB NOT NULL,
-        PRIMARY KEY (physical_queue, first_offset)
-    )""",
-    # Beside the segments, because to change a row SQLite writes all of it.
-    """CREATE TABLE gone (
-        physical_queue INTEGER NOT NULL,
-        first_offset INTEGER NOT NULL,
-        bits BLOB NOT NULL,
-        PRIMARY KEY (physical_queue, first_offset)
-    ) WITHOUT ROWID""",
-)
-
 _READ: Final = """
     SELECT first_offset, n_messages, bits, frame
     FROM segment LEFT JOIN gone USING (physical_queue, first_offset)
@@ -94,6 +69,7 @@ class SqliteStore:
         self._durability = durability
         self._busy_seconds = busy_seconds
         self._synchronous = ""
+        self._reserve = DiskReserve(f"{path}.reserve", RESERVE_BYTES)
         self._ids: dict[Key, int] = {}
         self._lock_file: int | None = None
         self._writer: sqlite3.Connection | None = None
@@ -103,10 +79,11 @@ class SqliteStore:
     def open(self, queues: Mapping[str, int]) -> None:
         """Open the file, or make it."""
         try:
-            self._lock()
-            self._writer = self._connect()
-            self._prepare(self._writer)
+            self._lock_file = lock_file(self._path)
+            self._writer = connect(self._path, self._busy_seconds)
+            prepare(self._writer, self._path)
             self._make_queues(self._writer, queues)
+            self._reserve.hold()
         except sqlite3.Error as error:
             self.close()
             raise EngineStartError(self._explain(error)) from error
@@ -133,6 +110,14 @@ class SqliteStore:
 
     def write(self, segments: Sequence[NewSegment], marks: Sequence[Mark]) -> None:
         """Store segments and delete messages in one transaction."""
+        if segments and not self._hold_reserve():
+            raise StorageFullError(
+                f"queue database {self._path}: the disk has less than the "
+                f"{self._reserve.n_bytes:,} bytes left that are kept for readers"
+            )
+        self._with_space(lambda: self._write(segments, marks), is_for_readers=not segments)
+
+    def _write(self, segments: Sequence[NewSegment], marks: Sequence[Mark]) -> None:
         changed: dict[Key, Usage] = {}
         with self._transaction(must_flush=bool(segments)) as connection:
             connection.executemany(
@@ -157,6 +142,9 @@ class SqliteStore:
 
     def truncate(self, key: Key, below: int) -> int:
         """Delete messages below an offset, a bounded number of segments in one transaction."""
+        return self._with_space(lambda: self._truncate(key, below), is_for_readers=True)
+
+    def _truncate(self, key: Key, below: int) -> int:
         usage = self.usage[key]
         row_id = self._ids[key]
         with self._transaction() as connection:
@@ -237,81 +225,15 @@ class SqliteStore:
                         break
         return found
 
-    def _lock(self) -> None:
-        """Take the lock that keeps other processes out.
-
-        Raises:
-            EngineStartError: another process has it, or its file cannot be made.
-        """
-        name = f"{self._path}.lock"
-        try:
-            self._lock_file = lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise EngineStartError(
-                f"queue database {self._path}: {name} cannot be made: {error.strerror}; allowed: "
-                "a path in a directory that is there and can be written"
-            ) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
-            raise EngineStartError(
-                f"queue database {self._path}: in use by process {holder or 'unknown'}; allowed: "
-                "one process at a time, because leases live in its memory"
-            ) from error
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
-
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(
-            self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
-        )
-
     def _reader(self) -> sqlite3.Connection:
         """Return this thread's own connection for reading."""
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
-            connection = self._connect()
+            connection = connect(self._path, self._busy_seconds)
             connection.execute("PRAGMA query_only = ON")
             self._local.connection = connection
             self._readers.append(connection)
         return connection
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Set the file up, or check that it is one of ours.
-
-        Raises:
-            EngineStartError: it is not.
-        """
-        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-        (application_id,) = connection.execute("PRAGMA application_id").fetchone()
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        (n_tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if n_tables and application_id != APPLICATION_ID:
-            raise EngineStartError(
-                f"queue database {self._path}: read another program's database; allowed: a "
-                "queue's, or a path where nothing is"
-            )
-        if n_tables and version != SCHEMA_VERSION:
-            raise EngineStartError(
-                f"queue database {self._path}: read format {version}; allowed: {SCHEMA_VERSION}"
-            )
-        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-        if mode != "wal":
-            raise EngineStartError(
-                f"queue database {self._path}: read journal mode {mode}; allowed: a file system "
-                "that can share memory, which network file systems cannot"
-            )
-        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-        connection.execute(f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES}")
-        # Some builds overwrite what is deleted, which doubles the writes.
-        connection.execute("PRAGMA secure_delete = OFF")
-        if not n_tables:
-            with self._transaction():
-                for statement in _SCHEMA:
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _make_queues(self, connection: sqlite3.Connection, queues: Mapping[str, int]) -> None:
         wanted = [(name, number) for name, n in queues.items() for number in range(n)]
@@ -395,6 +317,41 @@ class SqliteStore:
         except sqlite3.Error as error:
             is_full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
             raise (StorageFullError if is_full else StorageError)(self._explain(error)) from error
+
+    def _with_space(self, change: Callable[[], T], *, is_for_readers: bool) -> T:
+        """Make a change; where the disk is full, with what space can be found for it.
+
+        Args:
+            change: run again when there is more space.
+            is_for_readers: whether the reserve may be spent on it.
+
+        Raises:
+            StorageError: it is not made.
+        """
+        try:
+            return change()
+        except StorageFullError:
+            self._shorten_log()
+        try:
+            return change()
+        except StorageFullError:
+            if not is_for_readers or not self._reserve.spend():
+                raise
+        self._shorten_log()
+        return change()
+
+    def _hold_reserve(self) -> bool:
+        """Say whether there is space for messages beside that for readers."""
+        if self._reserve.hold():
+            return True
+        self._shorten_log()
+        return self._reserve.hold()
+
+    def _shorten_log(self) -> None:
+        """Move what the write-ahead log holds into the file, and give its space back."""
+        if self._writer is not None:
+            with suppress(sqlite3.Error):
+                self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     @contextmanager
     def _read_errors(self) -> Iterator[None]:

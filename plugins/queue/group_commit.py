@@ -7,6 +7,7 @@ by themselves; a single message waits for nobody but `commit_wait_seconds` of it
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
 import threading
 import time
@@ -21,7 +22,7 @@ from plugins.queue.engine import AppendResult, StorageError
 from plugins.queue.store import Key, Mark, NewSegment, Store
 
 LOG_PERIOD_SECONDS = 10.0
-"""How often a storage that goes on refusing is logged."""
+"""How often a storage that refuses, at times or for long, is logged."""
 
 
 @dataclass(eq=False, slots=True)
@@ -67,7 +68,7 @@ class GroupCommit:
         logger: told when the storage begins and ceases to refuse.
 
     Attributes:
-        failure: why the last write failed; None when it succeeded.
+        failure: why messages, or else deletes, were refused last; None once they are not.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class GroupCommit:
         self._logger = logger
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._is_closing = False
-        self._logged_at = 0.0
+        self._logged_at = -math.inf
+        self._is_failure_logged = False
         self._n_refused = 0
         self._thread = threading.Thread(target=self._run, name="penstock-queue-writer", daemon=True)
         self._thread.start()
@@ -137,7 +139,7 @@ class GroupCommit:
                 continue
             try:
                 request.n_removed += self._store.truncate(request.key, request.below)
-                self._succeeded()
+                self._succeeded(is_storing=False)
             except StorageError as error:
                 self._failed(error, 0)
                 outcomes.append((request.future, None, error))
@@ -171,7 +173,7 @@ class GroupCommit:
         try:
             if segments or marks:
                 self._store.write(segments, marks)
-                self._succeeded()
+                self._succeeded(is_storing=bool(segments))
         except StorageError as error:
             self._failed(error, sum(segment.n_messages for segment in segments))
             stored = [(future, None, error) for future, _, _ in stored]
@@ -190,24 +192,29 @@ class GroupCommit:
         return [(future, None, error) for future, _, _ in deleted]
 
     def _failed(self, error: StorageError, n_refused: int) -> None:
+        self.failure = str(error)
         self._n_refused += n_refused
         now = self._clock()
-        if self.failure is None or now - self._logged_at >= LOG_PERIOD_SECONDS:
+        if now - self._logged_at >= LOG_PERIOD_SECONDS:
             self._logged_at = now
+            self._is_failure_logged = True
             self._logger.error(
                 "queue storage refuses to write: %s; %d messages refused so far",
                 error,
                 self._n_refused,
             )
-        self.failure = str(error)
 
-    def _succeeded(self) -> None:
-        if self.failure is not None:
+    def _succeeded(self, *, is_storing: bool) -> None:
+        # On a full disk deletes go on while messages are refused.
+        if self.failure is None or (self._n_refused and not is_storing):
+            return
+        if self._is_failure_logged:
             self._logger.warning(
                 "queue storage writes again; %d messages were refused", self._n_refused
             )
-            self.failure = None
-            self._n_refused = 0
+        self.failure = None
+        self._n_refused = 0
+        self._is_failure_logged = False
 
 
 class _Readable:

@@ -120,6 +120,7 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.queue.arrow_batches",
     "plugins.queue.batch_format",  # its reading side is the client's
     "plugins.queue.client",
+    "plugins.queue.disk_reserve",
     "plugins.queue.engine",  # its methods return futures
     "plugins.queue.engine_local",
     "plugins.queue.engine_memory",
@@ -132,6 +133,7 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.queue.http_requests",
     "plugins.queue.intake",
     "plugins.queue.logical_queue",
+    "plugins.queue.sqlite_file",
     "plugins.queue.sqs_api",
     "plugins.queue.store",  # speaks the engine's words
 }

@@ -1,0 +1,51 @@
+"""Space on the disk that is kept for readers, so that a full disk can still be emptied.
+
+Deleting needs space too: SQLite writes to its log first, and the log to the file later. Without
+a reserve, a queue that has filled its disk could be neither fed nor drained.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+class DiskReserve:
+    """A file that holds space until it is needed.
+
+    Args:
+        path: name of the file.
+        n_bytes: its size.
+    """
+
+    def __init__(self, path: str, n_bytes: int) -> None:
+        self.n_bytes = n_bytes
+        self._path = Path(path)
+        self._is_held = False
+
+    def hold(self) -> bool:
+        """Hold the space, where it is not held already; False where there is none."""
+        if self._is_held:
+            return True
+        try:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.posix_fallocate(file, 0, self.n_bytes)
+            finally:
+                os.close(file)
+        except OSError:
+            self._remove()
+            return False
+        self._is_held = True
+        return True
+
+    def spend(self) -> bool:
+        """Give the space to who needs it; False where it was given before."""
+        was_held, self._is_held = self._is_held, False
+        self._remove()
+        return was_held
+
+    def _remove(self) -> None:
+        with suppress(OSError):
+            self._path.unlink()
