@@ -74,8 +74,12 @@ class Percentiles:
     p99: float
 
 
-def percentiles(latencies: Sequence[float]) -> Percentiles:
-    """Return the percentiles of at least two latencies."""
+def percentiles(latencies: Sequence[float]) -> Percentiles | None:
+    """Return the percentiles of some latencies; None where there are none."""
+    if not latencies:
+        return None
+    if len(latencies) == 1:
+        return Percentiles(1, *latencies, *latencies, *latencies)
     cuts = statistics.quantiles(latencies, n=100, method="inclusive")
     return Percentiles(len(latencies), cuts[49], cuts[89], cuts[98])
 

@@ -43,9 +43,9 @@ class SideResult:
     released: int
     ledger: Ledger
     sinks: dict[str, SinkLedger]
-    in_bad: Percentiles
-    whole: Percentiles
-    pictures: Percentiles
+    in_bad: Percentiles | None
+    whole: Percentiles | None
+    pictures: Percentiles | None
     latencies: list[tuple[float, float]]
 
 
@@ -80,7 +80,8 @@ def draw_latencies(result: Result, file: Path) -> None:
     axes = figure.subplots()
     axes.axvspan(*result.bad, color="#dddddd", label="the link is bad")
     for side in reversed(result.sides):
-        times, latencies = zip(*sorted(side.latencies), strict=True)
+        times = [at for at, _ in side.latencies]
+        latencies = [latency for _, latency in side.latencies]
         axes.plot(times, latencies, ".", ms=3, color=COLOURS[side.name], label=side.name)
     for number, at in enumerate(result.pictures_at):
         label = "a picture of 1 MB is published" if not number else None
@@ -142,6 +143,9 @@ def _latencies(sides: Sequence[SideResult]) -> Table:
     }
     for name, figures in rows.items():
         for side, one in zip(sides, figures, strict=True):
+            if one is None:
+                table.add_row(name, side.name, "0")
+                continue
             seconds = [f"{value:.3f} s" for value in (one.p50, one.p90, one.p99)]
             table.add_row(name, side.name, f"{one.n_messages:,}", *seconds)
     return table
@@ -160,8 +164,9 @@ def commands(places: Places) -> list[tuple[str, str]]:
     """Return what the curious may type now: (what it does, command)."""
     port = places.mqtt_port
     python = (
-        "import paho.mqtt.publish as p; p.single('telemetry/me/mood', 'good', qos=1, "
-        f"hostname='127.0.0.1', port={port})"
+        "import paho.mqtt.client as m; c = m.Client(m.CallbackAPIVersion.VERSION2); "
+        f"c.connect('127.0.0.1', {port}); c.loop_start(); "
+        "c.publish('telemetry/me/mood', 'good', qos=1).wait_for_publish(); c.disconnect()"
     )
     return [
         ("start the broker again", f".venv/bin/penstock broker -c {places.policy_file}"),

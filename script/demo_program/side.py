@@ -94,11 +94,11 @@ class Side:
         at = self.publisher.small_at
         return [(at[number], came - at[number]) for number, came in self.slow.small if number in at]
 
-    def percentiles(self, begin: float, end: float) -> Percentiles:
+    def percentiles(self, begin: float, end: float) -> Percentiles | None:
         """Return the latency of what was published between two times of the monotonic clock."""
         return percentiles([latency for at, latency in self.latencies() if begin <= at < end])
 
-    def picture_percentiles(self) -> Percentiles:
+    def picture_percentiles(self) -> Percentiles | None:
         """Return the latency of all pictures on the slow link."""
         at = self.publisher.pictures_at
         came = self.slow.pictures
@@ -123,7 +123,7 @@ class Side:
             found += came.problems(where, TELEMETRY, once=True)
             seen = compare(pictures, (topic for topic, _, _ in subscriber.pictures))
             found += seen.problems(where, PICTURES, once=True)
-            harmed = [t for t, digest, _ in subscriber.pictures if self.digests[t] != digest]
+            harmed = [t for t, digest, _ in subscriber.pictures if self.digests.get(t) != digest]
             if harmed:
                 found.append(f"{where}: {len(harmed)} pictures are not what was sent: {harmed[0]}")
             if subscriber.out_of_order:

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.config import parse_policy
+from script.demo_program.policy import EXAMPLE, Places, derive, free_ports
+
+PLACES = Places(Path("policy.yaml"), 2883, 2884, Path("elsewhere") / "queue.db")
+
+
+def test_a_derived_policy_differs_in_places_alone() -> None:
+    """The demo runs the example with other ports, another file and figures each second."""
+    example = parse_policy(EXAMPLE.read_text(), "example")
+    derived = parse_policy(derive(EXAMPLE.read_text(), PLACES), "derived")
+    assert derived.listeners["default"].port == 2883
+    assert derived.sys_interval == 1
+    assert derived.plugins["withholding"] == example.plugins["withholding"]
+    assert derived.plugins["probing"] == example.plugins["probing"]
+    places = {"http": "127.0.0.1:2884", "path": "elsewhere/queue.db"}
+    assert derived.plugins["queue"] == {**example.plugins["queue"], **places}
+    assert (derived.limits, derived.amqtt is None) == (example.limits, example.amqtt is None)
+
+
+def test_the_broker_without_withholding_differs_in_one_line() -> None:
+    """What the demo compares is the policy and nothing else."""
+    with_it = derive(EXAMPLE.read_text(), PLACES).splitlines()
+    without = derive(EXAMPLE.read_text(), PLACES, is_withholding=False).splitlines()
+    changed = [pair for pair in zip(with_it, without, strict=True) if pair[0] != pair[1]]
+    assert len(changed) == 1
+    assert "policy: historic" in changed[0][0]
+    assert "policy: none" in changed[0][1]
+
+
+def test_an_example_that_has_changed_is_noticed() -> None:
+    """Where what is to be replaced is not there, nothing is replaced in silence."""
+    with pytest.raises(ValueError, match=r"127\.0\.0\.1:1883"):
+        derive("listeners: {}\n", PLACES)
+
+
+def test_ports_that_are_taken_are_replaced() -> None:
+    """Each port is free and there is one for each that was wanted."""
+    wanted = free_ports([0, 0])
+    ports = free_ports([wanted[0], wanted[0]])
+    assert ports[0] == wanted[0]
+    assert len(set(ports)) == 2

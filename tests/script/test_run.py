@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from script.demo_program.errors import DemoError
+from script.demo_program.run import empty
+
+
+def test_what_an_earlier_demo_left_goes(tmp_path: Path) -> None:
+    """The folder is that of one run."""
+    folder = tmp_path / "demo-output"
+    empty(folder)
+    (folder / "policy.yaml").touch()
+    (folder / "pictures").mkdir()
+    empty(folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
+    """What the demo has not made is not the demo's to delete."""
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(DemoError, match="not the demo's") as caught:
+        empty(tmp_path)
+    assert caught.value.status == 2
+    assert (tmp_path / "thesis.txt").exists()
+
+
+def test_the_folder_of_a_running_broker_is_left_alone(tmp_path: Path) -> None:
+    """A broker that was started by hand keeps its queue, and its process is named."""
+    (tmp_path / "policy.yaml").touch()
+    with (tmp_path / "queue.db.lock").open("w") as lock:
+        lock.write("4711")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(DemoError, match="kill 4711"):
+            empty(tmp_path)
+    assert (tmp_path / "policy.yaml").exists()
