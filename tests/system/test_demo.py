@@ -38,9 +38,9 @@ def shell(
     command: str, *, stdout: int | None = None, stderr: int | None = None
 ) -> subprocess.Popen[str]:
     """Start a command line as a user would, in the root of the checkout."""
-    return subprocess.Popen(
+    return subprocess.Popen(  # noqa: S602 (the line that a user is shown is what is tested)
         f"exec {command}",
-        shell=True,  # noqa: S602 (the line that a user is shown is what is tested)
+        shell=True,
         cwd=ROOT,
         text=True,
         stdout=stdout,
