@@ -3,18 +3,15 @@ from __future__ import annotations
 import os
 import resource
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
-from plugins.queue.engine import EngineStartError, StorageError, StorageFullError, Usage
-from plugins.queue.engine_sqlite import TRUNCATE_SEGMENTS, SqliteStore
+from plugins.queue.engine import StorageError, StorageFullError, Usage
+from plugins.queue.engine_sqlite import RESERVE_BYTES, TRUNCATE_SEGMENTS, SqliteStore
 from plugins.queue.store import Mark, NewSegment
 
 KEY = ("q", 0)
@@ -70,31 +67,6 @@ def test_physical_queues_are_added(path: Path) -> None:
         assert [store.usage["q", number].next for number in range(3)] == [1, 0, 0]
 
 
-def test_second_process_is_refused_while_the_first_has_the_file(path: Path) -> None:
-    """Leases live in one process; another is told which one, and may open once that has gone."""
-    program = (
-        "import sys\n"
-        "from plugins.queue.engine_sqlite import SqliteStore\n"
-        "store = SqliteStore(sys.argv[1])\n"
-        "store.open({'q': 1})\n"
-        "print('open', flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"open\n"
-        with (
-            pytest.raises(EngineStartError, match=f"in use by process {holder.pid}; allowed: one"),
-            opened(path),
-        ):
-            pass
-        holder.kill()
-    with opened(path) as store:
-        assert store.usage[KEY].next == 0
-
-
 def test_other_programs_may_look_into_the_file(path: Path) -> None:
     """The file can be read with SQLite's own tools while it is in use."""
     with opened(path) as store:
@@ -102,44 +74,6 @@ def test_other_programs_may_look_into_the_file(path: Path) -> None:
         with closing(sqlite3.connect(path)) as visitor:
             assert visitor.execute("SELECT sum(n_messages) FROM segment").fetchone() == (4,)
         store.write([segment(4)], [])
-
-
-def test_file_of_another_kind_is_refused(path: Path) -> None:
-    """What is no SQLite file is left as it is."""
-    path.write_bytes(b"not a database, but long enough to be looked at as one" * 20)
-    before = path.read_bytes()
-    with pytest.raises(EngineStartError, match=r"queue\.db: file is not a database"), opened(path):
-        pass
-    assert path.read_bytes() == before
-
-
-def test_database_of_another_program_is_refused(path: Path) -> None:
-    """No tables are made in a database that is not a queue's."""
-    with closing(sqlite3.connect(path)) as other:
-        other.execute("CREATE TABLE users (name TEXT)")
-    with pytest.raises(EngineStartError, match="another program's database"), opened(path):
-        pass
-
-
-def test_file_of_a_later_format_is_refused(path: Path) -> None:
-    """A format that this version does not know is not touched."""
-    with opened(path):
-        pass
-    with closing(sqlite3.connect(path)) as other:
-        other.execute("PRAGMA user_version = 99")
-    with pytest.raises(EngineStartError, match="read format 99; allowed: 1"), opened(path):
-        pass
-
-
-def test_damaged_file_is_refused(path: Path) -> None:
-    """A file whose tables cannot be read is told at the start."""
-    with opened(path) as store:
-        store.write([segment(0, n_bytes=100_000)], [])
-    damaged = bytearray(path.read_bytes())
-    damaged[100:8192] = os.urandom(8092)
-    path.write_bytes(damaged)
-    with pytest.raises(EngineStartError, match=r"malformed|not a database"), opened(path):
-        pass
 
 
 def test_damage_found_while_reading_is_a_storage_error(path: Path) -> None:
@@ -151,28 +85,6 @@ def test_damage_found_while_reading_is_a_storage_error(path: Path) -> None:
     path.write_bytes(damaged)
     with opened(path) as store, pytest.raises(StorageError, match=r"queue\.db: .*malformed"):
         store.read(KEY, 0, 1, 9, 10**6)
-
-
-def test_missing_directory_is_refused(tmp_path: Path) -> None:
-    """A path in a directory that is not there is told, with what is allowed."""
-    with (
-        pytest.raises(EngineStartError, match="No such file or directory; allowed: a path in a"),
-        opened(tmp_path / "missing" / "queue.db"),
-    ):
-        pass
-
-
-def test_locked_file_is_refused(path: Path) -> None:
-    """A file that another program is writing to is told at the start, after a wait."""
-    with opened(path):
-        pass
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        store = SqliteStore(str(path), busy_seconds=0.05)
-        with pytest.raises(EngineStartError, match="database is locked"):
-            store.open({"q": 1})
-    with opened(path):
-        pass
 
 
 def synchronous(store: SqliteStore) -> int:
@@ -235,46 +147,53 @@ def test_file_that_cannot_grow_refuses_and_recovers(path: Path) -> None:
         assert [one.first_offset for one in store.read(KEY, 0, 9, 9, 10**6)] == [0, 1, 2]
 
 
-def open_without_rights(folder: Path) -> str:
-    """Open ``queue.db`` in a folder as a user without special rights; return what it says."""
-    program = (
-        "import os, sys\n"
-        "from plugins.queue.engine_sqlite import SqliteStore\n"
-        "if os.geteuid() == 0:\n"
-        "    os.seteuid(65534)\n"
-        "try:\n"
-        "    SqliteStore('queue.db').open({'q': 1})\n"
-        "except Exception as error:\n"
-        "    sys.exit(f'{type(error).__name__}: {error}')\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 1
-    return ended.stderr
+def test_messages_are_refused_while_there_is_no_space_for_readers(path: Path) -> None:
+    """Without room for the reserve nothing is stored, deletes go on, and space ends it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with opened(path) as store:
+        store.write([segment(0), segment(1)], [])
+        store._reserve.spend()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (RESERVE_BYTES // 2, hard))
+        try:
+            with pytest.raises(StorageFullError, match="bytes left that are kept for readers"):
+                store.write([segment(2)], [])
+            store.write([], [Mark(KEY, 0, 1, 1)])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        store.write([segment(2)], [])
+        assert store.usage[KEY] == Usage(0, 3, 2, 20)
 
 
-def test_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    """A directory without the right to write is told at the start."""
-    tmp_path.chmod(0o555)
-    told = open_without_rights(tmp_path)
-    assert "EngineStartError: queue database queue.db: " in told
-    assert "Permission denied; allowed: a path in a directory that is there" in told
+@pytest.mark.parametrize("is_commit", [False, True])
+def test_full_disk_is_emptied_with_the_space_kept_for_readers(
+    path: Path, monkeypatch: pytest.MonkeyPatch, *, is_commit: bool
+) -> None:
+    """Where a delete finds no space, the reserve gives it; a message never gets it."""
+    reserve = path.with_name("queue.db.reserve")
+    with opened(path) as store:
+        store.write([segment(0), segment(1)], [])
+        transaction = store._transaction
 
+        def transaction_on_a_full_disk(
+            *, must_flush: bool = False
+        ) -> AbstractContextManager[sqlite3.Connection]:
+            if reserve.exists():
+                raise StorageFullError("no space left")
+            return transaction(must_flush=must_flush)
 
-def test_file_that_cannot_be_written_is_refused() -> None:
-    """A file without the right to write is told at the start, not at the first message."""
-    # Pytest's own directories are closed to the other user, on the way to the file.
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "queue.db")
-        with opened(path):
-            pass
-        path.parent.chmod(0o777)
-        path.with_name("queue.db.lock").chmod(0o666)
-        path.chmod(0o444)
-        told = open_without_rights(path.parent)
-    assert "EngineStartError: queue database queue.db: " in told
-    assert "readonly" in told
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "_transaction", transaction_on_a_full_disk)
+            with pytest.raises(StorageFullError, match="no space left"):
+                store.write([segment(2)], [])
+            assert reserve.exists()
+            if is_commit:
+                store.truncate(KEY, 1)
+            else:
+                store.write([], [Mark(KEY, 0, 1, 1)])
+            assert not reserve.exists()
+        assert store.usage[KEY].messages == 1
+        store.write([segment(2)], [])
+        assert reserve.exists()
 
 
 def test_space_of_deleted_messages_is_used_again(path: Path) -> None:

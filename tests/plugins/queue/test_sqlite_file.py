@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from plugins.queue.engine import EngineStartError
+from plugins.queue.engine_sqlite import SqliteStore
+from plugins.queue.store import NewSegment
+
+KEY = ("q", 0)
+
+
+def segment(first_offset: int, n_messages: int = 1, n_bytes: int = 10) -> NewSegment:
+    """Return a segment of a size."""
+    return NewSegment(KEY, first_offset, n_messages, 0.0, bytes(n_bytes))
+
+
+@contextmanager
+def opened(path: Path, durability: str = "full", physical_queues: int = 1) -> Iterator[SqliteStore]:
+    """Open a store with the queue `q`."""
+    store = SqliteStore(str(path), durability)
+    store.open({"q": physical_queues})
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the file will be."""
+    return tmp_path / "queue.db"
+
+
+def test_second_process_is_refused_while_the_first_has_the_file(path: Path) -> None:
+    """Leases live in one process; another is told which one, and may open once that has gone."""
+    program = (
+        "import sys\n"
+        "from plugins.queue.engine_sqlite import SqliteStore\n"
+        "store = SqliteStore(sys.argv[1])\n"
+        "store.open({'q': 1})\n"
+        "print('open', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"open\n"
+        with (
+            pytest.raises(EngineStartError, match=f"in use by process {holder.pid}; allowed: one"),
+            opened(path),
+        ):
+            pass
+        holder.kill()
+    with opened(path) as store:
+        assert store.usage[KEY].next == 0
+
+
+def test_file_of_another_kind_is_refused(path: Path) -> None:
+    """What is no SQLite file is left as it is."""
+    path.write_bytes(b"not a database, but long enough to be looked at as one" * 20)
+    before = path.read_bytes()
+    with pytest.raises(EngineStartError, match=r"queue\.db: file is not a database"), opened(path):
+        pass
+    assert path.read_bytes() == before
+
+
+def test_database_of_another_program_is_refused(path: Path) -> None:
+    """No tables are made in a database that is not a queue's."""
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE users (name TEXT)")
+    with pytest.raises(EngineStartError, match="another program's database"), opened(path):
+        pass
+
+
+def test_file_of_a_later_format_is_refused(path: Path) -> None:
+    """A format that this version does not know is not touched."""
+    with opened(path):
+        pass
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA user_version = 99")
+    with pytest.raises(EngineStartError, match="read format 99; allowed: 1"), opened(path):
+        pass
+
+
+def test_damaged_file_is_refused(path: Path) -> None:
+    """A file whose tables cannot be read is told at the start."""
+    with opened(path) as store:
+        store.write([segment(0, n_bytes=100_000)], [])
+    damaged = bytearray(path.read_bytes())
+    damaged[100:8192] = os.urandom(8092)
+    path.write_bytes(damaged)
+    with pytest.raises(EngineStartError, match=r"malformed|not a database"), opened(path):
+        pass
+
+
+def test_missing_directory_is_refused(tmp_path: Path) -> None:
+    """A path in a directory that is not there is told, with what is allowed."""
+    with (
+        pytest.raises(EngineStartError, match="No such file or directory; allowed: a path in a"),
+        opened(tmp_path / "missing" / "queue.db"),
+    ):
+        pass
+
+
+def test_locked_file_is_refused(path: Path) -> None:
+    """A file that another program is writing to is told at the start, after a wait."""
+    with opened(path):
+        pass
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        store = SqliteStore(str(path), busy_seconds=0.05)
+        with pytest.raises(EngineStartError, match="database is locked"):
+            store.open({"q": 1})
+    with opened(path):
+        pass
+
+
+def open_without_rights(folder: Path) -> str:
+    """Open ``queue.db`` in a folder as a user without special rights; return what it says."""
+    program = (
+        "import os, sys\n"
+        "from plugins.queue.engine_sqlite import SqliteStore\n"
+        "if os.geteuid() == 0:\n"
+        "    os.seteuid(65534)\n"
+        "try:\n"
+        "    SqliteStore('queue.db').open({'q': 1})\n"
+        "except Exception as error:\n"
+        "    sys.exit(f'{type(error).__name__}: {error}')\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    return ended.stderr
+
+
+def test_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    """A directory without the right to write is told at the start."""
+    tmp_path.chmod(0o555)
+    told = open_without_rights(tmp_path)
+    assert "EngineStartError: queue database queue.db: " in told
+    assert "Permission denied; allowed: a path in a directory that is there" in told
+
+
+def test_file_that_cannot_be_written_is_refused() -> None:
+    """A file without the right to write is told at the start, not at the first message."""
+    # Pytest's own directories are closed to the other user, on the way to the file.
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "queue.db")
+        with opened(path):
+            pass
+        path.parent.chmod(0o777)
+        path.with_name("queue.db.lock").chmod(0o666)
+        path.chmod(0o444)
+        told = open_without_rights(path.parent)
+    assert "EngineStartError: queue database queue.db: " in told
+    assert "readonly" in told
