@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from logging import Logger
 from typing import Final, Protocol
 
 from broker.message import Message
@@ -103,6 +104,7 @@ class Intake:
         budget: shared by all intakes of the program.
         commit_wait_seconds: how long the first message of a group waits for others.
         commit_max_messages: size at which a group waits no longer.
+        logger: told of what is refused.
 
     Attributes:
         counts: the books.
@@ -116,6 +118,7 @@ class Intake:
         *,
         commit_wait_seconds: float,
         commit_max_messages: int,
+        logger: Logger,
     ) -> None:
         self.counts = Counts()
         self._queue = queue
@@ -123,8 +126,8 @@ class Intake:
         self._budget = budget
         self._commit_wait_seconds = commit_wait_seconds
         self._commit_max_messages = commit_max_messages
+        self._logger = logger
         self._group: list[tuple[Message, Receipt | None]] = []
-        self._n_pending_bytes = 0
         self._flush_handle: asyncio.Handle | None = None
         self._commits: set[asyncio.Future[AppendResult]] = set()
         self._is_closing = False
@@ -141,12 +144,13 @@ class Intake:
         counts.matched += 1
         reason = self._refusal(message.payload_bytes)
         if reason is not None:
-            counts.dropped[reason] = counts.dropped.get(reason, 0) + 1
+            self._drop(reason)
             if receipt is not None:
                 asyncio.get_running_loop().call_soon(receipt.settle, _REASON_CODES[reason])
             return
         counts.queued += 1
-        self._n_pending_bytes += message.payload_bytes
+        self._queue.pending_messages += 1
+        self._queue.pending_bytes += message.payload_bytes
         self._group.append((message, receipt))
         if len(self._group) >= self._commit_max_messages:
             self._flush()
@@ -170,7 +174,7 @@ class Intake:
         """Return why a message cannot be taken; where it can, its room is taken."""
         if self._is_closing:
             return "closing"
-        if self._queue.is_full(self.counts.queued + 1, self._n_pending_bytes + n_bytes):
+        if self._queue.is_full(n_bytes):
             return "queue_full"
         if not self._budget.take(n_bytes):
             return "pending_full"
@@ -196,7 +200,8 @@ class Intake:
         self._commits.discard(future)
         n_bytes = sum(message.payload_bytes for message, _ in dealt)
         self._budget.give_back(len(dealt), n_bytes)
-        self._n_pending_bytes -= n_bytes
+        self._queue.pending_messages -= len(dealt)
+        self._queue.pending_bytes -= n_bytes
         self.counts.queued -= len(dealt)
         error = future.exception()
         reasons: dict[int, str] = {}
@@ -207,8 +212,27 @@ class Intake:
             reasons = dict.fromkeys(range(len(dealt)), reason)
         self.counts.stored += len(dealt) - len(reasons)
         for reason in reasons.values():
-            self.counts.dropped[reason] = self.counts.dropped.get(reason, 0) + 1
+            self._drop(reason)
         for index, (_, receipt) in enumerate(dealt):
             if receipt is not None:
                 reason = reasons.get(index, "")
-                receipt.settle(_REASON_CODES[reason] if reason else ReasonCode.SUCCESS)
+                self._settle(receipt, _REASON_CODES[reason] if reason else ReasonCode.SUCCESS)
+
+    def _settle(self, receipt: Receipt, reason_code: int) -> None:
+        try:
+            receipt.settle(reason_code)
+        except Exception:
+            # One publisher's receipt must not keep the others waiting.
+            self._logger.exception("queue %s: a receipt failed", self._queue.name)
+
+    def _drop(self, reason: str) -> None:
+        """Count a message that is not stored; tell the log of the 1st, 10th, 100th and so on."""
+        n_dropped = self.counts.dropped.get(reason, 0) + 1
+        self.counts.dropped[reason] = n_dropped
+        if n_dropped == 10 ** (len(str(n_dropped)) - 1):
+            self._logger.warning(
+                "queue %s: %d messages not stored so far, because %s",
+                self._queue.name,
+                n_dropped,
+                DROP_REASONS[reason],
+            )

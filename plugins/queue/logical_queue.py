@@ -47,6 +47,8 @@ class LogicalQueue:
         name: its name.
         config: its keys in the policy file.
         enqueue_controller: deals messages out to the physical queues.
+        pending_messages: messages that wait for their commit, wherever they came from.
+        pending_bytes: their payload bytes.
         deleted: messages that readers deleted or committed.
         expired: messages that were removed for their age.
     """
@@ -61,6 +63,8 @@ class LogicalQueue:
         self.name = name
         self.config = config
         self.enqueue_controller = EnqueueController(config.physical_queues)
+        self.pending_messages = 0
+        self.pending_bytes = 0
         self.deleted = 0
         self.expired = 0
         self._engine = engine
@@ -88,18 +92,18 @@ class LogicalQueue:
         """Have waiting requests answered now."""
         self._closing.set()
 
-    def is_full(self, pending_messages: int, pending_bytes: int) -> bool:
-        """Say whether the queue has no room for what waits to be stored."""
+    def is_full(self, n_bytes: int) -> bool:
+        """Say whether there is no room for one more message, of so many payload bytes."""
         max_messages, max_bytes = self.config.max_messages, self.config.max_bytes
         if max_messages is None and max_bytes is None:
             return False
         usage = self._engine.usage(self.name).values()
         if max_messages is not None:
             held = sum(physical.messages for physical in usage)
-            if held + pending_messages > max_messages:
+            if held + self.pending_messages >= max_messages:
                 return True
         held_bytes = sum(physical.stored_bytes for physical in usage)
-        return max_bytes is not None and held_bytes + pending_bytes > max_bytes
+        return max_bytes is not None and held_bytes + self.pending_bytes + n_bytes > max_bytes
 
     async def dequeue(self, n_max: int, wait_seconds: float) -> list[Delivery]:
         """Receive messages as the queue's strategy has it.

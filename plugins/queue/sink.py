@@ -136,6 +136,7 @@ class QueuePlugin(Plugin):
             budget,
             commit_wait_seconds=self.config.commit_wait_seconds,
             commit_max_messages=self.config.commit_max_messages,
+            logger=self.context.logger,
         )
         self._intakes.append(intake)
         return intake

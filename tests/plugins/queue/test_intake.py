@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,6 +68,7 @@ def make_intake(
         budget or PendingBudget(1000, 10**6),
         commit_wait_seconds=wait,
         commit_max_messages=most,
+        logger=LOGGER,
     )
     return intake, engine
 
@@ -209,6 +211,38 @@ async def test_closing_stores_what_was_accepted_and_refuses_the_rest() -> None:
     assert intake.counts.dropped == {"closing": 1}
 
 
+async def test_receipt_that_fails_keeps_no_other_waiting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An error in one publisher's receipt is logged, and the others are settled."""
+
+    class Broken(Receipts):
+        def settle(self, reason_code: int) -> None:
+            raise RuntimeError(f"no use for {reason_code}")
+
+    intake, engine = make_intake()
+    receipts = Receipts()
+    for receipt in (Broken(), receipts):
+        intake.accept(message(), receipt)
+    await asyncio.sleep(0)
+    await engine.commit_all()
+    assert receipts.codes == [SUCCESS]
+    assert "no use for 0" in caplog.text
+
+
+async def test_refusals_are_logged_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
+    """The log says why messages are not stored, and is not flooded by saying so."""
+    intake, _ = make_intake(budget=PendingBudget(1, 1000))
+    for _ in range(112):
+        intake.accept(message(), None)
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.split()[2] for text in told] == ["1", "10", "100"]
+    assert told[0] == (
+        "queue q: 1 messages not stored so far, because too many messages or bytes were waiting "
+        "for their commit"
+    )
+
+
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("accept"), st.integers(0, 60), st.booleans()),
@@ -241,7 +275,8 @@ def test_books_balance_and_every_receipt_is_settled_once(actions: list[tuple[Any
                 errors = {"full": StorageFullError("full"), "error": StorageError("odd")}
                 await engine.commit_all(errors.get(action[1]), (0,) if action[1] == "lost" else ())
             assert counts.matched == counts.stored + counts.queued + sum(counts.dropped.values())
-            assert counts.queued == budget.n_messages <= 8
+            assert counts.queued == budget.n_messages == intake._queue.pending_messages <= 8
+            assert budget.n_bytes == intake._queue.pending_bytes
             n_settled = sum(len(receipt.codes) for receipt in receipts)
         closing = asyncio.create_task(intake.close())
         await asyncio.sleep(0)

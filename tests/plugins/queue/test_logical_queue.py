@@ -232,19 +232,22 @@ async def test_without_retention_nothing_expires() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "n_messages", "n_bytes", "is_full"),
+    ("keys", "n_pending", "n_bytes", "is_full"),
     [
         ({}, 10**9, 10**12, False),
-        ({"max_messages": 3}, 1, 10**12, False),
-        ({"max_messages": 3}, 2, 0, True),
+        ({"max_messages": 3}, 0, 10**12, False),
+        ({"max_messages": 3}, 1, 0, True),
         ({"max_bytes": 10_000}, 10**9, 1_000, False),
-        ({"max_bytes": 10_000}, 1, 10_000, True),
+        ({"max_bytes": 10_000}, 0, 10_000, True),
     ],
 )
 async def test_queue_is_full_at_its_limits(
-    keys: dict[str, int], n_messages: int, n_bytes: int, *, is_full: bool
+    keys: dict[str, int], n_pending: int, n_bytes: int, *, is_full: bool
 ) -> None:
-    """`max_messages` and `max_bytes` count what is stored and what is under way."""
+    """`max_messages` and `max_bytes` count what is stored, what is under way and what comes."""
     async with running_queue(**keys) as (queue, engine):
         await store_messages(engine, [b"a", b"b"], number=1)
-        assert queue.is_full(n_messages, n_bytes) is is_full
+        queue.pending_messages = n_pending
+        assert queue.is_full(n_bytes) is is_full
+        queue.pending_bytes = n_bytes
+        assert queue.is_full(0) is is_full
