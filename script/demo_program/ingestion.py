@@ -17,7 +17,7 @@ from script.demo_program.errors import DemoError
 from script.demo_program.policy import Places
 from script.demo_program.programs import Program, Programs
 
-TRIGGER_SECONDS: Final = 4
+TRIGGER_SECONDS: Final = 8
 """Between two micro-batches."""
 
 WINDOW_SECONDS: Final = 5

@@ -126,11 +126,11 @@ def _messages(result: Result) -> Table:
         stored = [f"{side.sinks[name].stored:,}" for side in sides]
         add(f"stored in queue {name}", stored)
     add("taken from queue pictures", [f"{result.taken}", ""])
-    if result.ingested is not None and result.windows is not None:
+    if result.ingested is not None:
         add("ingested by Spark into Parquet", [f"{result.ingested:,}", ""])
-        windows = result.windows
-        about = f"{windows.messages:,} messages in {windows.windows} windows"
-        add("aggregated, complete windows", [about, ""])
+    if result.windows is not None:
+        add("windows complete", [f"{result.windows.windows}", ""])
+        add("messages aggregated in them", [f"{result.windows.messages:,}", ""])
     return table
 
 
