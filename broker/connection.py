@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from broker import eager, handlers
 from broker.errors import PeerError, ProtocolError
@@ -38,6 +38,8 @@ from broker.timers import Timer
 if TYPE_CHECKING:
     from broker.core import Core, FastPlan
     from broker.session import Session
+
+_CONNECT_BYTE: Final = PacketType.CONNECT << 4
 
 
 class Connection(Sender):
@@ -163,6 +165,9 @@ class Connection(Sender):
         core = self.core
         counters = core.counters
         fast_plans = core.fast_plans[self.version] if self.is_open else {}
+        if not self.is_open and data[0] != _CONNECT_BYTE:  # [MQTT-3.1.0-1]
+            # Said at the first byte: who speaks another protocol is not waited for.
+            raise ProtocolError("the first packet is not CONNECT")
         offset = 1 if self.version == ProtocolVersion.MQTT_5 else 0
         maximum = self._maximum_packet_size
         end = len(data)
@@ -254,8 +259,6 @@ class Connection(Sender):
         core = self.core
         packet_type = first_byte >> 4
         if not self.is_open:
-            if packet_type != PacketType.CONNECT:  # [MQTT-3.1.0-1]
-                raise ProtocolError("the first packet is not CONNECT")
             self.version = answer_version(data[start:stop])
             self._is_answered = True
         if core.listeners.packet_received:

@@ -26,6 +26,19 @@ def test_a_client_that_sends_no_connect_in_time_is_closed() -> None:
     assert broker.core.timers.next_deadline() is None
 
 
+@pytest.mark.parametrize(
+    "first", [b"GET / HTTP/1.1", b"\x16\x03\x01", b"\xc0", b"\x30\xff\xff\xff\x7f"]
+)
+def test_a_first_packet_that_is_no_connect_is_not_waited_for(first: bytes) -> None:
+    """[MQTT-3.1.0-1]: its first byte is enough to close, without an answer."""
+    broker = VirtualBroker()
+    client = VirtualClient(broker)
+    client.send_bytes(first)
+    assert client.is_lost
+    assert not client.inbox
+    assert broker.core.counters.peer_errors == {ReasonCode.PROTOCOL_ERROR: 1}
+
+
 @pytest.mark.parametrize("version", [4, 5])
 def test_a_silent_client_is_closed_after_one_and_a_half_keep_alives(version: int) -> None:
     """[MQTT-3.1.2-22]: any packet starts the time anew."""
