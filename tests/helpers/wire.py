@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections import deque
 from types import TracebackType
@@ -113,6 +114,16 @@ class WireClient:
         while (packet := await self.receive()) is not None:
             packets.append(packet)
         return packets
+
+    async def rest_bytes(self) -> bytes:
+        """Return every byte up to the end of the connection, readable or not."""
+        loop = asyncio.get_running_loop()
+        data = b""
+        async with asyncio.timeout(SECONDS):
+            with contextlib.suppress(ConnectionResetError):
+                while chunk := await loop.sock_recv(self.sock, 65_536):
+                    data += chunk
+        return data
 
     async def connect(self, client_id: str = "", **options: Any) -> ConnAck:
         """Send a CONNECT, without keep-alive unless asked for, and return the answer."""
