@@ -1,0 +1,388 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiomqtt
+import pytest
+import yaml
+from aiomqtt import ProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from broker.mqtt.packets import (
+    ConnAck,
+    PingReq,
+    PingResp,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    SubAck,
+    Subscribe,
+    Subscription,
+)
+from broker.mqtt.reason_codes import ReasonCode
+from netem.profiles import OPEN, Direction, Profile
+from netem.relay import Relay
+from tests.helpers.mosquitto import Mosquitto, running_mosquitto
+from tests.helpers.scripted import SECONDS, Peer, open_client
+
+VERSIONS = pytest.mark.parametrize("version", [4, 5])
+PAHO_VERSIONS = {4: ProtocolVersion.V311, 5: ProtocolVersion.V5}
+
+LARGE = b"L" * 100_000
+
+SLOW = Profile("slow", Direction(0.1), Direction(0.1))
+"""A link whose round trip is four times the threshold_l of the test that uses it."""
+
+ALWAYS_CONGESTED = {
+    # No round trip is as short as a microsecond, so whatever is large stays here.
+    "withholding": {"policy": "conservative", "threshold_l": 1e-6, "max_withhold": 3600.0},
+    "probing": {"sources": ["puback"], "max_age_seconds": 3600.0},
+}
+
+
+class Proxy:
+    """The proxy in a process of its own.
+
+    Attributes:
+        port: where it listens.
+        log: what it said until it was stopped.
+    """
+
+    def __init__(self, folder: Path, broker_port: int, plugins: dict[str, Any]) -> None:
+        file = folder / "proxy.yaml"
+        config = {
+            "listener": {"bind": "127.0.0.1:0"},
+            "upstream": {"address": f"127.0.0.1:{broker_port}"},
+            "plugins": plugins,
+        }
+        file.write_text(yaml.safe_dump(config))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "proxy", "-c", str(file)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.log = ""
+        self.port = self._wait_for_port()
+
+    def _wait_for_port(self) -> int:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log += line
+            if found := re.search(r"listening on 127.0.0.1:(\d+) for the broker", line):
+                return int(found[1])
+        raise AssertionError(f"the proxy did not start: {self.log}")
+
+    def stop(self) -> int:
+        """End the process as an operator does; return its exit status."""
+        self.process.terminate()
+        self.log += self.process.communicate(timeout=SECONDS)[1]
+        return self.process.returncode
+
+
+@contextlib.contextmanager
+def running_proxy(
+    folder: Path, broker_port: int, plugins: dict[str, Any] | None = None
+) -> Iterator[Proxy]:
+    """Start the proxy before a broker; end it afterwards."""
+    proxy = Proxy(folder, broker_port, plugins or {})
+    try:
+        yield proxy
+    finally:
+        if proxy.process.poll() is None:
+            proxy.stop()
+
+
+@pytest.fixture(scope="module")
+def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
+    """One mosquitto for the tests that do not change it."""
+    with running_mosquitto(tmp_path_factory.mktemp("mosquitto")) as broker:
+        yield broker
+
+
+def client(port: int, client_id: str, version: int = 5, **options: Any) -> aiomqtt.Client:
+    """Return an aiomqtt client, which speaks through paho."""
+    return aiomqtt.Client(
+        "127.0.0.1",
+        port,
+        identifier=client_id,
+        protocol=PAHO_VERSIONS[version],
+        timeout=SECONDS,
+        **options,
+    )
+
+
+def with_properties(packet_type: int, **values: Any) -> Any:
+    """Return paho's properties of a packet."""
+    properties: Any = Properties(packet_type)  # type: ignore[no-untyped-call]
+    for name, value in values.items():
+        setattr(properties, name, value)
+    return properties
+
+
+async def arrival(subscriber: aiomqtt.Client) -> aiomqtt.Message:
+    """Return the next message."""
+    async with asyncio.timeout(SECONDS):
+        return await anext(aiter(subscriber.messages))
+
+
+async def topics(subscriber: aiomqtt.Client, n_messages: int) -> list[str]:
+    """Return the topics of the next messages."""
+    return [str((await arrival(subscriber)).topic) for _ in range(n_messages)]
+
+
+async def acknowledged(subscriber: aiomqtt.Client) -> None:
+    """Wait until the proxy has every acknowledgement sent so far: SUBACK comes after them."""
+    await subscriber.subscribe("nothing")
+
+
+@VERSIONS
+def test_mosquittos_own_clients_work_through_the_proxy(
+    version: int, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    """mosquitto_sub and mosquitto_pub, QoS 0, 1 and 2; the account is right at the end."""
+    with running_proxy(tmp_path, mosquitto.port) as proxy:
+        common = ["-p", str(proxy.port), "-V", {4: "311", 5: "5"}[version]]
+
+        def publish(topic: str, *options: str, payload: bytes = b"") -> None:
+            command = ["mosquitto_pub", *common, "-t", f"own/{topic}", *options]
+            subprocess.run(command, check=True, timeout=SECONDS, input=payload)
+
+        publish("ready", "-r", "-m", "ready")
+        command = ["mosquitto_sub", *common, "-t", "own/#", "-q", "2", "-C", "5", "-v", "-i", "s"]
+        command += ["-W", str(SECONDS)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as subscriber:
+            assert subscriber.stdout is not None
+            assert subscriber.stdout.readline() == "own/ready ready\n"
+            for qos in "012":
+                publish(qos, "-q", qos, "-m", qos)
+            publish("large", "-q", "1", "-s", payload=LARGE)
+            messages = subscriber.communicate(timeout=SECONDS)[0].splitlines()
+        assert messages == ["own/0 0", "own/1 1", "own/2 2", f"own/large {LARGE.decode()}"]
+        assert proxy.stop() == 0
+    assert re.search(r"client s \(.*delivered 5, expired 0, dropped 0, left", proxy.log)
+    assert "served 6 clients: messages matched 5, delivered 5" in proxy.log
+
+
+@VERSIONS
+async def test_messages_keep_what_they_carry(
+    version: int, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    """Payload, QoS, RETAIN and, in MQTT 5, properties; clients are paho's."""
+    properties = None
+    if version == 5:
+        properties = with_properties(
+            PacketTypes.PUBLISH,
+            UserProperty=[("b", "2"), ("a", "1")],
+            ResponseTopic="answers",
+            CorrelationData=b"\0\1",
+            MessageExpiryInterval=1000,
+        )
+    topic = f"kept/{version}"
+    with running_proxy(tmp_path, mosquitto.port) as proxy:
+        async with client(proxy.port, "publisher", version) as publisher:
+            await publisher.publish(topic, LARGE, qos=1, retain=True, properties=properties)
+        async with client(proxy.port, "subscriber", version) as subscriber:
+            await subscriber.subscribe(topic, qos=2)
+            message = await arrival(subscriber)
+    assert (message.payload, message.qos, message.retain) == (LARGE, 1, True)
+    if version == 5:
+        carried: Any = message.properties
+        assert carried.UserProperty == [("b", "2"), ("a", "1")]
+        assert (carried.ResponseTopic, carried.CorrelationData) == ("answers", b"\0\1")
+        assert 900 < carried.MessageExpiryInterval <= 1000
+
+
+@VERSIONS
+@pytest.mark.parametrize("policy", ["conservative", "none"])
+async def test_a_large_message_waits_for_a_slow_link_and_small_ones_pass(
+    policy: str, version: int, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    """What arrives first tells: with the policy the later small one, without it the large one."""
+    plugins = {
+        "withholding": {"policy": policy, "threshold_l": 0.05, "max_withhold": 3600.0},
+        "probing": {"sources": ["puback"], "max_age_seconds": 3600.0},
+    }
+    with running_proxy(tmp_path, mosquitto.port, plugins) as proxy:
+        relay = Relay("127.0.0.1", proxy.port, OPEN)
+        await relay.start()
+        async with (
+            client(relay.address[1], "slow", version) as slow,
+            client(mosquitto.port, "publisher") as publisher,
+        ):
+            await slow.subscribe([("small", 1), ("large", 1)])
+            relay.switch(SLOW)
+            await publisher.publish("small", qos=1)
+            assert await topics(slow, 1) == ["small"]
+            await acknowledged(slow)
+            await publisher.publish("large", LARGE, qos=1)
+            await publisher.publish("small", qos=1)
+            first, *rest = await topics(slow, 1 if policy == "conservative" else 2)
+            if policy == "none":
+                assert [first, *rest] == ["large", "small"]
+            else:
+                assert first == "small"
+                relay.switch(OPEN)
+                message = None
+                while message is None or str(message.topic) == "small":
+                    await acknowledged(slow)
+                    await publisher.publish("small", qos=1)
+                    message = await arrival(slow)
+                assert message.payload == LARGE
+            await acknowledged(slow)
+        await relay.close()
+        assert proxy.stop() == 0
+    n_withheld = 1 if policy == "conservative" else 0
+    account = re.search(r"client slow .*left to the broker (.*)", proxy.log)
+    assert account is not None
+    assert account[1] == f"0; withheld {n_withheld}, released {n_withheld}"
+
+
+@contextlib.asynccontextmanager
+async def congested(
+    folder: Path, broker: Mosquitto, version: int = 5, **options: Any
+) -> AsyncIterator[tuple[Proxy, aiomqtt.Client, aiomqtt.Client]]:
+    """Yield a proxy that withholds, its subscriber to `#`, and a publisher beside the proxy."""
+    with running_proxy(folder, broker.port, ALWAYS_CONGESTED) as proxy:
+        async with (
+            client(broker.port, "publisher") as publisher,
+            client(proxy.port, "subscriber", version, **options) as subscriber,
+        ):
+            await subscriber.subscribe([("small/#", 1), ("large/#", 1)])
+            await publisher.publish("small/first", qos=1)
+            assert await topics(subscriber, 1) == ["small/first"]
+            await acknowledged(subscriber)
+            yield proxy, subscriber, publisher
+
+
+async def test_what_is_withheld_when_the_client_goes_comes_again(tmp_path: Path) -> None:
+    """The broker has seen no acknowledgement: a persistent session gets it as a repeat."""
+    session = with_properties(PacketTypes.CONNECT, SessionExpiryInterval=3600)
+    with running_mosquitto(tmp_path) as broker:
+        async with congested(tmp_path, broker, clean_start=False, properties=session) as (
+            proxy,
+            subscriber,
+            publisher,
+        ):
+            await publisher.publish("large", LARGE, qos=1)
+            await publisher.publish("small", qos=1)
+            assert await topics(subscriber, 1) == ["small"]
+            await acknowledged(subscriber)
+        assert "messages matched 3, delivered 2, expired 0, dropped 0, left to the broker 1" in (
+            proxy.log
+        )
+        again = await open_client(
+            ("127.0.0.1", broker.port), 5, client_id="subscriber", clean_start=False
+        )
+        connack, repeated = await again.receive(), await again.receive()
+        await again.close()
+    assert isinstance(connack, ConnAck)
+    assert connack.session_present
+    assert isinstance(repeated, Publish)
+    assert (repeated.topic, repeated.payload, repeated.dup) == ("large", LARGE, True)
+
+
+async def test_what_expires_here_frees_its_place_in_the_brokers_window(tmp_path: Path) -> None:
+    """One message may be inflight; the withheld one expires, and the next one comes."""
+    expiry = with_properties(PacketTypes.PUBLISH, MessageExpiryInterval=1)
+    with running_mosquitto(tmp_path, "max_inflight_messages 1\n") as broker:
+        async with congested(tmp_path, broker) as (proxy, subscriber, publisher):
+            await publisher.publish("large", LARGE, qos=1, properties=expiry)
+            await publisher.publish("small/next", qos=1)
+            assert await topics(subscriber, 1) == ["small/next"]
+            await acknowledged(subscriber)
+        assert "delivered 2, expired 1, dropped 0, left to the broker 0" in proxy.log
+
+
+async def test_withheld_messages_fill_the_brokers_window_and_qos_0_still_passes(
+    tmp_path: Path,
+) -> None:
+    """The inflight limit of the broker bounds what is withheld at QoS 1."""
+    with running_mosquitto(tmp_path, "max_inflight_messages 2\n") as broker:
+        async with congested(tmp_path, broker) as (proxy, subscriber, publisher):
+            for number in range(4):
+                await publisher.publish(f"large/{number}", LARGE, qos=1)
+            await publisher.publish("small/behind", qos=1)
+            await publisher.publish("small/qos0", qos=0)
+            assert await topics(subscriber, 1) == ["small/qos0"]
+        assert "messages matched 4, delivered 2, expired 0, dropped 0, left to the broker 2" in (
+            proxy.log
+        )
+        assert "withheld 1, released 0" in proxy.log
+
+
+async def raw(port: int, version: int) -> Peer:
+    """Return a client of which the test writes every byte, accepted by the broker."""
+    peer = await open_client(("127.0.0.1", port), version, client_id="raw")
+    connack = await peer.receive()
+    assert isinstance(connack, ConnAck)
+    assert connack.reason_code == 0
+    return peer
+
+
+@VERSIONS
+async def test_nothing_waits_behind_a_withheld_message(
+    version: int, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    """SUBACK, PUBACK, the whole of QoS 2 and PINGRESP pass while a message is withheld."""
+    with running_proxy(tmp_path, mosquitto.port, ALWAYS_CONGESTED) as proxy:
+        peer = await raw(proxy.port, version)
+        peer.send(Subscribe(1, (Subscription("raw/#", 2),)))
+        assert isinstance(await peer.receive(), SubAck)
+        peer.send(Publish("raw/first", b"1", qos=1, packet_id=2))
+        received = [await peer.receive(), await peer.receive()]
+        (first,) = [packet for packet in received if isinstance(packet, Publish)]
+        peer.send(PubAck(first.packet_id), Publish("raw/large", LARGE, qos=1, packet_id=3))
+        assert await peer.receive() == PubAck(3)
+        peer.send(PingReq(), Publish("raw/small", b"2", qos=2, packet_id=4))
+        kinds: set[type] = set()
+        while not kinds >= {PingResp, PubRec, PubComp, Publish}:
+            packet = await peer.receive()
+            kinds.add(type(packet))
+            if isinstance(packet, PubRec):
+                peer.send(PubRel(packet.packet_id))
+            elif isinstance(packet, PubRel):
+                peer.send(PubComp(packet.packet_id))
+            elif isinstance(packet, Publish):
+                assert (packet.topic, packet.qos) == ("raw/small", 2)
+                peer.send(PubRec(packet.packet_id))
+        await peer.close()
+
+
+@VERSIONS
+async def test_a_client_without_a_broker(version: int, tmp_path: Path) -> None:
+    """While it is connected it loses its connection at once; afterwards it is refused."""
+    with running_mosquitto(tmp_path) as broker, running_proxy(tmp_path, broker.port) as proxy:
+        peer = await raw(proxy.port, version)
+        broker.process.kill()
+        assert await peer.receive_end() == b""
+        refused = await open_client(("127.0.0.1", proxy.port), version)
+        assert await refused.receive() == ConnAck(reason_code=ReasonCode.SERVER_UNAVAILABLE)
+        assert await refused.receive_end() == b""
+        assert proxy.stop() == 0
+    assert "client raw (127.0.0.1:" in proxy.log
+    assert f"no connection to 127.0.0.1:{broker.port}: " in proxy.log
+
+
+async def test_a_malformed_packet_harms_no_other_client(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    """The client that sent it is told why and closed; the log names it."""
+    with running_proxy(tmp_path, mosquitto.port) as proxy:
+        bad, good = await raw(proxy.port, 5), await open_client(("127.0.0.1", proxy.port), 5)
+        assert isinstance(await good.receive(), ConnAck)
+        bad.writer.write(b"\x36\x00")
+        assert await bad.receive_end() == b"\xe0\x01\x81"
+        good.send(PingReq())
+        assert await good.receive() == PingResp()
+        assert proxy.stop() == 0
+    assert re.search(r"client raw \(.*closed: the client sent: malformed packet", proxy.log)
