@@ -78,7 +78,8 @@ def read_pairs(option: str, texts: list[str]) -> dict[str, str]:
 def describe(summary: Summary) -> str:
     """Return the counts of a run on one line."""
     messages, batches = summary.ingested_messages, summary.micro_batches
-    parts = [f"ingested {messages:,} messages in {batches:,} micro-batches"]
+    seconds = summary.ingest_seconds
+    parts = [f"ingested {messages:,} messages in {batches:,} micro-batches of {seconds:,.1f} s"]
     if summary.aggregated_messages:
         parts.append(f"aggregated {summary.aggregated_messages:,}")
         parts += [f"{name} {count:,}" for name, count in summary.problems.items() if count]
@@ -117,6 +118,15 @@ def stream(
     log: Annotated[
         Path | None, typer.Option(help="Spark's log; spark.log beside the checkpoints by default.")
     ] = None,
+    *,
+    short_run: Annotated[
+        bool,
+        typer.Option(
+            "--short-run",
+            help=f"The run ends within minutes: start sooner, at the cost of peak speed. "
+            f"So it is with {AVAILABLE_NOW} anyway.",
+        ),
+    ] = False,
 ) -> None:
     """Stream a queue into Parquet, each message exactly once.
 
@@ -142,7 +152,14 @@ def stream(
     )
     log_file = log or checkpoint / "spark.log"
     try:
-        summary = run(options, java, master, settings, log_file)
+        summary = run(
+            options,
+            java,
+            master,
+            settings,
+            log_file,
+            short_run=short_run or trigger_seconds is None,
+        )
     except BridgeError as error:
         raise BridgeError(f"{error.text} (Spark's log: {log_file})") from error
     typer.echo(f"{PROGRAM}: done: {describe(summary)}")
@@ -164,7 +181,13 @@ def check_queue(source: SourceOptions) -> None:
 
 
 def run(
-    options: PipelineOptions, java: Java, master: str, settings: dict[str, str], log_file: Path
+    options: PipelineOptions,
+    java: Java,
+    master: str,
+    settings: dict[str, str],
+    log_file: Path,
+    *,
+    short_run: bool,
 ) -> Summary:
     """Start Spark, run the pipeline and stop Spark."""
     from spark_bridge import pipeline, session  # noqa: PLC0415 - Spark takes a while
@@ -172,9 +195,7 @@ def run(
     archive = session.class_archive_path(java, os.environ)
     spark_session = session.build_session(
         master,
-        java_settings=session.java_options(
-            short_run=options.trigger_seconds is None, archive=archive
-        ),
+        java_settings=session.java_options(short_run=short_run, archive=archive),
         settings=settings,
         log_file=log_file,
     )

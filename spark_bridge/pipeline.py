@@ -77,6 +77,8 @@ class Summary:
     Attributes:
         ingested_messages: messages written to Parquet.
         micro_batches: micro-batches that wrote them.
+        ingest_seconds: how long these micro-batches took, from asking the queue for its offsets to
+            Spark's commit log.
         aggregated_messages: messages that the aggregation read.
         problems: why messages could not be used as telemetry, with how many; see ``telemetry``.
         late_groups: groups of one micro-batch, window, host, metric and process that came after
@@ -86,6 +88,7 @@ class Summary:
 
     ingested_messages: int
     micro_batches: int
+    ingest_seconds: float
     aggregated_messages: int
     problems: Mapping[str, int]
     late_groups: int
@@ -173,6 +176,7 @@ class _Pipeline:
         return Summary(
             ingested_messages=self._ingested["rows"],
             micro_batches=self._ingested["batches"],
+            ingest_seconds=self._ingested["milliseconds"] / 1_000,
             aggregated_messages=counts[f"{OBSERVATION}.messages"],
             problems={problem: counts[f"{OBSERVATION}.{problem}"] for problem in PROBLEMS},
             late_groups=counts["late"],

@@ -45,7 +45,9 @@ class Tally:
         before = self._newest["rows"]
         counts: Counter[str] = Counter()
         counts["rows"] = report.get("numInputRows", 0)
-        counts["batches"] = int(counts["rows"] > 0)
+        if counts["rows"]:
+            counts["batches"] = 1
+            counts["milliseconds"] = report.get("durationMs", {}).get("triggerExecution", 0)
         for state in report.get("stateOperators", []):
             counts["late"] += state.get("numRowsDroppedByWatermark", 0)
         for name, value in report.get("observedMetrics", {}).get(self.observation, {}).items():
@@ -55,7 +57,12 @@ class Tally:
         return counts["rows"] > before
 
     def __getitem__(self, name: str) -> int:
-        """Return a count: ``rows``, ``batches``, ``late`` or ``<observation>.<metric>``."""
+        """Return a count.
+
+        Args:
+            name: ``rows``; ``batches`` and ``milliseconds`` of those that had any; ``late``; or
+                ``<observation>.<metric>``.
+        """
         return self._finished[name] + self._newest[name]
 
     @property

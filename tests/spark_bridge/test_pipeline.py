@@ -57,7 +57,8 @@ def test_messages_and_windows_are_written_and_the_queue_is_emptied(
         on_progress=told.append,
     )
     problems = {"malformed": 1, "incomplete": 1, "not_finite": 0, "clock_wrong": 0}
-    assert summary == Summary(sent, 1, sent, problems, 0)
+    assert summary == Summary(sent, 1, summary.ingest_seconds, sent, problems, 0)
+    assert summary.ingest_seconds > 0
     assert told[-1] == summary
     assert held(gateway) == 0
     assert spark.read.parquet(str(tmp_path / "messages")).count() == sent

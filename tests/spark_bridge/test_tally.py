@@ -19,6 +19,14 @@ def test_each_batch_counts_once_however_often_it_is_reported() -> None:
     assert (tally["rows"], tally["batches"]) == (12, 2)
 
 
+def test_only_batches_that_had_rows_take_time() -> None:
+    """Waiting for messages is not ingesting them."""
+    tally = Tally()
+    for batch, rows in enumerate((5, 0, 5)):
+        tally.add(report(batch, rows, durationMs={"triggerExecution": 100}))
+    assert tally["milliseconds"] == 200
+
+
 def test_counts_go_on_in_a_query_that_was_started_again() -> None:
     """A run may follow the queue first and drain it then, with one checkpoint."""
     tally = Tally()

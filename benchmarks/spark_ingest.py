@@ -1,0 +1,320 @@
+"""How fast does a filled queue get into Parquet files with Spark?
+
+Rerun: ``python -m benchmarks.spark_ingest``; a look with ``--quick``.
+
+Two rows, of telemetry as JSON: 200 B, and the same filled up to 1 KiB. A queue of two physical
+queues is filled over HTTP by a real gateway (SQLite) once; each repetition gets a copy of its file,
+a gateway of its own, and runs ``penstock spark`` on two cores until the queue is empty, in
+micro-batches as by default. What is measured is what Spark reports of its micro-batches: from
+asking the queue for its offsets to the checkpoint's commit log, Parquet files and deletes in the
+queue included, Java's start excluded. The first micro-batch loads Spark's classes and starts the
+Python workers, so two numbers are given: with it, and without it.
+
+Gateway, Java and Python workers share the machine's cores.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
+
+import typer
+from pyarrow import parquet
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.peers import ROOT
+from benchmarks.provenance import describe_run
+
+QUEUE: Final = "telemetry"
+PHYSICAL_QUEUES: Final = 2
+REQUEST_MESSAGES: Final = 2_000
+DEFAULT_REPEATS: Final = 3
+TARGET: Final = 50_000
+_PROGRESS: Final = re.compile(
+    r"ingested ([\d,]+) messages in ([\d,]+) micro-batches of ([\d,.]+) s"
+)
+_LISTENS: Final = re.compile(r"listens on (http://\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class SparkRow:
+    """One question.
+
+    Attributes:
+        name: as the table shows it.
+        payload_bytes: of each message.
+        messages: of one measurement.
+        quick_messages: the same with ``--quick``.
+    """
+
+    name: str
+    payload_bytes: int
+    messages: int
+    quick_messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """One answer, rows per second.
+
+    Attributes:
+        whole: over all micro-batches.
+        warm: over all but the first; None where there was only one.
+    """
+
+    whole: float
+    warm: float | None
+
+
+ROWS: Final = (
+    SparkRow("telemetry_200B", 200, 1_000_000, 40_000),
+    SparkRow("telemetry_1KiB", 1_024, 500_000, 20_000),
+)
+
+
+def payloads(size: int, count: int) -> Iterator[bytes]:
+    """Yield telemetry messages of exactly `size` bytes, no two alike."""
+    rng = random.Random(size)  # noqa: S311 - the same load in every run
+    began_at = time.time() - 600
+    for number in range(count):
+        fields = {
+            "host": f"host-{number % 20}",
+            "metric": f"metric-{number % 7}",
+            "value": round(rng.random() * 100, 3),
+            "unit": "percent",
+            "at": round(began_at + number * 1e-4, 4),
+            "note": "",
+        }
+        missing = size - len(json.dumps(fields))
+        fields["note"] = rng.randbytes(missing // 2 + 1).hex()[:missing]
+        yield json.dumps(fields).encode()
+
+
+@contextlib.contextmanager
+def gateway(folder: Path) -> Iterator[str]:
+    """Run ``penstock queue`` on the folder's file; yield its URL."""
+    queue = {"readers": "offsets", "physical_queues": PHYSICAL_QUEUES}
+    section = {"path": "queue.db", "http": "127.0.0.1:0", "queues": {QUEUE: queue}}
+    (folder / "policy.yaml").write_text(json.dumps({"plugins": {"queue": section}}))
+    program = [sys.executable, "-m", "plugins.queue.gateway", "-c", "policy.yaml"]
+    with subprocess.Popen(
+        program, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment()
+    ) as process:
+        try:
+            told = "" if process.stderr is None else process.stderr.readline()
+            found = _LISTENS.search(told)
+            if found is None:
+                raise BenchmarkError(f"the gateway did not start: {told}")
+            yield found[1]
+        finally:
+            process.terminate()
+
+
+def environment() -> dict[str, str]:
+    """Return the environment in which the checkout's programs are found from any folder."""
+    return os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def fill(folder: Path, row: SparkRow, count: int) -> None:
+    """Enqueue the row's messages in a new queue.
+
+    Raises:
+        BenchmarkError: the queue refused some.
+    """
+    with gateway(folder) as url:
+        connection = http.client.HTTPConnection(urlsplit(url).netloc)
+        source = payloads(row.payload_bytes, count)
+        while batch := list(itertools.islice(source, REQUEST_MESSAGES)):
+            rows = [
+                {"topic": f"telemetry/{number % 100}", "payload": base64.b64encode(one).decode()}
+                for number, one in enumerate(batch)
+            ]
+            body = json.dumps({"messages": rows})
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", f"/queues/{QUEUE}/messages", body, headers)
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            if answer.status != http.HTTPStatus.OK:
+                raise BenchmarkError(f"enqueue: {answer.status}: {text}")
+        connection.close()
+
+
+def ingest(filled: Path, folder: Path, count: int) -> Rate:
+    """Let the program empty a copy of the filled queue; return how fast it was.
+
+    Raises:
+        BenchmarkError: it failed, or the files do not hold every message.
+    """
+    shutil.copytree(filled, folder)
+    output = folder / "messages"
+    with gateway(folder) as url:
+        program = [
+            *(sys.executable, "-m", "spark_bridge", "--url", url, "--queue", QUEUE),
+            *("--output", str(output), "--checkpoint", str(folder / "checkpoint")),
+        ]
+        ended = subprocess.run(
+            program, capture_output=True, text=True, check=False, env=environment()
+        )
+    if ended.returncode:
+        raise BenchmarkError(f"penstock spark: {ended.stderr.strip()}")
+    written = sum(parquet.read_metadata(file).num_rows for file in output.glob("*.parquet"))
+    if written != count:
+        raise BenchmarkError(f"{written} of {count} messages are in the files")
+    return read_rate(ended.stdout)
+
+
+def read_rate(output: str) -> Rate:
+    """Read what the program said of its progress.
+
+    Raises:
+        BenchmarkError: it said nothing.
+    """
+    told = [
+        (int(rows.replace(",", "")), int(batches.replace(",", "")), float(seconds.replace(",", "")))
+        for rows, batches, seconds in _PROGRESS.findall(output)
+    ]
+    if not told:
+        raise BenchmarkError(f"penstock spark told no progress: {output}")
+    rows, batches, seconds = told[-1]
+    first_rows, first_batches, first_seconds = told[0]
+    warm = None
+    if first_batches < batches:
+        warm = (rows - first_rows) / (seconds - first_seconds)
+    return Rate(rows / seconds, warm)
+
+
+def measure_rows(repeats: int, folder: Path, *, quick: bool) -> dict[str, list[Rate]]:
+    """Answer all rows in turn.
+
+    Args:
+        repeats: how often.
+        folder: on the disk that is to be measured; a few GB while it runs.
+        quick: few messages.
+
+    Raises:
+        BenchmarkError: a message was lost, or a program failed.
+    """
+    rates: dict[str, list[Rate]] = {row.name: [] for row in ROWS}
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        for row in ROWS:
+            filled = Path(place) / row.name
+            filled.mkdir()
+            fill(filled, row, messages(row, quick=quick))
+        for repetition in range(1, repeats + 1):
+            for row in ROWS:
+                run = Path(place) / "run"
+                rate = ingest(Path(place) / row.name, run, messages(row, quick=quick))
+                shutil.rmtree(run)
+                rates[row.name].append(rate)
+                said = f"{rate.whole:,.0f} rows/s, warm {shown(rate.warm)}"
+                typer.echo(f"{repetition}/{repeats} {row.name}: {said}", err=True)
+    return rates
+
+
+def messages(row: SparkRow, *, quick: bool) -> int:
+    """Return how many messages one measurement of a row has."""
+    return row.quick_messages if quick else row.messages
+
+
+def shown(rate: float | None) -> str:
+    """Return a rate for people."""
+    return "-" if rate is None else f"{rate:,.0f}"
+
+
+def to_markdown(rates: dict[str, list[Rate]], run: dict[str, str]) -> str:
+    """Return the table, and below it where the numbers come from."""
+    repeats = len(rates[ROWS[0].name])
+    lines = [
+        f"| row | target | median of {repeats}, rows/s | spread | met | warm | warm spread |",
+        "| --- | ---: | ---: | ---: | --- | ---: | ---: |",
+    ]
+    for row in ROWS:
+        whole = [rate.whole for rate in rates[row.name]]
+        warm = [rate.warm for rate in rates[row.name] if rate.warm is not None]
+        median = statistics.median(whole)
+        is_met = "yes" if median >= TARGET else "no"
+        warm_spread = f"{min(warm):,.0f} - {max(warm):,.0f}" if warm else "-"
+        warm_median = shown(statistics.median(warm) if warm else None)
+        lines.append(
+            f"| {row.name} | {TARGET:,} | {median:,.0f} | {min(whole):,.0f} - {max(whole):,.0f}"
+            f" | {is_met} | {warm_median} | {warm_spread} |"
+        )
+    source = [f"- {name}: {text}" for name, text in run.items()]
+    return "\n".join([*lines, "", *source])
+
+
+def bench(
+    repeats: Annotated[int, typer.Option(min=1, help="Repetitions.")] = DEFAULT_REPEATS,
+    folder: Annotated[
+        Path, typer.Option(exists=True, file_okay=False, help="Where all files lie.")
+    ] = Path(),
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write every measurement to this file.")
+    ] = None,
+    *,
+    quick: Annotated[bool, typer.Option("--quick", help="A look, no claim.")] = False,
+) -> None:
+    """Measure a queue's way into Parquet on this machine: a Markdown table on standard output."""
+    try:
+        rates = measure_rows(repeats, folder, quick=quick)
+    except BenchmarkError as error:
+        typer.echo(f"spark_ingest: {error}", err=True)
+        raise typer.Exit(1) from error
+    command = f"python -m benchmarks.spark_ingest --repeats {repeats}{' --quick' if quick else ''}"
+    run: dict[str, Any] = describe_run(command, [])
+    run["versions"] = (
+        f"PySpark {version('pyspark')}, pyarrow {version('pyarrow')}, {java_version()}"
+    )
+    run["messages"] = ", ".join(f"{row.name} {messages(row, quick=quick):,}" for row in ROWS)
+    if json_file is not None:
+        values = {
+            name: [{"whole": rate.whole, "warm": rate.warm} for rate in of_row]
+            for name, of_row in rates.items()
+        }
+        json_file.write_text(json.dumps({"run": run, "rows_per_second": values}, indent=1))
+    typer.echo(to_markdown(rates, run))
+
+
+def java_version() -> str:
+    """Return the first line of what Java says of itself."""
+    home = os.environ.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else "java"
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    return said.stderr.partition("\n")[0]
+
+
+def main(argv: list[str]) -> int:
+    """Run the benchmark.
+
+    Returns:
+        0; 1 where something failed; 2 for wrong arguments.
+    """
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(bench)
+    try:
+        app(args=argv, prog_name="spark_ingest")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
