@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from broker.mqtt.packets import ConnAck, Connect, Disconnect, PubAck, Publish
+from broker.mqtt.reason_codes import ReasonCode
+from plugins.queue.client import QueueClient
+from tests.helpers.paho_client import MQTT_5, PahoClient
+from tests.helpers.process import BrokerProcess, anonymous_policy, running_broker
+from tests.helpers.wire import WireClient, connected
+
+QUEUE = {
+    "queue": {
+        "path": "queue.db",
+        "http": "127.0.0.1:0",
+        "commit_wait_seconds": 1.0,
+        "queues": {"work": {"topics": ["work/#"]}},
+    }
+}
+"""A second passes before a message is committed, unless the broker stops."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_stop_by_signal_tells_clients_and_stores_what_waits(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """MQTT 5 clients get 0x8B after what they are owed; queued messages are on the disk."""
+    with running_broker(anonymous_policy(QUEUE), tmp_path) as broker:
+        async with (
+            await connected(broker.port) as publisher,
+            await connected(broker.port) as idle,
+            await connected(broker.port, version=4) as old,
+        ):
+            packets = [Publish("work/1", b"%d" % n, qos=1, packet_id=n) for n in range(1, 101)]
+            await publisher.send(*packets, Publish("elsewhere", b"", qos=1, packet_id=101))
+            # Once this one is answered, the broker has read what was sent before.
+            await idle.publish("elsewhere", b"")
+            assert await asyncio.to_thread(broker.stop, number) == 0
+            goodbye = Disconnect(ReasonCode.SERVER_SHUTTING_DOWN)
+            assert await publisher.rest() == [PubAck(n) for n in range(1, 102)] + [goodbye]
+            assert await idle.rest() == [goodbye]
+            assert await old.rest_bytes() == b""
+        assert "Traceback" not in broker.log
+    with running_broker(anonymous_policy(QUEUE), tmp_path) as broker:
+        client = QueueClient(broker.queue_url)
+        stored = client.dequeue("work", 100, 5)
+        while len(stored) < 100:
+            stored += client.dequeue("work", 100, 5)
+        client.close()
+        assert {int(one.payload) for one in stored} == set(range(1, 101))
+
+
+def test_paho_hears_why_the_broker_has_gone(tmp_path: Path) -> None:
+    """A real client reports "server shutting down"."""
+    with (
+        running_broker(anonymous_policy(), tmp_path) as broker,
+        PahoClient(broker.port, version=MQTT_5, reconnect_on_failure=False) as client,
+    ):
+        assert client.connect()
+        assert broker.stop() == 0
+        assert client.disconnected().value == ReasonCode.SERVER_SHUTTING_DOWN
+
+
+def test_port_in_use_is_one_line_and_status_2(tmp_path: Path) -> None:
+    """The line names the listener and the address; there is no traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        policy = anonymous_policy(listeners={"default": {"bind": bind}})
+        broker = BrokerProcess(policy, tmp_path)
+        assert broker.wait() == 2
+    (line,) = [line for line in broker.log.splitlines() if "penstock broker: " in line]
+    assert f"listener default: cannot bind {bind}: " in line
+    assert "in use" in line
+    assert "Traceback" not in broker.log
+
+
+@pytest.mark.parametrize(
+    ("policy", "lines"),
+    [
+        (
+            {"limits": {"receive_maximum": 0, "queued_bites": 1}, "listeners": {"a": {"bind": 1}}},
+            [
+                "policy.yaml: limits.receive_maximum: read 0; allowed: greater than or equal to 1",
+                "policy.yaml: limits.queued_bites: read an unknown key; allowed: one of ",
+            ],
+        ),
+        (
+            {"listeners": {"default": {"bind": "127.0.0.1:99999"}}},
+            ["policy.yaml: listeners.default.bind: read '127.0.0.1:99999'; allowed: host:port"],
+        ),
+        (
+            {"plugins": {"withholding": {"policy": "hysteric"}}},
+            ["policy.yaml: plugins.withholding.policy: read 'hysteric'; allowed: 'none', "],
+        ),
+        (
+            {"plugins": {"qeue": {}}},
+            ["policy.yaml: plugins.qeue: read an unknown plugin; allowed: one of "],
+        ),
+        (
+            {"plugins": {"queue": {"queues": {"q": {"topics": ["a#"]}}}}},
+            ["policy.yaml: plugins.queue.queues.q.topics.0: read 'a#'; allowed: an MQTT topic"],
+        ),
+        ("listeners: [\n", ["policy.yaml: line 2, column 1: read "]),
+        ("just text", ["policy.yaml: file: read 'just text'; allowed: a mapping"]),
+    ],
+)
+def test_wrong_policy_file_is_told_line_by_line(
+    tmp_path: Path, policy: dict[str, object] | str, lines: list[str]
+) -> None:
+    """File, place, what was read and what is allowed; status 2; nothing listens."""
+    broker = BrokerProcess(policy, tmp_path)
+    assert broker.wait() == 2
+    for line in lines:
+        assert line in broker.log
+    assert "listening" not in broker.log
+    assert "Traceback" not in broker.log
+
+
+async def test_next_client_waits_for_a_place(tmp_path: Path) -> None:
+    """With `max_connections` reached a client is accepted when another has left."""
+    listeners = {"default": {"bind": "127.0.0.1:0", "max_connections": 2}}
+    with running_broker(anonymous_policy(listeners=listeners), tmp_path) as broker:
+        first, second = await connected(broker.port), await connected(broker.port)
+        third = await WireClient.dial(broker.port)
+        await third.send(Connect(client_id="third", keep_alive=0))
+        broker.wait_for_log("waits for a place")
+        assert (await first.publish("t", b"data")).reason_code == 0
+        second.close()
+        assert (await third.take(ConnAck)).reason_code == 0
+        assert (await third.publish("t", b"data")).reason_code == 0
+        first.close()
+        third.close()
