@@ -26,6 +26,17 @@ LONG_SECONDS: Final = 30.0
 """Longer than anything here takes; only a test that fails waits for it."""
 
 
+class Clock:
+    """Monotonic seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
 class Receipts:
     """Takes what became of messages.
 

@@ -13,6 +13,7 @@ from plugins.queue.client import Delivery, read_batch
 from plugins.queue.engine import Engine, OffsetError, RangeGoneError
 from tests.plugins.queue.running import (
     ENGINES,
+    Clock,
     LostPayload,
     message,
     running_engine,
@@ -22,17 +23,6 @@ from tests.plugins.queue.running import (
 
 TIMEOUT = 30.0
 PLENTY = 10**9
-
-
-class Clock:
-    """Monotonic seconds that pass when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = time.monotonic()
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
 
 
 @pytest.fixture

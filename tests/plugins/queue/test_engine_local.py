@@ -13,7 +13,7 @@ from plugins.queue.engine import RangeGoneError, StorageError
 from plugins.queue.engine_memory import MemoryStore
 from plugins.queue.engine_sqlite import SqliteStore
 from plugins.queue.store import Key, Mark, NewSegment, StoredSegment
-from tests.plugins.queue.running import running_engine, store_messages, until
+from tests.plugins.queue.running import Clock, running_engine, store_messages, until
 
 
 class HeldStore(MemoryStore):
@@ -23,6 +23,7 @@ class HeldStore(MemoryStore):
         may_read: reads wait for it.
         is_reading: set when one waits.
         error: raised by every call while it is set.
+        fails_from: offset from which reads fail.
     """
 
     def __init__(self) -> None:
@@ -31,6 +32,7 @@ class HeldStore(MemoryStore):
         self.may_read.set()
         self.is_reading = threading.Event()
         self.error: Exception | None = None
+        self.fails_from: int | None = None
 
     def write(self, segments: Sequence[NewSegment], marks: Sequence[Mark]) -> None:
         """Write, or fail."""
@@ -48,6 +50,8 @@ class HeldStore(MemoryStore):
         self, key: Key, start: int, end: int, max_messages: int, max_bytes: int
     ) -> list[StoredSegment]:
         """Read when allowed, or fail."""
+        if self.fails_from is not None and start >= self.fails_from:
+            raise StorageError("unreadable")
         found = super().read(key, start, end, max_messages, max_bytes)
         self.is_reading.set()
         self.may_read.wait()
@@ -73,30 +77,82 @@ async def test_failed_delete_leaves_the_messages_visible() -> None:
         assert engine.failure() is None
 
 
-async def test_delete_goes_on_when_the_one_who_asked_has_gone() -> None:
-    """A client that leaves during its delete does not undo it."""
-    async with running_engine(MemoryStore()) as engine:
+@pytest.mark.parametrize("fails", [False, True])
+async def test_delete_goes_on_when_the_one_who_asked_has_gone(*, fails: bool) -> None:
+    """A client that leaves during its delete neither undoes it nor hides its failure."""
+    store = HeldStore()
+    async with running_engine(store) as engine:
         await store_messages(engine, [b"a"])
         (received,) = await engine.take("q", 0, 9, 99)
+        store.error = StorageError("no") if fails else None
         deleting = asyncio.create_task(engine.delete("q", [received.receipt_handle]))
         await asyncio.sleep(0)
         deleting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await deleting
-        await until(lambda: engine.usage("q")[0].messages == 0)
+        if not fails:
+            await until(lambda: engine.usage("q")[0].messages == 0)
+            return
+        await until(lambda: engine.leased("q") == 1)
+        store.error = None
+        assert [one.payload for one in await engine.take("q", 0, 9, 99)] == [b"a"]
+
+
+async def test_handle_of_the_last_run_deletes_nothing(tmp_path: Path) -> None:
+    """After a restart a message may be with another receiver: old handles are dead."""
+    path = str(tmp_path / "queue.db")
+    async with running_engine(SqliteStore(path)) as engine:
+        await store_messages(engine, [b"a"])
+        (old,) = await engine.take("q", 0, 9, 99)
+    async with running_engine(SqliteStore(path)) as engine:
+        (new,) = await engine.take("q", 0, 9, 99)
+        assert await engine.delete("q", [old.receipt_handle]) == [old.receipt_handle]
+        assert await engine.delete("q", [new.receipt_handle]) == []
+
+
+async def test_message_that_is_deleted_while_it_is_read_again_is_not_received() -> None:
+    """A late delete that comes before the redelivery is done spares it."""
+    store, clock = HeldStore(), Clock()
+    async with running_engine(store, clock=clock) as engine:
+        await store_messages(engine, [b"a", b"b"])
+        (first, _) = await engine.take("q", 0, 9, 99)
+        clock.now += 30
+        store.may_read.clear()
+        store.is_reading.clear()
+        taking = asyncio.create_task(engine.take("q", 0, 9, 99))
+        await asyncio.to_thread(store.is_reading.wait)
+        assert await engine.delete("q", [first.receipt_handle]) == []
+        store.may_read.set()
+        assert [one.payload for one in await taking] == [b"b"]
+
+
+async def test_receive_that_fails_half_way_gives_back_what_it_had() -> None:
+    """Messages that were read again are visible at once where reading further messages fails."""
+    store, clock = HeldStore(), Clock()
+    async with running_engine(store, clock=clock) as engine:
+        await store_messages(engine, [b"a"])
+        await engine.take("q", 0, 9, 99)
+        await store_messages(engine, [b"b"])
+        clock.now += 30
+        store.fails_from = 1
+        with pytest.raises(StorageError, match="unreadable"):
+            await engine.take("q", 0, 9, 99)
+        store.fails_from = None
+        received = await engine.take("q", 0, 9, 99)
+        assert [(one.payload, one.receive_count) for one in received] == [(b"a", 2), (b"b", 1)]
 
 
 async def test_failed_read_is_told_and_loses_nothing() -> None:
     """A storage that cannot be read refuses the receive; afterwards all is there."""
-    store = HeldStore()
-    async with running_engine(store, visibility_timeout=0.001) as engine:
+    store, clock = HeldStore(), Clock()
+    async with running_engine(store, clock=clock) as engine:
         await store_messages(engine, [b"a", b"b"])
         store.error = StorageError("unreadable")
         with pytest.raises(StorageError, match="unreadable"):
             await engine.take("q", 0, 9, 99)
         store.error = None
         assert len(await engine.take("q", 0, 1, 99)) == 1
-        await asyncio.sleep(0.002)
+        clock.now += 30
         store.error = StorageError("unreadable")
         with pytest.raises(StorageError, match="unreadable"):
             await engine.take("q", 0, 9, 99)
@@ -106,11 +162,11 @@ async def test_failed_read_is_told_and_loses_nothing() -> None:
 
 async def test_receiver_that_leaves_while_its_messages_are_read_gets_none() -> None:
     """What a cancelled receive would have got goes to the next receiver."""
-    store = HeldStore()
-    async with running_engine(store, visibility_timeout=0.001) as engine:
+    store, clock = HeldStore(), Clock()
+    async with running_engine(store, clock=clock) as engine:
         await store_messages(engine, [b"a"])
         await engine.take("q", 0, 9, 99)
-        await asyncio.sleep(0.002)
+        clock.now += 30
         store.may_read.clear()
         store.is_reading.clear()
         taking = asyncio.create_task(engine.take("q", 0, 9, 99))

@@ -196,12 +196,44 @@ def test_full_disk_is_emptied_with_the_space_kept_for_readers(
         assert reserve.exists()
 
 
+def test_log_gives_its_space_to_what_must_be_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the disk is full of the log, the log is written out, and the message stored."""
+    log = path.with_name("queue.db-wal")
+    with opened(path) as store:
+        store.write([segment(0)], [])
+        transaction = store._transaction
+
+        def transaction_on_a_full_disk(
+            *, must_flush: bool = False
+        ) -> AbstractContextManager[sqlite3.Connection]:
+            if log.stat().st_size:
+                raise StorageFullError("no space left")
+            return transaction(must_flush=must_flush)
+
+        monkeypatch.setattr(store, "_transaction", transaction_on_a_full_disk)
+        store.write([segment(1)], [])
+        assert store.usage[KEY].next == 2
+
+
+def test_write_that_fails_leaves_nothing_open(path: Path) -> None:
+    """After a refused write the next one begins anew."""
+    with opened(path) as store:
+        store.write([segment(0)], [])
+        with pytest.raises(StorageError, match="UNIQUE"):
+            store.write([segment(1), segment(0)], [])
+        store.write([segment(1)], [])
+        assert [one.first_offset for one in store.read(KEY, 0, 9, 9, 99)] == [0, 1]
+
+
 def test_space_of_deleted_messages_is_used_again(path: Path) -> None:
     """A queue that is read as fast as it is filled does not let its file grow."""
     with opened(path) as store:
         for first in range(60):
             store.write([segment(first, n_bytes=200_000)], [])
             store.write([], [Mark(KEY, first, 1, 1)])
+        assert path.with_name("queue.db-wal").stat().st_size < 10_000_000
     assert path.stat().st_size < 3 * 200_000
 
 

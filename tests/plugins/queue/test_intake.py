@@ -78,7 +78,7 @@ async def test_receipt_is_settled_after_the_commit_and_not_before() -> None:
     intake, engine = make_intake()
     receipts = Receipts()
     intake.accept(message(), receipts)
-    await asyncio.sleep(0.01)
+    await until(lambda: bool(engine.appended))
     assert receipts.codes == []
     assert (intake.counts.queued, intake.counts.stored) == (1, 0)
     await engine.commit_all()

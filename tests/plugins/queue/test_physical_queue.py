@@ -47,3 +47,7 @@ def test_what_left_the_queue_is_not_given_out() -> None:
     queue.feed(map(read_message, range(4, 8)), 8)
     assert [message.offset for message in queue.take_ready(9, 100)] == [6, 7]
     assert queue.cursor == 8
+    queue.drop_below(12)
+    queue.feed(map(read_message, range(8, 10)), 10)
+    assert queue.take_ready(9, 100) == []
+    assert queue.cursor == 12
