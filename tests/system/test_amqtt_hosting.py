@@ -1,25 +1,16 @@
 from __future__ import annotations
 
-import queue
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-import paho.mqtt.client as paho
 import pytest
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.enums import MQTTProtocolVersion
 from pwdlib import PasswordHash
 from pwdlib.hashers.argon2 import Argon2Hasher
 
-MQTT_3_1_1 = MQTTProtocolVersion.MQTTv311
-MQTT_5 = MQTTProtocolVersion.MQTTv5
-
-SECONDS = 20
-"""The longest wait for something that must happen."""
+from tests.helpers.paho_client import MQTT_3_1_1, MQTT_5, PahoClient
+from tests.helpers.process import BrokerProcess, running_broker
 
 OWN_PLUGIN = '''
 """A plugin as aMQTT's documentation has it: configuration, authentication, topics, events."""
@@ -65,111 +56,46 @@ class Guard(BaseAuthPlugin, BaseTopicPlugin):
 '''
 
 
-class Broker:
-    """A broker in a process of its own."""
-
-    def __init__(self, folder: Path, policy: str) -> None:
-        path = folder / "policy.yaml"
-        path.write_text(policy)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "broker", "-c", str(path)],
-            env={"PYTHONPATH": str(folder)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.log = ""
-        self.port = self._wait_for_port()
-
-    def _wait_for_port(self) -> int:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log += line
-            if found := re.search(r"listening on .*:(\d+)", line):
-                return int(found[1])
-        return 0  # it has ended
-
-    def stop(self) -> int:
-        """End the process as an operator does; return its exit status."""
-        self.process.terminate()
-        self.log += self.process.communicate(timeout=SECONDS)[1]
-        return self.process.returncode
-
-
-class Client:
-    """A paho client whose events are waited for."""
-
-    def __init__(
-        self, broker: Broker, client_id: str, version: MQTTProtocolVersion = MQTT_3_1_1
-    ) -> None:
-        self._broker = broker
-        self._connected: queue.Queue[Any] = queue.Queue()
-        self._subscribed: queue.Queue[list[Any]] = queue.Queue()
-        self._messages: queue.Queue[tuple[str, bytes]] = queue.Queue()
-        self.paho = paho.Client(CallbackAPIVersion.VERSION2, client_id=client_id, protocol=version)
-        self.paho.on_connect = lambda _c, _u, _f, code, _p: self._connected.put(code)
-        self.paho.on_subscribe = lambda _c, _u, _m, codes, _p: self._subscribed.put(codes)
-        self.paho.on_message = lambda _c, _u, m: self._messages.put((m.topic, bytes(m.payload)))
-
-    def connect(self, username: str | None = None, password: str | None = None) -> bool:
-        """Connect; return whether the broker has accepted."""
-        self.paho.username_pw_set(username, password)
-        self.paho.connect("127.0.0.1", self._broker.port)
-        self.paho.loop_start()
-        code = self._connected.get(timeout=SECONDS)
-        return not code.is_failure
-
-    def subscribe(self, topic_filter: str, qos: int = 0) -> bool:
-        """Subscribe; return whether the broker has granted it."""
-        self.paho.subscribe(topic_filter, qos)
-        (code,) = self._subscribed.get(timeout=SECONDS)
-        return not code.is_failure
-
-    def publish(self, topic: str, payload: bytes, qos: int = 1) -> None:
-        """Publish and wait until it is acknowledged."""
-        self.paho.publish(topic, payload, qos).wait_for_publish(SECONDS)
-
-    def message(self) -> tuple[str, bytes]:
-        """Return topic and payload of the next message."""
-        return self._messages.get(timeout=SECONDS)
-
-    def close(self) -> None:
-        """Disconnect, or give up where the broker did not accept."""
-        self.paho.disconnect()
-        self.paho.loop_stop()
-
-
-Start = Callable[[str], Broker]
-Connect = Callable[..., Client]
+Start = Callable[[str], BrokerProcess]
+Connect = Callable[..., PahoClient]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Return a function that starts a broker with plugins given as YAML."""
-    brokers: list[Broker] = []
+    brokers: list[BrokerProcess] = []
 
-    def start(plugins: str) -> Broker:
+    def start(plugins: str) -> BrokerProcess:
         policy = f"listeners: {{default: {{bind: '127.0.0.1:0'}}}}\n{plugins}"
-        brokers.append(Broker(tmp_path, policy))
+        brokers.append(BrokerProcess(policy, tmp_path))
         return brokers[-1]
 
     yield start
     for broker in brokers:
-        if broker.process.returncode is None:
+        if broker.process.poll() is None:
             broker.stop()
 
 
 @pytest.fixture
 def client() -> Iterator[Connect]:
     """Return a function that makes clients, all of which are closed in the end."""
-    clients: list[Client] = []
+    clients: list[PahoClient] = []
 
-    def client(broker: Broker, client_id: str, version: MQTTProtocolVersion = MQTT_3_1_1) -> Client:
-        clients.append(Client(broker, client_id, version))
+    def client(
+        broker: BrokerProcess, client_id: str, version: MQTTProtocolVersion = MQTT_3_1_1
+    ) -> PahoClient:
+        clients.append(PahoClient(broker.port, client_id, version, reconnect_on_failure=False))
         return clients[-1]
 
     yield client
     for one in clients:
         one.close()
+
+
+def received(client: PahoClient) -> tuple[str, bytes]:
+    """Return topic and payload of a client's next message."""
+    message = client.message()
+    return message.topic, bytes(message.payload)
 
 
 def test_stock_amqtt_file_starts_the_broker(tmp_path: Path, client: Connect) -> None:
@@ -180,20 +106,17 @@ def test_stock_amqtt_file_starts_the_broker(tmp_path: Path, client: Connect) -> 
     )
     assert policy.count("127.0.0.1:0") == 1
     assert policy.endswith("sys_interval: 1")
-    broker = Broker(tmp_path, policy)
-    try:
+    with running_broker(policy, tmp_path) as broker:
         old, new = client(broker, "old"), client(broker, "new", MQTT_5)
         assert old.connect()
         assert new.connect()
         assert old.subscribe("t", 1)
         new.publish("t", b"data")
-        assert old.message() == ("t", b"data")
+        assert received(old) == ("t", b"data")
         # Only aMQTT's plugin has this topic.
         assert new.subscribe("$SYS/broker/messages/subscriptions/count")
-        assert new.message() == ("$SYS/broker/messages/subscriptions/count", b"2")
-    finally:
-        status = broker.stop()
-    assert status == 0
+        assert received(new) == ("$SYS/broker/messages/subscriptions/count", b"2")
+        assert broker.stop() == 0
     assert "EventLoggerPlugin: ### 'on_broker_client_connected' EVENT FIRED ###" in broker.log
     assert "ERROR" not in broker.log
 
@@ -208,14 +131,14 @@ def test_plugin_from_amqtts_documentation(start: Start, client: Connect, tmp_pat
     assert bob.connect("bob")
     assert not eve.connect("eve")
     assert ann.subscribe("answer")
-    assert ann.message() == ("answer", b"hello")
+    assert received(ann) == ("answer", b"hello")
     assert ann.subscribe("secret")
     assert ann.subscribe("ann/#")
     assert not ann.subscribe("bob/#")
     bob.publish("secret", b"not to be delivered")
     bob.publish("ann/1", b"not to be published")
     bob.publish("ask", b"why")
-    assert ann.message() == ("answer", b"b why 3")
+    assert received(ann) == ("answer", b"b why 3")
     assert broker.stop() == 0
     assert log.read_text() == "3 messages"
 
@@ -257,8 +180,8 @@ def test_topic_plugins_of_amqtt(start: Start, client: Connect) -> None:
     writer.publish("private", b"not listed")
     nobody.publish("public/1", b"may not publish")
     writer.publish("public/2", b"data")
-    assert reader.message() == ("public/2", b"data")
-    assert nobody.message() == ("public/2", b"data")
+    assert received(reader) == ("public/2", b"data")
+    assert received(nobody) == ("public/2", b"data")
 
 
 @pytest.mark.parametrize(
@@ -277,7 +200,7 @@ def test_wrong_file_ends_with_status_2_and_one_clear_line(
 ) -> None:
     """A mistake in the file is told by file and place, without a traceback."""
     broker = start(plugins)
-    assert broker.process.wait(SECONDS) == 2
+    assert broker.wait() == 2
     assert "policy.yaml: " in broker.log
     assert said in broker.log
     assert "Traceback" not in broker.log

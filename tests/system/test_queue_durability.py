@@ -8,12 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-from paho.mqtt.enums import MQTTProtocolVersion
-
 from broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from plugins.queue.client import QueueClient
-from tests.helpers.paho_client import MQTT_3_1_1, MQTT_5, PahoClient
+from tests.helpers.paho_client import MQTT_3_1_1, PahoClient
 from tests.helpers.process import SECONDS, BrokerProcess, anonymous_policy, running_broker
 from tests.helpers.wire import WireClient, connected
 
@@ -137,13 +134,12 @@ async def test_kill_under_load_loses_nothing_that_was_acknowledged(tmp_path: Pat
     assert len(set(stored)) == len(stored)
 
 
-@pytest.mark.parametrize("version", [MQTT_3_1_1, MQTT_5], ids=["3.1.1", "5"])
-def test_paho_publishes_across_a_kill(tmp_path: Path, version: MQTTProtocolVersion) -> None:
+def test_paho_publishes_across_a_kill(tmp_path: Path) -> None:
     """A client that repeats what is unacknowledged brings every message into the queue."""
     n_messages = 800
     with running_broker(queue_policy(), tmp_path) as broker:
         port = broker.port
-        publisher = PahoClient(port, "publisher", version)
+        publisher = PahoClient(port, "publisher", MQTT_3_1_1)
         published = threading.Semaphore(0)
         publisher.paho.on_publish = lambda *_: published.release()
         publisher.paho.max_inflight_messages_set(50)
@@ -222,7 +218,8 @@ async def check_sink_ledger(broker: BrokerProcess, n_refused: int) -> None:
         n_dropped = 0
         while (
             n_dropped != n_refused
-            or figures["matched"] != figures["stored"] + figures["queued"] + n_dropped
+            or figures.get("matched") != figures.get("stored", 0) + n_dropped
+            or figures.get("queued", 0)
         ):
             packet = await watcher.take(Publish)
             figures[packet.topic.removeprefix(root)] = int(packet.payload)
