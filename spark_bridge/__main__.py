@@ -150,6 +150,8 @@ def stream(
         lateness_seconds=lateness_seconds,
         trigger_seconds=trigger_seconds,
     )
+    for folder in (output, checkpoint, *([aggregate] if aggregate else [])):
+        folder.mkdir(parents=True, exist_ok=True)
     log_file = log or checkpoint / "spark.log"
     try:
         summary = run(
@@ -161,7 +163,8 @@ def stream(
             short_run=short_run or trigger_seconds is None,
         )
     except BridgeError as error:
-        raise BridgeError(f"{error.text} (Spark's log: {log_file})") from error
+        error.text += f" (Spark's log: {log_file})"
+        raise
     typer.echo(f"{PROGRAM}: done: {describe(summary)}")
     if report is not None:
         report.write_text(json.dumps(asdict(summary), indent=1) + "\n")
@@ -234,7 +237,8 @@ def main(argv: list[str] | None = None) -> int:
         argv: arguments; None for those of the process. ``prepare`` alone writes the class archive.
 
     Returns:
-        0; 1 where a query failed or the queue did not answer; 2 for wrong arguments or no Java.
+        0; 1 where a query failed, the queue did not answer or a folder cannot be written; 2 for
+        wrong arguments or no Java.
     """
     arguments = sys.argv[1:] if argv is None else argv
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -245,6 +249,9 @@ def main(argv: list[str] | None = None) -> int:
     except BridgeError as error:
         typer.echo(f"{PROGRAM}: {error.text}", err=True)
         return error.status
+    except OSError as error:
+        typer.echo(f"{PROGRAM}: cannot write {error.filename}: {error.strerror}", err=True)
+        return 1
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
     return 0

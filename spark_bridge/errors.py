@@ -7,6 +7,9 @@ from typing import Final
 MARK: Final = "penstock: "
 """Opens the text of each of our errors, so that it can be found inside Spark's own texts."""
 
+_CAUSES: Final = ("Caused by: ", ": ")
+"""How lines begin in a text of Java's that name an error or what caused it."""
+
 
 class BridgeError(Exception):
     """Root of this package's errors.
@@ -41,7 +44,8 @@ def one_line(error: BaseException) -> str:
     """Return the one line of an error that a user needs.
 
     Spark wraps what a Python source raises in a traceback of two processes. Where one of our own
-    errors is inside, its line is returned; else the first line of the text.
+    errors is inside, its line is returned; else the innermost cause that Java names, else the first
+    line that says something.
 
     Args:
         error: any exception, Spark's own included.
@@ -54,4 +58,8 @@ def one_line(error: BaseException) -> str:
         before, mark, after = line.partition(MARK)
         if mark and (not before or before.endswith(("Error: ", "Error("))):
             return after.strip()
-    return lines[0].strip()
+    causes = [line for line in lines if line.startswith(_CAUSES)]
+    told = causes[-1] if causes else lines[0]
+    for cause in _CAUSES:
+        told = told.removeprefix(cause)
+    return told.strip()

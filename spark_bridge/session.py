@@ -19,10 +19,20 @@ from pathlib import Path
 from typing import Final
 
 import pyspark
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from spark_bridge.errors import BridgeError, one_line
 from spark_bridge.java import Java
 from spark_bridge.source import register
+
+
+class SessionError(BridgeError):
+    """Spark does not start: a master or a setting that it cannot use."""
+
+    status = 2
+
 
 DEFAULT_MASTER: Final = "local[2]"
 
@@ -128,6 +138,9 @@ def build_session(
 
     Returns:
         The session; the caller stops it.
+
+    Raises:
+        SessionError: Spark does not start with this.
     """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     chosen = dict(_SETTINGS)
@@ -140,9 +153,12 @@ def build_session(
     builder = SparkSession.builder.appName("penstock").master(master)
     for name, value in chosen.items():
         builder = builder.config(name, value)
-    with _standard_error_to(log_file):
-        spark = builder.getOrCreate()
-    register(spark)
+    try:
+        with _standard_error_to(log_file):
+            spark = builder.getOrCreate()
+        register(spark)
+    except (PySparkException, Py4JError) as error:
+        raise SessionError(f"Spark does not start: {one_line(error)}") from error
     return spark
 
 

@@ -95,11 +95,11 @@ def unusable(telemetry: DataFrame) -> DataFrame:
         telemetry: what ``parse_telemetry`` returned for the source's columns.
 
     Returns:
-        Columns ``physical_queue``, ``offset``, ``topic``, ``publisher``, ``enqueued_at``,
-        ``problem``, ``payload``.
+        Columns ``physical_queue`` and ``offset``, which name the message wherever it is kept,
+        ``topic``, ``publisher``, ``enqueued_at`` and ``problem``.
     """
     return telemetry.where(f.col("problem").isNotNull()).select(
-        "physical_queue", "offset", "topic", "publisher", "enqueued_at", "problem", "payload"
+        "physical_queue", "offset", "topic", "publisher", "enqueued_at", "problem"
     )
 
 

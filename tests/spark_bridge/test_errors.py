@@ -25,3 +25,17 @@ def test_one_line_takes_the_first_line_of_a_foreign_error() -> None:
     """An error that is not ours is shortened, not hidden."""
     assert one_line(RuntimeError("disk full\n  at java.io")) == "disk full"
     assert one_line(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+def test_one_line_takes_the_innermost_cause_of_java() -> None:
+    """What Java says first is where it was, what it says last is why."""
+    text = (
+        "An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.\n"
+        ": org.apache.spark.SparkException: Could not parse Master URL: 'locall[2]'\n"
+        "\tat org.apache.spark.SparkContext$.createTaskScheduler(SparkContext.scala:1)\n"
+    )
+    parsed = "org.apache.spark.SparkException: Could not parse Master URL: 'locall[2]'"
+    assert one_line(RuntimeError(text)) == parsed
+    assert one_line(RuntimeError(text + "Caused by: java.io.IOException: full\n\tat x")) == (
+        "java.io.IOException: full"
+    )

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from plugins.queue.client import QueueClient
-from spark_bridge.__main__ import describe, main, read_pairs, read_trigger
+from spark_bridge.__main__ import StopSignals, describe, main, read_pairs, read_trigger
 from spark_bridge.errors import OptionError
 from spark_bridge.pipeline import Summary
 from tests.helpers.gateway import running_gateway
@@ -91,3 +94,40 @@ def test_a_summary_names_only_what_happened() -> None:
         "ingested 10 messages in 1 micro-batches of 0.5 s, aggregated 10, malformed 3, "
         "late groups dropped 4"
     )
+
+
+def test_a_folder_that_cannot_be_made_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Told before Spark is started."""
+    (tmp_path / "messages").write_text("a file")
+    with running_gateway(tmp_path) as client:
+        assert main(arguments(tmp_path, client.url)) == 1
+    assert f"cannot write {tmp_path / 'messages'}: File exists" in capsys.readouterr().err
+
+
+def test_a_setting_that_spark_refuses_ends_with_status_2_and_one_line(tmp_path: Path) -> None:
+    """Spark's own words for the cause, without its traceback, and where more of it stands."""
+    with running_gateway(tmp_path) as client:
+        given = arguments(tmp_path, client.url, "--master", "locall[2]")
+        program = [sys.executable, "-m", "spark_bridge", *given]
+        ended = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("penstock spark: Spark does not start: ")
+    assert "Could not parse Master URL: 'locall[2]'" in ended.stderr
+    assert "spark.log)" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_signals_are_counted_not_raised() -> None:
+    """One asks for an end in good order, two for an end at once."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signals = StopSignals()
+    try:
+        signals.install()
+        for count, number in enumerate(kept, start=1):
+            signal.raise_signal(number)
+            assert signals.count == count
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
