@@ -174,7 +174,7 @@ def _gateway(folder: Path, readers: str) -> Iterator[str]:
     policy = {"queue": {"path": FILE, "http": "127.0.0.1:0", "queues": {QUEUE: queue}}}
     (folder / "policy.yaml").write_text(json.dumps({"plugins": policy}))
     with subprocess.Popen(
-        [sys.executable, "-m", "plugins.queue.gateway", "-c", "policy.yaml"],
+        [sys.executable, "-m", "plugins.queue", "-c", "policy.yaml"],
         stderr=subprocess.PIPE,
         text=True,
         cwd=folder,

@@ -24,11 +24,11 @@ from plugins.queue.sink import QueuePlugin
 application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run the gateway until it is told to stop by SIGINT or SIGTERM.
 
     Args:
-        argv: arguments after the program's name.
+        argv: arguments after the program's name; None for those of the process.
 
     Returns:
         Exit status: 0, or 2 where the arguments, the file or the engine cannot be used.
@@ -95,4 +95,4 @@ async def _serve(plugin: QueuePlugin) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,0 +1,10 @@
+"""``python -m plugins.queue`` is ``penstock queue``."""
+
+from __future__ import annotations
+
+import sys
+
+from plugins.queue.gateway import main
+
+if __name__ == "__main__":
+    sys.exit(main())
