@@ -116,6 +116,12 @@ def stock_amqtt_policy(port: int) -> dict[str, Any]:
     return policy | {"listeners": _listeners(port)}
 
 
+def without_queue_limits(policy: dict[str, Any]) -> dict[str, Any]:
+    """Return a policy for Penstock under which no session's queue is ever full."""
+    limits = (policy.get("limits") or {}) | {"queued_messages": 1 << 30, "queued_bytes": 1 << 40}
+    return policy | {"limits": limits}
+
+
 def example_policy(port: int) -> dict[str, Any]:
     """Return the repository's example policy, its plugins included, on free ports."""
     policy: dict[str, Any] = yaml.safe_load(EXAMPLE_POLICY.read_text())
@@ -124,11 +130,13 @@ def example_policy(port: int) -> dict[str, Any]:
 
 
 def _penstock(directory: Path, port: int) -> list[str]:
-    return [sys.executable, "-m", "broker", "-c", _write_yaml(directory, example_policy(port))]
+    policy = without_queue_limits(example_policy(port))
+    return [sys.executable, "-m", "broker", "-c", _write_yaml(directory, policy)]
 
 
 def _penstock_stock(directory: Path, port: int) -> list[str]:
-    return [sys.executable, "-m", "broker", "-c", _write_yaml(directory, stock_amqtt_policy(port))]
+    policy = without_queue_limits(stock_amqtt_policy(port))
+    return [sys.executable, "-m", "broker", "-c", _write_yaml(directory, policy)]
 
 
 def _mosquitto(directory: Path, port: int) -> list[str]:
