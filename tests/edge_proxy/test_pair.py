@@ -201,6 +201,15 @@ def test_a_stop_says_goodbye(version: int, goodbye: list[Any]) -> None:
     assert pair.to_broker() == []
 
 
+def test_no_goodbye_before_the_broker_has_answered() -> None:
+    """[MQTT-3.14.0-1]: DISCONNECT only after a CONNACK of success."""
+    pair = VirtualPair()
+    pair.client_sends(Connect())
+    pair.pair.close(ReasonCode.SERVER_SHUTTING_DOWN)
+    pair.settle()
+    assert pair.to_client() == []
+
+
 def test_the_account_is_logged_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     """One line for each client: who, why and where its messages went."""
     caplog.set_level("INFO")

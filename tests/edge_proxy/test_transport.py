@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from broker.link import Link
 from broker.mqtt.packets import (
     ConnAck,
     Disconnect,
@@ -50,14 +52,51 @@ class Bench:
         return client, broker
 
 
+class Sampler:
+    """A sampler that looks at whom the socket it is given is connected to."""
+
+    period: float | None = 0.01
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def sample(self, link: Link, fileno: int, now: float) -> bool:
+        """Take note of the peer."""
+        del link, now
+        with socket.socket(fileno=os.dup(fileno)) as sock:
+            self.seen.append(sock.getpeername())
+        return False
+
+    def sent(self, *_: object) -> None:
+        """Take no note."""
+
+    def acknowledged(self, *_: object) -> bool:
+        """Take no note."""
+        return False
+
+    def connected(self, *_: object) -> None:
+        """Take no note."""
+
+    def forget(self, *_: object) -> None:
+        """Take no note."""
+
+
 @asynccontextmanager
 async def bench(
-    gate: SwitchGate | None = None, broker_port: int | None = None, **limits: Any
+    gate: SwitchGate | None = None,
+    sampler: Sampler | None = None,
+    broker_port: int | None = None,
+    **limits: Any,
 ) -> AsyncIterator[Bench]:
     """Run a driver."""
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(ScriptedBroker())
-        shared = Shared(ProxyLimits(**limits), logger=logging.getLogger("test.proxy"), gate=gate)
+        shared = Shared(
+            ProxyLimits(**limits),
+            logger=logging.getLogger("test.proxy"),
+            gate=gate,
+            samplers=[sampler] if sampler else [],
+        )
         port = broker.port if broker_port is None else broker_port
         driver = Driver(shared, "127.0.0.1", port, timeout_seconds=SECONDS)
         server = await asyncio.get_running_loop().create_server(driver.accept, "127.0.0.1", 0)
@@ -96,8 +135,11 @@ async def test_what_a_client_sends_at_once_reaches_the_broker() -> None:
         assert await broker.receive_end() == b""
 
 
-async def test_a_broker_that_goes_takes_the_client_with_it() -> None:
-    """What it sent before arrives; then the client's connection is closed."""
+async def test_a_broker_that_goes_takes_the_client_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it sent before arrives; then the client's connection is closed, at once."""
+    monkeypatch.setattr(transport, "CLOSE_TIMEOUT_SECONDS", 3600.0)
     async with bench() as proxy:
         client, broker = await proxy.joined()
         broker.send(publish("last", 10), Disconnect(ReasonCode.SESSION_TAKEN_OVER))
@@ -109,8 +151,11 @@ async def test_a_broker_that_goes_takes_the_client_with_it() -> None:
         assert not proxy.driver.pairs
 
 
-async def test_a_client_that_goes_takes_the_connection_to_the_broker_with_it() -> None:
-    """What was withheld for it is left to the broker unacknowledged."""
+async def test_a_client_that_goes_takes_the_connection_to_the_broker_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At once; what was withheld for it is left to the broker unacknowledged."""
+    monkeypatch.setattr(transport, "CLOSE_TIMEOUT_SECONDS", 3600.0)
     async with bench(SwitchGate()) as proxy:
         client, broker = await proxy.joined()
         broker.send(publish("big", 200, packet_id=1), PingResp())
@@ -168,12 +213,39 @@ async def test_a_withheld_message_leaves_when_its_time_has_come() -> None:
     """The deadline that the gate names is kept, without any packet coming in."""
     gate = SwitchGate()
     gate.look_again_after = 0.01
-    async with bench(gate) as proxy:
+    async with bench(gate, connect_timeout_seconds=3600.0) as proxy:
         client, broker = await proxy.joined()
         broker.send(publish("big", 200, packet_id=1), publish("small", packet_id=2))
         assert await client.receive() == publish("small", packet_id=2)
         gate.is_open = True
         assert await client.receive() == publish("big", 200, packet_id=1)
+
+
+async def test_more_large_messages_than_one_turn_takes() -> None:
+    """They leave one by one, others have their turn in between, and all of them arrive."""
+    async with bench(SwitchGate(is_open=True)) as proxy:
+        client, broker = await proxy.joined()
+        numbers = range(1, 3 * transport.MAX_TURNS)
+        broker.send(*(publish(f"big{n}", 200, packet_id=n) for n in numbers))
+        for number in numbers:
+            assert await client.receive() == publish(f"big{number}", 200, packet_id=number)
+
+
+async def test_samplers_look_at_the_clients_socket() -> None:
+    """The path that counts is the one to the client, not the one to the broker."""
+    sampler = Sampler()
+    async with bench(sampler=sampler) as proxy:
+        client, _broker = await proxy.joined()
+        await until(lambda: len(sampler.seen) >= 2)
+        assert set(sampler.seen) == {client.writer.get_extra_info("sockname")}
+
+
+async def test_little_is_handed_over_before_the_client_has_room() -> None:
+    """A small message has to wait for no more than the limits allow to be unsent."""
+    async with bench(write_high_bytes=5000, write_low_bytes=1000) as proxy:
+        await proxy.joined()
+        (pair_driver,) = proxy.driver.pairs
+        assert pair_driver._transports[UP].get_write_buffer_limits() == (1000, 5000)
 
 
 async def test_a_client_that_does_not_read_stops_the_broker() -> None:

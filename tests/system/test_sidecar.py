@@ -28,6 +28,7 @@ from broker.mqtt.packets import (
     SubAck,
     Subscribe,
     Subscription,
+    Will,
 )
 from broker.mqtt.reason_codes import ReasonCode
 from netem.profiles import OPEN, Direction, Profile
@@ -245,6 +246,49 @@ async def test_a_large_message_waits_for_a_slow_link_and_small_ones_pass(
     account = re.search(r"client slow .*left to the broker (.*)", proxy.log)
     assert account is not None
     assert account[1] == f"0; withheld {n_withheld}, released {n_withheld}"
+
+
+async def test_the_kernels_rtt_of_the_clients_connection_is_enough(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    """With `tcp_info` alone, and QoS 0 alone, a large message is withheld once there is an RTT."""
+    plugins = {
+        "withholding": ALWAYS_CONGESTED["withholding"],
+        "probing": {"sources": ["tcp_info"], "probe_period": 0.05, "max_age_seconds": 3600.0},
+    }
+    with running_proxy(tmp_path, mosquitto.port, plugins) as proxy:
+        async with (
+            client(mosquitto.port, "publisher") as publisher,
+            client(proxy.port, "subscriber") as subscriber,
+        ):
+            await subscriber.subscribe("kernel/#")
+            first = "large"
+            number = 0
+            while first == "large":
+                number += 1
+                await publisher.publish(f"kernel/{number}/large", LARGE)
+                await publisher.publish(f"kernel/{number}/small")
+                first = (await topics(subscriber, 1))[0].rpartition("/")[2]
+                if first == "large":
+                    assert await topics(subscriber, 1) == [f"kernel/{number}/small"]
+    assert "dropped 1 (connection_lost 1), left to the broker 0; withheld 1" in proxy.log
+
+
+async def test_a_will_is_sent_for_a_client_that_is_lost(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    """The broker sees a connection that ends without DISCONNECT, as it is."""
+    with running_proxy(tmp_path, mosquitto.port) as proxy:
+        async with client(mosquitto.port, "heir") as heir:
+            await heir.subscribe("wills/#")
+            will = aiomqtt.Will("wills/polite", b"gone")
+            async with client(proxy.port, "polite", will=will):
+                pass
+            address = ("127.0.0.1", proxy.port)
+            lost = await open_client(address, client_id="lost", will=Will("wills/lost", b"gone"))
+            assert isinstance(await lost.receive(), ConnAck)
+            lost.writer.transport.abort()
+            assert await topics(heir, 1) == ["wills/lost"]
 
 
 @contextlib.asynccontextmanager
