@@ -21,7 +21,9 @@ from edge_proxy.config import (
 from plugins.probing.config import ProbingConfig
 from plugins.withholding.config import WithholdingConfig
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "proxy.example.yaml"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "proxy.example.yaml"
+DOCUMENTATION = ROOT / "docs" / "edge-proxy.md"
 
 SECTIONS: dict[tuple[str, ...], type[Any]] = {
     (): ProxyKeys,
@@ -170,3 +172,12 @@ def test_nothing_else_is_shown() -> None:
     _, with_defaults = shown()
     for keys, config in SECTIONS.items():
         validate_config(config, section(with_defaults, keys), EXAMPLE.name, ".".join(keys))
+
+
+def test_the_file_in_the_documentation_loads() -> None:
+    """What a reader copies works, and does what the text around it says."""
+    (text,) = re.findall(r"```yaml\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    config = parse_proxy_config(text, "proxy.yaml")
+    assert (config.listen_port, config.broker_port) == (1883, 1884)
+    validate_config(ProbingConfig, config.plugins["probing"], "proxy.yaml", "")
+    validate_config(WithholdingConfig, config.plugins["withholding"], "proxy.yaml", "")
