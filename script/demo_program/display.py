@@ -53,8 +53,9 @@ class Display:
             share: how much of it is done, 0 to 1.
             sides: the brokers.
         """
-        bar = ProgressBar(total=1.0, completed=min(1.0, share), width=60)
-        self._live.update(Group(Text(doing), bar, counts(sides)))
+        line = Table.grid()  # a bar alone does not end its line
+        line.add_row(ProgressBar(total=1.0, completed=min(1.0, share), width=60))
+        self._live.update(Group(Text(doing), line, counts(sides)))
 
 
 def counts(sides: Sequence[Side]) -> Table:
