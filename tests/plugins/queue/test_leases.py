@@ -77,6 +77,17 @@ def test_failed_delete_makes_the_message_visible() -> None:
     assert [lease.offset for lease in table.visible_again(5)] == [0]
 
 
+def test_message_is_visible_once_however_often_it_became_visible() -> None:
+    """A late delete that fails does not give the message to two receivers."""
+    table = LeaseTable(TIMEOUT)
+    lease_one(table)
+    table.expire(10.0)
+    late = table.delete(0, 1)
+    assert late is not None
+    table.put_back(late)
+    assert table.visible_again(5) == [late]
+
+
 def test_receive_that_was_given_back_does_not_count() -> None:
     """A message whose receiver never got it is visible at once, with no receive counted."""
     table = LeaseTable(TIMEOUT)
@@ -138,7 +149,7 @@ class LeasesAgainstModel(RuleBasedStateMachine):
         self.next_offset += 1
         self.next_lease_id += 1
 
-    @rule(seconds=st.floats(0.0, 8.0))
+    @rule(seconds=st.floats(0.0, 12.0))
     def wait(self, seconds: float) -> None:
         """Time passes, and leases expire."""
         self.now += seconds
