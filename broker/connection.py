@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 
 _CONNECT_BYTE: Final = PacketType.CONNECT << 4
 
+MAX_CONNECT_BYTES: Final = 1024 * 1024
+"""Of a CONNECT, which nobody has judged yet: all its strings at their longest, three times over.
+The larger `maximum_packet_size` would let strangers fill the memory."""
+
 
 class Connection(Sender):
     """The server's side of one network connection.
@@ -165,11 +169,13 @@ class Connection(Sender):
         core = self.core
         counters = core.counters
         fast_plans = core.fast_plans[self.version] if self.is_open else {}
-        if not self.is_open and data[0] != _CONNECT_BYTE:  # [MQTT-3.1.0-1]
-            # Said at the first byte: who speaks another protocol is not waited for.
-            raise ProtocolError("the first packet is not CONNECT")
         offset = 1 if self.version == ProtocolVersion.MQTT_5 else 0
         maximum = self._maximum_packet_size
+        if not self.is_open:
+            if data[0] != _CONNECT_BYTE:  # [MQTT-3.1.0-1]
+                # Said at the first byte: who speaks another protocol is not waited for.
+                raise ProtocolError("the first packet is not CONNECT")
+            maximum = min(maximum, MAX_CONNECT_BYTES)
         end = len(data)
         position = 0
         n_packets = 0
@@ -215,6 +221,7 @@ class Connection(Sender):
             if not fast_plans and self.is_open:
                 fast_plans = core.fast_plans[self.version]
                 offset = 1 if self.version == ProtocolVersion.MQTT_5 else 0
+                maximum = self._maximum_packet_size
         counters.packets_received += n_packets
         counters.bytes_received += position
         if self.suspended is not None:

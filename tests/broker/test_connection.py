@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker.config import Limits
+from broker.connection import MAX_CONNECT_BYTES
 from broker.mqtt.packets import Connect, Disconnect, PingReq, PingResp, Publish
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
@@ -37,6 +38,25 @@ def test_a_first_packet_that_is_no_connect_is_not_waited_for(first: bytes) -> No
     assert client.is_lost
     assert not client.inbox
     assert broker.core.counters.peer_errors == {ReasonCode.PROTOCOL_ERROR: 1}
+
+
+def test_a_connect_is_bounded_however_large_other_packets_may_be() -> None:
+    """A client that nobody knows is closed when it announces more than MAX_CONNECT_BYTES."""
+    broker = VirtualBroker()
+    client = VirtualClient(broker)
+    client.send_bytes(b"\x10\x80\x80\x40")  # a Remaining Length of 1 MiB
+    assert client.is_lost
+    assert broker.core.counters.peer_errors == {ReasonCode.PACKET_TOO_LARGE: 1}
+
+
+def test_a_large_packet_may_follow_connect_in_one_chunk() -> None:
+    """Once the client is accepted, `maximum_packet_size` holds."""
+    broker = VirtualBroker()
+    watcher = broker.connect("w")
+    watcher.subscribe("t")
+    payload = bytes(MAX_CONNECT_BYTES + 1)
+    VirtualClient(broker).send(Connect(client_id="c"), Publish("t", payload))
+    assert watcher.payloads() == [payload]
 
 
 @pytest.mark.parametrize("version", [4, 5])
