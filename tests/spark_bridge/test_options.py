@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
 from spark_bridge.errors import OptionError
 from spark_bridge.options import OPTION_NAMES, SourceOptions, read_options
+from spark_bridge.pipeline import source_texts
 
 NEEDED = {"url": "http://127.0.0.1:8080", "queue": "telemetry"}
 
@@ -91,3 +94,11 @@ def test_a_wrong_value_names_option_text_and_what_is_allowed(
 def test_names_are_those_of_the_dataclass() -> None:
     """An option cannot be added without being read."""
     assert {field.name for field in fields(SourceOptions)} == set(OPTION_NAMES)
+
+
+def test_the_documentation_lists_every_option_with_its_default() -> None:
+    """A user reads the table, not the source."""
+    text = Path(__file__).parents[2] / "docs" / "spark.md"
+    rows = re.findall(r"^\| `(\w+)` \| ([\w.]*) ?\|", text.read_text(), re.MULTILINE)
+    defaults = source_texts(SourceOptions(url="", queue=""))
+    assert [row for row in rows if row[0] in defaults] == list(defaults.items())

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
@@ -41,3 +44,11 @@ def test_the_ddl_lists_the_columns_in_order() -> None:
     assert SPARK_DDL.startswith("physical_queue INT NOT NULL, offset BIGINT NOT NULL, topic STRING")
     assert SPARK_DDL.endswith("properties STRING")
     assert isinstance(ARROW_SCHEMA, pa.Schema)
+
+
+def test_the_documentation_lists_the_columns() -> None:
+    """A user reads the table, not the source."""
+    text = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    table = text.partition("| column | type |")[2].partition("\n\n")[0]
+    names = [name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row)]
+    assert names == [name for name, *_ in COLUMNS]
