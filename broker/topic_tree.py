@@ -18,8 +18,13 @@ from broker.mqtt.topics import matches
 if TYPE_CHECKING:
     from broker.session import Session
 
-MAX_PLANS: Final = 100_000
-"""Plans kept; a publisher that makes up topics must not fill the memory. About 0.5 KB each."""
+MAX_PLAN_BYTES: Final = 128 * 1024 * 1024
+"""Memory that all plans may take; a publisher that makes up topics must not fill it. Room for
+some 200,000 topics with one subscriber each, or for 1,400 with a thousand each."""
+
+_PLAN_BYTES: Final = 512
+_TARGET_BYTES: Final = 90
+"""What a plan and each of its targets take in CPython, its fast plan included."""
 
 
 class Subscription:
@@ -119,6 +124,11 @@ class Plan:
         self.sinks = sinks
         self.threshold_s = threshold_s
 
+    def size_bytes(self) -> int:
+        """Return about what the plan takes of the memory."""
+        n_topic_bytes = 2 * len(self.topic_bytes)
+        return _PLAN_BYTES + n_topic_bytes + _TARGET_BYTES * len(self.targets)
+
 
 class _Node:
     """One topic level; its places for children and subscriptions are made when needed."""
@@ -158,6 +168,7 @@ class TopicTree:
         self._sinks = tuple(sinks)
         self._threshold_s = threshold_s
         self.plans: dict[bytes, Plan] = {}
+        self._plan_bytes = 0
         self.n_subscriptions = 0
         self.on_plans_void: Callable[[], None] = lambda: None
 
@@ -208,12 +219,14 @@ class TopicTree:
     def void_plans(self) -> None:
         """Drop every plan: something that plans depend on has changed."""
         self.plans.clear()
+        self._plan_bytes = 0
         self.on_plans_void()
 
     def _make_void(self, topic_filter: str) -> None:
         if "+" in topic_filter or "#" in topic_filter:
             self.void_plans()
-        elif self.plans.pop(topic_filter.encode(), None) is not None:
+        elif (plan := self.plans.pop(topic_filter.encode(), None)) is not None:
+            self._plan_bytes -= plan.size_bytes()
             self.on_plans_void()
 
     def plan(self, topic: str, topic_bytes: bytes) -> Plan:
@@ -232,8 +245,9 @@ class TopicTree:
             tuple(s for s in self._sinks if any(matches(f, topic) for f in s.topic_filters)),
             sys.maxsize if threshold_s is None else threshold_s,
         )
-        if len(self.plans) >= MAX_PLANS:
+        if self._plan_bytes + plan.size_bytes() > MAX_PLAN_BYTES:
             self.void_plans()
+        self._plan_bytes += plan.size_bytes()
         self.plans[topic_bytes] = plan
         return plan
 
