@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from broker.timers import Timers
+from broker.timers import MIN_CANCELLED, Timers
 
 
 def never(now: float) -> None:
@@ -54,3 +54,17 @@ def test_a_timer_set_by_an_action_waits_for_the_next_run() -> None:
     assert ran == [1.0]
     timers.run(1.0)
     assert ran == [1.0, 1.0]
+
+
+def test_cancelled_timers_do_not_pile_up() -> None:
+    """Deadlines far ahead that were cancelled cost no memory until then."""
+    timers = Timers()
+    ran: list[float] = []
+    timers.at(5.0, ran.append)
+    for number in range(10 * MIN_CANCELLED):
+        timers.at(1e6 + number, never).cancel()
+        assert len(timers) <= MIN_CANCELLED + 1
+    timers.at(4.0, ran.append)
+    timers.run(6.0)
+    assert ran == [6.0, 6.0]
+    assert len(timers) <= MIN_CANCELLED
