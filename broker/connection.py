@@ -367,7 +367,7 @@ class Connection(Sender):
                 self._last_received + self._keep_alive, self._keep_alive_due
             )
         session.connection = self
-        session.resend.extend(session.inflight)
+        session.resend = deque(session.inflight)
         session.outbox.link_changed()
         self.core.counters.clients_connected += 1
         self.want_pump()

@@ -274,6 +274,7 @@ class Core:
         if self.access is None or not self.access.checks_receive:
             receipt = _NO_RECEIPT if message.qos else None
             self.route(message, plan.targets, plan.sinks, receipt, now)
+            self.congested.clear()  # there is no publisher to slow down
             return
         rest = eager.start(self._publish_checked(message, plan, now))
         if rest is not None:
@@ -282,6 +283,7 @@ class Core:
     async def _publish_checked(self, message: Message, plan: Plan, now: float) -> None:
         targets = await self.allowed_targets(plan)
         self.route(message, targets, plan.sinks, _NO_RECEIPT if message.qos else None, now)
+        self.congested.clear()
 
     def ledger(self) -> Ledger:
         """Return the broker's account: all sessions, gone and present, added up."""

@@ -167,7 +167,8 @@ def _set_up(
     core = connection.core
     if session.version != packet.protocol_version:
         session.version = packet.protocol_version
-        core.tree.void_plans()
+        if session.subscriptions:
+            core.tree.void_plans()
     session.username = packet.username
     session.link.username = packet.username
     session.will = will
@@ -299,6 +300,7 @@ def send_retained(core: Core, subscription: Subscription, now: float) -> None:
             subscription_ids=(identifier,) if identifier else (),
             now=now,
         )
+    core.congested.clear()  # there is no publisher to slow down
 
 
 def handle_unsubscribe(connection: Connection, packet: Unsubscribe, _now: float) -> None:
@@ -337,7 +339,7 @@ def acknowledged(
         session.ledger.drop("refused")
     if qos == 1:
         _sample(session, core, packet_id, now)
-    if session.outbox.n_messages:
+    if session.outbox.n_messages or session.resend:
         connection.want_pump()
 
 

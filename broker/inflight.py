@@ -70,6 +70,10 @@ class Inflight:
         self._released.add(packet_id)
         return delivery
 
+    def holds(self, delivery: Delivery) -> bool:
+        """Say whether a delivery that was inflight still is."""
+        return self._deliveries.get(delivery.packet_id) is delivery
+
     def is_released(self, packet_id: int) -> bool:
         """Say whether the PUBREC has come, so that PUBREL is what to send again."""
         return packet_id in self._released

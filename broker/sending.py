@@ -127,6 +127,9 @@ class Sender:
         session.link.unsent_bytes = unsent_bytes
         while self.out_bytes < PUMP_BYTES:
             if session.resend:
+                # The quota is this connection's [MQTT-3.3.4-9]; the last one's may have been more.
+                if len(session.inflight) - len(session.resend) >= self.send_quota:
+                    break
                 self._send_again(session.resend.popleft(), now)
                 continue
             has_quota = len(session.inflight) < self.send_quota
@@ -145,7 +148,7 @@ class Sender:
         if self.wants_more:
             self._pump_wanted = True
         elif session.outbox.n_messages <= self.send_quota:
-            if not session.outbox.n_messages:
+            if not session.outbox.n_messages and not session.resend:
                 session.is_direct = True
                 self.throttle.is_slow = False
             self.throttle.let_go()
@@ -215,6 +218,8 @@ class Sender:
     def _send_again(self, delivery: Delivery, now: float) -> None:
         """Repeat what the last connection left unacknowledged [MQTT-4.4.0-1]."""
         inflight = self.session.inflight
+        if not inflight.holds(delivery):  # acknowledged before it was repeated
+            return
         if inflight.is_released(delivery.packet_id):
             self.send_packet(PubRel(delivery.packet_id))
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from broker.inflight import Inflight
 from broker.ledger import Ledger
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.core import Core
     from broker.publishing import PublishReceipt
+
+DIRECT_BYTES: Final = 1024 * 1024
+"""What one turn may write past the outbox. A few bytes, such as a SUBSCRIBE to all retained
+messages, can ask for more than the memory holds."""
 
 
 class Session:
@@ -125,7 +129,7 @@ class Session:
             else:
                 ledger.drop("offline")
             return
-        if self.is_direct and not message.is_large:
+        if self.is_direct and not message.is_large and connection.out_bytes < DIRECT_BYTES:
             if not qos:
                 connection.send_qos0(
                     message, retain=retain, subscription_ids=subscription_ids, now=now

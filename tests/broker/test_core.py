@@ -131,3 +131,12 @@ def test_the_core_imports_no_io() -> None:
         "import broker.core, broker.connection, broker.handlers\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_new_client_leaves_the_plans_alone() -> None:
+    """Clients that come and go must not slow down those who stay."""
+    broker = VirtualBroker()
+    plan = broker.core.tree.plan("t", b"t")
+    broker.connect("a", 4)
+    broker.connect("b", 5)
+    assert broker.core.tree.plan("t", b"t") is plan

@@ -63,3 +63,13 @@ def test_what_is_inflight_comes_oldest_first() -> None:
     assert list(inflight) == [sent[0], *sent[2:]]
     assert inflight.clear() == 4
     assert len(inflight) == 0
+
+
+def test_a_delivery_is_held_until_it_is_acknowledged() -> None:
+    """Nor is it held once another has its packet identifier."""
+    inflight = Inflight()
+    sent = delivery()
+    packet_id = inflight.start(sent)
+    assert inflight.holds(sent)
+    inflight.finish(packet_id, 1)
+    assert not inflight.holds(sent)

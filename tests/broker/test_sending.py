@@ -10,10 +10,21 @@ from broker.config import Limits
 from broker.extensions import Verdict
 from broker.link import Link
 from broker.message import Message
-from broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
+from broker.mqtt.packets import (
+    Connect,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    Subscribe,
+    Subscription,
+)
+from broker.mqtt.writer import write_packet
 from broker.outbox import OpenGate
 from broker.payload import Payload
 from broker.sending import JOIN_BELOW_BYTES, PUMP_BYTES
+from broker.session import DIRECT_BYTES
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 KEEP: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 600}}
@@ -279,3 +290,72 @@ def test_a_payload_that_cannot_be_read_back_is_counted_and_the_rest_goes_on() ->
     assert subscriber.acknowledge() == [b"fine"]
     assert subscriber.session.ledger.dropped == {"payload_lost": 2}
     subscriber.session.check_invariants()
+
+
+def test_what_is_sent_again_keeps_to_the_new_connections_receive_maximum() -> None:
+    """A reconnect with a smaller Receive Maximum is sent no more than that [MQTT-3.3.4-9]."""
+    broker = VirtualBroker()
+    publisher, subscriber = pair(broker, **KEEP)
+    for number in range(1, 8):
+        publisher.publish(f"t{number}", b"%d" % number, qos=1, packet_id=number)
+    subscriber.lose()
+    properties = {"session_expiry_interval": 600, "receive_maximum": 2}
+    again = broker.connect("s", clean_start=False, properties=properties)
+    publisher.publish("new", b"8", qos=1, packet_id=8)
+    received = []
+    while any(isinstance(packet, Publish) for packet in again.inbox):
+        assert len([p for p in again.inbox if isinstance(p, Publish) and p.qos]) <= 2
+        received += again.acknowledge()
+        again.session.check_invariants()
+    assert received == [b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8"]
+
+
+def test_what_was_not_sent_again_is_so_once_after_the_next_reconnect() -> None:
+    """However often a connection breaks while it repeats, each message is repeated once."""
+    broker = VirtualBroker()
+    publisher, subscriber = pair(broker, **KEEP)
+    for number in range(1, 4):
+        publisher.publish("t", b"%d" % number, qos=1, packet_id=number)
+    subscriber.lose()
+    for _ in range(3):
+        broken = broker.connect("s", clean_start=False, properties=KEEP["properties"])
+        broken.lose()
+        stuck = VirtualClient(broker)
+        stuck.connection.pause_sending()
+        stuck.send(Connect(client_id="s", protocol_version=5, keep_alive=0, **KEEP))
+        stuck.lose()
+    again = broker.connect("s", **KEEP)
+    assert again.acknowledge() == [b"1", b"2", b"3"]
+
+
+def test_what_is_acknowledged_before_it_is_sent_again_is_not() -> None:
+    """A PUBACK on the new connection for what came on the old one ends the delivery."""
+    broker = VirtualBroker()
+    publisher, subscriber = pair(broker, **KEEP)
+    for number in range(1, 4):
+        publisher.publish("t", b"%d" % number, qos=1, packet_id=number)
+    ids = [packet.packet_id for packet in subscriber.take_all(Publish)]
+    subscriber.lose()
+    again = VirtualClient(broker)
+    again.connection.pause_sending()
+    again.send(Connect(client_id="s", protocol_version=5, keep_alive=0, **KEEP))
+    again.send(PubAck(ids[1]))
+    again.connection.resume_sending()
+    broker.settle()
+    assert again.acknowledge() == [b"1", b"3"]
+    again.session.check_invariants()
+
+
+def test_a_few_bytes_cannot_ask_for_more_than_one_turn_may_write() -> None:
+    """Many subscriptions to many retained messages: what is not due yet waits by reference."""
+    broker = VirtualBroker()
+    publisher = broker.connect("p")
+    for number in range(100):
+        publisher.publish(f"r/{number}", bytes(4000), retain=True)
+    client = broker.connect("c")
+    frame = write_packet(Subscribe(1, (Subscription("#"),)), 5)
+    client.connection.receive_data(frame * 20, broker.now)
+    assert client.connection.out_bytes < 2 * DIRECT_BYTES
+    client.session.check_invariants()
+    broker.settle()
+    assert len(client.payloads()) == 20 * 100

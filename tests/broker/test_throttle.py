@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from broker.config import Limits
+from broker.message import Message
+from broker.mqtt.packets import Subscribe, Subscription
 from broker.throttle import THROTTLE_SECONDS
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
@@ -84,3 +86,15 @@ def test_a_client_does_not_wait_for_itself() -> None:
     client.connection.pause_sending()
     client.publish("t", b"x")
     assert client.is_reading
+
+
+def test_nobody_waits_for_a_subscriber_whom_another_message_found_without_room() -> None:
+    """Wills, $SYS and retained messages have no publisher; the next one is not to blame."""
+    broker, publisher, subscriber = congested()
+    publisher.publish("r", b"retained", retain=True)
+    broker.core.publish(Message("t", b"the broker's own"), broker.now)
+    subscriber.send(Subscribe(1, (Subscription("r"),)))
+    broker.settle()
+    publisher.publish("nobody", b"x")
+    assert publisher.is_reading
+    assert broker.core.congested == []
