@@ -337,7 +337,6 @@ class SqliteStore:
         except StorageFullError:
             if not is_for_readers or not self._reserve.spend():
                 raise
-        self._shorten_log()
         return change()
 
     def _hold_reserve(self) -> bool:

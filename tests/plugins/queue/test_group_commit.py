@@ -177,6 +177,33 @@ async def test_failing_storage_is_logged_once_and_its_recovery_too(
     await running.commits.close()
 
 
+async def test_storage_is_not_called_healthy_for_a_delete_while_messages_are_refused() -> None:
+    """Deletes go on while a disk is full; the failure ends when a message is stored."""
+    running = Running()
+    await running.append()
+    running.store.fails = lambda n_messages, _n_marks: n_messages > 0
+    await asyncio.gather(running.append(), return_exceptions=True)
+    await running.delete(0b1)
+    assert running.commits.failure == "disk full"
+    running.store.fails = lambda _n_messages, _n_marks: False
+    await running.append()
+    assert running.commits.failure is None
+    await running.commits.close()
+
+
+async def test_failure_of_deletes_alone_ends_with_the_next_delete() -> None:
+    """Where only deletes had failed, a delete that is done shows that the storage is well."""
+    running = Running()
+    await running.append()
+    running.store.fails = lambda _n_messages, _n_marks: True
+    await asyncio.gather(running.delete(0b1), return_exceptions=True)
+    assert running.commits.failure == "disk full"
+    running.store.fails = lambda _n_messages, _n_marks: False
+    await running.delete(0b1)
+    assert running.commits.failure is None
+    await running.commits.close()
+
+
 async def test_message_that_cannot_be_read_costs_nobody_else(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

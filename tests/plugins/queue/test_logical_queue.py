@@ -86,6 +86,7 @@ async def test_answer_is_bounded_in_bytes() -> None:
         for number in range(3):
             await store_messages(engine, [bytes(ANSWER_BYTES // 2)] * 2, number=number)
         assert len(await queue.dequeue(100, 0)) == 2
+        assert queue.figures()["missed_dequeues"] == 0
 
 
 async def test_visibility_timeout_is_as_configured() -> None:
