@@ -290,22 +290,22 @@ class Connection(Sender):
             self.core.touch(self)
 
     def check_receive_maximum(self) -> None:
-        """Check that an MQTT 5 client keeps to Receive Maximum [MQTT-3.3.4-9].
+        """Check that an MQTT 5 client may send one more QoS 1 or 2 message [MQTT-3.3.4-9].
 
-        An MQTT 3.1.1 client knows none: it is slowed down by not reading.
+        An MQTT 3.1.1 client knows no Receive Maximum: it is slowed down by not reading.
 
         Raises:
             ProtocolError: receive maximum exceeded.
         """
         if self.version != ProtocolVersion.MQTT_5:
-            if not self.wants_reading:
-                self.core.touch(self)
             return
         n_messages = len(self.session.incoming)
+        if n_messages + len(self.receipts) < self._receive_maximum:
+            return  # whatever the receipts are for
         n_messages += sum(1 for receipt in self.receipts if receipt.qos == 1)
-        if n_messages > self._receive_maximum:
+        if n_messages >= self._receive_maximum:
             raise ProtocolError(
-                f"{n_messages} QoS 1 and 2 messages unacknowledged; "
+                f"{n_messages + 1} QoS 1 and 2 messages unacknowledged; "
                 f"allowed: {self._receive_maximum}",
                 ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
             )
@@ -378,6 +378,8 @@ class Connection(Sender):
         self._end(now)
 
     def _keep_alive_due(self, now: float) -> None:
+        if not self.wants_reading:  # what the client says meanwhile is not heard
+            self._last_received = now
         due = self._last_received + self._keep_alive
         if now < due:
             self.timer = self.core.timers.at(due, self._keep_alive_due)

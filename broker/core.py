@@ -25,7 +25,9 @@ from broker.extensions import (
     SessionView,
 )
 from broker.ledger import Ledger
+from broker.link import Link
 from broker.message import Message
+from broker.mqtt.reason_codes import describe_reason_code
 from broker.outbox import OpenGate
 from broker.payload import ReferenceStore
 from broker.retained import RetainedMessages
@@ -187,6 +189,22 @@ class Core:
         """Log and count what a gate raised."""
         self.on_extension_error(type(self.gate).__name__, error)
 
+    def tell_samplers(self, told: Callable[[LinkSampler], object]) -> None:
+        """Tell each sampler of a client; one that raises is logged and counted."""
+        for sampler in self.samplers:
+            try:
+                told(sampler)
+            except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
+                self.on_extension_error(type(sampler).__name__, error)
+
+    def forget(self, link: Link) -> None:
+        """Let gate and samplers drop what they keep for a session that has ended."""
+        try:
+            self.gate.forget(link)
+        except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
+            self.on_gate_error(error)
+        self.tell_samplers(lambda sampler: sampler.forget(link))
+
     def on_extension_error(self, name: str, error: Exception) -> None:
         """Count what a plugin raised, and log it: the first time whole, then ever less often."""
         errors = self.counters.extension_errors
@@ -196,6 +214,12 @@ class Core:
             self.logger.error("extension %s failed: %r", name, error, exc_info=error)
         elif not n_errors & (n_errors - 1):
             self.logger.error("extension %s failed %d times: %r", name, n_errors, error)
+
+    def refuse(self, client_id: str, topic: str, reason_code: int) -> None:
+        """Log and count a client's message that is not routed."""
+        reason = describe_reason_code(reason_code)
+        count(self.counters.publish_refused, reason)
+        self.logger.info("client %s: publish to %s refused: %s", client_id, topic, reason)
 
     def route(
         self,

@@ -121,8 +121,7 @@ async def _connect(connection: Connection, packet: Connect, now: float) -> None:
         receive_maximum=packet.properties.get("receive_maximum", 65_535),
         maximum_packet_size=packet.properties.get("maximum_packet_size"),
     )
-    for sampler in core.samplers:
-        sampler.connected(session.link, now)
+    core.tell_samplers(lambda sampler: sampler.connected(session.link, now))
     if core.listeners.client_connected:
         core.tell(core.listeners.client_connected, ClientConnected(session))
 
@@ -345,7 +344,12 @@ def acknowledged(
 
 def _sample(session: Session, core: Core, packet_id: int, now: float) -> None:
     for sampler in core.samplers:
-        if sampler.acknowledged(session.link, packet_id, now):
+        try:
+            has_news = sampler.acknowledged(session.link, packet_id, now)
+        except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
+            core.on_extension_error(type(sampler).__name__, error)
+            continue
+        if has_news:
             session.link_changed()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from broker.counters import count
 from broker.errors import MalformedPacketError, ProtocolError
 from broker.events import MessageReceived, MessageRouted
 from broker.extensions import PUBLISH
@@ -13,7 +12,7 @@ from broker.message import Message, Properties
 from broker.mqtt.enums import ProtocolVersion
 from broker.mqtt.packets import PubAck, PubRec
 from broker.mqtt.properties import read_publish_properties
-from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
+from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.topics import validate_topic
 from broker.topic_tree import Plan
 
@@ -25,26 +24,32 @@ if TYPE_CHECKING:
 class PublishReceipt:
     """What a publisher is owed for one QoS 1 or 2 message.
 
+    It is settled once as many answers have come as it waits for.
+
     Attributes:
         connection: on which the acknowledgement goes out.
         packet_id: of the PUBLISH.
         qos: 1 or 2.
         reason_code: 0, or why the message was refused.
-        is_settled: every sink has answered.
+        is_settled: every answer has come.
     """
 
     __slots__ = ("_n_waiting", "connection", "is_settled", "packet_id", "qos", "reason_code")
 
-    def __init__(self, connection: Connection, packet_id: int, qos: int, n_sinks: int) -> None:
+    def __init__(self, connection: Connection, packet_id: int, qos: int, n_answers: int) -> None:
         self.connection = connection
         self.packet_id = packet_id
         self.qos = qos
         self.reason_code = 0
-        self.is_settled = not n_sinks
-        self._n_waiting = n_sinks
+        self.is_settled = not n_answers
+        self._n_waiting = n_answers
+
+    def wait_for(self, n_answers: int) -> None:
+        """Wait for more answers, while one at least is missing."""
+        self._n_waiting += n_answers
 
     def settle(self, reason_code: int) -> None:
-        """Take one sink's answer; the last one sends the acknowledgement."""
+        """Take one answer; the last one sends the acknowledgement."""
         if reason_code >= 0x80:
             self.reason_code = reason_code
         self._n_waiting -= 1
@@ -94,6 +99,8 @@ def receive_publish(
             properties, position = read_publish_properties(data, position)
             if position > stop:
                 raise MalformedPacketError("PUBLISH: ends within its properties")
+    if qos == 2 and _is_repeat(connection, packet_id):
+        return None
     core = connection.core
     plan = core.tree.plans.get(topic_bytes)
     if plan is None:
@@ -137,7 +144,8 @@ def deliver_run(
         payload = run[begin + header_bytes : begin + size]
         message = _message(connection, plan, payload, 0x30, None, now)
         if message is None:
-            refuse(connection, plan.topic, ReasonCode.QUOTA_EXCEEDED)
+            client_id = connection.session.client_id
+            connection.core.refuse(client_id, plan.topic, ReasonCode.QUOTA_EXCEEDED)
             continue
         for session in sessions:
             session.deliver(message, 0, retain=False, subscription_ids=(), now=now)
@@ -223,17 +231,16 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         core.route(message, plan.targets, plan.sinks, None, now)
         connection.throttle.wait_for_congested(now)
         return
-    if message.qos == 2 and _is_repeat(connection, packet_id):
-        return
     if message.retain:
         core.retain(message)
     if not plan.sinks and not connection.receipts:
+        if message.qos == 2:
+            connection.check_receive_maximum()
         core.route(message, plan.targets, (), None, now)
         if message.qos == 1:
             connection.send_puback(packet_id)
         else:
             connection.session.incoming[packet_id] = None
-            connection.check_receive_maximum()
             connection.send_packet(PubRec(packet_id))
     else:
         receipt = _receipt(connection, packet_id, message.qos, len(plan.sinks))
@@ -243,18 +250,19 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
     connection.throttle.wait_for_congested(now)
 
 
-def _receipt(connection: Connection, packet_id: int, qos: int, n_sinks: int) -> PublishReceipt:
+def _receipt(connection: Connection, packet_id: int, qos: int, n_answers: int) -> PublishReceipt:
     """Book a QoS 1 or 2 PUBLISH as owed, in the order of arrival [MQTT-4.6.0-2].
 
     Raises:
         ProtocolError: an MQTT 5 client has more unacknowledged than Receive Maximum.
     """
-    receipt = PublishReceipt(connection, packet_id, qos, n_sinks)
-    session = connection.session
+    connection.check_receive_maximum()
+    receipt = PublishReceipt(connection, packet_id, qos, n_answers)
     connection.receipts.append(receipt)
     if qos == 2:
-        session.incoming[packet_id] = receipt
-    connection.check_receive_maximum()
+        connection.session.incoming[packet_id] = receipt
+    if not connection.wants_reading:
+        connection.core.touch(connection)
     return receipt
 
 
@@ -266,45 +274,42 @@ async def _take_checked(
     packet_id: int,
     now: float,
 ) -> None:
-    """As `_take`, with access control and listeners in the way."""
+    """As `_take`, with access control and listeners in the way.
+
+    The receipt is booked before the first wait and settled after the last: the client may come
+    back on another connection meanwhile and repeat the message [MQTT-4.3.3-10].
+    """
     core = connection.core
-    if message.qos == 2 and _is_repeat(connection, packet_id):
-        return
-    access = core.access
-    is_allowed = (
-        access is None
-        or not access.checks_publish
-        or await core.is_allowed(access, session, message.topic, PUBLISH)
-    )
-    sinks = plan.sinks if is_allowed else ()
-    receipt = None
-    if message.qos:
-        receipt = _receipt(connection, packet_id, message.qos, len(sinks))
-    if is_allowed:
+    receipt = _receipt(connection, packet_id, message.qos, 1) if message.qos else None
+    try:
+        access = core.access
+        is_allowed = (
+            access is None
+            or not access.checks_publish
+            or await core.is_allowed(access, session, message.topic, PUBLISH)
+        )
+        if not is_allowed:
+            core.refuse(session.client_id, message.topic, ReasonCode.NOT_AUTHORIZED)
+            if receipt is not None:
+                # MQTT 3.1.1 has no word for it: acknowledged, not delivered [MQTT-3.3.5-2].
+                is_5 = receipt.connection.version == ProtocolVersion.MQTT_5
+                receipt.settle(ReasonCode.NOT_AUTHORIZED if is_5 else ReasonCode.SUCCESS)
+            return
         if core.listeners.message_routed:
             core.tell(core.listeners.message_routed, MessageRouted(session, message))
         if message.retain:
             core.retain(message)
         targets = await core.allowed_targets(plan)
-        core.route(message, targets, sinks, receipt, now)
-        connection.throttle.wait_for_congested(now)
-    else:
-        refuse(connection, message.topic, ReasonCode.NOT_AUTHORIZED)
-        if receipt is not None and connection.version == ProtocolVersion.MQTT_5:
-            receipt.reason_code = ReasonCode.NOT_AUTHORIZED
-        # MQTT 3.1.1 has no word for it: acknowledged and not delivered [MQTT-3.3.5-2].
-    if receipt is not None and not sinks:
-        connection.receipt_settled(receipt)
-
-
-def refuse(connection: Connection, topic: str, reason_code: int) -> None:
-    """Log and count a publish that is not routed."""
-    core = connection.core
-    reason = describe_reason_code(reason_code)
-    count(core.counters.publish_refused, reason)
-    core.logger.info(
-        "client %s: publish to %s refused: %s", connection.session.client_id, topic, reason
-    )
+    except BaseException:  # cancelled, such as by a plugin: the client must not wait for ever
+        if receipt is not None:
+            receipt.settle(ReasonCode.UNSPECIFIED_ERROR)
+        raise
+    if receipt is not None:
+        receipt.wait_for(len(plan.sinks))
+    core.route(message, targets, plan.sinks, receipt, now)
+    connection.throttle.wait_for_congested(now)
+    if receipt is not None:
+        receipt.settle(ReasonCode.SUCCESS)
 
 
 def _refuse(
@@ -315,16 +320,13 @@ def _refuse(
     MQTT 3.1.1 has no word for "not authorized": such a message is acknowledged and not
     delivered [MQTT-3.3.5-2]. One that cannot be kept closes the connection, unacknowledged.
     """
-    refuse(connection, topic, reason_code)
+    connection.core.refuse(connection.session.client_id, topic, reason_code)
     if not qos:
         return
-    receipt = PublishReceipt(connection, packet_id, qos, 0)
-    if connection.version == ProtocolVersion.MQTT_5 or reason_code != ReasonCode.NOT_AUTHORIZED:
-        receipt.reason_code = reason_code
-    connection.receipts.append(receipt)
-    if qos == 2:
-        connection.session.incoming[packet_id] = receipt
-    connection.receipt_settled(receipt)
+    receipt = _receipt(connection, packet_id, qos, 1)
+    is_5 = connection.version == ProtocolVersion.MQTT_5
+    is_told = is_5 or reason_code != ReasonCode.NOT_AUTHORIZED
+    receipt.settle(reason_code if is_told else ReasonCode.SUCCESS)
 
 
 def acknowledgement(receipt: PublishReceipt) -> PubAck | PubRec:

@@ -210,8 +210,9 @@ class Sender:
         session = self.session
         packet_id = session.inflight.start(delivery)
         if self._put_publish(self._header(delivery, now, dup=False), payload):
-            for sampler in self.core.samplers:
-                sampler.sent(session.link, packet_id, message.payload_bytes, now)
+            if self.core.samplers:
+                n_bytes = message.payload_bytes
+                self.core.tell_samplers(lambda s: s.sent(session.link, packet_id, n_bytes, now))
         else:
             session.inflight.finish(packet_id, delivery.qos)
 

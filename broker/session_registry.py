@@ -100,8 +100,20 @@ class SessionRegistry:
         if session.will_timer is not None:
             session.will_timer.cancel()
             session.will_timer = None
-        if will is not None:
-            self._core.publish(will, now)
+        if will is None:
+            return
+        core = self._core
+        if will.topic.startswith("$SYS"):  # as a client's PUBLISH is
+            core.refuse(will.publisher, will.topic, ReasonCode.NOT_AUTHORIZED)
+            return
+        interval = will.properties.get("message_expiry_interval")
+        if interval is not None:  # of the message from now on (MQTT 5.0, 3.1.3.2.4)
+            will.expires_at = now + interval
+        will.arrived_at = now
+        will.is_large = (
+            will.payload_bytes > core.tree.plan(will.topic, will.topic_bytes).threshold_s
+        )
+        core.publish(will, now)
 
     def end(self, session: Session, now: float) -> None:
         """End a session: its will is due, its subscriptions and messages go.
@@ -122,9 +134,7 @@ class SessionRegistry:
         session.resend.clear()
         session.ledger.drop("session_ended", session.inflight.clear())
         core.ended.add(session.settle_direct())
-        core.gate.forget(session.link)
-        for sampler in core.samplers:
-            sampler.forget(session.link)
+        core.forget(session.link)
         self._send_will(session, now)
         if core.listeners.session_ended:
             core.tell(core.listeners.session_ended, SessionEnded(session))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker.config import Limits
 from broker.connection import MAX_CONNECT_BYTES
+from broker.extensions import Receipt
+from broker.message import Message
 from broker.mqtt.packets import Connect, Disconnect, PingReq, PingResp, Publish
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
@@ -179,3 +183,29 @@ def test_no_bytes_can_break_the_broker(data: bytes, cut: int, *, connects_first:
     assert watcher.payloads() == [b"still here"]
     for session in broker.core.sessions:
         session.check_invariants()
+
+
+class SlowSink:
+    """A sink that takes its time."""
+
+    name = "slow"
+    topic_filters = ("q",)
+    counts: Any = None
+
+    def accept(self, message: Message, receipt: Receipt | None) -> None:
+        """Settle nothing."""
+
+
+def test_a_client_that_is_not_read_from_is_not_silent() -> None:
+    """Its PINGREQ may wait in the network: only what it could have said counts."""
+    broker = VirtualBroker(Limits(receive_maximum=1), sinks=[SlowSink()])
+    client = broker.connect("c", 4, keep_alive=10)
+    client.publish("q", b"x", qos=1)
+    assert not client.is_reading
+    broker.advance(100)
+    assert not client.is_lost
+    client.connection.receipts[0].settle(0)
+    broker.settle()
+    assert client.is_reading
+    broker.advance(15)
+    assert client.is_lost

@@ -11,7 +11,10 @@ import pytest
 
 from broker.events import Listeners
 from broker.extensions import Action, ConnectAttempt, SessionView
+from broker.link import Link
 from broker.message import Message
+from broker.mqtt.packets import Disconnect
+from broker.outbox import OpenGate
 from tests.helpers.virtual import VirtualBroker
 
 
@@ -140,3 +143,43 @@ def test_a_new_client_leaves_the_plans_alone() -> None:
     broker.connect("a", 4)
     broker.connect("b", 5)
     assert broker.core.tree.plan("t", b"t") is plan
+
+
+class Failing(OpenGate):
+    """A gate and a sampler that raise wherever they are called."""
+
+    period = None
+
+    def forget(self, link: Link) -> None:
+        """Raise."""
+        raise ValueError(link)
+
+    def sample(self, link: Link, fileno: int, now: float) -> bool:
+        """Raise."""
+        raise ValueError(link, fileno, now)
+
+    def connected(self, link: Link, now: float) -> None:
+        """Raise."""
+        raise ValueError(link, now)
+
+    def sent(self, link: Link, packet_id: int, payload_bytes: int, now: float) -> None:
+        """Raise."""
+        raise ValueError(link, packet_id, payload_bytes, now)
+
+    def acknowledged(self, link: Link, packet_id: int, now: float) -> bool:
+        """Raise."""
+        raise ValueError(link, packet_id, now)
+
+
+def test_a_sampler_or_gate_that_raises_harms_nobody() -> None:
+    """Each fault is counted; the client is served as if there were no plugin."""
+    failing = Failing()
+    broker = VirtualBroker(gate=failing, samplers=[failing])
+    client = broker.connect("c")
+    client.subscribe("t", 1)
+    client.publish("t", b"x", qos=1)
+    assert client.acknowledge() == [b"x"]
+    client.send(Disconnect())
+    assert len(broker.core.sessions) == 0
+    assert broker.core.ledger().delivered == 1
+    assert broker.core.counters.extension_errors == {"Failing": 5}

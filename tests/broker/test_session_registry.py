@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 
 from broker.events import Listeners
+from broker.extensions import Verdict
+from broker.link import Link
+from broker.message import Message
 from broker.mqtt.packets import Disconnect, Publish, Will
-from tests.helpers.virtual import VirtualBroker, VirtualClient
+from broker.outbox import OpenGate
+from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 
 def keep(seconds: int) -> dict[str, Any]:
@@ -170,3 +174,57 @@ def test_the_end_of_a_session_is_told_once() -> None:
     assert ended == ["a"]
     broker.advance(20)
     assert ended == ["a", "b"]
+
+
+def test_the_expiry_interval_of_a_will_runs_from_its_publication() -> None:
+    """MQTT 5.0, 3.1.3.2.4: it is the Publication Expiry Interval."""
+    broker = VirtualBroker()
+    for name in ("early", "late"):
+        watcher = broker.connect(name, **keep(600))
+        watcher.subscribe("will", 1)
+        watcher.lose()
+    testator = broker.connect("c", will=will(qos=1, properties={"message_expiry_interval": 10}))
+    broker.advance(60)
+    testator.lose()
+    broker.advance(4)
+    packet = broker.connect("early", **keep(600)).take(Publish)
+    assert packet.properties["message_expiry_interval"] == 6
+    broker.advance(7)
+    assert broker.connect("late", **keep(600)).inbox == []
+    assert broker.core.ledger().expired == 1
+
+
+class Closed(OpenGate):
+    """Holds what is larger than 100 bytes."""
+
+    def threshold_s(self, topic: str) -> int | None:
+        """Every topic has the same."""
+        del topic
+        return 100
+
+    def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
+        """Hold it."""
+        del message, link, sojourn, now
+        return Verdict(deliver=False)
+
+
+def test_a_large_will_is_withheld_as_any_large_message() -> None:
+    """Its size class is that of its topic."""
+    broker = VirtualBroker(gate=Closed())
+    watcher = broker.connect("w")
+    watcher.subscribe("will/#")
+    broker.connect("a", will=will("will/a", bytes(101))).lose()
+    broker.connect("b", will=will("will/b", bytes(100))).lose()
+    assert [packet.topic for packet in watcher.take_all(Publish)] == ["will/b"]
+    assert watcher.session.outbox.n_withheld == 1
+
+
+def test_a_will_may_not_be_published_under_sys() -> None:
+    """As any other message of a client: those topics are the broker's."""
+    broker = VirtualBroker()
+    watcher = broker.connect("w")
+    watcher.subscribe("$SYS/#")
+    broker.connect("c", will=will("$SYS/broker/version", b"mine", retain=True)).lose()
+    assert watcher.payloads() == []
+    assert len(broker.core.retained) == 0
+    assert sum(broker.core.counters.publish_refused.values()) == 1

@@ -35,6 +35,7 @@ class Gatekeeper:
     Attributes:
         may_answer: set to answer.
         n_asked: CONNECTs that wait or have been answered.
+        is_cancelled: the answer for a topic filter is a cancelled wait.
     """
 
     checks_publish = False
@@ -43,6 +44,7 @@ class Gatekeeper:
 
     def __init__(self) -> None:
         self.may_answer = asyncio.Event()
+        self.is_cancelled = False
         self.n_asked = 0
 
     async def authenticate(self, attempt: ConnectAttempt) -> bool:
@@ -55,6 +57,8 @@ class Gatekeeper:
         """Allow everything but `secret`."""
         del session, action
         await self.may_answer.wait()
+        if self.is_cancelled:
+            raise asyncio.CancelledError
         return topic != "secret"
 
 
@@ -162,6 +166,22 @@ async def test_fault_while_a_client_waits_ends_one_connection(
 
 
 # -- writing ----------------------------------------------------------------------------------
+
+
+async def test_answer_that_is_cancelled_ends_one_connection() -> None:
+    """A plugin whose own wait was cancelled must not leave its client waiting for ever."""
+    async with serving() as server:
+        access = Gatekeeper()
+        access.is_cancelled = True
+        server.core.access = access
+        async with await WireClient.dial(port_of(server)) as victim:
+            await victim.send(
+                Connect(client_id="victim", keep_alive=0), Subscribe(1, (Subscription("t"),))
+            )
+            access.may_answer.set()
+            assert [type(packet) for packet in await victim.rest()] == [ConnAck]
+        async with await connected(port_of(server)) as other:
+            assert (await other.publish("t", b"data")).reason_code == 0
 
 
 async def test_small_packets_leave_at_once() -> None:
