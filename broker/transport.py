@@ -283,7 +283,7 @@ class MqttProtocol(asyncio.Protocol):
         driver.core.in_turn = True
         try:
             connection.receive_data(data, now)
-        except Exception:  # the broker's own fault must end one connection, not all
+        except (Exception, asyncio.CancelledError):  # a fault must end one connection, not all
             driver.logger.exception("%s: closed after a fault of the broker", connection.peer())
             connection.disconnected(now)
         driver.core.in_turn = False

@@ -168,18 +168,20 @@ async def test_fault_while_a_client_waits_ends_one_connection(
 # -- writing ----------------------------------------------------------------------------------
 
 
-async def test_answer_that_is_cancelled_ends_one_connection() -> None:
+@pytest.mark.parametrize("waits", [True, False])
+async def test_answer_that_is_cancelled_ends_one_connection(*, waits: bool) -> None:
     """A plugin whose own wait was cancelled must not leave its client waiting for ever."""
-    async with serving() as server:
+    async with serving() as server, await connected(port_of(server), "victim") as victim:
         access = Gatekeeper()
         access.is_cancelled = True
         server.core.access = access
-        async with await WireClient.dial(port_of(server)) as victim:
-            await victim.send(
-                Connect(client_id="victim", keep_alive=0), Subscribe(1, (Subscription("t"),))
-            )
+        if not waits:
             access.may_answer.set()
-            assert [type(packet) for packet in await victim.rest()] == [ConnAck]
+        await victim.send(Subscribe(1, (Subscription("t"),)))
+        if waits:
+            await until(lambda: bool(driver_of(server)._tasks))
+            access.may_answer.set()
+        assert await victim.rest() == []
         async with await connected(port_of(server)) as other:
             assert (await other.publish("t", b"data")).reason_code == 0
 
