@@ -39,7 +39,7 @@ def scripted_server(*answers: bytes | None) -> Iterator[tuple[str, list[bytes]]]
                 if answer is None:
                     return
                 connection.sendall(answer)
-                if b"Connection: close" in answer:
+                if b"Connection: close" in answer or b"X-Close: silently" in answer:
                     return
 
     def serve() -> None:
@@ -193,6 +193,34 @@ def test_enqueue_is_not_repeated_by_itself() -> None:
         assert raised.value.status == 0
         client.close()
     assert len(requests) == 2
+
+
+def test_connection_that_was_closed_meanwhile_is_not_used() -> None:
+    """Even an enqueue, which is not repeated, goes through after the server has closed."""
+    closing = answer(b'{"enqueued": 1}', more="X-Close: silently\r\n")
+    with scripted_server(closing, closing) as (url, requests):
+        client = QueueClient(url)
+        for _ in range(2):
+            assert client.enqueue("q", [("a", b"1")]) == 1
+            # The end of the stream is there before the next request.
+            assert client._local.connection.sock.recv(1, socket.MSG_PEEK) == b""
+        client.close()
+    assert len(requests) == 2
+
+
+async def test_long_poll_may_take_longer_than_the_timeout() -> None:
+    """The timeout is on top of what the client asked the server to wait."""
+    async with running_plugin(queues=QUEUES) as plugin:
+        assert plugin.http_url is not None
+        client = QueueClient(plugin.http_url, timeout_seconds=5)
+
+        def work() -> float:
+            client.enqueue("work", [("a", b"x")])
+            assert len(client.dequeue("work", wait_seconds=7)) == 1
+            timeout: float = client._local.connection.sock.gettimeout()
+            return timeout
+
+        assert await asyncio.to_thread(work) == 12
 
 
 def test_server_that_is_not_there_is_told() -> None:
