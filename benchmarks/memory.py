@@ -1,7 +1,7 @@
 """How much memory do stalled subscribers cost a broker?
 
 Penstock grows by 1.06 bytes for each byte published, whatever their number; mosquitto 2.0.11 by
-23.5 with 75 of them, aMQTT 0.12.1 by 2.6 (commit d9c24e0, three repetitions, spread under 1 %).
+23.5 with 75 of them, aMQTT 0.12.1 by 2.6 (commit d9c24e0, three repetitions, spread under 2 %).
 Rerun: ``penstock bench --rows memory_stalled``.
 
 Subscribers of QoS 1 with a small receive buffer subscribe and then read nothing more. One
