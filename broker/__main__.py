@@ -14,6 +14,7 @@ import typer
 
 from broker.config import Policy, load_policy
 from broker.errors import PenstockError
+from broker.log_lines import log_to_stderr
 from broker.plugin_loader import check_packages
 from broker.server import Server
 
@@ -37,9 +38,7 @@ def broker(
         raise typer.BadParameter(
             f"read {log_level!r}; allowed: debug, info, warning, error", param_hint="--log-level"
         )
-    logging.basicConfig(
-        level=name, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    log_to_stderr(name)
     logging.getLogger("transitions").setLevel(logging.WARNING)
     check_packages()
     policy = load_policy(config)

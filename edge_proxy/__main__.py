@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import signal
 import sys
 from typing import Annotated
@@ -13,6 +12,7 @@ from typing import Annotated
 import typer
 
 from broker.errors import PenstockError
+from broker.log_lines import log_to_stderr
 from edge_proxy.config import ProxyConfig, load_proxy_config
 from edge_proxy.sidecar import Sidecar
 
@@ -34,9 +34,7 @@ def proxy(
         raise typer.BadParameter(
             f"read {log_level!r}; allowed: debug, info, warning, error", param_hint="--log-level"
         )
-    logging.basicConfig(
-        level=name, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    log_to_stderr(name)
     read = load_proxy_config(config)
     loop_factory = None
     with contextlib.suppress(ImportError):  # there is none for Windows

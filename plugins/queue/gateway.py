@@ -18,6 +18,7 @@ import typer
 
 from broker.config import load_policy, validate_config
 from broker.errors import ConfigError, ConfigProblem, PenstockError
+from broker.log_lines import log_to_stderr
 from plugins.queue.config import QueueConfig
 from plugins.queue.sink import QueuePlugin
 
@@ -45,9 +46,7 @@ def serve(
     config: Annotated[Path, typer.Option("-c", "--config", help="The policy file.")],
 ) -> None:
     """Serve the queues of `config`."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_to_stderr("INFO")
     loop_factory = None
     with contextlib.suppress(ImportError):  # there is none for Windows
         import uvloop  # noqa: PLC0415

@@ -19,6 +19,7 @@ LAYERS: Final = (
             "events",
             "extensions",
             "link",
+            "log_lines",
             "message",
             "metrics",
             "payload",
@@ -28,6 +29,7 @@ LAYERS: Final = (
     frozenset(
         {
             "access",
+            "connecting",
             "connection",
             "core",
             "counters",

@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from broker.__main__ import main
+from broker.mqtt.packets import Connect
+from broker.mqtt.writer import write_packet
 from tests.helpers.process import anonymous_policy, running_broker
 
 
@@ -92,6 +94,18 @@ def test_log_level_decides_what_is_logged(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PENSTOCK_LOG_LEVEL", "debug")
     with running_broker(anonymous_policy(), tmp_path) as broker:
         assert " DEBUG " in broker.log
+
+
+def test_a_client_that_is_refused_writes_no_line_of_its_own(tmp_path: Path) -> None:
+    """Before anyone has looked at a password, a client id stands in the log."""
+    policy = {"listeners": {"default": {"bind": "127.0.0.1:0"}}, "plugins": {}}
+    connect = write_packet(Connect(client_id="a\nINFO penstock: all is well"), 5)
+    with (
+        running_broker(policy, tmp_path) as broker,
+        socket.create_connection(("127.0.0.1", broker.port)) as client,
+    ):
+        client.sendall(connect)
+        broker.wait_for_log(r"client a\nINFO penstock: all is well")
 
 
 def test_help_is_status_0(capsys: pytest.CaptureFixture[str]) -> None:
