@@ -48,9 +48,7 @@ PHYSICAL_QUEUES: Final = 2
 REQUEST_MESSAGES: Final = 2_000
 DEFAULT_REPEATS: Final = 3
 TARGET: Final = 50_000
-_PROGRESS: Final = re.compile(
-    r"ingested ([\d,]+) messages in ([\d,]+) micro-batches of ([\d,.]+) s"
-)
+_PROGRESS: Final = re.compile(r"ingested ([\d,]+) messages in ([\d,]+) micro-batches, ([\d,.]+) s")
 _LISTENS: Final = re.compile(r"listens on (http://\S+)")
 
 

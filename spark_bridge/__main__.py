@@ -79,7 +79,7 @@ def describe(summary: Summary) -> str:
     """Return the counts of a run on one line."""
     messages, batches = summary.ingested_messages, summary.micro_batches
     seconds = summary.ingest_seconds
-    parts = [f"ingested {messages:,} messages in {batches:,} micro-batches of {seconds:,.1f} s"]
+    parts = [f"ingested {messages:,} messages in {batches:,} micro-batches, {seconds:,.1f} s"]
     if summary.aggregated_messages:
         parts.append(f"aggregated {summary.aggregated_messages:,}")
         parts += [f"{name} {count:,}" for name, count in summary.problems.items() if count]

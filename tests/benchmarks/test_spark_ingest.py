@@ -41,11 +41,11 @@ def test_a_row_is_measured_and_shown(
 def test_the_first_micro_batch_is_told_apart() -> None:
     """Its time is mostly Spark's start."""
     said = (
-        "penstock spark: ingested 250,000 messages in 1 micro-batches of 5.0 s\n"
-        "penstock spark: ingested 1,000,000 messages in 4 micro-batches of 12.5 s\n"
+        "penstock spark: ingested 250,000 messages in 1 micro-batches, 5.0 s\n"
+        "penstock spark: ingested 1,000,000 messages in 4 micro-batches, 12.5 s\n"
     )
     assert read_rate(said) == Rate(80_000.0, 100_000.0)
-    one = "penstock spark: done: ingested 1,000 messages in 1 micro-batches of 2.0 s\n"
+    one = "penstock spark: done: ingested 1,000 messages in 1 micro-batches, 2.0 s\n"
     assert read_rate(one) == Rate(500.0, None)
     with pytest.raises(BenchmarkError, match="told no progress"):
         read_rate("")

@@ -88,10 +88,10 @@ def test_pairs_keep_equals_signs_of_their_values() -> None:
 def test_a_summary_names_only_what_happened() -> None:
     """One line, zeros left out."""
     plain = Summary(1_200, 2, 3.25, 0, {"malformed": 0}, 0)
-    assert describe(plain) == "ingested 1,200 messages in 2 micro-batches of 3.2 s"
+    assert describe(plain) == "ingested 1,200 messages in 2 micro-batches, 3.2 s"
     full = Summary(10, 1, 0.5, 10, {"malformed": 3, "incomplete": 0}, 4)
     assert describe(full) == (
-        "ingested 10 messages in 1 micro-batches of 0.5 s, aggregated 10, malformed 3, "
+        "ingested 10 messages in 1 micro-batches, 0.5 s, aggregated 10, malformed 3, "
         "late groups dropped 4"
     )
 
