@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import sys
 from pathlib import Path
 from typing import Final
@@ -21,7 +22,10 @@ def usage() -> str:
     """Return the list of programs, a line each."""
     width = max(map(len, PROGRAMS))
     lines = [f"  {name:<{width}}  {about}" for name, (_, about) in PROGRAMS.items()]
-    return "usage: penstock PROGRAM [OPTIONS]\n\nprograms:\n" + "\n".join(lines)
+    return (
+        "usage: penstock PROGRAM [OPTIONS]\n       penstock --version\n\nprograms:\n"
+        + "\n".join(lines)
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,6 +41,9 @@ def main(argv: list[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage(), file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(f"penstock {importlib.metadata.version('penstock')}")
+        return 0
     name, *rest = arguments
     if name not in PROGRAMS:
         print(f"penstock: no program {name!r}\n{usage()}", file=sys.stderr)

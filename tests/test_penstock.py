@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,12 @@ def test_usage_lists_all_programs(
     captured = capsys.readouterr()
     told = captured.err if status else captured.out
     assert all(name in told for name in penstock.PROGRAMS)
+
+
+def test_version_is_the_one_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    """What to name in a report of a fault."""
+    assert penstock.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"penstock {version('penstock')}\n"
 
 
 def test_bench_runs_from_any_directory(tmp_path: Path) -> None:
