@@ -86,7 +86,10 @@ class SqliteStore:
             self._reserve.hold()
         except sqlite3.Error as error:
             self.close()
-            raise EngineStartError(self._explain(error)) from error
+            raise EngineStartError(
+                f"{self._explain(error)}; allowed: a queue's database that nobody else writes to, "
+                "or a path where nothing is and a file can be made"
+            ) from error
         except StorageError as error:
             self.close()
             raise EngineStartError(str(error)) from error

@@ -112,6 +112,15 @@ def test_missing_directory_is_refused(tmp_path: Path) -> None:
         pass
 
 
+def test_directory_is_refused(tmp_path: Path) -> None:
+    """A directory in place of the file is told, with what is allowed."""
+    with (
+        pytest.raises(EngineStartError, match=r"unable to open .*; allowed: a queue's database"),
+        opened(tmp_path),
+    ):
+        pass
+
+
 def test_locked_file_is_refused(path: Path) -> None:
     """A file that another program is writing to is told at the start, after a wait."""
     with opened(path):
