@@ -108,6 +108,12 @@ class AmqttHost:
                 "no plugin authenticates: every client will be refused; "
                 "amqtt.plugins.authentication.AnonymousAuthPlugin lets everybody in"
             )
+        elif not {"plugins", "auth", "topic_check"}.intersection(policy.amqtt or {}):
+            self._logger.warning(
+                "%s: no plugins, so aMQTT's default ones apply, which let everybody in; "
+                "name one that authenticates under plugins",
+                policy.file,
+            )
         self._filters = {
             action: [
                 handler_of(plugin, "topic_filtering")

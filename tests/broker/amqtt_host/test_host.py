@@ -13,6 +13,8 @@ from amqtt.plugins.sys.broker import BrokerSysPlugin
 from pwdlib import PasswordHash
 from pwdlib.hashers.argon2 import Argon2Hasher
 
+from broker.amqtt_host.host import AmqttHost
+from broker.config import parse_policy
 from broker.events import Listeners
 from broker.extensions import ConnectAttempt
 from broker.message import Message
@@ -111,6 +113,19 @@ async def test_file_without_authentication_says_so(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING):
         Broker({named(Recorder): None})
     assert "every client will be refused" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "is_told"),
+    [("", True), ("limits: {}", True), ("auth: {allow-anonymous: true}", False)],
+)
+async def test_file_that_leaves_the_choice_to_amqtt_says_who_is_let_in(
+    text: str, *, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """AMQTT's default plugins let everybody in; nobody asked for it in so many words."""
+    with caplog.at_level(logging.WARNING):
+        AmqttHost(parse_policy(text, "policy.yaml")).manager.forget()
+    assert ("policy.yaml: no plugins, so" in caplog.text) == is_told
 
 
 async def test_answer_of_plugins_that_cannot_wait_is_there_at_once() -> None:
