@@ -19,6 +19,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from broker import eager, handlers
+from broker.connecting import refuse_connect
 from broker.errors import PeerError, ProtocolError
 from broker.events import PacketReceived
 from broker.mqtt.enums import PacketType, ProtocolVersion
@@ -405,7 +406,7 @@ class Connection(Sender):
             self.close(error.reason_code, now)
         else:
             if self._is_answered:
-                handlers.refuse_connect(self, error.reason_code)
+                refuse_connect(self, error.reason_code)
             self._end(now)
 
     def close(self, reason_code: ReasonCode, now: float | None) -> None:

@@ -14,6 +14,7 @@ from broker import eager
 from broker.counters import Counters, count
 from broker.events import Listeners, MessageRetained
 from broker.extensions import (
+    PUBLISH,
     RECEIVE,
     AccessControl,
     Action,
@@ -27,7 +28,7 @@ from broker.extensions import (
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
-from broker.mqtt.reason_codes import describe_reason_code
+from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from broker.outbox import OpenGate
 from broker.payload import ReferenceStore
 from broker.retained import RetainedMessages
@@ -267,11 +268,13 @@ class Core:
         access = self.access
         if access is None or not access.checks_receive:
             return plan.targets
-        return [
+        allowed = [
             target
             for target in plan.targets
             if await self.is_allowed(access, target.session, plan.topic, RECEIVE)
         ]
+        # Others may have ended while this one was asked about.
+        return [t for t in allowed if self.sessions.get(t.session.client_id) is t.session]
 
     async def is_allowed(
         self, access: AccessControl, session: SessionView, topic: str, action: Action
@@ -290,24 +293,34 @@ class Core:
         if self.listeners.message_retained:
             self.tell(self.listeners.message_retained, MessageRetained(message))
 
-    def publish(self, message: Message, now: float) -> None:
-        """Publish a message of the broker's own, or a will, without an acknowledgement."""
-        if message.retain:
-            self.retain(message)
-        plan = self.tree.plan(message.topic, message.topic_bytes)
-        if self.access is None or not self.access.checks_receive:
-            receipt = _NO_RECEIPT if message.qos else None
-            self.route(message, plan.targets, plan.sinks, receipt, now)
-            self.congested.clear()  # there is no publisher to slow down
-            return
-        rest = eager.start(self._publish_checked(message, plan, now))
+    def publish(self, message: Message, now: float, session: SessionView | None = None) -> None:
+        """Publish a message that nobody waits to see acknowledged.
+
+        Args:
+            message: the broker's own, or a client's will.
+            now: monotonic seconds.
+            session: whose will it is, to be asked about; None for the broker's own.
+        """
+        rest = eager.start(self._publish(message, now, session))
         if rest is not None:
             self.spawn(rest)
 
-    async def _publish_checked(self, message: Message, plan: Plan, now: float) -> None:
+    async def _publish(self, message: Message, now: float, session: SessionView | None) -> None:
+        access = self.access
+        if (
+            session is not None
+            and access is not None
+            and access.checks_publish
+            and not await self.is_allowed(access, session, message.topic, PUBLISH)
+        ):
+            self.refuse(session.client_id, message.topic, ReasonCode.NOT_AUTHORIZED)
+            return
+        if message.retain:
+            self.retain(message)
+        plan = self.tree.plan(message.topic, message.topic_bytes)
         targets = await self.allowed_targets(plan)
         self.route(message, targets, plan.sinks, _NO_RECEIPT if message.qos else None, now)
-        self.congested.clear()
+        self.congested.clear()  # there is no publisher to slow down
 
     def ledger(self) -> Ledger:
         """Return the broker's account: all sessions, gone and present, added up."""

@@ -9,6 +9,7 @@ from broker.inflight import Inflight
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
+from broker.mqtt.packets import Will
 from broker.outbox import Delivery, Outbox
 from broker.timers import Timer
 from broker.topic_tree import Subscription
@@ -45,10 +46,10 @@ class Session:
         n_direct: messages delivered at QoS 0 without passing the outbox since then.
         link: what is known of the path to this client.
         expiry_interval: seconds the session outlives its connection; None for ever.
-        will: the Will Message, or None.
-        will_delay: seconds from the loss of the connection to the will (MQTT 5.0, 3.1.3.2.2).
+        will: the will of the newest CONNECT, or None.
         will_timer: runs while a delayed will waits.
         expiry_timer: runs while the client is away.
+        look_timer: runs while the gate wants to be asked again.
     """
 
     __slots__ = (
@@ -70,7 +71,6 @@ class Session:
         "username",
         "version",
         "will",
-        "will_delay",
         "will_timer",
     )
 
@@ -97,8 +97,7 @@ class Session:
         self.resend: deque[Delivery] = deque()
         self.incoming: dict[int, PublishReceipt | None] = {}
         self.expiry_interval: float | None = 0.0
-        self.will: Message | None = None
-        self.will_delay = 0.0
+        self.will: Will | None = None
         self.will_timer: Timer | None = None
         self.expiry_timer: Timer | None = None
         self.look_timer: Timer | None = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from broker.events import ClientDisconnected, SessionEnded
 from broker.mqtt.reason_codes import ReasonCode
 from broker.session import Session
+from broker.wills import send_will, will_delay
 
 if TYPE_CHECKING:
     from broker.connection import Connection
@@ -82,38 +83,18 @@ class SessionRegistry:
             core.tell(core.listeners.client_disconnected, ClientDisconnected(session))
         interval = session.expiry_interval
         if session.will is not None:
-            if session.will_delay > 0 and (interval is None or interval > 0):
-                at = now + session.will_delay
-                session.will_timer = core.timers.at(at, lambda at: self._send_will(session, at))
+            delay = will_delay(session)
+            if delay > 0 and (interval is None or interval > 0):
+                at = now + delay
+                session.will_timer = core.timers.at(at, lambda at: send_will(core, session, at))
             else:
-                self._send_will(session, now)
+                send_will(core, session, now)
         if interval is None:
             return
         if interval <= 0:
             self.end(session, now)
         else:
             session.expiry_timer = core.timers.at(now + interval, lambda at: self.end(session, at))
-
-    def _send_will(self, session: Session, now: float) -> None:
-        """Publish a will once [MQTT-3.1.2-8], [MQTT-3.1.2-10]."""
-        will, session.will = session.will, None
-        if session.will_timer is not None:
-            session.will_timer.cancel()
-            session.will_timer = None
-        if will is None:
-            return
-        core = self._core
-        if will.topic.startswith("$SYS"):  # as a client's PUBLISH is
-            core.refuse(will.publisher, will.topic, ReasonCode.NOT_AUTHORIZED)
-            return
-        interval = will.properties.get("message_expiry_interval")
-        if interval is not None:  # of the message from now on (MQTT 5.0, 3.1.3.2.4)
-            will.expires_at = now + interval
-        will.arrived_at = now
-        will.is_large = (
-            will.payload_bytes > core.tree.plan(will.topic, will.topic_bytes).threshold_s
-        )
-        core.publish(will, now)
 
     def end(self, session: Session, now: float) -> None:
         """End a session: its will is due, its subscriptions and messages go.
@@ -135,6 +116,6 @@ class SessionRegistry:
         session.ledger.drop("session_ended", session.inflight.clear())
         core.ended.add(session.settle_direct())
         core.forget(session.link)
-        self._send_will(session, now)
+        send_will(core, session, now)
         if core.listeners.session_ended:
             core.tell(core.listeners.session_ended, SessionEnded(session))

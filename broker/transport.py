@@ -90,7 +90,11 @@ class Driver:
         while touched := core.take_touched():
             core.in_turn = True
             for connection in touched:
-                connection.driver.serve(now)
+                try:
+                    connection.driver.serve(now)
+                except Exception:  # a fault must end one connection, not all
+                    self.logger.exception("a connection was closed after a fault of the broker")
+                    connection.driver.abort()
             core.in_turn = False
         self._set_timer(now)
 
@@ -109,7 +113,10 @@ class Driver:
         self._timer = None
         now = self.clock()
         self.core.in_turn = True
-        self.core.timers.run(now)
+        try:
+            self.core.timers.run(now)
+        except Exception:  # one deadline's fault; the next ones come again
+            self.logger.exception("a timer failed")
         self.core.in_turn = False
         self.settle(now)
 
@@ -134,9 +141,7 @@ class Driver:
         except Exception:  # the broker's own; this client's request cannot be answered
             self.logger.exception("%s: closed after a fault of the broker", connection.peer())
             connection.disconnected(self.clock())
-        now = self.clock()
-        connection.resume(now)
-        self.settle(now)
+        connection.driver.resume()
 
     async def all_lost(self) -> None:
         """Wait until every connection has ended; do not call it before a stop."""
@@ -280,9 +285,21 @@ class MqttProtocol(asyncio.Protocol):
             self.transport.pause_reading()
             return
         now = driver.clock()
+        self._enter(connection, lambda: connection.receive_data(data, now), now)
+
+    def resume(self) -> None:
+        """Go on with a connection after what it was suspended on has run to its end."""
+        connection = self.connection
+        if connection is not None:
+            now = self.driver.clock()
+            self._enter(connection, lambda: connection.resume(now), now)
+
+    def _enter(self, connection: Connection, call: Callable[[], None], now: float) -> None:
+        """Call into the core in a turn of its own, then do what that caused."""
+        driver = self.driver
         driver.core.in_turn = True
         try:
-            connection.receive_data(data, now)
+            call()
         except (Exception, asyncio.CancelledError):  # a fault must end one connection, not all
             driver.logger.exception("%s: closed after a fault of the broker", connection.peer())
             connection.disconnected(now)
@@ -323,6 +340,7 @@ class MqttProtocol(asyncio.Protocol):
             return
         if transport.is_closing():
             connection.data_to_send()
+            self._run_suspended(connection)  # what was received before the end still counts
             return
         for _turn in range(MAX_TURNS):
             connection.pump(transport.get_write_buffer_size(), now)
@@ -341,11 +359,14 @@ class MqttProtocol(asyncio.Protocol):
         if connection.is_closing:
             self._close()
 
-    def _read_or_not(self, connection: Connection) -> None:
+    def _run_suspended(self, connection: Connection) -> None:
         suspended = connection.suspended
         if suspended is not None and suspended is not self._running:
             self._running = suspended
             self.driver.run_suspended(connection, suspended)
+
+    def _read_or_not(self, connection: Connection) -> None:
+        self._run_suspended(connection)
         if connection.wants_reading != self._is_reading:
             self._is_reading = not self._is_reading
             if self._is_reading:

@@ -4,42 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Awaitable
-from typing import Any
 
 import pytest
 
 from broker.events import Listeners
-from broker.extensions import Action, ConnectAttempt, SessionView
 from broker.link import Link
 from broker.message import Message
 from broker.mqtt.packets import Disconnect
 from broker.outbox import OpenGate
+from tests.helpers.access import Access
 from tests.helpers.virtual import VirtualBroker
-
-
-class SlowToReceive:
-    """Access control that takes a wait to say who may receive."""
-
-    checks_publish = False
-    checks_subscribe = False
-    checks_receive = True
-
-    def authenticate(self, attempt: ConnectAttempt) -> bool:
-        """Let everybody in."""
-        del attempt
-        return True
-
-    def authorize(self, session: SessionView, topic: str, action: Action) -> bool | Awaitable[bool]:
-        """Say yes after a wait."""
-        del session, topic, action
-        return _Yes()
-
-
-class _Yes:
-    def __await__(self) -> Any:
-        yield "waiting"
-        return True
 
 
 def test_the_brokers_own_messages_reach_subscribers_and_are_retained() -> None:
@@ -57,9 +31,11 @@ def test_the_brokers_own_messages_reach_subscribers_and_are_retained() -> None:
 
 def test_messages_of_the_broker_wait_for_access_control_in_a_task() -> None:
     """What has to wait is handed to the driver, and then delivered."""
-    broker = VirtualBroker(access=SlowToReceive())
+    access = Access()
+    broker = VirtualBroker(access=access)
     client = broker.connect()
     client.subscribe("t")
+    access.waits = True
     broker.core.publish(Message("t", b"x"), broker.now)
     (rest,) = broker.waiting
     assert client.inbox == []
@@ -93,7 +69,7 @@ def test_only_plain_brokers_take_the_fast_path() -> None:
     for name in ("message_received", "message_routed", "packet_received", "packet_sent"):
         listeners = Listeners(**{name: (seen.append,)})
         assert not VirtualBroker(listeners=listeners).core.is_plain
-    assert not VirtualBroker(access=SlowToReceive()).core.is_plain
+    assert not VirtualBroker(access=Access()).core.is_plain
     assert VirtualBroker(listeners=Listeners(client_connected=(seen.append,))).core.is_plain
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 
-from broker.config import Limits
 from broker.events import Listeners
-from broker.extensions import Action, ConnectAttempt, SessionView
 from broker.mqtt.packets import (
     Auth,
     ConnAck,
@@ -30,225 +27,8 @@ from broker.mqtt.packets import (
     Will,
 )
 from broker.mqtt.reason_codes import ReasonCode
+from tests.helpers.access import Access, finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient
-
-
-class Access:
-    """Access control that answers as the test says, at once or after a wait."""
-
-    checks_publish = True
-    checks_subscribe = True
-    checks_receive = True
-
-    def __init__(self, *, waits: bool = False) -> None:
-        self.waits = waits
-        self.allowed = True
-        self.refused_topics: set[tuple[str, str]] = set()
-        self.error: Exception | None = None
-        self.attempts: list[ConnectAttempt] = []
-
-    def authenticate(self, attempt: ConnectAttempt) -> bool | Awaitable[bool]:
-        """Answer for a CONNECT."""
-        self.attempts.append(attempt)
-        return self._answer(self.allowed)
-
-    def authorize(self, session: SessionView, topic: str, action: Action) -> bool | Awaitable[bool]:
-        """Answer for a topic."""
-        del session
-        return self._answer((action.name, topic) not in self.refused_topics)
-
-    def _answer(self, answer: bool) -> bool | Awaitable[bool]:  # noqa: FBT001
-        if self.error is not None:
-            raise self.error
-        return Later(answer) if self.waits else answer
-
-
-class Later:
-    """An answer that takes one wait."""
-
-    def __init__(self, answer: bool) -> None:  # noqa: FBT001
-        self.answer = answer
-
-    def __await__(self) -> Any:
-        yield "waiting"
-        return self.answer
-
-
-def finish(client: VirtualClient) -> None:
-    """Run what a connection is suspended on to its end, as the driver does."""
-    while (suspended := client.connection.suspended) is not None:
-        try:
-            while True:
-                suspended.send(None)
-        except StopIteration:
-            client.connection.resume(client.broker.now)
-            client.broker.settle()
-
-
-# -- CONNECT
-
-
-@pytest.mark.parametrize("version", [4, 5])
-def test_session_present_tells_whether_there_was_a_session(version: int) -> None:
-    """[MQTT-3.2.2-2], [MQTT-3.2.2-3]: only for a session that was kept."""
-    broker = VirtualBroker()
-    keep = {"session_expiry_interval": 100} if version == 5 else {}
-    first = broker.connect("a", version, clean_start=False, properties=keep)
-    assert not first.connack.session_present
-    first.send(Disconnect())
-    second = broker.connect("a", version, clean_start=False, properties=keep)
-    assert second.connack.session_present
-    second.send(Disconnect())
-    third = broker.connect("a", version, clean_start=True)
-    assert not third.connack.session_present
-
-
-def test_a_client_without_identifier_gets_one() -> None:
-    """[MQTT-3.2.2-16]: and is told in MQTT 5."""
-    broker = VirtualBroker()
-    client = broker.connect("")
-    assert client.connack.properties["assigned_client_identifier"] == "assigned-1"
-    assert broker.connect("", 4).session.client_id == "assigned-2"
-
-
-def test_an_empty_identifier_without_clean_session_is_refused_in_mqtt_3_1_1() -> None:
-    """[MQTT-3.1.3-8]: return code 2, then the connection closes."""
-    client = VirtualClient(VirtualBroker(), 4)
-    client.send(Connect(client_id="", protocol_version=4, clean_start=False))
-    assert client.take(ConnAck).reason_code == ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
-    assert client.is_lost
-
-
-def test_the_same_identifier_takes_the_session_over() -> None:
-    """[MQTT-3.1.4-3]: the old connection is told and closed, the session goes on."""
-    broker = VirtualBroker()
-    old = broker.connect("a", clean_start=False, properties={"session_expiry_interval": 100})
-    old.subscribe("t", 1)
-    new = broker.connect("a", clean_start=False, properties={"session_expiry_interval": 100})
-    assert old.take(Disconnect).reason_code == ReasonCode.SESSION_TAKEN_OVER
-    assert old.is_lost
-    assert new.connack.session_present
-    old.connection.connection_lost(broker.now)
-    assert new.session.connection is new.connection
-    broker.connect("p").publish("t", b"x", qos=1)
-    assert new.payloads() == [b"x"]
-
-
-def test_a_second_connect_is_a_protocol_error() -> None:
-    """[MQTT-3.1.0-2]."""
-    client = VirtualBroker().connect()
-    client.send(Connect(client_id="c", protocol_version=5))
-    assert client.take(Disconnect).reason_code == ReasonCode.PROTOCOL_ERROR
-    assert client.is_lost
-
-
-def test_the_first_packet_must_be_connect() -> None:
-    """[MQTT-3.1.0-1]: and nothing is answered to what cannot be a client."""
-    client = VirtualClient(VirtualBroker(), 4)
-    client.send(PingReq())
-    assert client.inbox == []
-    assert client.is_lost
-
-
-def test_an_authentication_method_is_refused() -> None:
-    """[MQTT-4.12.0-1]: there is none to choose from yet."""
-    client = VirtualClient(VirtualBroker())
-    client.send(Connect(client_id="c", properties={"authentication_method": "SCRAM"}))
-    assert client.take(ConnAck).reason_code == ReasonCode.BAD_AUTHENTICATION_METHOD
-    assert client.is_lost
-
-
-def test_auth_without_a_method_is_a_protocol_error() -> None:
-    """[MQTT-4.12.1-1]."""
-    client = VirtualBroker().connect()
-    client.send(Auth(ReasonCode.REAUTHENTICATE, {"authentication_method": "x"}))
-    assert client.take(Disconnect).reason_code == ReasonCode.PROTOCOL_ERROR
-
-
-def test_packets_that_only_servers_send_are_protocol_errors() -> None:
-    """A client has no business with SUBACK."""
-    client = VirtualBroker().connect()
-    client.send(SubAck(1, (0,)))
-    assert client.take(Disconnect).reason_code == ReasonCode.PROTOCOL_ERROR
-
-
-def test_connack_says_what_the_broker_allows() -> None:
-    """MQTT 5.0, 3.2.2.3: what a client may send, and what was changed of its wishes."""
-    broker = VirtualBroker(
-        Limits(receive_maximum=7, maximum_packet_size=5000, maximum_keep_alive=30),
-        session_expiry_limit=60.0,
-    )
-    client = broker.connect("a", keep_alive=100, properties={"session_expiry_interval": 100})
-    properties = client.connack.properties
-    assert properties["receive_maximum"] == 7
-    assert properties["maximum_packet_size"] == 5000
-    assert properties["server_keep_alive"] == 30
-    assert properties["session_expiry_interval"] == 60
-    assert properties["shared_subscription_available"] == 0
-    modest = broker.connect("b", keep_alive=10, properties={"session_expiry_interval": 50})
-    assert "server_keep_alive" not in modest.connack.properties
-    assert "session_expiry_interval" not in modest.connack.properties
-
-
-@pytest.mark.parametrize("waits", [False, True])
-def test_authentication_decides_who_connects(*, waits: bool) -> None:
-    """At once or after a wait; what comes meanwhile is handled afterwards, in order."""
-    access = Access(waits=waits)
-    broker = VirtualBroker(access=access)
-    client = VirtualClient(broker)
-    client.send(
-        Connect(client_id="a", username="u", password=b"p"),
-        Subscribe(1, (Subscription("t", 1),)),
-        Publish("t", b"x"),
-    )
-    finish(client)
-    assert client.take(ConnAck).reason_code == 0
-    assert client.take(SubAck).reason_codes == (1,)
-    assert client.payloads() == [b"x"]
-    assert (access.attempts[0].username, access.attempts[0].password) == ("u", b"p")
-    access.allowed = False
-    refused = VirtualClient(broker)
-    refused.send(Connect(client_id="b"), PingReq())
-    finish(refused)
-    assert refused.take(ConnAck).reason_code == ReasonCode.NOT_AUTHORIZED
-    assert refused.inbox == []
-    assert refused.is_lost
-    assert broker.core.sessions.get("b") is None
-
-
-def test_a_connection_that_waits_is_not_read_from() -> None:
-    """While access control takes its time, TCP holds the client back."""
-    broker = VirtualBroker(access=Access(waits=True))
-    client = VirtualClient(broker)
-    client.send(Connect(client_id="a"))
-    assert not client.is_reading
-    client.send(PingReq())
-    assert client.inbox == []
-    finish(client)
-    assert client.is_reading
-    assert [type(packet) for packet in client.inbox] == [ConnAck, PingResp]
-
-
-def test_authentication_that_raises_lets_nobody_in() -> None:
-    """E3: a plugin's fault refuses, and is counted."""
-    access = Access()
-    access.error = ZeroDivisionError()
-    broker = VirtualBroker(access=access)
-    client = VirtualClient(broker, 4)
-    client.send(Connect(client_id="a", protocol_version=4))
-    assert client.take(ConnAck).reason_code == ReasonCode.NOT_AUTHORIZED
-    assert sum(broker.core.counters.extension_errors.values()) == 1
-
-
-def test_a_client_that_leaves_while_it_is_authenticated_has_no_session() -> None:
-    """The answer comes too late."""
-    broker = VirtualBroker(access=Access(waits=True))
-    client = VirtualClient(broker)
-    client.send(Connect(client_id="a"))
-    client.lose()
-    finish(client)
-    assert len(broker.core.sessions) == 0
-
 
 # -- SUBSCRIBE, UNSUBSCRIBE
 
@@ -303,8 +83,9 @@ def test_shared_subscriptions_are_refused() -> None:
 @pytest.mark.parametrize("waits", [False, True])
 def test_access_control_decides_on_each_filter(*, waits: bool) -> None:
     """What is refused is not subscribed, in the words of the version."""
-    access = Access(waits=waits)
-    access.refused_topics.add(("subscribe", "secret"))
+    access = Access()
+    access.waits = waits
+    access.refused.add(("subscribe", "secret"))
     broker = VirtualBroker(access=access)
     for version, code in ((5, ReasonCode.NOT_AUTHORIZED), (4, 0x80)):
         client = VirtualClient(broker, version)
@@ -320,7 +101,8 @@ def test_access_control_decides_on_each_filter(*, waits: bool) -> None:
 
 def test_a_client_that_leaves_while_it_subscribes_leaves_nothing_behind() -> None:
     """The session has ended; the answer must not put a subscription into the tree."""
-    access = Access(waits=True)
+    access = Access()
+    access.waits = True
     broker = VirtualBroker(access=access)
     client = VirtualClient(broker)
     client.send(Connect(client_id="a"))
@@ -360,6 +142,22 @@ def test_the_retain_flag_is_cleared_unless_asked_for() -> None:
     publisher.publish("t", b"n")
     assert [p.retain for p in plain.take_all(Publish)] == [False, False]
     assert [p.retain for p in faithful.take_all(Publish)] == [True, False]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_retained_messages_are_under_access_control(*, waits: bool) -> None:
+    """Who may not receive a topic does not receive what is retained there either."""
+    access = Access(publish=False, subscribe=False)
+    broker = VirtualBroker(access=access)
+    publisher = broker.connect("p")
+    for topic in ("open", "secret"):
+        publisher.publish(topic, topic.encode(), retain=True)
+    access.refused.add(("receive", "secret"))
+    client = broker.connect("s")
+    access.waits = waits
+    client.send(Subscribe(1, (Subscription("#"),)))
+    finish(client)
+    assert client.payloads() == [b"open"]
 
 
 def test_retained_messages_of_ones_own_stay_away_with_no_local() -> None:
@@ -521,4 +319,18 @@ def test_disconnect_may_change_the_session_expiry() -> None:
     assert broker.core.sessions.get("a") is None
     client = broker.connect("b")
     client.send(Disconnect(0, {"session_expiry_interval": 100}))
+    assert client.take(Disconnect).reason_code == ReasonCode.PROTOCOL_ERROR
+
+
+def test_auth_without_a_method_is_a_protocol_error() -> None:
+    """[MQTT-4.12.1-1]."""
+    client = VirtualBroker().connect()
+    client.send(Auth(ReasonCode.REAUTHENTICATE, {"authentication_method": "x"}))
+    assert client.take(Disconnect).reason_code == ReasonCode.PROTOCOL_ERROR
+
+
+def test_packets_that_only_servers_send_are_protocol_errors() -> None:
+    """A client has no business with SUBACK."""
+    client = VirtualBroker().connect()
+    client.send(SubAck(1, (0,)))
     assert client.take(Disconnect).reason_code == ReasonCode.PROTOCOL_ERROR

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 
 from broker.config import Limits
 from broker.events import Listeners
-from broker.extensions import Action, ConnectAttempt, Receipt, SessionView
+from broker.extensions import Receipt
 from broker.message import Message
 from broker.mqtt.packets import (
     Disconnect,
@@ -22,6 +21,7 @@ from broker.mqtt.packets import (
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
 from broker.payload import Payload
+from tests.helpers.access import Access
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 
@@ -59,23 +59,11 @@ class Sink:
         receipt.settle(reason_code)
 
 
-class Refusing:
-    """Access control that refuses to publish and to receive some topics."""
-
-    checks_publish = True
-    checks_subscribe = False
-    checks_receive = True
-
-    def authenticate(self, attempt: ConnectAttempt) -> bool:
-        """Let everybody in."""
-        del attempt
-        return True
-
-    def authorize(self, session: SessionView, topic: str, action: Action) -> bool | Awaitable[bool]:
-        """Refuse "not-in" to publishers, and "not-out" to the client named "blind"."""
-        if action.name == "publish":
-            return topic != "not-in"
-        return not (topic == "not-out" and session.client_id == "blind")
+def _refusing() -> Access:
+    """Refuse "not-in" to publishers, and "not-out" to the client named "blind"."""
+    access = Access(subscribe=False)
+    access.refused = {("publish", "not-in"), ("receive", "not-out", "blind")}
+    return access
 
 
 def pair(broker: VirtualBroker, qos: int, version: int = 5) -> tuple[VirtualClient, VirtualClient]:
@@ -415,7 +403,7 @@ def test_a_payload_that_cannot_be_kept_is_refused() -> None:
 
 def test_access_control_decides_what_goes_in_and_out() -> None:
     """Refused publishes are told in MQTT 5; refused deliveries reach nobody they should not."""
-    broker = VirtualBroker(access=Refusing())
+    broker = VirtualBroker(access=_refusing())
     blind, subscriber = broker.connect("blind"), broker.connect("s")
     for client in (blind, subscriber):
         client.subscribe("#", 1)
@@ -444,7 +432,7 @@ def test_listeners_see_every_message_and_packet() -> None:
 
     listeners.packet_received = (note,)
     listeners.packet_sent = (note,)
-    broker = VirtualBroker(access=Refusing(), listeners=listeners)
+    broker = VirtualBroker(access=_refusing(), listeners=listeners)
     client = broker.connect("p", 4)
     client.subscribe("#")
     for topic in ("not-in", "open", "open"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Coroutine
@@ -56,6 +57,15 @@ class VirtualBroker:
         while touched := self.core.take_touched():
             for connection in touched:
                 connection.driver.serve()
+
+    def finish_waiting(self) -> None:
+        """Run what the core has handed over because it has to wait, to its end."""
+        waiting, self.waiting[:] = list(self.waiting), []
+        for rest in waiting:
+            with contextlib.suppress(StopIteration):
+                while True:
+                    rest.send(None)
+        self.settle()
 
     def advance(self, seconds: float) -> None:
         """Let time pass, stopping at each deadline on the way."""

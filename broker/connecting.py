@@ -1,0 +1,175 @@
+"""CONNECT: from a stranger's first packet to a client with a session."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.errors import ProtocolError
+from broker.events import ClientConnected
+from broker.extensions import ConnectAttempt
+from broker.mqtt.enums import ProtocolVersion
+from broker.mqtt.packets import ConnAck, Connect
+from broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode
+from broker.wills import will_message
+
+if TYPE_CHECKING:
+    from broker.connection import Connection
+    from broker.core import Core
+    from broker.session import Session
+
+SESSION_NEVER_EXPIRES: Final = 0xFFFFFFFF
+"""A Session Expiry Interval of this value means for ever (MQTT 5.0, 3.1.2.11.2)."""
+
+
+def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
+    """Take a client's CONNECT (section 3.1).
+
+    Raises:
+        ProtocolError: it is the second one [MQTT-3.1.0-2], or asks for an authentication
+            method, of which there is none [MQTT-4.12.0-1].
+    """
+    if connection.is_open:
+        raise ProtocolError("a second CONNECT")
+    connection.version = packet.protocol_version
+    if packet.properties.get("authentication_method") is not None:
+        raise ProtocolError(
+            "CONNECT: authentication method; allowed: none",
+            ReasonCode.BAD_AUTHENTICATION_METHOD,
+        )
+    if not packet.client_id and not packet.clean_start and packet.protocol_version == 4:
+        raise ProtocolError(  # [MQTT-3.1.3-8]
+            "CONNECT: empty Client Identifier without Clean Session",
+            ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
+        )
+    connection.run(_connect(connection, packet, now))
+
+
+async def _connect(connection: Connection, packet: Connect, now: float) -> None:
+    core = connection.core
+    client_id = packet.client_id or core.new_client_id()
+    will = will_message(packet.will, client_id, now) if packet.will is not None else None
+    attempt = ConnectAttempt(
+        client_id=client_id,
+        username=packet.username,
+        password=packet.password,
+        protocol_version=packet.protocol_version,
+        clean_start=packet.clean_start,
+        keep_alive=packet.keep_alive,
+        will=will,
+        remote_address=connection.remote_address,
+        remote_port=connection.remote_port,
+        listener=connection.listener,
+    )
+    is_authenticated = await _authenticate(core, attempt)
+    if connection.is_closing:
+        return
+    if not is_authenticated:
+        core.logger.info(
+            "client %s: user %r not authorized, from %s",
+            client_id,
+            packet.username,
+            connection.peer(),
+        )
+        refuse_connect(connection, ReasonCode.NOT_AUTHORIZED)
+        connection.disconnected(now)
+        return
+    session, session_present = core.sessions.open(
+        client_id, clean_start=packet.clean_start, now=now
+    )
+    _set_up(session, connection, packet)
+    keep_alive = _keep_alive(core, packet.keep_alive)
+    properties = _connack_properties(connection, packet, session, keep_alive)
+    connection.send_packet(ConnAck(session_present, ReasonCode.SUCCESS, properties))
+    connection.open(
+        session,
+        keep_alive=keep_alive,
+        receive_maximum=packet.properties.get("receive_maximum", 65_535),
+        maximum_packet_size=packet.properties.get("maximum_packet_size"),
+    )
+    core.tell_samplers(lambda sampler: sampler.connected(session.link, now))
+    if core.listeners.client_connected:
+        core.tell(core.listeners.client_connected, ClientConnected(session))
+
+
+async def _authenticate(core: Core, attempt: ConnectAttempt) -> bool:
+    if core.access is None:
+        return True
+    try:
+        answer = core.access.authenticate(attempt)
+        return answer if isinstance(answer, bool) else await answer
+    except Exception as error:  # noqa: BLE001 (a plugin's fault must not let a client in)
+        core.on_extension_error("access control, authenticate", error)
+        return False
+
+
+def refuse_connect(connection: Connection, reason_code: ReasonCode) -> None:
+    """Answer a CONNECT that is not accepted, where the version has a word for it.
+
+    [MQTT-3.2.2-7] of MQTT 5.0; MQTT 3.1.1 closes without CONNACK where it has no return code.
+    """
+    if connection.version == ProtocolVersion.MQTT_5 or reason_code in CONNACK_RETURN_CODES:
+        connection.send_packet(ConnAck(session_present=False, reason_code=reason_code))
+
+
+def _set_up(session: Session, connection: Connection, packet: Connect) -> None:
+    """Write into the session what the newest CONNECT says."""
+    core = connection.core
+    if session.version != packet.protocol_version:
+        session.version = packet.protocol_version
+        if session.subscriptions:
+            core.tree.void_plans()
+    session.username = packet.username
+    session.link.username = packet.username
+    session.will = packet.will
+    if packet.protocol_version == ProtocolVersion.MQTT_5:
+        interval = packet.properties.get("session_expiry_interval", 0)
+    else:
+        interval = 0 if packet.clean_start else SESSION_NEVER_EXPIRES
+    session.expiry_interval = expiry_seconds(core, interval)
+
+
+def expiry_seconds(core: Core, interval: int) -> float | None:
+    """Return how long a session outlives its connection, in seconds; None for ever.
+
+    Args:
+        core: its own limit holds.
+        interval: Session Expiry Interval as the client asks for it.
+    """
+    asked = None if interval == SESSION_NEVER_EXPIRES else float(interval)
+    limit = core.session_expiry_limit
+    if limit is None:
+        return asked
+    return limit if asked is None else min(asked, limit)
+
+
+def _keep_alive(core: Core, asked: int) -> int:
+    limit: int | None = core.limits.maximum_keep_alive
+    if limit is None:
+        return asked
+    return min(asked or limit, limit)
+
+
+def _connack_properties(
+    connection: Connection, packet: Connect, session: Session, keep_alive: int
+) -> dict[str, Any]:
+    """Say what the broker allows and what it has changed (MQTT 5.0, 3.2.2.3)."""
+    if packet.protocol_version != ProtocolVersion.MQTT_5:
+        return {}
+    limits = connection.core.limits
+    properties: dict[str, Any] = {
+        "receive_maximum": limits.receive_maximum,
+        "maximum_packet_size": limits.maximum_packet_size,
+        "shared_subscription_available": 0,
+    }
+    if not packet.client_id:
+        properties["assigned_client_identifier"] = session.client_id  # [MQTT-3.2.2-16]
+    if keep_alive != packet.keep_alive:
+        properties["server_keep_alive"] = keep_alive  # [MQTT-3.1.2-21]
+    asked = packet.properties.get("session_expiry_interval", 0)
+    if session.expiry_interval != _uncapped(asked):
+        properties["session_expiry_interval"] = int(session.expiry_interval or 0)
+    return properties
+
+
+def _uncapped(interval: int) -> float | None:
+    return None if interval == SESSION_NEVER_EXPIRES else float(interval)

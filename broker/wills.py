@@ -1,0 +1,64 @@
+"""Will Messages: what a client's loss is to be told by (MQTT 5.0, 3.1.2.5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from broker.message import Message
+from broker.mqtt.packets import Will
+from broker.mqtt.reason_codes import ReasonCode
+
+if TYPE_CHECKING:
+    from broker.core import Core
+    from broker.session import Session
+
+NO_THRESHOLD: Final = 2**63
+
+
+def will_message(
+    will: Will, client_id: str, now: float, threshold_s: int = NO_THRESHOLD
+) -> Message:
+    """Return the message that a will stands for if it is published now.
+
+    Args:
+        will: as in CONNECT.
+        client_id: whose will it is.
+        now: monotonic seconds; its Message Expiry Interval runs from here (3.1.3.2.4).
+        threshold_s: payload bytes above which messages of its topic are large.
+    """
+    properties = {k: v for k, v in will.properties.items() if k != "will_delay_interval"}
+    interval = properties.get("message_expiry_interval")
+    return Message(
+        will.topic,
+        will.payload,
+        qos=will.qos,
+        retain=will.retain,
+        arrived_at=now,
+        is_large=len(will.payload) > threshold_s,
+        expires_at=None if interval is None else now + interval,
+        properties=properties,
+        publisher=client_id,
+    )
+
+
+def will_delay(session: Session) -> float:
+    """Return the seconds from the loss of the connection to the will (3.1.3.2.2)."""
+    return float(session.will.properties.get("will_delay_interval", 0)) if session.will else 0.0
+
+
+def send_will(core: Core, session: Session, now: float) -> None:
+    """Publish a session's will, if it has one, once [MQTT-3.1.2-8], [MQTT-3.1.2-10].
+
+    It is the client's PUBLISH: what that may not do, the will may not do either.
+    """
+    will, session.will = session.will, None
+    if session.will_timer is not None:
+        session.will_timer.cancel()
+        session.will_timer = None
+    if will is None:
+        return
+    if will.topic.startswith("$SYS"):
+        core.refuse(session.client_id, will.topic, ReasonCode.NOT_AUTHORIZED)
+        return
+    threshold_s = core.tree.plan(will.topic, will.topic.encode()).threshold_s
+    core.publish(will_message(will, session.client_id, now, threshold_s), now, session)

@@ -1,0 +1,188 @@
+"""CONNECT, on a virtual clock: who gets a session, and what the answer says."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.config import Limits
+from broker.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    PingReq,
+    PingResp,
+    Publish,
+    SubAck,
+    Subscribe,
+    Subscription,
+)
+from broker.mqtt.reason_codes import ReasonCode
+from tests.helpers.access import Access, finish
+from tests.helpers.virtual import VirtualBroker, VirtualClient
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_session_present_tells_whether_there_was_a_session(version: int) -> None:
+    """[MQTT-3.2.2-2], [MQTT-3.2.2-3]: only for a session that was kept."""
+    broker = VirtualBroker()
+    keep = {"session_expiry_interval": 100} if version == 5 else {}
+    first = broker.connect("a", version, clean_start=False, properties=keep)
+    assert not first.connack.session_present
+    first.send(Disconnect())
+    second = broker.connect("a", version, clean_start=False, properties=keep)
+    assert second.connack.session_present
+    second.send(Disconnect())
+    third = broker.connect("a", version, clean_start=True)
+    assert not third.connack.session_present
+
+
+def test_a_client_without_identifier_gets_one() -> None:
+    """[MQTT-3.2.2-16]: and is told in MQTT 5."""
+    broker = VirtualBroker()
+    client = broker.connect("")
+    assert client.connack.properties["assigned_client_identifier"] == "assigned-1"
+    assert broker.connect("", 4).session.client_id == "assigned-2"
+
+
+def test_an_empty_identifier_without_clean_session_is_refused_in_mqtt_3_1_1() -> None:
+    """[MQTT-3.1.3-8]: return code 2, then the connection closes."""
+    client = VirtualClient(VirtualBroker(), 4)
+    client.send(Connect(client_id="", protocol_version=4, clean_start=False))
+    assert client.take(ConnAck).reason_code == ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
+    assert client.is_lost
+
+
+def test_the_same_identifier_takes_the_session_over() -> None:
+    """[MQTT-3.1.4-3]: the old connection is told and closed, the session goes on."""
+    broker = VirtualBroker()
+    old = broker.connect("a", clean_start=False, properties={"session_expiry_interval": 100})
+    old.subscribe("t", 1)
+    new = broker.connect("a", clean_start=False, properties={"session_expiry_interval": 100})
+    assert old.take(Disconnect).reason_code == ReasonCode.SESSION_TAKEN_OVER
+    assert old.is_lost
+    assert new.connack.session_present
+    old.connection.connection_lost(broker.now)
+    assert new.session.connection is new.connection
+    broker.connect("p").publish("t", b"x", qos=1)
+    assert new.payloads() == [b"x"]
+
+
+def test_a_second_connect_is_a_protocol_error() -> None:
+    """[MQTT-3.1.0-2]."""
+    client = VirtualBroker().connect()
+    client.send(Connect(client_id="c", protocol_version=5))
+    assert client.take(Disconnect).reason_code == ReasonCode.PROTOCOL_ERROR
+    assert client.is_lost
+
+
+def test_the_first_packet_must_be_connect() -> None:
+    """[MQTT-3.1.0-1]: and nothing is answered to what cannot be a client."""
+    client = VirtualClient(VirtualBroker(), 4)
+    client.send(PingReq())
+    assert client.inbox == []
+    assert client.is_lost
+
+
+def test_an_authentication_method_is_refused() -> None:
+    """[MQTT-4.12.0-1]: there is none to choose from yet."""
+    client = VirtualClient(VirtualBroker())
+    client.send(Connect(client_id="c", properties={"authentication_method": "SCRAM"}))
+    assert client.take(ConnAck).reason_code == ReasonCode.BAD_AUTHENTICATION_METHOD
+    assert client.is_lost
+
+
+def test_connack_says_what_the_broker_allows() -> None:
+    """MQTT 5.0, 3.2.2.3: what a client may send, and what was changed of its wishes."""
+    broker = VirtualBroker(
+        Limits(receive_maximum=7, maximum_packet_size=5000, maximum_keep_alive=30),
+        session_expiry_limit=60.0,
+    )
+    client = broker.connect("a", keep_alive=100, properties={"session_expiry_interval": 100})
+    properties = client.connack.properties
+    assert properties["receive_maximum"] == 7
+    assert properties["maximum_packet_size"] == 5000
+    assert properties["server_keep_alive"] == 30
+    assert properties["session_expiry_interval"] == 60
+    assert properties["shared_subscription_available"] == 0
+    modest = broker.connect("b", keep_alive=10, properties={"session_expiry_interval": 50})
+    assert "server_keep_alive" not in modest.connack.properties
+    assert "session_expiry_interval" not in modest.connack.properties
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_authentication_decides_who_connects(*, waits: bool) -> None:
+    """At once or after a wait; what comes meanwhile is handled afterwards, in order."""
+    access = Access()
+    access.waits = waits
+    broker = VirtualBroker(access=access)
+    client = VirtualClient(broker)
+    client.send(
+        Connect(client_id="a", username="u", password=b"p"),
+        Subscribe(1, (Subscription("t", 1),)),
+        Publish("t", b"x"),
+    )
+    finish(client)
+    assert client.take(ConnAck).reason_code == 0
+    assert client.take(SubAck).reason_codes == (1,)
+    assert client.payloads() == [b"x"]
+    assert (access.attempts[0].username, access.attempts[0].password) == ("u", b"p")
+    access.is_open = False
+    refused = VirtualClient(broker)
+    refused.send(Connect(client_id="b"), PingReq())
+    finish(refused)
+    assert refused.take(ConnAck).reason_code == ReasonCode.NOT_AUTHORIZED
+    assert refused.inbox == []
+    assert refused.is_lost
+    assert broker.core.sessions.get("b") is None
+
+
+def test_who_is_refused_stands_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """An operator sees whose password to look after, and where the client is."""
+    access = Access()
+    access.is_open = False
+    client = VirtualClient(VirtualBroker(access=access))
+    with caplog.at_level("INFO"):
+        client.send(Connect(client_id="pump", username="ada", password=b"secret"))
+    (line,) = caplog.messages
+    assert "client pump" in line
+    assert "'ada'" in line
+    assert client.connection.peer() in line
+    assert "secret" not in line
+
+
+def test_a_connection_that_waits_is_not_read_from() -> None:
+    """While access control takes its time, TCP holds the client back."""
+    access = Access()
+    access.waits = True
+    broker = VirtualBroker(access=access)
+    client = VirtualClient(broker)
+    client.send(Connect(client_id="a"))
+    assert not client.is_reading
+    client.send(PingReq())
+    assert client.inbox == []
+    finish(client)
+    assert client.is_reading
+    assert [type(packet) for packet in client.inbox] == [ConnAck, PingResp]
+
+
+def test_authentication_that_raises_lets_nobody_in() -> None:
+    """E3: a plugin's fault refuses, and is counted."""
+    access = Access()
+    access.error = ZeroDivisionError()
+    broker = VirtualBroker(access=access)
+    client = VirtualClient(broker, 4)
+    client.send(Connect(client_id="a", protocol_version=4))
+    assert client.take(ConnAck).reason_code == ReasonCode.NOT_AUTHORIZED
+    assert sum(broker.core.counters.extension_errors.values()) == 1
+
+
+def test_a_client_that_leaves_while_it_is_authenticated_has_no_session() -> None:
+    """The answer comes too late."""
+    access = Access()
+    access.waits = True
+    broker = VirtualBroker(access=access)
+    client = VirtualClient(broker)
+    client.send(Connect(client_id="a"))
+    client.lose()
+    finish(client)
+    assert len(broker.core.sessions) == 0

@@ -1,0 +1,72 @@
+"""Access control for tests: it answers as the test says, at once or after a wait."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+from broker.extensions import Action, ConnectAttempt, SessionView
+from tests.helpers.virtual import VirtualClient
+
+
+class Access:
+    """Lets everybody do everything that the test has not refused.
+
+    Attributes:
+        waits: answers take a wait; `finish` ends it.
+        is_open: whether clients may connect.
+        refused: (action, topic) or (action, topic, client id) that is refused.
+        error: raised instead of an answer, if set.
+        attempts: every CONNECT that was asked about.
+    """
+
+    def __init__(
+        self, *, publish: bool = True, subscribe: bool = True, receive: bool = True
+    ) -> None:
+        """Make access control that is asked for these actions."""
+        self.checks_publish = publish
+        self.checks_subscribe = subscribe
+        self.checks_receive = receive
+        self.waits = False
+        self.is_open = True
+        self.refused: set[tuple[str, ...]] = set()
+        self.error: Exception | None = None
+        self.attempts: list[ConnectAttempt] = []
+
+    def authenticate(self, attempt: ConnectAttempt) -> bool | Awaitable[bool]:
+        """Answer for a CONNECT."""
+        self.attempts.append(attempt)
+        return self._answer(is_allowed=self.is_open)
+
+    def authorize(self, session: SessionView, topic: str, action: Action) -> bool | Awaitable[bool]:
+        """Answer for a topic."""
+        asked = (action.name, topic)
+        is_refused = asked in self.refused or (*asked, session.client_id) in self.refused
+        return self._answer(is_allowed=not is_refused)
+
+    def _answer(self, *, is_allowed: bool) -> bool | Awaitable[bool]:
+        if self.error is not None:
+            raise self.error
+        return Later(is_allowed=is_allowed) if self.waits else is_allowed
+
+
+class Later:
+    """An answer that takes one wait."""
+
+    def __init__(self, *, is_allowed: bool) -> None:
+        self.is_allowed = is_allowed
+
+    def __await__(self) -> Any:
+        yield "waiting"
+        return self.is_allowed
+
+
+def finish(client: VirtualClient) -> None:
+    """Run what a connection is suspended on to its end, as the driver does."""
+    while (suspended := client.connection.suspended) is not None:
+        try:
+            while True:
+                suspended.send(None)
+        except StopIteration:
+            client.connection.resume(client.broker.now)
+            client.broker.settle()
