@@ -5,7 +5,10 @@ import base64
 import http.client
 import json
 import logging
+import re
 import socket
+import time
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -13,8 +16,16 @@ import pytest
 
 from plugins.queue.client import BATCH_CONTENT_TYPE, read_batch, read_deliveries
 from plugins.queue.engine import StorageError, StorageFullError
+from plugins.queue.engine_memory import MemoryStore
+from plugins.queue.http_api import QueueApi
 from plugins.queue.sink import QueuePlugin
-from tests.plugins.queue.running import LONG_SECONDS, message, running_plugin, until
+from tests.plugins.queue.running import (
+    LONG_SECONDS,
+    message,
+    running_engine,
+    running_plugin,
+    until,
+)
 
 QUEUES: dict[str, Any] = {
     "work": {"physical_queues": 2, "sleep_time": 0.005, "n_max": 10, "max_wait_seconds": 60},
@@ -55,6 +66,20 @@ async def ask(
         return answer
 
     return await asyncio.to_thread(send)
+
+
+async def test_every_request_is_documented() -> None:
+    """docs/queue.md names each method and path that is served, and no other."""
+    text = (Path(__file__).parents[3] / "docs" / "queue.md").read_text()
+    documented = set(re.findall(r"`(GET|POST) (/[^`]*)`", text))
+    async with running_engine(MemoryStore()) as engine:
+        api = QueueApi({}, {}, {}, engine, time.monotonic, logging.getLogger("test"))
+        routes = api.application(1024).router.routes()
+    assert documented == {
+        (route.method, route.resource.canonical)
+        for route in routes
+        if route.method != "HEAD" and route.resource is not None
+    }
 
 
 async def test_json_carries_whole_messages() -> None:
