@@ -3,9 +3,9 @@
 Theory of operation. The driver hands over each chunk of received bytes with the time. Every
 whole packet in it is handled before anything is written; what is to be sent collects in
 `out`, which the driver writes once. Most of what a busy broker receives are QoS 0 PUBLISH
-packets for subscribers that need no more than a copy of the very bytes: `_scan` recognises a
-run of such packets on one topic by their equal beginnings and passes the whole run on as one
-slice. Everything else goes packet by packet.
+packets for subscribers that need no more than a copy of the very bytes: `_scan` passes a run of
+such packets, as long as they go to the same subscribers, on as one slice, and recognises those
+of one topic and size by their equal beginnings. Everything else goes packet by packet.
 
 A connection is *suspended* while access control takes its time, and then handles nothing
 more; `wants_reading` then tells the driver to stop reading, as it does while `broker.throttle`
@@ -37,7 +37,7 @@ from broker.sending import Sender
 from broker.timers import Timer
 
 if TYPE_CHECKING:
-    from broker.core import Core, FastPlan
+    from broker.core import Core
     from broker.session import Session
 
 _CONNECT_BYTE: Final = PacketType.CONNECT << 4
@@ -161,7 +161,7 @@ class Connection(Sender):
 
     # -- receiving ------------------------------------------------------------------------
 
-    def _scan(self, data: bytes, now: float) -> None:
+    def _scan(self, data: bytes, now: float) -> None:  # noqa: PLR0915 (hot: one loop, few calls)
         """Handle each whole packet in `data`; keep the rest.
 
         Raises:
@@ -180,49 +180,63 @@ class Connection(Sender):
         end = len(data)
         position = 0
         n_packets = 0
-        while end - position >= 2:
-            first_byte = data[position]
-            length = data[position + 1]
-            start = position + 2
-            if length > 0x7F:
-                start, length = read_remaining_length(data, position)
-                if not start:
+        run_sessions: tuple[Session, ...] = ()
+        run_start = run_messages = run_largest = 0
+        try:
+            while end - position >= 2:
+                first_byte = data[position]
+                length = data[position + 1]
+                start = position + 2
+                if length > 0x7F:
+                    start, length = read_remaining_length(data, position)
+                    if not start:
+                        break
+                stop = start + length
+                if stop - position > maximum:
+                    raise packet_too_large(stop - position, maximum)
+                if stop > end:
                     break
-            stop = start + length
-            if stop - position > maximum:
-                raise packet_too_large(stop - position, maximum)
-            if stop > end:
-                break
-            if first_byte == 0x30 and length > 2:
-                topic_end = start + 2 + ((data[start] << 8) | data[start + 1])
-                plan = fast_plans.get(data[start + 2 : topic_end])
-                n_bytes = stop - topic_end - offset
-                if (
-                    plan is not None
-                    and 0 <= n_bytes <= plan.threshold_s
-                    and not (offset and data[topic_end])
-                ):
-                    run_start = position
-                    size = stop - position
-                    begin = data[position : topic_end + offset]
-                    while stop + size <= end and data.startswith(begin, stop):
-                        stop += size
-                    position = stop
-                    n_messages = (stop - run_start) // size
-                    n_packets += n_messages
-                    counters.publish_received += n_messages
-                    header_bytes = topic_end + offset - run_start
-                    self._pass_on(plan, data[run_start:stop], n_messages, header_bytes, now)
-                    continue
-            n_packets += 1
-            self._handle(first_byte, data, position, start, stop, now)
-            position = stop
-            if self.is_closing or self.suspended is not None:
-                break
-            if not fast_plans and self.is_open:
-                fast_plans = core.fast_plans[self.version]
-                offset = 1 if self.version == ProtocolVersion.MQTT_5 else 0
-                maximum = self._maximum_packet_size
+                if first_byte == 0x30 and length > 2:
+                    topic_end = start + 2 + ((data[start] << 8) | data[start + 1])
+                    plan = fast_plans.get(data[start + 2 : topic_end])
+                    n_bytes = stop - topic_end - offset
+                    if (
+                        plan is not None
+                        and 0 <= n_bytes <= plan.threshold_s
+                        and not (offset and data[topic_end])
+                    ):
+                        if not run_messages or plan.sessions is not run_sessions:
+                            if run_messages:
+                                run = data[run_start:position]
+                                self._pass_on(run_sessions, run, run_messages, run_largest, now)
+                            run_sessions = plan.sessions
+                            run_start = position
+                            run_messages = run_largest = 0
+                        size = stop - position
+                        begin = data[position : topic_end + offset]
+                        while stop + size <= end and data.startswith(begin, stop):
+                            stop += size
+                        run_messages += (stop - position) // size
+                        run_largest = max(run_largest, size)
+                        position = stop
+                        continue
+                if run_messages:
+                    run = data[run_start:position]
+                    self._pass_on(run_sessions, run, run_messages, run_largest, now)
+                    run_messages = 0
+                n_packets += 1
+                self._handle(first_byte, data, position, start, stop, now)
+                position = stop
+                if self.is_closing or self.suspended is not None:
+                    break
+                if not fast_plans and self.is_open:
+                    fast_plans = core.fast_plans[self.version]
+                    offset = 1 if self.version == ProtocolVersion.MQTT_5 else 0
+                    maximum = self._maximum_packet_size
+        finally:  # what came before a bad packet counts
+            if run_messages:
+                run = data[run_start:position]
+                self._pass_on(run_sessions, run, run_messages, run_largest, now)
         counters.packets_received += n_packets
         counters.bytes_received += position
         if self.suspended is not None:
@@ -231,17 +245,32 @@ class Connection(Sender):
             self._buffer.unread(data, position)
 
     def _pass_on(
-        self, plan: FastPlan, run: bytes, n_messages: int, header_bytes: int, now: float
+        self,
+        sessions: tuple[Session, ...],
+        run: bytes,
+        n_messages: int,
+        largest: int,
+        now: float,
     ) -> None:
-        """Copy a run of equal-sized QoS 0 PUBLISH packets of one topic to its subscribers."""
+        """Copy a run of QoS 0 PUBLISH packets to the subscribers that all of them have.
+
+        Args:
+            sessions: who gets every packet of the run.
+            run: whole packets, one after the other.
+            n_messages: how many.
+            largest: bytes of the largest of them.
+            now: monotonic seconds.
+        """
         core = self.core
+        counters = core.counters
+        counters.packets_received += n_messages
+        counters.publish_received += n_messages
         n_bytes = len(run)
-        size = n_bytes // n_messages
         n_sent = 0
         waiting: list[Session] = []
-        for session in plan.sessions:
+        for session in sessions:
             connection = session.connection
-            if session.is_direct and connection is not None and size <= connection.send_maximum:
+            if session.is_direct and connection is not None and largest <= connection.send_maximum:
                 connection.out.append(run)
                 connection.out_bytes += n_bytes
                 if not connection.is_touched:
@@ -250,10 +279,10 @@ class Connection(Sender):
                 n_sent += n_messages
             else:
                 waiting.append(session)
-        core.counters.packets_sent += n_sent
-        core.counters.publish_sent += n_sent
+        counters.packets_sent += n_sent
+        counters.publish_sent += n_sent
         if waiting:
-            deliver_run(self, plan.plan, waiting, run, size, header_bytes, now)
+            deliver_run(self, waiting, run, now)
             self.throttle.wait_for_congested(now)
 
     def _handle(

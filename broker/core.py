@@ -39,23 +39,23 @@ from broker.topic_tree import Plan, Target, TopicTree
 if TYPE_CHECKING:
     from broker.config import Limits
     from broker.sending import Sender
+    from broker.session import Session
 
 
 class FastPlan:
     """A plan whose messages need nothing but to be copied to connections.
 
     Attributes:
-        plan: what it was made from.
         threshold_s: payload bytes above which the plan does not hold.
-        sessions: who gets each message at QoS 0, all of the publisher's protocol version.
+        sessions: who gets each message at QoS 0, all of the publisher's protocol version;
+            plans with the same sessions have the very same tuple.
     """
 
-    __slots__ = ("plan", "sessions", "threshold_s")
+    __slots__ = ("sessions", "threshold_s")
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.threshold_s = plan.threshold_s
-        self.sessions = [target.session for target in plan.targets]
+    def __init__(self, threshold_s: int, sessions: tuple[Session, ...]) -> None:
+        self.threshold_s = threshold_s
+        self.sessions = sessions
 
 
 class Core:
@@ -130,6 +130,7 @@ class Core:
         self.tree.on_plans_void = self._void_fast_plans
         self.sessions = SessionRegistry(self)
         self.fast_plans: dict[int, dict[bytes, FastPlan]] = {4: {}, 5: {}}
+        self._audiences: dict[tuple[Session, ...], tuple[Session, ...]] = {}
         self.is_plain = self._is_plain()
         self.in_turn = False
         self.congested: list[Sender] = []
@@ -161,6 +162,7 @@ class Core:
         return touched
 
     def _void_fast_plans(self) -> None:
+        self._audiences.clear()
         for plans in self.fast_plans.values():
             plans.clear()
 
@@ -175,7 +177,9 @@ class Core:
                 or target.for_own is not target
             ):
                 return
-        self.fast_plans[version][plan.topic_bytes] = FastPlan(plan)
+        sessions = tuple(target.session for target in plan.targets)
+        sessions = self._audiences.setdefault(sessions, sessions)
+        self.fast_plans[version][plan.topic_bytes] = FastPlan(plan.threshold_s, sessions)
 
     def tell(self, listeners: tuple[Callable[[Any], None], ...], event: object) -> None:
         """Tell each listener of an event; one that raises is logged and counted."""

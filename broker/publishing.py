@@ -13,6 +13,7 @@ from broker.mqtt.enums import ProtocolVersion
 from broker.mqtt.packets import PubAck, PubRec
 from broker.mqtt.properties import read_publish_properties
 from broker.mqtt.reason_codes import ReasonCode
+from broker.mqtt.receive_buffer import read_remaining_length
 from broker.mqtt.topics import validate_topic
 from broker.topic_tree import Plan
 
@@ -121,31 +122,29 @@ def receive_publish(
 
 
 def deliver_run(
-    connection: Connection,
-    plan: Plan,
-    sessions: Sequence[Session],
-    run: bytes,
-    size: int,
-    header_bytes: int,
-    now: float,
+    connection: Connection, sessions: Sequence[Session], run: bytes, now: float
 ) -> None:
-    """Deliver a run of equal QoS 0 packets, one by one, to sessions that are not direct.
+    """Deliver a run of QoS 0 packets, one by one, to sessions that are not direct.
 
     Args:
         connection: the publisher's.
-        plan: of the run's topic.
         sessions: who is to get each message.
         run: whole packets without properties, one after the other.
-        size: bytes of each packet.
-        header_bytes: bytes of each packet before its payload.
         now: monotonic seconds.
     """
-    for begin in range(0, len(run), size):
-        payload = run[begin + header_bytes : begin + size]
+    core = connection.core
+    offset = 1 if connection.version == ProtocolVersion.MQTT_5 else 0
+    position = 0
+    while position < len(run):
+        start, length = read_remaining_length(run, position)
+        position = start + length
+        topic_end = start + 2 + int.from_bytes(run[start : start + 2], "big")
+        topic_bytes = run[start + 2 : topic_end]
+        plan = core.tree.plan(topic_bytes.decode(), topic_bytes)
+        payload = run[topic_end + offset : position]
         message = _message(connection, plan, payload, 0x30, None, now)
         if message is None:
-            client_id = connection.session.client_id
-            connection.core.refuse(client_id, plan.topic, ReasonCode.QUOTA_EXCEEDED)
+            core.refuse(connection.session.client_id, plan.topic, ReasonCode.QUOTA_EXCEEDED)
             continue
         for session in sessions:
             session.deliver(message, 0, retain=False, subscription_ids=(), now=now)

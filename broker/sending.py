@@ -93,15 +93,17 @@ class Sender:
         self.out_bytes = 0
         return out
 
-    def pause_sending(self) -> None:
+    def pause_sending(self, now: float) -> None:
         """The transport has too many unsent bytes: yield nothing until `resume_sending`."""
         self.is_paused = True
+        self.throttle.paused(now)
         if self.is_open:
             self.session.is_direct = False
 
-    def resume_sending(self) -> None:
+    def resume_sending(self, now: float) -> None:
         """The transport has room again."""
         self.is_paused = False
+        self.throttle.resumed(now)
         self.want_pump()
 
     def want_pump(self) -> None:

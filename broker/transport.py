@@ -309,12 +309,12 @@ class MqttProtocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The transport has more unsent bytes than `write_high_bytes`."""
         if self.connection is not None:
-            self.connection.pause_sending()
+            self.connection.pause_sending(self.driver.clock())
 
     def resume_writing(self) -> None:
         """It has fewer than `write_low_bytes` again."""
         if self.connection is not None:
-            self.connection.resume_sending()
+            self.connection.resume_sending(self.driver.clock())
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's)
         """The network connection is gone."""

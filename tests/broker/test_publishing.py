@@ -120,6 +120,38 @@ def test_a_run_of_packets_arrives_whole_and_in_order() -> None:
     subscriber.session.check_invariants()
 
 
+def test_what_came_before_a_bad_packet_is_delivered() -> None:
+    """A client's last words count, though the connection ends with its error."""
+    publisher, subscriber = pair(VirtualBroker(), 0)
+    for _ in range(2):  # from the second on, the topic's plan is known
+        publisher.publish("t", b"x")
+    good = write_packet(Publish("t", b"y"), 5)
+    publisher.send_bytes(good * 3 + b"\x30\xff\xff\xff\xff\x01")
+    assert subscriber.payloads() == [b"x", b"x", b"y", b"y", b"y"]
+    assert publisher.is_lost
+
+
+def test_a_run_may_mix_topics_and_reach_several_audiences() -> None:
+    """One slice for those who get all of it, in order for everybody, also without room."""
+    broker = VirtualBroker()
+    everything, some, stuck = (broker.connect(name, 4) for name in ("all", "some", "stuck"))
+    everything.subscribe("#")
+    some.subscribe("b")
+    stuck.subscribe("+")
+    publisher = broker.connect("p", 4)
+    topics = ["a", "b", "b", "c", "a", "a", "nobody/else"] * 5
+    packets = [Publish(topic, b"%d" % n * (n % 4)) for n, topic in enumerate(topics)]
+    publisher.send(*packets)
+    stuck.connection.pause_sending(broker.now)
+    publisher.send(*packets)
+    stuck.connection.resume_sending(broker.now)
+    broker.settle()
+    for client, wanted in ((everything, "abcn"), (some, "b"), (stuck, "abc")):
+        expected = [(p.topic, p.payload) for p in packets if p.topic[0] in wanted]
+        assert [(p.topic, p.payload) for p in client.take_all(Publish)] == expected * 2
+        client.session.check_invariants()
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 17])
 @pytest.mark.parametrize("version", [4, 5])
 def test_chunks_may_end_anywhere(size: int, version: int) -> None:

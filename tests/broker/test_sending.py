@@ -143,12 +143,12 @@ def test_a_large_payload_is_written_by_reference_to_every_subscriber() -> None:
 def test_a_paused_connection_gets_nothing_until_it_has_room() -> None:
     """What comes meanwhile waits in the outbox, in order."""
     publisher, subscriber = pair(VirtualBroker(), 0)
-    subscriber.connection.pause_sending()
+    subscriber.connection.pause_sending(subscriber.broker.now)
     for number in range(3):
         publisher.publish("t", b"%d" % number)
     assert subscriber.inbox == []
     assert subscriber.session.outbox.n_messages == 3
-    subscriber.connection.resume_sending()
+    subscriber.connection.resume_sending(subscriber.broker.now)
     subscriber.broker.settle()
     publisher.publish("t", b"3")
     assert subscriber.payloads() == [b"0", b"1", b"2", b"3"]
@@ -158,7 +158,7 @@ def test_a_paused_connection_gets_nothing_until_it_has_room() -> None:
 def test_a_pump_leaves_the_rest_for_the_next_turn() -> None:
     """One subscriber's backlog is not written in one go while others wait."""
     publisher, subscriber = pair(VirtualBroker(), 0)
-    subscriber.connection.pause_sending()
+    subscriber.connection.pause_sending(subscriber.broker.now)
     for _ in range(100):
         publisher.publish("t", b"x" * 4000)
     subscriber.connection.is_paused = False
@@ -321,7 +321,7 @@ def test_what_was_not_sent_again_is_so_once_after_the_next_reconnect() -> None:
         broken = broker.connect("s", clean_start=False, properties=KEEP["properties"])
         broken.lose()
         stuck = VirtualClient(broker)
-        stuck.connection.pause_sending()
+        stuck.connection.pause_sending(stuck.broker.now)
         stuck.send(Connect(client_id="s", protocol_version=5, keep_alive=0, **KEEP))
         stuck.lose()
     again = broker.connect("s", **KEEP)
@@ -337,10 +337,10 @@ def test_what_is_acknowledged_before_it_is_sent_again_is_not() -> None:
     ids = [packet.packet_id for packet in subscriber.take_all(Publish)]
     subscriber.lose()
     again = VirtualClient(broker)
-    again.connection.pause_sending()
+    again.connection.pause_sending(again.broker.now)
     again.send(Connect(client_id="s", protocol_version=5, keep_alive=0, **KEEP))
     again.send(PubAck(ids[1]))
-    again.connection.resume_sending()
+    again.connection.resume_sending(again.broker.now)
     broker.settle()
     assert again.acknowledge() == [b"1", b"3"]
     again.session.check_invariants()

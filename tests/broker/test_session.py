@@ -149,9 +149,9 @@ class SessionMachine(RuleBasedStateMachine):
         """The subscriber's transport fills up or drains."""
         assert self.client is not None
         if is_paused:
-            self.client.connection.pause_sending()
+            self.client.connection.pause_sending(self.client.broker.now)
         else:
-            self.client.connection.resume_sending()
+            self.client.connection.resume_sending(self.client.broker.now)
             self.broker.settle()
         self.read()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from broker.config import Limits
 from broker.message import Message
 from broker.mqtt.packets import Subscribe, Subscription
-from broker.throttle import THROTTLE_SECONDS
+from broker.throttle import MAX_WAIT_SECONDS, THROTTLE_SECONDS
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 
@@ -15,7 +15,7 @@ def congested() -> tuple[VirtualBroker, VirtualClient, VirtualClient]:
     subscriber = broker.connect("s")
     subscriber.subscribe("t")
     publisher = broker.connect("p")
-    subscriber.connection.pause_sending()
+    subscriber.connection.pause_sending(subscriber.broker.now)
     return broker, publisher, subscriber
 
 
@@ -27,7 +27,7 @@ def test_a_publisher_waits_until_its_subscriber_has_room() -> None:
     other.publish("u", b"x")
     assert not publisher.is_reading
     assert other.is_reading
-    subscriber.connection.resume_sending()
+    subscriber.connection.resume_sending(subscriber.broker.now)
     broker.settle()
     assert publisher.is_reading
     assert subscriber.payloads() == [b"x"]
@@ -42,12 +42,40 @@ def test_nobody_waits_long_nor_twice_for_a_subscriber_on_a_bad_link() -> None:
     assert publisher.is_reading
     publisher.publish("t", b"2")
     assert publisher.is_reading
-    subscriber.connection.resume_sending()
+    subscriber.connection.resume_sending(subscriber.broker.now)
     broker.settle()
     assert subscriber.payloads() == [b"1", b"2"]
-    subscriber.connection.pause_sending()
+    subscriber.connection.pause_sending(subscriber.broker.now)
     publisher.publish("t", b"3")
     assert not publisher.is_reading
+
+
+def test_a_publisher_waits_on_for_a_subscriber_that_drains() -> None:
+    """A healthy subscriber with a long backlog is waited for, but not for ever."""
+    broker, publisher, subscriber = congested()
+    publisher.publish("t", b"x")
+    waited = 0.0
+    while not publisher.is_reading:
+        broker.advance(THROTTLE_SECONDS / 2)
+        waited += THROTTLE_SECONDS / 2
+        subscriber.connection.resume_sending(broker.now)
+        subscriber.connection.pause_sending(broker.now)
+    assert MAX_WAIT_SECONDS <= waited < MAX_WAIT_SECONDS + 2 * THROTTLE_SECONDS
+    assert not subscriber.connection.throttle.is_slow
+
+
+def test_a_slow_subscriber_that_drains_quickly_again_is_waited_for() -> None:
+    """One that was short of processor time for a moment is not slow for good."""
+    broker, publisher, subscriber = congested()
+    publisher.publish("t", b"1")
+    broker.advance(THROTTLE_SECONDS)
+    throttle = subscriber.connection.throttle
+    assert throttle.is_slow
+    for seconds, is_slow in ((THROTTLE_SECONDS * 2, True), (THROTTLE_SECONDS / 2, False)):
+        subscriber.connection.pause_sending(broker.now)
+        broker.advance(seconds)
+        subscriber.connection.resume_sending(broker.now)
+        assert throttle.is_slow == is_slow
 
 
 def test_a_subscriber_that_leaves_lets_its_publishers_go_on() -> None:
@@ -83,7 +111,7 @@ def test_a_client_does_not_wait_for_itself() -> None:
     broker = VirtualBroker()
     client = broker.connect("c")
     client.subscribe("t")
-    client.connection.pause_sending()
+    client.connection.pause_sending(client.broker.now)
     client.publish("t", b"x")
     assert client.is_reading
 

@@ -1,0 +1,71 @@
+"""What the log says of clients: who came and went, and what was dropped on the way to them.
+
+Coming and going are debug lines. Drops are told when a client comes, goes or its session ends: one
+line for each of these, however many messages there were. `$SYS` has the sums at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import cast
+
+from broker.events import ClientConnected, ClientDisconnected, Listeners, SessionEnded
+from broker.extensions import SessionView
+from broker.session import Session
+
+
+class ClientLog:
+    """Listens to what becomes of clients and writes it down.
+
+    Invariant: it remembers only sessions that there are.
+
+    Args:
+        logger: the broker's.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._told: dict[str, dict[str, int]] = {}
+
+    def added_to(self, listeners: Listeners) -> Listeners:
+        """Return listeners of which this is told before the others."""
+        return replace(
+            listeners,
+            client_connected=(self._connected, *listeners.client_connected),
+            client_disconnected=(self._disconnected, *listeners.client_disconnected),
+            session_ended=(self._ended, *listeners.session_ended),
+        )
+
+    def _connected(self, event: ClientConnected) -> None:
+        session = event.session
+        self._logger.debug("client %s: connected, user %r", session.client_id, session.username)
+        self._tell_drops(session, "while it was away")
+
+    def _disconnected(self, event: ClientDisconnected) -> None:
+        self._logger.debug("client %s: disconnected", event.session.client_id)
+        self._tell_drops(event.session, "while it was connected")
+
+    def _ended(self, event: SessionEnded) -> None:
+        self._logger.debug("client %s: session ended", event.session.client_id)
+        self._tell_drops(event.session, "with its session")
+        self._told.pop(event.session.client_id, None)
+
+    def _tell_drops(self, view: SessionView, when: str) -> None:
+        """Log what was dropped since it was last told."""
+        dropped = cast(Session, view).settle_direct().dropped
+        told = self._told.get(view.client_id, {})
+        news = {
+            reason: n_messages - told.get(reason, 0)
+            for reason, n_messages in dropped.items()
+            if n_messages > told.get(reason, 0)
+        }
+        if news:
+            self._told[view.client_id] = dict(dropped)
+            self._logger.info(
+                "client %s: %d messages for it dropped %s: %s",
+                view.client_id,
+                sum(news.values()),
+                when,
+                ", ".join(f"{reason} {n_messages}" for reason, n_messages in news.items()),
+            )
