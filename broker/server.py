@@ -10,6 +10,7 @@ import secrets
 from typing import TYPE_CHECKING, Final
 
 from broker.access import NobodyConnects
+from broker.client_log import ClientLog
 from broker.config import Listener, Policy
 from broker.core import Core
 from broker.errors import PenstockError
@@ -122,7 +123,9 @@ class Server:
             payload_store=plugins.payload_store,
             sinks=plugins.sinks,
             access=host.access if host is not None else NobodyConnects(),
-            listeners=host.listeners if host is not None else Listeners(),
+            listeners=ClientLog(self._logger).added_to(
+                host.listeners if host is not None else Listeners()
+            ),
             session_expiry_limit=policy.session_expiry_interval,
             keep_alive_grace=policy.timeout_disconnect_delay,
         )

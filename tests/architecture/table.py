@@ -56,6 +56,7 @@ LAYERS: Final = (
         {
             "__main__",
             "amqtt_host",
+            "client_log",
             "listeners",
             "persistence",
             "plugin_loader",

@@ -18,19 +18,70 @@ def broker_with_log(listeners: Listeners | None = None) -> VirtualBroker:
     return VirtualBroker(limits, listeners=ClientLog(LOGGER).added_to(listeners or Listeners()))
 
 
+def offline_subscriber(broker: VirtualBroker, n_messages: int) -> None:
+    """Let `s` subscribe and go; then publish to it."""
+    subscriber = broker.connect("s", clean_start=False, properties={"session_expiry_interval": 60})
+    subscriber.subscribe("t", qos=1)
+    subscriber.lose()
+    publisher = broker.connect("p")
+    for _ in range(n_messages):
+        publisher.publish("t", b"x", qos=1)
+
+
 def test_what_was_dropped_while_a_client_was_away_is_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Five messages for two places: three are told once, when the client is back."""
+    """Five messages for two places: three are told when the client is back, and once."""
     broker = broker_with_log()
-    publisher = broker.connect("p")
-    broker.connect("s", clean_start=False, properties={"session_expiry_interval": 60})
-    subscriber = broker.clients["s"]
-    subscriber.subscribe("t", qos=1)
-    subscriber.lose()
-    for _ in range(5):
-        publisher.publish("t", b"x", qos=1)
+    with caplog.at_level(logging.INFO):
+        offline_subscriber(broker, 5)
+        for _ in range(2):
+            broker.connect("s", clean_start=False, properties={"session_expiry_interval": 60})
+    assert caplog.messages == [
+        "client s: 3 messages for it dropped while it was away: queue_full 3"
+    ]
+
+
+def test_what_is_dropped_with_a_session_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A session that expires takes its messages along; a new one begins its own count."""
+    broker = broker_with_log()
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            broker.connect("s", clean_start=False)
-    assert caplog.messages == ["client s: 3 messages for it dropped while it was away: queue_full 3"]
+            offline_subscriber(broker, 1)
+            broker.advance(61)
+    line = "client s: 1 messages for it dropped with its session: session_ended 1"
+    assert caplog.messages == [line, line]
+
+
+def test_a_client_that_gets_everything_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """The log is quiet while nothing is wrong."""
+    broker = broker_with_log()
+    with caplog.at_level(logging.INFO):
+        client = broker.connect("c")
+        client.subscribe("t")
+        client.publish("t", b"x")
+        client.lose()
+    assert client.payloads() == [b"x"]
+    assert caplog.messages == []
+
+
+def test_debug_says_who_comes_and_goes(caplog: pytest.LogCaptureFixture) -> None:
+    """A client that takes over another's session shows as one that goes and one that comes."""
+    broker = broker_with_log()
+    with caplog.at_level(logging.DEBUG):
+        for _ in range(2):
+            broker.connect("c", 4, username="ada")
+    connected = "client c: connected, user 'ada'"
+    assert [record.message for record in caplog.records if record.name == LOGGER.name] == [
+        connected,
+        "client c: disconnected",
+        "client c: session ended",
+        connected,
+    ]
+
+
+def test_other_listeners_are_still_told() -> None:
+    """The log stands beside a host of plugins."""
+    told: list[ClientConnected] = []
+    broker_with_log(Listeners(client_connected=(told.append,))).connect("c")
+    assert [event.session.client_id for event in told] == ["c"]
