@@ -92,8 +92,13 @@ def test_log_level_of_the_environment(
 def test_log_level_decides_what_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With debug the log says more than where it listens."""
     monkeypatch.setenv("PENSTOCK_LOG_LEVEL", "debug")
-    with running_broker(anonymous_policy(), tmp_path) as broker:
+    with (
+        running_broker(anonymous_policy(), tmp_path) as broker,
+        socket.create_connection(("127.0.0.1", broker.port)) as client,
+    ):
         assert " DEBUG " in broker.log
+        client.sendall(write_packet(Connect(client_id="pump"), 5))
+        broker.wait_for_log("client pump: connected")
 
 
 def test_a_client_that_is_refused_writes_no_line_of_its_own(tmp_path: Path) -> None:
