@@ -19,6 +19,7 @@ next delivery while the connection has room, and at `look_again_at`.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -98,6 +99,11 @@ def _by_sequence(delivery: Delivery) -> int:
     return delivery.sequence
 
 
+def _is_expired(delivery: Delivery, now: float) -> bool:
+    expires_at = delivery.message.expires_at
+    return expires_at is not None and now >= expires_at
+
+
 class Outbox:
     """The messages that wait for one subscriber, in the order in which they may leave.
 
@@ -123,6 +129,7 @@ class Outbox:
         "_link",
         "_max_bytes",
         "_max_messages",
+        "_next_expiry",
         "_on_gate_error",
         "_passed_bytes",
         "_ready",
@@ -167,6 +174,7 @@ class Outbox:
         self._behind: dict[str, deque[Delivery]] = {}
         self._sequence = 0
         self._passed_bytes = 0
+        self._next_expiry = math.inf
         self._ask = True
         self.n_messages = 0
         self.n_bytes = 0
@@ -197,9 +205,7 @@ class Outbox:
         """Yield every delivery that waits, in no promised order."""
         yield from self._ready0
         yield from self._ready
-        yield from self._large
-        for behind in self._behind.values():
-            yield from behind
+        yield from self._held()
 
     def add(self, delivery: Delivery) -> bool:
         """Let a message wait.
@@ -208,12 +214,16 @@ class Outbox:
             False where the outbox is full: the message was dropped and counted.
         """
         message = delivery.message
-        n_bytes = self.n_bytes + message.payload_bytes
-        if self.n_messages >= self._max_messages or n_bytes > self._max_bytes:
-            self._ledger.drop("queue_full")
-            return False
+        if self._is_full(message):
+            self._drop_expired(message.arrived_at)
+            if self._is_full(message):
+                self._ledger.drop("queue_full")
+                return False
+        expires_at = message.expires_at
+        if expires_at is not None and expires_at < self._next_expiry:
+            self._next_expiry = expires_at
         self.n_messages += 1
-        self.n_bytes = n_bytes
+        self.n_bytes += message.payload_bytes
         self._sequence += 1
         delivery.sequence = self._sequence
         behind = self._behind.get(message.topic)
@@ -222,6 +232,12 @@ class Outbox:
         else:
             self._place(delivery)
         return True
+
+    def _is_full(self, message: Message) -> bool:
+        return (
+            self.n_messages >= self._max_messages
+            or self.n_bytes + message.payload_bytes > self._max_bytes
+        )
 
     def _place(self, delivery: Delivery) -> None:
         """Put a delivery, whose topic nothing holds back, where it belongs."""
@@ -338,18 +354,57 @@ class Outbox:
         self.n_bytes -= delivery.message.payload_bytes
 
     def _has_expired(self, delivery: Delivery, now: float) -> bool:
-        expires_at = delivery.message.expires_at
-        if expires_at is None or now < expires_at:
-            return False
-        self._ledger.expired += 1
-        return True
+        if _is_expired(delivery, now):
+            self._ledger.expired += 1
+            return True
+        return False
 
     def drop_qos0(self, reason: str) -> None:
         """Drop what waits at QoS 0: the connection it was for has ended."""
-        kept = sorted((d for d in self.waiting() if d.qos), key=_by_sequence)
-        self._ledger.drop(reason, self.n_messages - len(kept))
-        self._clear()
-        for delivery in kept:
+        n_before = self.n_messages
+        for delivery in self._ready0:
+            self._remove(delivery)
+        self._ready0.clear()
+        if self._large:
+            self._keep_of_held([d for d in self._held() if d.qos])
+        self._ledger.drop(reason, n_before - self.n_messages)
+
+    def _drop_expired(self, now: float) -> None:
+        """Make room by dropping what has expired, if anything has [MQTT-3.3.2-5]."""
+        if now < self._next_expiry:
+            return
+        n_before = self.n_messages
+        for ready in (self._ready0, self._ready):
+            kept = [d for d in ready if not _is_expired(d, now)]
+            if len(kept) < len(ready):
+                for delivery in ready:
+                    if _is_expired(delivery, now):
+                        self._remove(delivery)
+                ready.clear()
+                ready.extend(kept)
+        if self._large:
+            self._keep_of_held([d for d in self._held() if not _is_expired(d, now)])
+        self._ledger.expired += n_before - self.n_messages
+        self._next_expiry = min(
+            (d.message.expires_at for d in self.waiting() if d.message.expires_at is not None),
+            default=math.inf,
+        )
+
+    def _held(self) -> Iterator[Delivery]:
+        """Yield the large messages and what waits behind them, in no promised order."""
+        yield from self._large
+        for behind in self._behind.values():
+            yield from behind
+
+    def _keep_of_held(self, kept: list[Delivery]) -> None:
+        """Place anew those of `_held` that stay; the others have left."""
+        for delivery in self._held():
+            self._remove(delivery)
+        self._large.clear()
+        self._behind.clear()
+        self._ask = True
+        self.look_again_at = None
+        for delivery in sorted(kept, key=_by_sequence):
             self.n_messages += 1
             self.n_bytes += delivery.message.payload_bytes
             behind = self._behind.get(delivery.message.topic)
@@ -372,6 +427,7 @@ class Outbox:
         self.n_bytes = 0
         self.look_again_at = None
         self._passed_bytes = 0
+        self._next_expiry = math.inf
         self._ask = True
 
     def check_invariants(self) -> None:

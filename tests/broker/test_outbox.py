@@ -228,6 +228,22 @@ def test_an_expired_withheld_message_leaves_no_deadline_behind() -> None:
     assert not box.look_again_at
 
 
+def test_expired_messages_make_room_for_new_ones() -> None:
+    """What nobody will get any more must not cost a message that somebody would."""
+    gate = Gate()
+    gate.is_open = False
+    box, ledger, _ = outbox(gate, max_messages=4)
+    box.add(delivery("L", "cam", size=100, expires_at=5.0))
+    box.add(delivery("behind", "cam"))
+    box.add(delivery("short", qos=0, expires_at=6.0))
+    box.add(delivery("long", expires_at=60.0))
+    assert not box.add(delivery("too early", arrived_at=4.0))
+    assert box.add(delivery("in time", arrived_at=6.0))
+    box.check_invariants()
+    assert (ledger.expired, ledger.dropped) == (2, {"queue_full": 1})
+    assert drain(box, now=6.0) == ["long", "behind", "in time"]
+
+
 def test_a_gate_that_raises_delivers_and_is_told() -> None:
     """E3: a plugin's fault costs the withholding, not the message."""
     gate = Gate()
