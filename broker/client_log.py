@@ -63,9 +63,9 @@ class ClientLog:
         if news:
             self._told[view.client_id] = dict(dropped)
             self._logger.info(
-                "client %s: %d messages for it dropped %s: %s",
+                "client %s: messages for it dropped %s, %d: %s",
                 view.client_id,
-                sum(news.values()),
                 when,
+                sum(news.values()),
                 ", ".join(f"{reason} {n_messages}" for reason, n_messages in news.items()),
             )

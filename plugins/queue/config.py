@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
@@ -61,6 +62,20 @@ _QueueName = Annotated[str, AfterValidator(_checked_queue_name)]
 _Bind = Annotated[str, AfterValidator(_checked_bind)]
 
 
+_DEQUEUE_KEYS: Final = frozenset(
+    {
+        "dequeue",
+        "max_leased_messages",
+        "max_queues_per_dequeue",
+        "max_wait_seconds",
+        "max_waiting_requests",
+        "n_max",
+        "sleep_time",
+        "visibility_timeout",
+    }
+)
+
+
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class LogicalQueueConfig:
     """One logical queue; the keys under `plugins.queue.queues.NAME`.
@@ -72,7 +87,7 @@ class LogicalQueueConfig:
             that commits offsets, such as Spark, reads them side by side. When it is lowered,
             the surplus ones are still read until they are empty.
         readers: `dequeue` for back ends that receive and delete single messages, `offsets`
-            for readers that read ranges and commit.
+            for readers that read ranges and commit; the keys of dequeueing are then refused.
         dequeue: `rds` keeps a request that found nothing and retries; `conventional` answers
             at once (papers 000 and 001).
         visibility_timeout: seconds for which a received message is invisible to others
@@ -106,6 +121,14 @@ class LogicalQueueConfig:
     max_messages: _Positive | None = None
     max_bytes: _Positive | None = None
     retention_seconds: _PositiveSeconds | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse keys that would do nothing."""
+        if self.readers == "dequeue":
+            return
+        for key in fields(self):
+            if key.name in _DEQUEUE_KEYS and getattr(self, key.name) != key.default:
+                raise ValueError(f"no {key.name} with readers: offsets; it is for readers: dequeue")
 
 
 def _checked_queues(

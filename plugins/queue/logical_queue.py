@@ -229,7 +229,7 @@ class LogicalQueue:
             "name": self.name,
             "topics": list(self.config.topics),
             "readers": self.config.readers,
-            "dequeue": self.config.dequeue,
+            "dequeue": self.config.dequeue if self.config.readers == "dequeue" else None,
             "messages": sum(held.messages for held in usage.values()),
             "leased": self._engine.leased(self.name),
             "stored_bytes": sum(held.stored_bytes for held in usage.values()),

@@ -38,7 +38,7 @@ def test_what_was_dropped_while_a_client_was_away_is_one_line(
         for _ in range(2):
             broker.connect("s", clean_start=False, properties={"session_expiry_interval": 60})
     assert caplog.messages == [
-        "client s: 3 messages for it dropped while it was away: queue_full 3"
+        "client s: messages for it dropped while it was away, 3: queue_full 3"
     ]
 
 
@@ -49,7 +49,7 @@ def test_what_is_dropped_with_a_session_is_told(caplog: pytest.LogCaptureFixture
         for _ in range(2):
             offline_subscriber(broker, 1)
             broker.advance(61)
-    line = "client s: 1 messages for it dropped with its session: session_ended 1"
+    line = "client s: messages for it dropped with its session, 1: session_ended 1"
     assert caplog.messages == [line, line]
 
 

@@ -35,6 +35,10 @@ def test_http_may_be_switched_off() -> None:
         ({"commit_wait_seconds": -1}, "plugins.queue.commit_wait_seconds: read -1"),
         ({"commit_max_messages": 0}, "plugins.queue.commit_max_messages: read 0"),
         ({"max_pending_bytes": "64 MB"}, "plugins.queue.max_pending_bytes: read '64 MB'"),
+        (
+            {"queues": {"q": {"readers": "offsets", "n_max": 5}}},
+            "no n_max with readers: offsets; it is for readers: dequeue",
+        ),
         ({"queues": {}}, "plugins.queue.queues: read {}; allowed: at least one queue"),
         ({"queues": {"a/b": {}}}, "a name of 1 to 80 letters"),
         ({"queue": {}}, "plugins.queue.queue: read an unknown key"),
