@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import gc
 import logging
-import signal
 import sys
 from typing import Annotated
 
 import typer
 
-from broker.config import Policy, load_policy
-from broker.errors import PenstockError
-from broker.log_lines import log_to_stderr
+from broker.config import load_policy
 from broker.plugin_loader import check_packages
+from broker.program import Debug, LogLevel, exit_status, new_app, run_until_stopped, set_up_log
 from broker.server import Server
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = new_app()
 
 
 @app.command()
@@ -26,48 +21,15 @@ def broker(
     config: Annotated[
         str, typer.Option("-c", "--config", help="Policy file; aMQTT's YAML file will do.")
     ],
-    log_level: Annotated[
-        str, typer.Option(envvar="PENSTOCK_LOG_LEVEL", help="debug, info, warning or error.")
-    ] = "info",
+    log_level: LogLevel = "info",
     *,
-    debug: Annotated[bool, typer.Option("-d", help="The same as --log-level debug.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Run the MQTT broker with a policy file."""
-    name = "DEBUG" if debug else log_level.upper()
-    if name not in ("DEBUG", "INFO", "WARNING", "ERROR"):
-        raise typer.BadParameter(
-            f"read {log_level!r}; allowed: debug, info, warning, error", param_hint="--log-level"
-        )
-    log_to_stderr(name)
+    set_up_log(log_level, debug=debug)
     logging.getLogger("transitions").setLevel(logging.WARNING)
     check_packages()
-    policy = load_policy(config)
-    loop_factory = None
-    with contextlib.suppress(ImportError):  # there is none for Windows
-        import uvloop  # noqa: PLC0415
-
-        loop_factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(serve(policy))
-
-
-async def serve(policy: Policy) -> None:
-    """Run a broker until SIGINT or SIGTERM.
-
-    Raises:
-        PenstockError: it cannot start.
-    """
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
-    server = Server(policy)
-    await server.start()
-    # What lives from here to the end need not be looked at by the collector again.
-    gc.collect()
-    gc.freeze()
-    await stopped.wait()
-    await server.stop()
+    run_until_stopped(Server(load_policy(config)))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -79,14 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         Exit status: 0 after a stop by signal, 2 for a mistake in arguments or policy file.
     """
-    try:
-        app(args=argv, prog_name="penstock broker")
-    except PenstockError as error:
-        sys.stderr.write(f"penstock broker: {error}\n")
-        return 2
-    except SystemExit as stopped:
-        return stopped.code if isinstance(stopped.code, int) else 0
-    return 0
+    return exit_status(app, argv, "penstock broker")
 
 
 if __name__ == "__main__":

@@ -6,62 +6,53 @@ time when no broker has the file, to drain or fill its queues.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
-import signal
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from broker.config import load_policy, validate_config
-from broker.errors import ConfigError, ConfigProblem, PenstockError
-from broker.log_lines import log_to_stderr
+from broker.errors import ConfigError, ConfigProblem
+from broker.program import Debug, LogLevel, exit_status, new_app, run_until_stopped, set_up_log
 from plugins.queue.config import QueueConfig
 from plugins.queue.sink import QueuePlugin
 
-application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = new_app()
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the gateway until it is told to stop by SIGINT or SIGTERM.
+class Gateway:
+    """The queue plugin as a program of its own."""
 
-    Args:
-        argv: arguments after the program's name; None for those of the process.
+    def __init__(self, plugin: QueuePlugin) -> None:
+        self._plugin = plugin
 
-    Returns:
-        Exit status: 0, or 2 where the arguments, the file or the engine cannot be used.
-    """
-    try:
-        application(argv, prog_name="penstock queue")
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 1
-    return 0
+    async def start(self) -> None:
+        """Open the engine and the HTTP API; what a failed start has opened is closed."""
+        try:
+            await self._plugin.start()
+        except BaseException:
+            await self._plugin.close()
+            raise
+
+    async def stop(self) -> None:
+        """Answer who waits and close the engine."""
+        await self._plugin.close()
 
 
-@application.command(help="Serve the queues of a policy file over HTTP, without a broker.")
+@app.command()
 def serve(
-    config: Annotated[Path, typer.Option("-c", "--config", help="The policy file.")],
+    config: Annotated[str, typer.Option("-c", "--config", help="The policy file.")],
+    log_level: LogLevel = "info",
+    *,
+    debug: Debug = False,
 ) -> None:
-    """Serve the queues of `config`."""
-    log_to_stderr("INFO")
-    loop_factory = None
-    with contextlib.suppress(ImportError):  # there is none for Windows
-        import uvloop  # noqa: PLC0415
-
-        loop_factory = uvloop.new_event_loop
-    try:
-        plugin = _plugin(config)
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
-            runner.run(_serve(plugin))
-    except PenstockError as error:
-        sys.stderr.write(f"penstock queue: {error}\n")
-        raise typer.Exit(2) from error
+    """Serve the queues of a policy file over HTTP, without a broker."""
+    set_up_log(log_level, debug=debug)
+    run_until_stopped(Gateway(_plugin(config)))
 
 
-def _plugin(path: Path) -> QueuePlugin:
+def _plugin(path: str) -> QueuePlugin:
     """Make the plugin that the file describes.
 
     Raises:
@@ -81,16 +72,16 @@ def _plugin(path: Path) -> QueuePlugin:
     return QueuePlugin.alone(config, logger, policy.file)
 
 
-async def _serve(plugin: QueuePlugin) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    try:
-        await plugin.start()
-        await stop.wait()
-    finally:
-        await plugin.close()
+def main(argv: list[str] | None = None) -> int:
+    """Run the gateway until it is told to stop by SIGINT or SIGTERM.
+
+    Args:
+        argv: arguments after the program's name; None for those of the process.
+
+    Returns:
+        Exit status: 0, or 2 where the arguments, the file or the engine cannot be used.
+    """
+    return exit_status(app, argv, "penstock queue")
 
 
 if __name__ == "__main__":

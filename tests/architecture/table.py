@@ -60,6 +60,7 @@ LAYERS: Final = (
             "listeners",
             "persistence",
             "plugin_loader",
+            "program",
             "sampling",
             "server",
             "sys_topics",
@@ -174,8 +175,14 @@ EDGE_PROXY_PURE: Final = frozenset(
 EDGE_PROXY_ASSEMBLIES: Final = frozenset({"edge_proxy.aggregator"})
 """The modules of the edge proxy that may import the broker's I/O layer."""
 
-EDGE_PROXY_LOADERS: Final = {"edge_proxy.sidecar": ("broker.plugin_loader",)}
-"""Those that bring plugins in as the broker does, and what they may import of that layer."""
+ABOVE_THE_CONTRACT: Final = {
+    # It brings plugins in as the broker does.
+    "edge_proxy.sidecar": ("broker.plugin_loader",),
+    # Programs of their own, which begin and end as the broker's does.
+    "edge_proxy.__main__": ("broker.program",),
+    "plugins.queue.gateway": ("broker.program",),
+}
+"""Modules outside the broker that may import these of its I/O layer, and why."""
 
 ONLY_IMPORTERS: Final = {
     "amqtt": ("broker.amqtt_host",),

@@ -33,5 +33,6 @@ CASES: Final = [
 def test_each_row_measures(row: Row, name: str) -> None:
     """Each row runs to its end on a real broker and loses nothing."""
     measurement = measure(row, PEERS[name], TINY)
-    assert measurement.value > 0
+    # Memory may not grow at all where little is sent to a process that has some to spare.
+    assert measurement.value > 0 or row.unit == "x payload"
     assert measurement.lost == 0

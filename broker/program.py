@@ -1,0 +1,106 @@
+"""What Penstock's long-running programs have in common: arguments, logs, signals, status."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import sys
+from typing import Annotated, Protocol, TypeAlias
+
+import typer
+
+from broker.errors import PenstockError
+from broker.log_lines import log_to_stderr
+
+LogLevel: TypeAlias = Annotated[
+    str, typer.Option(envvar="PENSTOCK_LOG_LEVEL", help="debug, info, warning or error.")
+]
+Debug: TypeAlias = Annotated[bool, typer.Option("-d", help="The same as --log-level debug.")]
+
+
+class Service(Protocol):
+    """Something that is started, serves, and is stopped."""
+
+    async def start(self) -> None:
+        """Begin to serve.
+
+        Raises:
+            PenstockError: it cannot.
+        """
+
+    async def stop(self) -> None:
+        """Finish what was accepted and free everything."""
+
+
+def new_app() -> typer.Typer:
+    """Return a command line that shows a mistake in plain text and nothing of our insides."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def set_up_log(log_level: str, *, debug: bool) -> None:
+    """Send the log to standard error.
+
+    Args:
+        log_level: debug, info, warning or error, in any case.
+        debug: overrides it.
+
+    Raises:
+        typer.BadParameter: there is no such level.
+    """
+    name = "DEBUG" if debug else log_level.upper()
+    if name not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise typer.BadParameter(
+            f"read {log_level!r}; allowed: debug, info, warning, error", param_hint="--log-level"
+        )
+    log_to_stderr(name)
+
+
+def run_until_stopped(service: Service) -> None:
+    """Run a service on uvloop, where there is one, until SIGINT or SIGTERM.
+
+    Raises:
+        PenstockError: it cannot start.
+    """
+    loop_factory = None
+    with contextlib.suppress(ImportError):  # there is none for Windows
+        import uvloop  # noqa: PLC0415
+
+        loop_factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(_serve(service))
+
+
+async def _serve(service: Service) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    await service.start()
+    # What lives from here to the end need not be looked at by the collector again.
+    gc.collect()
+    gc.freeze()
+    await stopped.wait()
+    await service.stop()
+
+
+def exit_status(app: typer.Typer, argv: list[str] | None, prog_name: str) -> int:
+    """Run a command line.
+
+    Args:
+        app: with one command.
+        argv: arguments after the program's name; None for those of the process.
+        prog_name: as usage and errors show it.
+
+    Returns:
+        0 after a stop by signal, 2 for a mistake in arguments or file, said in one line each.
+    """
+    try:
+        app(args=argv, prog_name=prog_name)
+    except PenstockError as error:
+        sys.stderr.write(f"{prog_name}: {error}\n")
+        return 2
+    except SystemExit as stopped:
+        return stopped.code if isinstance(stopped.code, int) else 0
+    return 0

@@ -1,0 +1,68 @@
+"""What the programs have in common; each program's own tests show it at work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from broker.errors import PenstockError
+from broker.program import exit_status, new_app, run_until_stopped, set_up_log
+
+
+class Service:
+    """Ends itself by a signal as soon as it has started, or fails to start."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails = fails
+        self.steps: list[str] = []
+
+    async def start(self) -> None:
+        """Start, and ask to be stopped."""
+        self.steps.append(f"start on {type(asyncio.get_running_loop()).__module__}")
+        if self.fails:
+            raise PenstockError("no start")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def stop(self) -> None:
+        """Stop."""
+        self.steps.append("stop")
+
+
+def test_a_service_runs_on_uvloop_until_a_signal() -> None:
+    """It is started, and stopped in order."""
+    service = Service()
+    run_until_stopped(service)
+    assert service.steps == ["start on uvloop", "stop"]
+
+
+def test_a_service_that_cannot_start_is_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The program's name, then what went wrong; no traceback."""
+    app = new_app()
+    service = Service(fails=True)
+
+    @app.command()
+    def command() -> None:
+        run_until_stopped(service)
+
+    assert exit_status(app, [], "penstock test") == 2
+    assert capsys.readouterr().err == "penstock test: no start\n"
+    assert "stop" not in service.steps
+
+
+def test_a_level_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """With what is allowed; status 2."""
+    app = new_app()
+
+    @app.command()
+    def command() -> None:
+        set_up_log("loud", debug=False)
+
+    assert exit_status(app, [], "penstock test") == 2
+    told = capsys.readouterr().err
+    assert "'loud'" in told
+    assert "debug, info, warning, error" in told
