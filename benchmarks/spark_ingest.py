@@ -84,7 +84,7 @@ class Rate:
 
 ROWS: Final = (
     SparkRow("telemetry_200B", 200, 1_000_000, 40_000),
-    SparkRow("telemetry_1KiB", 1_024, 500_000, 20_000),
+    SparkRow("telemetry_1KiB", 1_024, 1_000_000, 20_000),
 )
 
 

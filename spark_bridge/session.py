@@ -56,8 +56,9 @@ _SETTINGS: Final = {
     "spark.sql.streaming.numRecentProgressUpdates": "50",
 }
 
-_SHORT_RUN_JAVA: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-_LONG_RUN_JAVA: Final = ("-XX:+UseSerialGC",)
+_LONG_RUN_JAVA: Final = ("-XX:+UseParallelGC",)
+"""Two tasks wait for each pause: all cores clean up, without another thread in between."""
+_SHORT_RUN_JAVA: Final = (*_LONG_RUN_JAVA, "-XX:TieredStopAtLevel=1")
 
 
 def class_archive_path(java: Java, environment: Mapping[str, str]) -> Path:
