@@ -109,8 +109,14 @@ class Settled:
             self._have_come.set()
 
 
+def _queue_keys(readers: str) -> dict[str, Any]:
+    """Return the keys of the measured queue; what was received stays so while it is measured."""
+    keys: dict[str, Any] = {"physical_queues": 4, "readers": readers}
+    return keys | ({"visibility_timeout": 600.0} if readers == "dequeue" else {})
+
+
 def _config(readers: str) -> QueueConfig:
-    queue = LogicalQueueConfig(physical_queues=4, readers=readers, visibility_timeout=600.0)  # type: ignore[arg-type]
+    queue = LogicalQueueConfig(**_queue_keys(readers))
     return QueueConfig(queues={QUEUE: queue}, path=FILE, http=None)
 
 
@@ -174,7 +180,7 @@ def _ceiling(folder: Path, n_messages: int) -> float:
 @contextmanager
 def _gateway(folder: Path, readers: str) -> Iterator[str]:
     """Run ``penstock queue`` on the folder's file; yield its URL."""
-    queue = {"physical_queues": 4, "readers": readers, "visibility_timeout": 600}
+    queue = _queue_keys(readers)
     policy = {"queue": {"path": FILE, "http": "127.0.0.1:0", "queues": {QUEUE: queue}}}
     (folder / "policy.yaml").write_text(json.dumps({"plugins": policy}))
     with subprocess.Popen(
