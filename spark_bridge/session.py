@@ -56,6 +56,8 @@ _SETTINGS: Final = {
     "spark.sql.streaming.numRecentProgressUpdates": "50",
 }
 
+_OWN_PATH: Final = "PENSTOCK_PYTHONPATH"
+
 _LONG_RUN_JAVA: Final = ("-XX:+UseParallelGC",)
 """Two tasks wait for each pause: all cores clean up, without another thread in between."""
 _SHORT_RUN_JAVA: Final = (*_LONG_RUN_JAVA, "-XX:TieredStopAtLevel=1")
@@ -83,14 +85,10 @@ def worker_python(environment: Mapping[str, str]) -> Path:
 
     Spark puts a zip of itself first on the path of its Python processes, of which half a dozen
     take part in one query. Each then compiles Spark's modules anew, for half a second. The same
-    modules stand compiled in this environment, so a script takes the zip off the path.
+    modules stand compiled in this environment, so a script takes the zip off the path, and puts
+    the user's own there, which ``PENSTOCK_PYTHONPATH`` carries.
     """
-    own_path = environment.get("PYTHONPATH", "")
-    text = (
-        "#!/bin/sh\n"
-        f"export PYTHONPATH={shlex.quote(own_path)}\n"
-        f'exec {shlex.quote(sys.executable)} "$@"\n'
-    )
+    text = f'#!/bin/sh\nexport PYTHONPATH="${_OWN_PATH}"\nexec {shlex.quote(sys.executable)} "$@"\n'
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     script = _cache_folder(environment) / f"python-{digest}"
     if not script.is_file():
@@ -148,6 +146,7 @@ def build_session(
     if master.startswith("local"):
         chosen |= _LOCAL_SETTINGS
         os.environ["PYSPARK_PYTHON"] = str(worker_python(os.environ))
+        os.environ[_OWN_PATH] = os.environ.get("PYTHONPATH", "")
     if java_settings:
         chosen["spark.driver.extraJavaOptions"] = java_settings
     chosen |= settings or {}

@@ -36,11 +36,11 @@ def test_spark_listens_on_this_machine_alone(spark: SparkSession) -> None:
 def test_the_worker_program_keeps_the_users_own_path(tmp_path: Path) -> None:
     """PYTHONPATH is the user's; only what Spark put before it goes."""
     own = str(tmp_path / "own modules")
-    program = worker_python({"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": own})
-    assert program == worker_python({"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": own})
+    program = worker_python({"XDG_CACHE_HOME": str(tmp_path)})
+    assert program == worker_python({"XDG_CACHE_HOME": str(tmp_path)})
     answer = subprocess.run(
         [program, "-c", "import sys; print(sys.executable); print(sys.path[1])"],
-        env=os.environ | {"PYTHONPATH": "/spark.zip"},
+        env=os.environ | {"PYTHONPATH": "/spark.zip", "PENSTOCK_PYTHONPATH": own},
         capture_output=True,
         text=True,
         check=True,
