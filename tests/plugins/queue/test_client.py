@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import BinaryIO
 
 import pytest
 
@@ -21,6 +23,15 @@ QUEUES = {
 }
 
 
+def read_request(stream: BinaryIO) -> bytes:
+    """Return one whole request, which may come in several segments; b"" at the end."""
+    head = b""
+    while (line := stream.readline()) not in (b"", b"\r\n"):
+        head += line
+    length = re.search(rb"content-length: (\d+)", head.lower())
+    return head + stream.read(int(length[1])) if length else head
+
+
 @contextmanager
 def scripted_server(*answers: bytes | None) -> Iterator[tuple[str, list[bytes]]]:
     """Serve one answer a request, each connection until an answer of None closes it.
@@ -32,9 +43,9 @@ def scripted_server(*answers: bytes | None) -> Iterator[tuple[str, list[bytes]]]
     script = iter(answers)
 
     def serve_connection(connection: socket.socket) -> None:
-        with connection:
-            while data := connection.recv(65_536):
-                requests.append(data)
+        with connection, connection.makefile("rb") as stream:
+            while request := read_request(stream):
+                requests.append(request)
                 answer = next(script, None)
                 if answer is None:
                     return
