@@ -24,10 +24,9 @@ from broker.config_file import (
     validate_config,
 )
 from broker.errors import ConfigError, ConfigProblem
-from broker.mqtt.enums import MAX_REMAINING_LENGTH
+from broker.limits import Limits
 
 __all__ = [
-    "Limits",
     "Listener",
     "Policy",
     "load_policy",
@@ -44,56 +43,7 @@ DEFAULT_SYS_INTERVAL = 10.0
 
 T = TypeVar("T")
 
-# Five bytes short of the longest packet there is: clients such as paho take a larger Maximum
-# Packet Size for a protocol error.
-_MAX_PACKET_SIZE = MAX_REMAINING_LENGTH
-
 _STRICT = ConfigDict(extra="forbid", strict=True)
-
-_Positive = Annotated[int, Field(ge=1)]
-
-
-@checked_dataclass(frozen=True, slots=True, config=_STRICT)
-class Limits:
-    """What one client may take of the broker; the keys under `limits`.
-
-    Attributes:
-        maximum_packet_size: bytes of the largest packet a client may send. As much as the
-            format has by default: what aMQTT carried passes here too, and what a packet costs
-            is bounded by what its sender has really sent.
-        receive_maximum: QoS 1 and 2 messages that an MQTT 5 client may have unacknowledged
-            towards the broker. Enough that a sink which commits in groups is kept busy by
-            one publisher.
-        inflight_messages: QoS 1 and 2 messages that may be unacknowledged towards one
-            subscriber, where the client itself does not ask for fewer. At an RTT of half a
-            second it still allows 2,000 messages/s.
-        queued_messages: messages that may wait for one session; further ones are dropped
-            and counted. A day of one message a second.
-        queued_bytes: the same in payload bytes, each payload counted in full for each
-            session though it is stored once. 100,000 messages of 1 KiB fit.
-        connect_timeout_seconds: time from the network connection to a whole CONNECT. Ten
-            seconds bring a CONNECT over any link that can carry MQTT.
-        maximum_keep_alive: seconds; a client that asks for more, or for none, is held to
-            this (an MQTT 5 client is told, as Server Keep Alive). None: whatever it asks.
-        write_high_bytes: unsent bytes of a connection above which its outbox yields nothing
-            more. What the kernel has not taken, a small message has to wait for: little, then.
-        write_low_bytes: unsent bytes below which it yields again.
-    """
-
-    maximum_packet_size: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = _MAX_PACKET_SIZE
-    receive_maximum: Annotated[int, Field(ge=1, le=65_535)] = 1_000
-    inflight_messages: Annotated[int, Field(ge=1, le=65_535)] = 1_000
-    queued_messages: _Positive = 100_000
-    queued_bytes: _Positive = 128 * 1024 * 1024
-    connect_timeout_seconds: Annotated[float, Field(gt=0)] = 10.0
-    maximum_keep_alive: Annotated[int, Field(ge=1, le=65_535)] | None = None
-    write_high_bytes: _Positive = 32 * 1024
-    write_low_bytes: Annotated[int, Field(ge=0)] = 8 * 1024
-
-    def __post_init__(self) -> None:
-        """Check the values against each other."""
-        if self.write_low_bytes >= self.write_high_bytes:
-            raise ValueError("write_low_bytes less than write_high_bytes")
 
 
 @dataclass(frozen=True, slots=True)

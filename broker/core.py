@@ -37,7 +37,7 @@ from broker.timers import Timers
 from broker.topic_tree import Plan, Target, TopicTree
 
 if TYPE_CHECKING:
-    from broker.config import Limits
+    from broker.limits import Limits
     from broker.sending import Sender
     from broker.session import Session
 

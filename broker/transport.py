@@ -21,7 +21,7 @@ from broker.core import Core
 from broker.errors import PeerError
 
 if TYPE_CHECKING:
-    from broker.config import Limits
+    from broker.limits import Limits
 
 MAX_TURNS: Final = 16
 """Times one connection may pump and write before the others have their turn."""

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from broker.config import Limits, load_policy, parse_mapping, validate_config
 from broker.config import _ListenerKeys as ListenerKeys
 from broker.config import _PolicyKeys as PolicyKeys
+from broker.config import load_policy, parse_mapping, validate_config
+from broker.limits import Limits
 from plugins.probing.config import ProbingConfig
 from plugins.queue.config import LogicalQueueConfig, QueueConfig
 from plugins.withholding.config import WithholdingConfig

@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from broker.client_log import ClientLog
-from broker.config import Limits
 from broker.events import ClientConnected, Listeners
+from broker.limits import Limits
 from tests.helpers.virtual import VirtualBroker
 
 LOGGER = logging.getLogger("penstock.test")

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from amqtt.contexts import BrokerConfig
 
-from broker.config import Limits, Listener, load_policy, parse_policy, split_bind
+from broker.config import Listener, load_policy, parse_policy, split_bind
 from broker.errors import ConfigError
+from broker.limits import Limits
 
 
 def problems_of(text: str) -> dict[str, tuple[str, str]]:
@@ -136,23 +137,11 @@ def test_bind_that_is_wrong_says_what_is_allowed(bind: str) -> None:
     assert "host:port" in allowed
 
 
-def test_limits_take_the_place_of_defaults() -> None:
-    """Every key of `limits` can be set, with dashes or underscores."""
-    limits = parse_policy("limits: {queued-bytes: 1000, receive_maximum: 3}", "p").limits
-    assert limits == Limits(queued_bytes=1000, receive_maximum=3)
-
-
 @pytest.mark.parametrize(
     ("text", "path", "read", "allowed"),
     [
         ("listners: {}", "listners", "an unknown key", "perhaps listeners"),
-        ("limits: {queued_byte: 1}", "limits.queued_byte", "an unknown key", "queued_bytes"),
-        ("limits: {queued_bytes: big}", "limits.queued_bytes", "'big'", "a valid integer"),
-        ("limits: {queued_bytes: true}", "limits.queued_bytes", "True", "a valid integer"),
-        ("limits: {queued_bytes: 0}", "limits.queued_bytes", "0", "greater than or equal to 1"),
-        ("limits: {maximum_packet_size: 268435456}", "limits.maximum_packet_size", "2", "less"),
         ("limits: 3", "limits", "3", "a mapping"),
-        ("limits: {write_low_bytes: 9, write_high_bytes: 9}", "limits", "9", "less than"),
         ("listeners: {default: {type: ws}}", "listeners.default.type", "ws", "tcp"),
         ("listeners: {default: {ssl: on}}", "listeners.default.ssl", "true", "not supported"),
         ("listeners: {default: {typ: tcp}}", "listeners.default.typ", "unknown", "perhaps type"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.config import Limits
+from broker.limits import Limits
 from broker.mqtt.packets import (
     ConnAck,
     Connect,

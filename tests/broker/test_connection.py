@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker.config import Limits
 from broker.connection import MAX_CONNECT_BYTES
 from broker.extensions import Receipt
+from broker.limits import Limits
 from broker.message import Message
 from broker.mqtt.packets import Connect, Disconnect, PingReq, PingResp, Publish
 from broker.mqtt.reason_codes import ReasonCode

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from broker.config import Limits
 from broker.events import Listeners
 from broker.extensions import Receipt
+from broker.limits import Limits
 from broker.message import Message
 from broker.mqtt.packets import (
     Disconnect,

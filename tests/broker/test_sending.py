@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker.config import Limits
 from broker.extensions import Verdict
+from broker.limits import Limits
 from broker.link import Link
 from broker.message import Message
 from broker.mqtt.packets import (

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from broker.config import Limits
 from broker.extensions import Verdict
+from broker.limits import Limits
 from broker.link import Link
 from broker.message import Message
 from broker.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel, Unsubscribe

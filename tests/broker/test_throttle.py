@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.config import Limits
+from broker.limits import Limits
 from broker.message import Message
 from broker.mqtt.packets import Subscribe, Subscription
 from broker.throttle import MAX_WAIT_SECONDS, THROTTLE_SECONDS

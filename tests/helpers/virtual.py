@@ -8,9 +8,9 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from broker.config import Limits
 from broker.connection import Connection
 from broker.core import Core
+from broker.limits import Limits
 from broker.mqtt.packets import (
     ConnAck,
     Connect,

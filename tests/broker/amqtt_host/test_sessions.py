@@ -9,9 +9,9 @@ from amqtt.session import ApplicationMessage, OutgoingApplicationMessage
 from amqtt.session import Session as AmqttSession
 
 from broker.amqtt_host.sessions import HostedSession, session_of_attempt
-from broker.config import Limits
 from broker.core import Core
 from broker.extensions import ConnectAttempt
+from broker.limits import Limits
 from broker.message import Message
 
 

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+
+from broker.config import parse_policy
+from broker.errors import ConfigError
+from broker.limits import Limits
+
+
+def test_limits_take_the_place_of_defaults() -> None:
+    """Every key of `limits` can be set, with dashes or underscores."""
+    limits = parse_policy("limits: {queued-bytes: 1000, receive_maximum: 3}", "p").limits
+    assert limits == Limits(queued_bytes=1000, receive_maximum=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "read", "allowed"),
+    [
+        ("{queued_byte: 1}", "limits.queued_byte", "an unknown key", "queued_bytes"),
+        ("{queued_bytes: big}", "limits.queued_bytes", "'big'", "a valid integer"),
+        ("{queued_bytes: true}", "limits.queued_bytes", "True", "a valid integer"),
+        ("{queued_bytes: 0}", "limits.queued_bytes", "0", "greater than or equal to 1"),
+        ("{maximum_packet_size: 268435456}", "limits.maximum_packet_size", "2", "less"),
+        ("{write_low_bytes: 9, write_high_bytes: 9}", "limits", "9", "less than"),
+    ],
+)
+def test_a_wrong_limit_is_named_with_what_is_allowed(
+    text: str, path: str, read: str, allowed: str
+) -> None:
+    """A limit out of its range ends the start with the key, what was read and the range."""
+    with pytest.raises(ConfigError) as caught:
+        parse_policy(f"limits: {text}", "policy.yaml")
+    (problem,) = caught.value.problems
+    assert problem.path == path
+    assert read in problem.read
+    assert allowed in problem.allowed
