@@ -25,8 +25,9 @@ def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
     """Take a client's CONNECT (section 3.1).
 
     Raises:
-        ProtocolError: it is the second one [MQTT-3.1.0-2], or asks for an authentication
-            method, of which there is none [MQTT-4.12.0-1].
+        ProtocolError: it is the second one [MQTT-3.1.0-2], asks for an authentication
+            method, of which there is none [MQTT-4.12.0-1], or has a Will Topic beyond the
+            limits (MQTT 5.0, 3.2.2.2).
     """
     if connection.is_open:
         raise ProtocolError("a second CONNECT")
@@ -41,6 +42,10 @@ def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
             "CONNECT: empty Client Identifier without Clean Session",
             ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
         )
+    if packet.will is not None:
+        problem = connection.core.limits.topic_problem(packet.will.topic)
+        if problem:
+            raise ProtocolError(f"CONNECT: Will: {problem}", ReasonCode.TOPIC_NAME_INVALID)
     connection.run(_connect(connection, packet, now))
 
 

@@ -14,6 +14,7 @@ class Counters:
         publish_received: PUBLISH packets from clients.
         publish_sent: PUBLISH packets to clients, repeats included.
         publish_refused: publishes by the reason why they were not routed.
+        subscribe_refused: requested subscriptions by the reason why they were not made.
         connections_total: network connections accepted.
         clients_connected: clients connected now.
         peer_errors: connections closed for what the peer sent, by reason code.
@@ -33,6 +34,7 @@ class Counters:
         "publish_received",
         "publish_refused",
         "publish_sent",
+        "subscribe_refused",
         "unexpected_acknowledgements",
     )
 
@@ -44,6 +46,7 @@ class Counters:
         self.publish_received = 0
         self.publish_sent = 0
         self.publish_refused: dict[str, int] = {}
+        self.subscribe_refused: dict[str, int] = {}
         self.connections_total = 0
         self.clients_connected = 0
         self.peer_errors: dict[int, int] = {}

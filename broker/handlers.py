@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.connecting import expiry_seconds, handle_connect
+from broker.counters import count
 from broker.errors import ProtocolError
 from broker.events import ClientSubscribed, ClientUnsubscribed
 from broker.extensions import RECEIVE, SUBSCRIBE
@@ -32,7 +33,11 @@ from broker.mqtt.packets import (
     Unsubscribe,
 )
 from broker.mqtt.packets import Subscription as Request
-from broker.mqtt.reason_codes import ReasonCode
+from broker.mqtt.reason_codes import (
+    SUBACK_FAILURE_3_1_1,
+    ReasonCode,
+    describe_reason_code,
+)
 from broker.mqtt.topics import parse_share
 from broker.topic_tree import Subscription
 
@@ -82,8 +87,10 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
             )
             is_new = add_subscription(connection.core, subscription)
             granted.append((subscription, request, is_new))
-        elif connection.version != ProtocolVersion.MQTT_5:
-            code = 0x80  # [MQTT-3.9.3-2] of MQTT 3.1.1
+        else:
+            count(connection.core.counters.subscribe_refused, describe_reason_code(code))
+            if connection.version != ProtocolVersion.MQTT_5:
+                code = SUBACK_FAILURE_3_1_1  # [MQTT-3.9.3-2] of MQTT 3.1.1
         codes.append(code)
     connection.send_packet(SubAck(packet.packet_id, tuple(codes)))
     for subscription, request, is_new in granted:
@@ -94,8 +101,17 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
 async def _judge(connection: Connection, request: Request) -> int:
     """Return the reason code for one requested subscription."""
     core = connection.core
-    if parse_share(request.topic_filter).share_name:
+    share = parse_share(request.topic_filter)
+    if share.share_name:
         return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+    if core.limits.topic_problem(share.topic_filter):
+        return ReasonCode.TOPIC_FILTER_INVALID
+    subscriptions = connection.session.subscriptions
+    if (
+        len(subscriptions) >= core.limits.subscriptions
+        and request.topic_filter not in subscriptions
+    ):
+        return ReasonCode.QUOTA_EXCEEDED
     access = core.access
     if (
         access is not None

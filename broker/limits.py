@@ -11,7 +11,7 @@ from typing import Annotated, Final
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from broker.mqtt.enums import MAX_REMAINING_LENGTH
+from broker.mqtt.enums import MAX_REMAINING_LENGTH, MAX_STRING_BYTES
 
 # Five bytes short of the longest packet there is: clients such as paho take a larger Maximum
 # Packet Size for a protocol error.
@@ -30,6 +30,12 @@ class Limits:
         maximum_packet_size: bytes of the largest packet a client may send. As much as the
             format has by default: what aMQTT carried passes here too, and what a packet costs
             is bounded by what its sender has really sent.
+        topic_bytes: of the longest Topic Name or Topic Filter. As much as the format has: it is
+            the levels that make a topic cost more than its bytes.
+        topic_levels: of the deepest Topic Name or Topic Filter, `a/b` having two. A level costs
+            some 250 bytes in a subscription or retained message; no scheme of names in use
+            comes near to 128, and 65,535 bytes can be 32,768.
+        subscriptions: of one session, shared ones included. At 1 KB each they are 10 MB.
         receive_maximum: QoS 1 and 2 messages that an MQTT 5 client may have unacknowledged
             towards the broker. Enough that a sink which commits in groups is kept busy by
             one publisher.
@@ -50,6 +56,9 @@ class Limits:
     """
 
     maximum_packet_size: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = _MAX_PACKET_SIZE
+    topic_bytes: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES)] = MAX_STRING_BYTES
+    topic_levels: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES + 1)] = 128
+    subscriptions: _Positive = 10_000
     receive_maximum: Annotated[int, Field(ge=1, le=65_535)] = 1_000
     inflight_messages: Annotated[int, Field(ge=1, le=65_535)] = 1_000
     queued_messages: _Positive = 100_000
@@ -63,3 +72,17 @@ class Limits:
         """Check the values against each other."""
         if self.write_low_bytes >= self.write_high_bytes:
             raise ValueError("write_low_bytes less than write_high_bytes")
+
+    def topic_problem(self, topic: str) -> str:
+        """Say what limit a Topic Name or Topic Filter exceeds; "" for none.
+
+        Args:
+            topic: valid; of a Shared Subscription the filter in it.
+        """
+        n_bytes = len(topic) if topic.isascii() else len(topic.encode())
+        if n_bytes > self.topic_bytes:
+            return f"topic of {n_bytes} bytes; allowed: at most {self.topic_bytes}"
+        n_levels = topic.count("/") + 1
+        if n_levels > self.topic_levels:
+            return f"topic of {n_levels} levels; allowed: at most {self.topic_levels}"
+        return ""

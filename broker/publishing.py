@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from broker.errors import MalformedPacketError, ProtocolError
 from broker.events import MessageReceived, MessageRouted
@@ -20,6 +20,9 @@ from broker.topic_tree import Plan
 if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.session import Session
+
+MAX_LOGGED_TOPIC: Final = 80
+"""Characters of a topic that is refused for its length, in the log."""
 
 
 class PublishReceipt:
@@ -105,7 +108,11 @@ def receive_publish(
     core = connection.core
     plan = core.tree.plans.get(topic_bytes)
     if plan is None:
-        plan = _new_plan(connection, topic_bytes, properties)
+        topic = _topic(topic_bytes, properties)
+        problem = core.limits.topic_problem(topic)
+        if problem:
+            return _refuse_topic(connection, topic, problem, packet_id, qos)
+        plan = core.tree.plan(topic, topic_bytes)
     message = _message(connection, plan, data[position:stop], first_byte, properties, now)
     if message is None:
         return _refuse(connection, plan.topic, packet_id, qos, ReasonCode.QUOTA_EXCEEDED)
@@ -150,7 +157,8 @@ def deliver_run(
             session.deliver(message, 0, retain=False, subscription_ids=(), now=now)
 
 
-def _new_plan(connection: Connection, topic_bytes: bytes, properties: Properties | None) -> Plan:
+def _topic(topic_bytes: bytes, properties: Properties | None) -> str:
+    """Return the Topic Name of a PUBLISH, checked."""
     if not topic_bytes:
         if properties and "topic_alias" in properties:
             raise ProtocolError(
@@ -163,7 +171,23 @@ def _new_plan(connection: Connection, topic_bytes: bytes, properties: Properties
     except UnicodeDecodeError:
         raise MalformedPacketError("PUBLISH: Topic Name is not UTF-8") from None
     validate_topic(topic)
-    return connection.core.tree.plan(topic, topic_bytes)
+    return topic
+
+
+def _refuse_topic(
+    connection: Connection, topic: str, problem: str, packet_id: int, qos: int
+) -> None:
+    """Refuse a Topic Name that is correct and beyond the limits.
+
+    Where no acknowledgement can say so, at QoS 0 and in MQTT 3.1.1, the connection ends.
+
+    Raises:
+        ProtocolError: topic name invalid, in those cases.
+    """
+    if not qos or connection.version != ProtocolVersion.MQTT_5:
+        raise ProtocolError(f"PUBLISH: {problem}", ReasonCode.TOPIC_NAME_INVALID)
+    shown = topic if len(topic) <= MAX_LOGGED_TOPIC else f"{topic[:MAX_LOGGED_TOPIC]}..."
+    _refuse(connection, shown, packet_id, qos, ReasonCode.TOPIC_NAME_INVALID)
 
 
 def _message(

@@ -107,6 +107,8 @@ class SysTopics:
         core = self._core
         for reason, n_messages in sorted(core.counters.publish_refused.items()):
             yield f"penstock/publish_refused/{reason}", str(n_messages)
+        for reason, n_requests in sorted(core.counters.subscribe_refused.items()):
+            yield f"penstock/subscribe_refused/{reason}", str(n_requests)
         for code, n_connections in sorted(core.counters.peer_errors.items()):
             yield f"penstock/peer_errors/0x{code:02X}", str(n_connections)
         for name, n_errors in sorted(core.counters.extension_errors.items()):
