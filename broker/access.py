@@ -1,8 +1,31 @@
-"""Access control where the policy file names no plugin for it."""
+"""Access control from several sources, and where there is none.
+
+A policy file may name several plugins that answer for clients: aMQTT's, which the aMQTT host
+speaks for as one source, and Penstock's own. Their answers combine as aMQTT combines those of
+its own plugins:
+
+* A client connects if at least one source lets it in and none refuses it. A source that says
+  None leaves the client to the others; where all do, nobody has let it in. So a password file
+  and a directory service may stand side by side, each for the users that it knows.
+* A session may do something with a topic if every source that checks such an action agrees.
+* Names that a source gives a client hold, those of the first source that gives any.
+"""
 
 from __future__ import annotations
 
-from broker.extensions import Action, ConnectAttempt, SessionView
+from collections.abc import Awaitable, Iterable, Sequence
+
+from broker.extensions import (
+    PUBLISH,
+    RECEIVE,
+    SUBSCRIBE,
+    Accepted,
+    AccessControl,
+    Action,
+    Admittance,
+    ConnectAttempt,
+    SessionView,
+)
 
 
 class NobodyConnects:
@@ -24,3 +47,97 @@ class NobodyConnects:
     ) -> bool:
         """Refuse."""
         return False
+
+
+class SeveralSources:
+    """Access control by what two or more sources say; see the module.
+
+    As long as no source takes a wait, neither does this.
+
+    Attributes:
+        checks_publish: whether any source checks it.
+        checks_subscribe: the same.
+        checks_receive: the same.
+    """
+
+    def __init__(self, sources: Sequence[AccessControl]) -> None:
+        self._sources = tuple(sources)
+        self._checking = {
+            PUBLISH: tuple(source for source in sources if source.checks_publish),
+            SUBSCRIBE: tuple(source for source in sources if source.checks_subscribe),
+            RECEIVE: tuple(source for source in sources if source.checks_receive),
+        }
+        self.checks_publish = bool(self._checking[PUBLISH])
+        self.checks_subscribe = bool(self._checking[SUBSCRIBE])
+        self.checks_receive = bool(self._checking[RECEIVE])
+
+    def authenticate(self, attempt: ConnectAttempt) -> Admittance | Awaitable[Admittance]:
+        """Ask the sources in turn, up to the first that refuses."""
+        answers: list[Admittance] = []
+        for index, source in enumerate(self._sources):
+            answer = source.authenticate(attempt)
+            if isinstance(answer, Awaitable):
+                return self._authenticate_later(attempt, answers, answer, index + 1)
+            if answer is False:
+                return False
+            answers.append(answer)
+        return _combined(answers)
+
+    async def _authenticate_later(
+        self,
+        attempt: ConnectAttempt,
+        answers: list[Admittance],
+        awaited: Awaitable[Admittance],
+        n_asked: int,
+    ) -> Admittance:
+        answers.append(await awaited)
+        for source in self._sources[n_asked:]:
+            if answers[-1] is False:
+                break
+            answer = source.authenticate(attempt)
+            answers.append(await answer if isinstance(answer, Awaitable) else answer)
+        return _combined(answers)
+
+    def authorize(self, session: SessionView, topic: str, action: Action) -> bool | Awaitable[bool]:
+        """Ask the sources that check this action in turn, up to the first that refuses."""
+        checking = self._checking[action]
+        for index, source in enumerate(checking):
+            answer = source.authorize(session, topic, action)
+            if not isinstance(answer, bool):
+                return _authorize_later(answer, checking[index + 1 :], session, topic, action)
+            if not answer:
+                return False
+        return True
+
+
+async def _authorize_later(
+    awaited: Awaitable[bool],
+    rest: Iterable[AccessControl],
+    session: SessionView,
+    topic: str,
+    action: Action,
+) -> bool:
+    if not await awaited:
+        return False
+    for source in rest:
+        answer = source.authorize(session, topic, action)
+        if not (answer if isinstance(answer, bool) else await answer):
+            return False
+    return True
+
+
+def _combined(answers: Iterable[Admittance]) -> Admittance:
+    """Return what the sources' answers to one CONNECT come to."""
+    said = [answer for answer in answers if answer is not None]
+    if not said:
+        return None
+    if False in said:
+        return False
+    return next((answer for answer in said if isinstance(answer, Accepted)), True)
+
+
+def combine(sources: Sequence[AccessControl]) -> AccessControl:
+    """Return the access control for the core: no source at all lets nobody in."""
+    if not sources:
+        return NobodyConnects()
+    return sources[0] if len(sources) == 1 else SeveralSources(sources)

@@ -1,12 +1,19 @@
-"""CONNECT: from a stranger's first packet to a client with a session."""
+"""CONNECT: from a stranger's first packet to a client with a session.
+
+A client that names an authentication method goes on in `broker.authenticating` before it comes
+back here to be let in.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from broker import authenticating
 from broker.errors import ProtocolError
 from broker.events import ClientConnected
-from broker.extensions import ConnectAttempt
+from broker.extensions import Accepted, Admittance, ConnectAttempt
 from broker.mqtt.enums import ProtocolVersion
 from broker.mqtt.packets import ConnAck, Connect
 from broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode
@@ -26,17 +33,15 @@ def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
 
     Raises:
         ProtocolError: it is the second one [MQTT-3.1.0-2], asks for an authentication
-            method, of which there is none [MQTT-4.12.0-1], or has a Will Topic beyond the
-            limits (MQTT 5.0, 3.2.2.2).
+            method that nobody brings [MQTT-4.12.0-1], or has a Will Topic beyond the limits
+            (MQTT 5.0, 3.2.2.2).
     """
     if connection.is_open:
         raise ProtocolError("a second CONNECT")
     connection.version = packet.protocol_version
-    if packet.properties.get("authentication_method") is not None:
-        raise ProtocolError(
-            "CONNECT: authentication method; allowed: none",
-            ReasonCode.BAD_AUTHENTICATION_METHOD,
-        )
+    method = packet.properties.get("authentication_method")
+    if method is not None:
+        authenticating.check_method(connection.core, method)
     if not packet.client_id and not packet.clean_start and packet.protocol_version == 4:
         raise ProtocolError(  # [MQTT-3.1.3-8]
             "CONNECT: empty Client Identifier without Clean Session",
@@ -65,10 +70,21 @@ async def _connect(connection: Connection, packet: Connect, now: float) -> None:
         remote_port=connection.remote_port,
         listener=connection.listener,
     )
-    is_authenticated = await _authenticate(core, attempt)
+    method = packet.properties.get("authentication_method")
+    if method is not None:
+        await authenticating.begin(
+            connection,
+            attempt,
+            method,
+            packet.properties.get("authentication_data"),
+            partial(let_in, connection, packet, client_id),
+            now,
+        )
+        return
+    answer = await _authenticate(core, attempt)
     if connection.is_closing:
         return
-    if not is_authenticated:
+    if not answer:
         core.logger.info(
             "client %s: user %r not authorized, from %s",
             client_id,
@@ -78,12 +94,36 @@ async def _connect(connection: Connection, packet: Connect, now: float) -> None:
         refuse_connect(connection, ReasonCode.NOT_AUTHORIZED)
         connection.disconnected(now)
         return
+    accepted = answer if isinstance(answer, Accepted) else Accepted()
+    let_in(connection, packet, client_id, accepted, {}, now)
+
+
+def let_in(
+    connection: Connection,
+    packet: Connect,
+    client_id: str,
+    accepted: Accepted,
+    extra_properties: dict[str, Any],
+    now: float,
+) -> None:
+    """Give an authenticated client its session and its CONNACK.
+
+    Args:
+        connection: not open yet.
+        packet: its CONNECT.
+        client_id: as sent or assigned.
+        accepted: the names that authentication has given it.
+        extra_properties: of the CONNACK, beside those that say what the broker allows.
+        now: monotonic seconds.
+    """
+    core = connection.core
     session, session_present = core.sessions.open(
-        client_id, clean_start=packet.clean_start, now=now
+        accepted.client_id or client_id, clean_start=packet.clean_start, now=now
     )
-    _set_up(session, connection, packet)
+    username = packet.username if accepted.username is None else accepted.username
+    _set_up(session, connection, packet, username)
     keep_alive = _keep_alive(core, packet.keep_alive)
-    properties = _connack_properties(connection, packet, session, keep_alive)
+    properties = _connack_properties(connection, packet, session, keep_alive) | extra_properties
     connection.send_packet(ConnAck(session_present, ReasonCode.SUCCESS, properties))
     connection.open(
         session,
@@ -96,12 +136,12 @@ async def _connect(connection: Connection, packet: Connect, now: float) -> None:
         core.tell(core.listeners.client_connected, ClientConnected(session))
 
 
-async def _authenticate(core: Core, attempt: ConnectAttempt) -> bool:
+async def _authenticate(core: Core, attempt: ConnectAttempt) -> Admittance:
     if core.access is None:
         return True
     try:
         answer = core.access.authenticate(attempt)
-        return answer if isinstance(answer, bool) else await answer
+        return await answer if isinstance(answer, Awaitable) else answer
     except Exception as error:  # noqa: BLE001 (a plugin's fault must not let a client in)
         core.on_extension_error("access control, authenticate", error)
         return False
@@ -116,15 +156,18 @@ def refuse_connect(connection: Connection, reason_code: ReasonCode) -> None:
         connection.send_packet(ConnAck(session_present=False, reason_code=reason_code))
 
 
-def _set_up(session: Session, connection: Connection, packet: Connect) -> None:
+def _set_up(
+    session: Session, connection: Connection, packet: Connect, username: str | None
+) -> None:
     """Write into the session what the newest CONNECT says."""
     core = connection.core
     if session.version != packet.protocol_version:
         session.version = packet.protocol_version
         if session.subscriptions:
             core.tree.void_plans()
-    session.username = packet.username
-    session.link.username = packet.username
+    session.username = username
+    session.link.username = username
+    session.listener = connection.listener
     session.will = packet.will
     if packet.protocol_version == ProtocolVersion.MQTT_5:
         interval = packet.properties.get("session_expiry_interval", 0)

@@ -19,6 +19,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from broker import eager, handlers
+from broker.authenticating import Authentication, check_packet_type
 from broker.connecting import refuse_connect
 from broker.errors import PeerError, ProtocolError
 from broker.events import PacketReceived
@@ -51,6 +52,7 @@ class Connection(Sender):
     """The server's side of one network connection.
 
     Attributes:
+        authentication: by which method the client authenticates, or None.
         listener: name of the listener in the policy file.
         receipts: QoS 1 and 2 messages that are owed an acknowledgement, oldest first.
         is_closing: to be closed once `out` is written; nothing more is received.
@@ -66,6 +68,7 @@ class Connection(Sender):
         "_last_received",
         "_maximum_packet_size",
         "_receive_maximum",
+        "authentication",
         "is_closing",
         "listener",
         "receipts",
@@ -100,6 +103,7 @@ class Connection(Sender):
         self.remote_address = remote_address
         self.remote_port = remote_port
         self.receipts: deque[PublishReceipt] = deque()
+        self.authentication: Authentication | None = None
         self.is_closing = False
         self.suspended: Coroutine[Any, Any, None] | None = None
         self._backlog: list[bytes] = []
@@ -173,7 +177,7 @@ class Connection(Sender):
         offset = 1 if self.version == ProtocolVersion.MQTT_5 else 0
         maximum = self._maximum_packet_size
         if not self.is_open:
-            if data[0] != _CONNECT_BYTE:  # [MQTT-3.1.0-1]
+            if data[0] != _CONNECT_BYTE and self.authentication is None:  # [MQTT-3.1.0-1]
                 # Said at the first byte: who speaks another protocol is not waited for.
                 raise ProtocolError("the first packet is not CONNECT")
             maximum = min(maximum, MAX_CONNECT_BYTES)
@@ -296,8 +300,11 @@ class Connection(Sender):
         core = self.core
         packet_type = first_byte >> 4
         if not self.is_open:
-            self.version = answer_version(data[start:stop])
-            self._is_answered = True
+            if self.authentication is None:
+                self.version = answer_version(data[start:stop])
+                self._is_answered = True
+            else:
+                check_packet_type(packet_type)
         if core.listeners.packet_received:
             session = self.session if self.is_open else None
             chunk = memoryview(data)[position:stop]

@@ -18,6 +18,7 @@ from broker.extensions import (
     RECEIVE,
     AccessControl,
     Action,
+    Authenticator,
     DeliveryGate,
     LinkSampler,
     MessageSink,
@@ -67,6 +68,7 @@ class Core:
         retained: all retained messages.
         sessions: all sessions.
         timers: all deadlines; the driver runs them.
+        authenticators: methods of enhanced authentication, by name.
         counters: what was done so far.
         ended: the ledgers of sessions that are gone, added up.
         fast_plans: protocol version to topic bytes to `FastPlan`; emptied with the plans.
@@ -89,6 +91,7 @@ class Core:
         payload_store: PayloadStore | None = None,
         sinks: Sequence[MessageSink] = (),
         access: AccessControl | None = None,
+        authenticators: Sequence[Authenticator] = (),
         listeners: Listeners | None = None,
         session_expiry_limit: float | None = None,
         keep_alive_grace: float = 0.0,
@@ -106,6 +109,7 @@ class Core:
             payload_store: None for payloads by reference.
             sinks: route targets that are not sessions.
             access: None lets everybody do everything.
+            authenticators: methods of enhanced authentication, each with its own name.
             listeners: who is told of what.
             session_expiry_limit: seconds; the most that a session outlives its connection.
             keep_alive_grace: seconds added to the time after which a silent client is gone.
@@ -117,6 +121,7 @@ class Core:
         self.payload_store: PayloadStore = payload_store or ReferenceStore()
         self.sinks = tuple(sinks)
         self.access = access
+        self.authenticators = {offered.method: offered for offered in authenticators}
         self.listeners = listeners or Listeners()
         self.new_client_id = new_client_id
         self.session_expiry_limit = session_expiry_limit

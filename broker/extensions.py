@@ -7,8 +7,10 @@ Four extension points decide, in the present tense, as plain functions on the lo
 * `PayloadStore`: where does a payload live?
 * `MessageSink`: a route target that is not a session.
 
-`AccessControl` is the seam on which the aMQTT host answers for authentication and topic
-filtering. A `Plugin` brings any of these; the policy file names it.
+Two decide about clients, and may take a wait: `AccessControl` answers for authentication by
+what CONNECT says and for topics, as the aMQTT host does; an `Authenticator` is one method of
+enhanced authentication (MQTT 5.0, 4.12). A `Plugin` brings any of these; the policy file names
+it.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from broker.link import Link
 from broker.message import Message
+from broker.mqtt.reason_codes import ReasonCode
 from broker.payload import Payload
 
 
@@ -190,11 +193,37 @@ class ConnectAttempt:
     ssl_object: Any = None
 
 
+class Accepted(NamedTuple):
+    """A client is let in, where there is more to say of it than that.
+
+    Attributes:
+        username: the user name that it has from now on, such as that of its certificate; None
+            leaves the one that CONNECT brought.
+        client_id: the same for the Client Identifier.
+        data: last Authentication Data of an exchange, for the client to check the server by.
+    """
+
+    username: str | None = None
+    client_id: str | None = None
+    data: bytes | None = None
+
+
+Admittance: TypeAlias = bool | Accepted | None
+"""Whether a client may connect; None of one that is not this access control's to judge."""
+
+
 class SessionView(Protocol):
-    """What an extension may see of a session; all of it is read-only to extensions."""
+    """What an extension may see of a session; all of it is read-only to extensions.
+
+    Attributes:
+        client_id: Client Identifier.
+        username: user name of the newest connection, or None.
+        listener: name of the newest connection's listener; "" before there was one.
+    """
 
     client_id: str
     username: str | None
+    listener: str
 
     @property
     def is_connected(self) -> bool:
@@ -204,8 +233,9 @@ class SessionView(Protocol):
 class AccessControl(Protocol):
     """Authentication and topic filtering.
 
-    An answer is a bool, or an awaitable of one where it takes a wait; while it is awaited the
-    connection reads nothing more.
+    An answer is given at once, or is an awaitable where it takes a wait; while it is awaited
+    the connection reads nothing more. Where several are there, `broker.access` says what their
+    answers come to.
 
     Attributes:
         checks_publish: whether `authorize` must be asked for each PUBLISH.
@@ -217,11 +247,61 @@ class AccessControl(Protocol):
     checks_subscribe: bool
     checks_receive: bool
 
-    def authenticate(self, attempt: ConnectAttempt) -> bool | Awaitable[bool]:
-        """Say whether the client may connect."""
+    def authenticate(self, attempt: ConnectAttempt) -> Admittance | Awaitable[Admittance]:
+        """Say whether the client may connect, or None where that is for others to say.
+
+        Not asked about a client that names an authentication method.
+        """
 
     def authorize(self, session: SessionView, topic: str, action: Action) -> bool | Awaitable[bool]:
         """Say whether the session may do this with a topic (or, to subscribe, a filter)."""
+
+
+class Challenge(NamedTuple):
+    """The exchange goes on: the client is to answer by another AUTH.
+
+    Attributes:
+        data: Authentication Data for the client, or None.
+    """
+
+    data: bytes | None = None
+
+
+class Refused(NamedTuple):
+    """The exchange has failed, and with it the connection.
+
+    Attributes:
+        reason_code: told to the client, where its packet may say it.
+    """
+
+    reason_code: ReasonCode = ReasonCode.NOT_AUTHORIZED
+
+
+AuthStep: TypeAlias = Challenge | Accepted | Refused
+"""What one step of an exchange comes to."""
+
+
+class AuthExchange(Protocol):
+    """One client's way through an authentication method."""
+
+    def step(self, data: bytes | None) -> AuthStep | Awaitable[AuthStep]:
+        """Take the Authentication Data of CONNECT or AUTH; None where there was none.
+
+        An exchange that raises has refused. Not called again after `Accepted` or `Refused`.
+        """
+
+
+class Authenticator(Protocol):
+    """A method of enhanced authentication; it decides alone who connects by it.
+
+    Attributes:
+        method: Authentication Method, as in CONNECT; unique in the broker.
+    """
+
+    method: str
+
+    def start(self, attempt: ConnectAttempt) -> AuthExchange:
+        """Begin an exchange, at CONNECT or when a connected client authenticates again."""
 
 
 class PluginContext(NamedTuple):
@@ -253,6 +333,8 @@ class Plugin:
     sampler: LinkSampler | None = None
     payload_store: PayloadStore | None = None
     sinks: Sequence[MessageSink] = ()
+    access: AccessControl | None = None
+    authenticators: Sequence[Authenticator] = ()
 
     def __init__(self, config: Any, context: PluginContext) -> None:
         self.config = config
@@ -263,6 +345,14 @@ class Plugin:
 
         Raises:
             PenstockError: the plugin cannot work; the broker ends with status 2.
+        """
+
+    async def reload(self) -> None:
+        """Read again what the plugin took from files, at SIGHUP, with clients connected.
+
+        Raises:
+            PenstockError: what is there now cannot be used; the plugin goes on with what it
+                has. The broker logs it.
         """
 
     async def close(self) -> None:

@@ -1,7 +1,8 @@
-"""What the broker does for each packet of a client, PUBLISH and CONNECT apart.
+"""What the broker does for each packet of a client, PUBLISH, CONNECT and AUTH apart.
 
 `handle` is a table from packet class to ``handle_<packet>``. PUBLISH has its own module,
-`broker.publishing`, and so has CONNECT, `broker.connecting`. The PUBACK of the common form comes
+`broker.publishing`, and so have CONNECT, `broker.connecting`, and AUTH,
+`broker.authenticating`. The PUBACK of the common form comes
 here as `acknowledged` at once.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from broker.authenticating import handle_auth
 from broker.connecting import expiry_seconds, handle_connect
 from broker.counters import count
 from broker.errors import ProtocolError
@@ -265,6 +267,9 @@ def handle_disconnect(connection: Connection, packet: Disconnect, now: float) ->
     Raises:
         ProtocolError: it sets a Session Expiry Interval that CONNECT had as 0 (3.14.2.2.2).
     """
+    if not connection.is_open:  # in the middle of its authentication
+        connection.disconnected(now)
+        return
     session = connection.session
     interval = packet.properties.get("session_expiry_interval")
     if interval is not None:
@@ -274,15 +279,6 @@ def handle_disconnect(connection: Connection, packet: Disconnect, now: float) ->
     if packet.reason_code == ReasonCode.SUCCESS:
         session.will = None
     connection.disconnected(now)
-
-
-def handle_auth(_connection: Connection, _packet: Auth, _now: float) -> None:
-    """Refuse an AUTH: no CONNECT with an authentication method was accepted.
-
-    Raises:
-        ProtocolError: always [MQTT-4.12.1-1].
-    """
-    raise ProtocolError("AUTH without an authentication method in CONNECT")
 
 
 _HANDLERS: Final[dict[type, Callable[[Any, Any, float], None]]] = {

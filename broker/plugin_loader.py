@@ -18,6 +18,8 @@ from typing import Any, Protocol
 from broker.config import suggest, validate_config
 from broker.errors import ConfigError, ConfigProblem, PenstockError
 from broker.extensions import (
+    AccessControl,
+    Authenticator,
     DeliveryGate,
     LinkSampler,
     MessageSink,
@@ -60,6 +62,8 @@ class LoadedPlugins:
         samplers: in the order of the file.
         payload_store: a plugin's, or the broker's own.
         sinks: in the order of the file; names are unique.
+        access: in the order of the file.
+        authenticators: in the order of the file; methods are unique.
     """
 
     plugins: tuple[Plugin, ...] = ()
@@ -67,6 +71,8 @@ class LoadedPlugins:
     samplers: tuple[LinkSampler, ...] = ()
     payload_store: PayloadStore = field(default_factory=ReferenceStore)
     sinks: tuple[MessageSink, ...] = ()
+    access: tuple[AccessControl, ...] = ()
+    authenticators: tuple[Authenticator, ...] = ()
 
 
 def load_plugins(
@@ -114,6 +120,10 @@ def load_plugins(
             ReferenceStore(),
         ),
         sinks=tuple(sink for plugin in made.values() for sink in plugin.sinks),
+        access=tuple(plugin.access for plugin in made.values() if plugin.access is not None),
+        authenticators=tuple(
+            authenticator for plugin in made.values() for authenticator in plugin.authenticators
+        ),
     )
 
 
@@ -168,8 +178,14 @@ def _conflicts(made: Mapping[str, Plugin]) -> list[ConfigProblem]:
     for name, plugin in made.items():
         for sink in plugin.sinks:
             sinks.setdefault(sink.name, []).append(name)
+    methods: dict[str, list[str]] = {}
+    for name, plugin in made.items():
+        for authenticator in plugin.authenticators:
+            methods.setdefault(authenticator.method, []).append(name)
     for sink_name, names in sinks.items():
         problems.extend(_one_too_many(names, f"sink named {sink_name}"))
+    for method, names in methods.items():
+        problems.extend(_one_too_many(names, f"authentication method {method}"))
     return problems
 
 

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import signal
 import sys
-from typing import Annotated, Protocol, TypeAlias
+from typing import Annotated, Protocol, TypeAlias, runtime_checkable
 
 import typer
 
@@ -32,6 +32,14 @@ class Service(Protocol):
 
     async def stop(self) -> None:
         """Finish what was accepted and free everything."""
+
+
+@runtime_checkable
+class ReloadingService(Service, Protocol):
+    """A service that can read its files again while it serves."""
+
+    async def reload(self) -> None:
+        """Read them; what cannot be used is logged and changes nothing."""
 
 
 def new_app() -> typer.Typer:
@@ -60,6 +68,8 @@ def set_up_log(log_level: str, *, debug: bool) -> None:
 def run_until_stopped(service: Service) -> None:
     """Run a service on uvloop, where there is one, until SIGINT or SIGTERM.
 
+    A `ReloadingService` is asked to reload at each SIGHUP.
+
     Raises:
         PenstockError: it cannot start.
     """
@@ -73,15 +83,19 @@ def run_until_stopped(service: Service) -> None:
 
 
 async def _serve(service: Service) -> None:
-    stopped = asyncio.Event()
+    asked: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
+        loop.add_signal_handler(number, asked.put_nowait, number)
+    if isinstance(service, ReloadingService):
+        loop.add_signal_handler(signal.SIGHUP, asked.put_nowait, signal.SIGHUP)
     await service.start()
     # What lives from here to the end need not be looked at by the collector again.
     gc.collect()
     gc.freeze()
-    await stopped.wait()
+    while await asked.get() == signal.SIGHUP:
+        if isinstance(service, ReloadingService):
+            await service.reload()
     await service.stop()
 
 

@@ -9,7 +9,7 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Final
 
-from broker.access import NobodyConnects
+from broker.access import combine
 from broker.client_log import ClientLog
 from broker.config import Listener, Policy
 from broker.core import Core
@@ -96,17 +96,19 @@ class Server:
 
     def _load_amqtt(self) -> AmqttHost | None:
         """Bring aMQTT in, only where the policy file names one of its plugins."""
+        is_alone = not (self._plugins.access or self._plugins.authenticators)
         if self._policy.amqtt is None:
-            self._logger.warning(
-                "%s: no authentication plugin under plugins: every client is refused; name one, "
-                "such as amqtt.plugins.authentication.FileAuthPlugin, or AnonymousAuthPlugin "
-                "beside it to let everybody in",
-                self._policy.file,
-            )
+            if is_alone:
+                self._logger.warning(
+                    "%s: no authentication plugin under plugins: every client is refused; name "
+                    "one, such as access, or "
+                    "amqtt.plugins.authentication.AnonymousAuthPlugin to let everybody in",
+                    self._policy.file,
+                )
             return None
         from broker.amqtt_host.host import AmqttHost  # noqa: PLC0415 (aMQTT costs time and memory)
 
-        return AmqttHost(self._policy, self._logger, clock=self._driver.clock)
+        return AmqttHost(self._policy, self._logger, clock=self._driver.clock, is_alone=is_alone)
 
     def _build_core(self) -> None:
         policy = self._policy
@@ -122,7 +124,8 @@ class Server:
             samplers=plugins.samplers,
             payload_store=plugins.payload_store,
             sinks=plugins.sinks,
-            access=host.access if host is not None else NobodyConnects(),
+            access=combine([*([host.access] if host is not None else []), *plugins.access]),
+            authenticators=plugins.authenticators,
             listeners=ClientLog(self._logger).added_to(
                 host.listeners if host is not None else Listeners()
             ),
@@ -167,6 +170,17 @@ class Server:
             self.core.timers.at(now + interval, publish)
 
         publish(now)
+
+    async def reload(self) -> None:
+        """Let every plugin read its files again; one that cannot goes on with what it has."""
+        for plugin in self._plugins.plugins:
+            try:
+                await plugin.reload()
+            except PenstockError as error:
+                self._logger.error("not reloaded: %s", error)  # noqa: TRY400 (a user's mistake)
+            except Exception:  # one plugin's fault must not end the broker
+                self._logger.exception("plugin %s did not reload", type(plugin).__name__)
+        self._logger.info("reloaded")
 
     async def stop(self) -> None:
         """Stop listening, finish what was accepted, say goodbye and free everything."""

@@ -33,6 +33,7 @@ class Session:
     Attributes:
         client_id: Client Identifier.
         username: user name of the newest connection, or None.
+        listener: name of the newest connection's listener; "" before there was one.
         version: protocol version of the newest connection.
         connection: the network connection, or None.
         is_direct: a small message may be written at once, with nothing to overtake.
@@ -63,6 +64,7 @@ class Session:
         "is_direct",
         "ledger",
         "link",
+        "listener",
         "look_timer",
         "n_direct",
         "outbox",
@@ -78,6 +80,7 @@ class Session:
         self.client_id = client_id
         self.core = core
         self.username: str | None = None
+        self.listener = ""
         self.version = 4
         self.connection: Connection | None = None
         self.is_direct = False

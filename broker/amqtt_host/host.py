@@ -45,6 +45,7 @@ from broker.extensions import (
     RECEIVE,
     SUBSCRIBE,
     Action,
+    Admittance,
     ConnectAttempt,
     SessionView,
 )
@@ -79,6 +80,7 @@ class AmqttHost:
         logger: logging.Logger | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
+        is_alone: bool = True,
     ) -> None:
         """Load the plugins.
 
@@ -86,6 +88,7 @@ class AmqttHost:
             policy: names at least one aMQTT plugin, or leaves the choice to aMQTT.
             logger: for what an operator should know; None for one named ``penstock``.
             clock: monotonic seconds, on the same clock as every `now`.
+            is_alone: whether nothing else authenticates clients.
 
         Raises:
             ConfigError: a plugin cannot be loaded.
@@ -103,12 +106,14 @@ class AmqttHost:
         self._authenticators = [
             handler_of(plugin, "authenticate") for plugin in self.manager.auth_plugins
         ]
-        if not self._authenticators:
+        if not self._authenticators and is_alone:
             self._logger.warning(
                 "no plugin authenticates: every client will be refused; "
                 "amqtt.plugins.authentication.AnonymousAuthPlugin lets everybody in"
             )
-        elif not {"plugins", "auth", "topic_check"}.intersection(policy.amqtt or {}):
+        elif self._authenticators and not {"plugins", "auth", "topic_check"}.intersection(
+            policy.amqtt or {}
+        ):
             self._logger.warning(
                 "%s: no plugins, so aMQTT's default ones apply, which let everybody in; "
                 "name one that authenticates under plugins",
@@ -154,11 +159,11 @@ class AmqttHost:
 
     # -- access control --------------------------------------------------------------------
 
-    def authenticate(self, attempt: ConnectAttempt) -> bool | Awaitable[bool]:
+    def authenticate(self, attempt: ConnectAttempt) -> Admittance | Awaitable[Admittance]:
         """Ask every authentication plugin.
 
         aMQTT's rule: nobody says False, and somebody says True. A plugin that raises says
-        False.
+        False. Where none says anything, neither does this.
         """
         session = session_of_attempt(attempt, self._keep_alive_grace)
         known = self._sessions.get(attempt.client_id)
@@ -169,12 +174,16 @@ class AmqttHost:
             return self._admit_later(session, answers)
         return self._admit(session, answers)
 
-    async def _admit_later(self, session: HostedSession, answers: Awaitable[list[Any]]) -> bool:
+    async def _admit_later(
+        self, session: HostedSession, answers: Awaitable[list[Any]]
+    ) -> Admittance:
         return self._admit(session, await answers)
 
-    def _admit(self, session: HostedSession, answers: list[Any]) -> bool:
+    def _admit(self, session: HostedSession, answers: list[Any]) -> Admittance:
         said = [answer for answer in answers if answer is not None]
-        if not said or not all(said):
+        if not said:
+            return None
+        if not all(said):
             return False
         self._admitted[session.client_id or ""] = session
         if len(self._admitted) > _MAX_ADMITTED:

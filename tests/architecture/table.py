@@ -30,6 +30,7 @@ LAYERS: Final = (
     frozenset(
         {
             "access",
+            "authenticating",
             "connecting",
             "connection",
             "core",

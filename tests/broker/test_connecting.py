@@ -83,14 +83,6 @@ def test_the_first_packet_must_be_connect() -> None:
     assert client.is_lost
 
 
-def test_an_authentication_method_is_refused() -> None:
-    """[MQTT-4.12.0-1]: there is none to choose from yet."""
-    client = VirtualClient(VirtualBroker())
-    client.send(Connect(client_id="c", properties={"authentication_method": "SCRAM"}))
-    assert client.take(ConnAck).reason_code == ReasonCode.BAD_AUTHENTICATION_METHOD
-    assert client.is_lost
-
-
 def test_connack_says_what_the_broker_allows() -> None:
     """MQTT 5.0, 3.2.2.3: what a client may send, and what was changed of its wishes."""
     broker = VirtualBroker(

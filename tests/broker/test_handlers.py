@@ -8,7 +8,6 @@ import pytest
 
 from broker.events import Listeners
 from broker.mqtt.packets import (
-    Auth,
     ConnAck,
     Connect,
     Disconnect,
@@ -319,13 +318,6 @@ def test_disconnect_may_change_the_session_expiry() -> None:
     assert broker.core.sessions.get("a") is None
     client = broker.connect("b")
     client.send(Disconnect(0, {"session_expiry_interval": 100}))
-    assert client.take(Disconnect).reason_code == ReasonCode.PROTOCOL_ERROR
-
-
-def test_auth_without_a_method_is_a_protocol_error() -> None:
-    """[MQTT-4.12.1-1]."""
-    client = VirtualBroker().connect()
-    client.send(Auth(ReasonCode.REAUTHENTICATE, {"authentication_method": "x"}))
     assert client.take(Disconnect).reason_code == ReasonCode.PROTOCOL_ERROR
 
 

@@ -14,7 +14,14 @@ from pydantic.dataclasses import dataclass
 
 from broker.config import Policy, parse_policy
 from broker.errors import ConfigError
-from broker.extensions import DeliveryGate, MessageSink, PayloadStore, Plugin
+from broker.extensions import (
+    AccessControl,
+    Authenticator,
+    DeliveryGate,
+    MessageSink,
+    PayloadStore,
+    Plugin,
+)
 from broker.payload import ReferenceStore
 from broker.plugin_loader import (
     LoadedPlugins,
@@ -66,6 +73,27 @@ class Shelf(Plugin):
     payload_store = cast("PayloadStore", object())
 
 
+class Gatekeeper:
+    """An authentication method."""
+
+    method = "KNOCK"
+
+
+class Door(Plugin):
+    """A plugin that answers for clients in both ways."""
+
+    @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+    class Config:
+        """No key."""
+
+    access = cast("AccessControl", object())
+    authenticators = (cast("Authenticator", Gatekeeper()),)
+
+
+class Gate(Door):
+    """The same again under another name."""
+
+
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Return a function that installs a distribution with plugins: name -> object reference."""
@@ -84,7 +112,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 @pytest.fixture
 def example_plugins(install: Install) -> None:
     """Install the plugins of this file."""
-    names = {"alarm": "Alarm", "bell": "Bell", "shelf": "Shelf"}
+    names = {
+        "alarm": "Alarm",
+        "bell": "Bell",
+        "shelf": "Shelf",
+        "door": "Door",
+        "gate": "Gate",
+    }
     install({name: f"{__name__}:{cls}" for name, cls in names.items()})
 
 
@@ -160,6 +194,26 @@ def test_second_sink_of_a_name_is_refused() -> None:
     """The names of sinks are unique, whoever brings them."""
     paths = {(path, read) for path, read, _ in problems_of("{bell: , alarm: }")}
     assert ("plugins.alarm", "a second sink named alarms beside that of bell") in paths
+
+
+@pytest.mark.usefixtures("example_plugins")
+def test_several_plugins_may_answer_for_clients() -> None:
+    """All of their access control counts; `broker.access` combines it."""
+    loaded = load("{shelf: {}, door: {}}")
+    assert loaded.access == (Door.access,)
+    assert [offered.method for offered in loaded.authenticators] == ["KNOCK"]
+
+
+@pytest.mark.usefixtures("example_plugins")
+def test_second_authentication_method_of_a_name_is_refused() -> None:
+    """The broker would not know which of them a client means."""
+    assert problems_of("{door: {}, gate: {}}") == [
+        (
+            "plugins.gate",
+            "a second authentication method KNOCK beside that of door",
+            "one authentication method KNOCK",
+        )
+    ]
 
 
 @pytest.mark.usefixtures("example_plugins")

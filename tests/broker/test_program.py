@@ -38,6 +38,27 @@ def test_a_service_runs_on_uvloop_until_a_signal() -> None:
     assert service.steps == ["start on uvloop", "stop"]
 
 
+class Reloading(Service):
+    """Is asked to reload, and to stop when it has done so."""
+
+    async def start(self) -> None:
+        """Start, and ask for a reload."""
+        self.steps.append("start")
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    async def reload(self) -> None:
+        """Reload, and ask to be stopped."""
+        self.steps.append("reload")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_service_that_can_reload_does_so_at_sighup_and_goes_on() -> None:
+    """The signal that daemons take for it; the service serves on until it is stopped."""
+    service = Reloading()
+    run_until_stopped(service)
+    assert service.steps == ["start", "reload", "stop"]
+
+
 def test_a_service_that_cannot_start_is_one_line_and_status_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

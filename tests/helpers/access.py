@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Any
+from collections.abc import Awaitable, Generator
+from typing import Generic, TypeVar
 
-from broker.extensions import Action, ConnectAttempt, SessionView
+from broker.errors import PeerError
+from broker.extensions import Action, Admittance, ConnectAttempt, SessionView
 from tests.helpers.virtual import VirtualClient
+
+Answer = TypeVar("Answer")
 
 
 class Access:
@@ -33,7 +36,7 @@ class Access:
         self.error: Exception | None = None
         self.attempts: list[ConnectAttempt] = []
 
-    def authenticate(self, attempt: ConnectAttempt) -> bool | Awaitable[bool]:
+    def authenticate(self, attempt: ConnectAttempt) -> Admittance | Awaitable[Admittance]:
         """Answer for a CONNECT."""
         self.attempts.append(attempt)
         return self._answer(is_allowed=self.is_open)
@@ -47,18 +50,18 @@ class Access:
     def _answer(self, *, is_allowed: bool) -> bool | Awaitable[bool]:
         if self.error is not None:
             raise self.error
-        return Later(is_allowed=is_allowed) if self.waits else is_allowed
+        return Later(is_allowed) if self.waits else is_allowed
 
 
-class Later:
+class Later(Generic[Answer]):
     """An answer that takes one wait."""
 
-    def __init__(self, *, is_allowed: bool) -> None:
-        self.is_allowed = is_allowed
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
 
-    def __await__(self) -> Any:
+    def __await__(self) -> Generator[str, None, Answer]:
         yield "waiting"
-        return self.is_allowed
+        return self.answer
 
 
 def finish(client: VirtualClient) -> None:
@@ -69,4 +72,7 @@ def finish(client: VirtualClient) -> None:
                 suspended.send(None)
         except StopIteration:
             client.connection.resume(client.broker.now)
-            client.broker.settle()
+        except PeerError as error:
+            client.connection.peer_failed(error, client.broker.now)
+            client.connection.resume(client.broker.now)
+        client.broker.settle()

@@ -1,0 +1,207 @@
+"""AUTH: enhanced authentication, by as many packets as its method takes (MQTT 5.0, 4.12).
+
+A CONNECT that names a method starts an exchange with the `Authenticator` of that name. Each
+step's answer is a challenge, which goes out as AUTH and is answered by AUTH; or the client is
+let in, by `broker.connecting`; or refused. Until then the connection is not open: it takes AUTH
+and DISCONNECT and nothing else, and the time allowed for CONNECT goes on running. A connected
+client may start the same exchange again; its other packets go on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from broker.errors import PeerError, ProtocolError
+from broker.extensions import (
+    Accepted,
+    AuthExchange,
+    AuthStep,
+    Challenge,
+    ConnectAttempt,
+    Refused,
+)
+from broker.mqtt.enums import PacketType
+from broker.mqtt.packets import REASON_CODES, Auth
+from broker.mqtt.reason_codes import ReasonCode
+
+if TYPE_CHECKING:
+    from broker.connection import Connection
+    from broker.core import Core
+
+_TAKEN: Final = frozenset({PacketType.AUTH, PacketType.DISCONNECT})
+
+LetIn: TypeAlias = Callable[[Accepted, dict[str, Any], float], None]
+"""Opens the connection of a client: its names, properties for its CONNACK, now."""
+
+
+class AuthenticationRefusedError(PeerError):
+    """The exchange has failed: the connection closes, with this reason code."""
+
+    reason_code = ReasonCode.NOT_AUTHORIZED
+
+
+class Authentication:
+    """How one connection authenticates.
+
+    Attributes:
+        method: Authentication Method of its CONNECT, which no later packet may change.
+        attempt: what an exchange starts from.
+        exchange: the one that is under way, or None.
+        let_in: what to do when the first exchange has succeeded.
+    """
+
+    __slots__ = ("attempt", "exchange", "let_in", "method")
+
+    def __init__(self, method: str, attempt: ConnectAttempt, let_in: LetIn) -> None:
+        self.method = method
+        self.attempt = attempt
+        self.exchange: AuthExchange | None = None
+        self.let_in = let_in
+
+
+def check_method(core: Core, method: str) -> None:
+    """Check that there is an authenticator for the method that a CONNECT names.
+
+    Raises:
+        ProtocolError: there is none [MQTT-4.12.0-1].
+    """
+    if method not in core.authenticators:
+        raise ProtocolError(
+            f"CONNECT: authentication method {method!r}; allowed: "
+            + (", ".join(core.authenticators) or "none"),
+            ReasonCode.BAD_AUTHENTICATION_METHOD,
+        )
+
+
+def check_packet_type(packet_type: int) -> None:
+    """Check a packet that comes between a CONNECT with a method and its CONNACK.
+
+    Raises:
+        ProtocolError: it is neither AUTH nor DISCONNECT [MQTT-3.1.2-30].
+    """
+    if packet_type not in _TAKEN:
+        raise ProtocolError(
+            f"{PacketType(packet_type).name} before CONNACK; allowed: AUTH, DISCONNECT"
+        )
+
+
+async def begin(
+    connection: Connection,
+    attempt: ConnectAttempt,
+    method: str,
+    data: bytes | None,
+    let_in: LetIn,
+    now: float,
+) -> None:
+    """Take the first step, with what CONNECT brought.
+
+    Args:
+        connection: not open yet.
+        attempt: what the CONNECT says.
+        method: checked by `check_method`.
+        data: Authentication Data of the CONNECT, or None.
+        let_in: called once, when the client has authenticated.
+        now: monotonic seconds.
+
+    Raises:
+        AuthenticationRefusedError: the client is refused.
+    """
+    connection.authentication = Authentication(method, attempt, let_in)
+    await _start(connection, connection.authentication, data, now)
+
+
+def handle_auth(connection: Connection, packet: Auth, now: float) -> None:
+    """Take an AUTH (section 3.15).
+
+    Raises:
+        ProtocolError: the client named no method in CONNECT [MQTT-4.12.0-7], or another one
+            [MQTT-4.12.1-1], or no exchange waits for this packet [MQTT-4.12.0-3].
+        AuthenticationRefusedError: the client is refused.
+    """
+    authentication = connection.authentication
+    if authentication is None:
+        raise ProtocolError("AUTH without an authentication method in CONNECT")
+    method = packet.properties.get("authentication_method")
+    if method != authentication.method:
+        raise ProtocolError(
+            f"AUTH: authentication method {method!r}; allowed: {authentication.method!r}",
+            ReasonCode.BAD_AUTHENTICATION_METHOD,
+        )
+    data = packet.properties.get("authentication_data")
+    exchange = authentication.exchange
+    if packet.reason_code == ReasonCode.CONTINUE_AUTHENTICATION and exchange is not None:
+        connection.run(_step(connection, authentication, exchange, data, now))
+    elif packet.reason_code == ReasonCode.REAUTHENTICATE and exchange is None:
+        connection.run(_start(connection, authentication, data, now))
+    else:
+        allowed = "Re-authenticate" if exchange is None else "Continue authentication"
+        raise ProtocolError(f"AUTH: reason code 0x{packet.reason_code:02X}; allowed: {allowed}")
+
+
+async def _start(
+    connection: Connection, authentication: Authentication, data: bytes | None, now: float
+) -> None:
+    authenticator = connection.core.authenticators[authentication.method]
+    try:
+        exchange = authenticator.start(authentication.attempt)
+    except Exception as error:  # a plugin's fault must not let a client in
+        connection.core.on_extension_error(f"authenticator {authentication.method}", error)
+        raise _refused(connection, authentication, Refused()) from error
+    authentication.exchange = exchange
+    await _step(connection, authentication, exchange, data, now)
+
+
+async def _step(
+    connection: Connection,
+    authentication: Authentication,
+    exchange: AuthExchange,
+    data: bytes | None,
+    now: float,
+) -> None:
+    step = await _ask(connection, authentication, exchange, data)
+    if connection.is_closing:
+        return
+    properties: dict[str, Any] = {"authentication_method": authentication.method}
+    if isinstance(step, Refused):
+        raise _refused(connection, authentication, step)
+    if step.data is not None:
+        properties["authentication_data"] = step.data
+    if isinstance(step, Challenge):
+        connection.send_packet(Auth(ReasonCode.CONTINUE_AUTHENTICATION, properties))
+        return
+    authentication.exchange = None
+    if not connection.is_open:
+        authentication.let_in(step, properties, now)
+        return
+    username = connection.session.username
+    if step.username not in (None, username):
+        # What the session may do was granted to that user; 4.12.1 lets a server refuse.
+        raise _refused(connection, authentication, Refused())
+    connection.send_packet(Auth(ReasonCode.SUCCESS, properties))
+
+
+async def _ask(
+    connection: Connection,
+    authentication: Authentication,
+    exchange: AuthExchange,
+    data: bytes | None,
+) -> AuthStep:
+    try:
+        answer = exchange.step(data)
+        return await answer if isinstance(answer, Awaitable) else answer
+    except Exception as error:  # noqa: BLE001 (a plugin's fault must not let a client in)
+        connection.core.on_extension_error(f"authenticator {authentication.method}", error)
+        return Refused()
+
+
+def _refused(
+    connection: Connection, authentication: Authentication, step: Refused
+) -> AuthenticationRefusedError:
+    """Return what closes the connection, with a reason code that its packet may have."""
+    packet_type = PacketType.DISCONNECT if connection.is_open else PacketType.CONNACK
+    is_known = step.reason_code >= 0x80 and step.reason_code in REASON_CODES[packet_type]
+    return AuthenticationRefusedError(
+        f"client {authentication.attempt.client_id}: authentication by {authentication.method}",
+        step.reason_code if is_known else ReasonCode.NOT_AUTHORIZED,
+    )
