@@ -13,14 +13,18 @@ class Inflight:
 
     Invariant: a packet identifier is in `_deliveries` exactly while the subscriber owes an
     acknowledgement for it; those in `_released` owe a PUBCOMP, the others a PUBACK or PUBREC.
+
+    Attributes:
+        n_bytes: payload bytes of them all.
     """
 
-    __slots__ = ("_deliveries", "_last_packet_id", "_released")
+    __slots__ = ("_deliveries", "_last_packet_id", "_released", "n_bytes")
 
     def __init__(self) -> None:
         self._deliveries: dict[int, Delivery] = {}
         self._released: set[int] = set()
         self._last_packet_id = 0
+        self.n_bytes = 0
 
     def __len__(self) -> int:
         return len(self._deliveries)
@@ -42,6 +46,7 @@ class Inflight:
         self._last_packet_id = packet_id
         deliveries[packet_id] = delivery
         delivery.packet_id = packet_id
+        self.n_bytes += delivery.message.payload_bytes
         return packet_id
 
     def finish(self, packet_id: int, qos: int) -> Delivery | None:
@@ -55,6 +60,7 @@ class Inflight:
             return None
         del self._deliveries[packet_id]
         self._released.discard(packet_id)
+        self.n_bytes -= delivery.message.payload_bytes
         return delivery
 
     def release(self, packet_id: int) -> Delivery | None:
@@ -83,4 +89,11 @@ class Inflight:
         n_messages = len(self._deliveries)
         self._deliveries.clear()
         self._released.clear()
+        self.n_bytes = 0
         return n_messages
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the class's invariants do not hold."""
+        n_bytes = sum(delivery.message.payload_bytes for delivery in self)
+        assert n_bytes == self.n_bytes, "n_bytes"  # noqa: S101 (this is the check)
+        assert self._released <= self._deliveries.keys(), "_released"  # noqa: S101

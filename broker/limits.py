@@ -6,7 +6,7 @@ meet, and that keeps what one client costs in bounds.
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -20,6 +20,8 @@ _MAX_PACKET_SIZE: Final = MAX_REMAINING_LENGTH
 _STRICT: Final = ConfigDict(extra="forbid", strict=True)
 
 _Positive = Annotated[int, Field(ge=1)]
+
+QueueFull = Literal["drop_newest", "drop_oldest", "disconnect"]
 
 
 @checked_dataclass(frozen=True, slots=True, config=_STRICT)
@@ -42,10 +44,15 @@ class Limits:
         inflight_messages: QoS 1 and 2 messages that may be unacknowledged towards one
             subscriber, where the client itself does not ask for fewer. At an RTT of half a
             second it still allows 2,000 messages/s.
-        queued_messages: messages that may wait for one session; further ones are dropped
-            and counted. A day of one message a second.
+        inflight_bytes: the same in payload bytes: from so many on nothing more is sent at
+            QoS 1 and 2 until some are acknowledged, so that one message of any size may leave.
+        queued_messages: messages that may wait for one session. A day of one message a second.
         queued_bytes: the same in payload bytes, each payload counted in full for each
             session though it is stored once. 100,000 messages of 1 KiB fit.
+        queue_full: what happens when a session is at one of the two: `drop_newest` drops what
+            comes, `drop_oldest` what has waited longest, QoS 0 first. `disconnect` drops what
+            comes and lets the client know: its connection is closed (0x97), or, of one that is
+            away, the session ends, so that it finds none.
         connect_timeout_seconds: time from the network connection to a whole CONNECT. Ten
             seconds bring a CONNECT over any link that can carry MQTT.
         maximum_keep_alive: seconds; a client that asks for more, or for none, is held to
@@ -61,8 +68,10 @@ class Limits:
     subscriptions: _Positive = 10_000
     receive_maximum: Annotated[int, Field(ge=1, le=65_535)] = 1_000
     inflight_messages: Annotated[int, Field(ge=1, le=65_535)] = 1_000
+    inflight_bytes: _Positive = 128 * 1024 * 1024
     queued_messages: _Positive = 100_000
     queued_bytes: _Positive = 128 * 1024 * 1024
+    queue_full: QueueFull = "drop_newest"
     connect_timeout_seconds: Annotated[float, Field(gt=0)] = 10.0
     maximum_keep_alive: Annotated[int, Field(ge=1, le=65_535)] | None = None
     write_high_bytes: _Positive = 32 * 1024

@@ -123,6 +123,7 @@ class Outbox:
     __slots__ = (
         "_ask",
         "_behind",
+        "_drops_oldest",
         "_gate",
         "_large",
         "_ledger",
@@ -149,6 +150,7 @@ class Outbox:
         *,
         max_messages: int,
         max_bytes: int,
+        drops_oldest: bool = False,
         gate: DeliveryGate,
         on_gate_error: Callable[[Exception], None],
     ) -> None:
@@ -159,6 +161,7 @@ class Outbox:
             ledger: what expired, was dropped, withheld or released is counted in it.
             max_messages: limit of waiting messages.
             max_bytes: limit of waiting payload bytes.
+            drops_oldest: at a limit, what has waited longest goes, and not what comes.
             gate: asked about large messages.
             on_gate_error: told of what a gate raised; the message is then delivered.
         """
@@ -166,6 +169,7 @@ class Outbox:
         self._ledger = ledger
         self._max_messages = max_messages
         self._max_bytes = max_bytes
+        self._drops_oldest = drops_oldest
         self._gate = gate
         self._on_gate_error = on_gate_error
         self._ready0: deque[Delivery] = deque()
@@ -216,6 +220,8 @@ class Outbox:
         message = delivery.message
         if self._is_full(message):
             self._drop_expired(message.arrived_at)
+            if self._drops_oldest:
+                self._push_out_for(delivery)
             if self._is_full(message):
                 self._ledger.drop("queue_full")
                 return False
@@ -238,6 +244,30 @@ class Outbox:
             self.n_messages >= self._max_messages
             or self.n_bytes + message.payload_bytes > self._max_bytes
         )
+
+    def _push_out_for(self, delivery: Delivery) -> None:
+        """Drop what has waited longest until there is room for a delivery.
+
+        QoS 0 that waits for room goes first, and QoS 0 pushes out nothing but QoS 0. None of
+        it was sent, so no packet identifier stands for it and no order is lost.
+        """
+        message = delivery.message
+        if message.payload_bytes > self._max_bytes:
+            return
+        while self._is_full(message):
+            source = self._ready0 or self._ready
+            large = self._large[0] if self._large else None
+            oldest = source[0] if source else None
+            if large is not None and not self._ready0:
+                is_older = oldest is None or large.sequence < oldest.sequence
+                oldest = large if is_older else oldest
+            if oldest is None or (oldest.qos and not delivery.qos):
+                return
+            if oldest is large:
+                self._take_large(large)
+            else:
+                self._remove(source.popleft())
+            self._ledger.drop("pushed_out")
 
     def _place(self, delivery: Delivery) -> None:
         """Put a delivery, whose topic nothing holds back, where it belongs."""

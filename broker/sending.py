@@ -46,6 +46,7 @@ class Sender:
         out_bytes: what they sum up to.
         send_maximum: bytes of the largest packet this client takes.
         send_quota: QoS 1 and 2 messages that may be inflight to this client.
+        send_quota_bytes: payload bytes inflight from which on no further message is sent.
         is_open: CONNECT was accepted and the connection has not ended.
         is_paused: the transport has more unsent bytes than it should.
         is_touched: on the core's list for the driver.
@@ -64,6 +65,7 @@ class Sender:
         "out_bytes",
         "send_maximum",
         "send_quota",
+        "send_quota_bytes",
         "session",
         "throttle",
         "version",
@@ -79,6 +81,7 @@ class Sender:
         self.out_bytes = 0
         self.send_maximum = MAX_REMAINING_LENGTH + 5
         self.send_quota = 0
+        self.send_quota_bytes = core.limits.inflight_bytes
         self.is_open = False
         self.is_paused = False
         self.is_touched = False
@@ -126,15 +129,16 @@ class Sender:
         if not self.is_open or self.is_paused:
             return
         session = self.session
+        inflight = session.inflight
         session.link.unsent_bytes = unsent_bytes
         while self.out_bytes < PUMP_BYTES:
             if session.resend:
                 # The quota is this connection's [MQTT-3.3.4-9]; the last one's may have been more.
-                if len(session.inflight) - len(session.resend) >= self.send_quota:
+                if len(inflight) - len(session.resend) >= self.send_quota:
                     break
                 self._send_again(session.resend.popleft(), now)
                 continue
-            has_quota = len(session.inflight) < self.send_quota
+            has_quota = len(inflight) < self.send_quota and inflight.n_bytes < self.send_quota_bytes
             delivery = session.outbox.take(now, has_quota=has_quota)
             if delivery is None:
                 break

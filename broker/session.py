@@ -10,6 +10,7 @@ from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
 from broker.mqtt.packets import Will
+from broker.mqtt.reason_codes import ReasonCode
 from broker.outbox import Delivery, Outbox
 from broker.timers import Timer
 from broker.topic_tree import Subscription
@@ -51,6 +52,7 @@ class Session:
         will_timer: runs while a delayed will waits.
         expiry_timer: runs while the client is away.
         look_timer: runs while the gate wants to be asked again.
+        overflow_timer: runs from a message that found the outbox full to the cut-off for it.
     """
 
     __slots__ = (
@@ -68,6 +70,7 @@ class Session:
         "look_timer",
         "n_direct",
         "outbox",
+        "overflow_timer",
         "resend",
         "subscriptions",
         "username",
@@ -93,6 +96,7 @@ class Session:
             self.ledger,
             max_messages=core.limits.queued_messages,
             max_bytes=core.limits.queued_bytes,
+            drops_oldest=core.limits.queue_full == "drop_oldest",
             gate=core.gate,
             on_gate_error=core.on_gate_error,
         )
@@ -104,6 +108,7 @@ class Session:
         self.will_timer: Timer | None = None
         self.expiry_timer: Timer | None = None
         self.look_timer: Timer | None = None
+        self.overflow_timer: Timer | None = None
 
     @property
     def is_connected(self) -> bool:
@@ -125,9 +130,9 @@ class Session:
         connection = self.connection
         if connection is None:
             if qos:
-                self.outbox.add(
-                    Delivery(message, qos, retain=retain, subscription_ids=subscription_ids)
-                )
+                delivery = Delivery(message, qos, retain=retain, subscription_ids=subscription_ids)
+                if not self.outbox.add(delivery):
+                    self._overflowed(now)
             else:
                 ledger.drop("offline")
             return
@@ -137,7 +142,11 @@ class Session:
                     message, retain=retain, subscription_ids=subscription_ids, now=now
                 )
                 return
-            if len(self.inflight) < connection.send_quota:
+            inflight = self.inflight
+            if (
+                len(inflight) < connection.send_quota
+                and inflight.n_bytes < connection.send_quota_bytes
+            ):
                 delivery = Delivery(message, qos, retain=retain, subscription_ids=subscription_ids)
                 connection.send_delivery(delivery, now)
                 return
@@ -145,10 +154,32 @@ class Session:
         if self.outbox.add(delivery):
             self.is_direct = False
             connection.want_pump()
+        else:
+            self._overflowed(now)
         if not connection.throttle.is_slow and (
             connection.is_paused or self.outbox.n_messages > connection.send_quota
         ):
             self.core.congested.append(connection)
+
+    def _overflowed(self, now: float) -> None:
+        """A message was dropped: where the policy says so, let the client find that out.
+
+        Not at once: the message is just being routed, and what ends now may have a will.
+        """
+        if self.core.limits.queue_full == "disconnect" and self.overflow_timer is None:
+            self.overflow_timer = self.core.timers.at(now, self._cut_off)
+
+    def _cut_off(self, now: float) -> None:
+        """Close the connection, or end the session that has none, for its full outbox.
+
+        A client that is away learns only by the missing session that it has missed messages.
+        """
+        self.overflow_timer = None
+        self.core.logger.warning("client %s: cut off: its outbox was full", self.client_id)
+        if self.connection is not None:
+            self.connection.close(ReasonCode.QUOTA_EXCEEDED, now)
+        else:
+            self.core.sessions.end(self, now)
 
     def link_changed(self) -> None:
         """Ask the gate again: a sampler has a new estimate."""
@@ -166,6 +197,7 @@ class Session:
     def check_invariants(self) -> None:
         """Raise AssertionError where the class's invariants do not hold."""
         self.outbox.check_invariants()
+        self.inflight.check_invariants()
         held = self.outbox.n_messages + len(self.inflight)
         assert self.settle_direct().outstanding() == held, "ledger"  # noqa: S101 (the check)
         if self.is_direct:

@@ -105,7 +105,7 @@ class SessionRegistry:
             return
         del self._sessions[session.client_id]
         core = self._core
-        for timer in (session.expiry_timer, session.look_timer):
+        for timer in (session.expiry_timer, session.look_timer, session.overflow_timer):
             if timer is not None:
                 timer.cancel()
         for topic_filter in list(session.subscriptions):

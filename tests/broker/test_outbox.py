@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from broker.extensions import Verdict
 from broker.ledger import Ledger
@@ -31,7 +31,9 @@ class Gate(OpenGate):
         return Verdict(self.is_open, self.look_again_at, "as the test says")
 
 
-def outbox(gate: Gate | None = None, **limits: int) -> tuple[Outbox, Ledger, list[Exception]]:
+def outbox(
+    gate: Gate | None = None, *, drops_oldest: bool = False, **limits: int
+) -> tuple[Outbox, Ledger, list[Exception]]:
     """Return an outbox, its ledger and the errors of its gate."""
     ledger = Ledger()
     errors: list[Exception] = []
@@ -40,6 +42,7 @@ def outbox(gate: Gate | None = None, **limits: int) -> tuple[Outbox, Ledger, lis
         ledger,
         max_messages=limits.get("max_messages", 1000),
         max_bytes=limits.get("max_bytes", 10**9),
+        drops_oldest=drops_oldest,
         gate=gate or Gate(),
         on_gate_error=errors.append,
     )
@@ -198,6 +201,47 @@ def test_a_full_outbox_drops_the_newest_and_counts_it() -> None:
     assert drain(box) == ["0", "2"]
 
 
+def test_a_full_outbox_may_drop_the_oldest() -> None:
+    """As many as it takes, by messages and by bytes, QoS 0 before the rest."""
+    box, ledger, _ = outbox(max_messages=4, max_bytes=50, drops_oldest=True)
+    box.add(delivery("0", size=10))
+    box.add(delivery("1", qos=2, size=10))
+    box.add(delivery("2", qos=0, size=10))
+    box.add(delivery("3", size=20))
+    assert box.add(delivery("4", size=10))
+    assert ledger.dropped == {"pushed_out": 1}
+    assert box.add(delivery("5", size=20))
+    assert ledger.dropped == {"pushed_out": 3}
+    box.check_invariants()
+    assert drain(box) == ["3", "4", "5"]
+
+
+def test_what_could_never_fit_pushes_nothing_out() -> None:
+    """A message larger than all the room is dropped itself, and so is QoS 0 among QoS 1."""
+    box, ledger, _ = outbox(max_messages=2, max_bytes=50, drops_oldest=True)
+    box.add(delivery("0"))
+    box.add(delivery("1"))
+    assert not box.add(delivery("2", size=51))
+    assert not box.add(delivery("3", qos=0))
+    assert ledger.dropped == {"queue_full": 2}
+    assert drain(box) == ["0", "1"]
+
+
+def test_a_withheld_message_pushed_out_frees_what_waits_behind_it() -> None:
+    """It was the oldest: the rest of its topic goes on in order."""
+    gate = Gate()
+    gate.is_open = False
+    box, ledger, _ = outbox(gate, max_messages=3, drops_oldest=True)
+    box.add(delivery("L", "cam", size=100))
+    box.add(delivery("a", "cam"))
+    assert drain(box) == []
+    box.add(delivery("b", "cam"))
+    assert box.add(delivery("c", "cam"))
+    box.check_invariants()
+    assert drain(box) == ["a", "b", "c"]
+    assert ledger.dropped == {"pushed_out": 1}
+
+
 def test_expired_messages_never_leave() -> None:
     """[MQTT-3.3.2-5]: a message that has expired while it waited is counted and gone."""
     gate = Gate()
@@ -299,10 +343,16 @@ class OutboxMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.gate = Gate()
-        self.box, self.ledger, _ = outbox(self.gate, max_messages=20, max_bytes=1500)
         self.now = 0.0
         self.left: dict[tuple[str, bool], list[int]] = {}
         self.number = 0
+
+    @initialize(drops_oldest=st.booleans())
+    def make(self, *, drops_oldest: bool) -> None:
+        """An outbox of either kind."""
+        self.box, self.ledger, _ = outbox(
+            self.gate, max_messages=20, max_bytes=1500, drops_oldest=drops_oldest
+        )
 
     @rule(
         topic=st.sampled_from("abc"),
@@ -317,7 +367,8 @@ class OutboxMachine(RuleBasedStateMachine):
         self.ledger.matched += 1
         size = 100 if is_large else 5
         one = delivery(str(self.number), topic, qos, size, expires_at=expires_at)
-        self.box.add(one)
+        is_kept = self.box.add(one)
+        assert is_kept == any(waiting is one for waiting in self.box.waiting())
 
     @rule(has_quota=st.booleans())
     def take(self, *, has_quota: bool) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker.extensions import Verdict
-from broker.limits import Limits
+from broker.limits import Limits, QueueFull
 from broker.link import Link
 from broker.message import Message
 from broker.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel, Unsubscribe
@@ -45,9 +45,6 @@ class SessionMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.gate = Gate()
-        limits = Limits(inflight_messages=3, queued_messages=8, queued_bytes=200)
-        self.broker = VirtualBroker(limits, gate=self.gate)
-        self.publisher = self.broker.connect("p", keep_alive=0)
         self.number = 0
         self.client: VirtualClient | None = None
         self.unanswered: list[Publish] = []
@@ -55,6 +52,22 @@ class SessionMachine(RuleBasedStateMachine):
         self.received_qos2: dict[int, bytes] = {}
         self.seen_qos2: list[bytes] = []
         self.newest: dict[tuple[str, int], int] = {}
+
+    @initialize(
+        queue_full=st.sampled_from(["drop_newest", "drop_oldest", "disconnect"]),
+        inflight_bytes=st.sampled_from([30, 10_000]),
+    )
+    def start(self, *, queue_full: QueueFull, inflight_bytes: int) -> None:
+        """A broker with little room, and what it does without any."""
+        limits = Limits(
+            inflight_messages=3,
+            inflight_bytes=inflight_bytes,
+            queued_messages=8,
+            queued_bytes=200,
+            queue_full=queue_full,
+        )
+        self.broker = VirtualBroker(limits, gate=self.gate)
+        self.publisher = self.broker.connect("p", keep_alive=0)
 
     def read(self) -> None:
         """Take what came, checking order and exactly once."""
@@ -116,7 +129,10 @@ class SessionMachine(RuleBasedStateMachine):
         if qos == 2:
             self.publisher.send(PubRel(1))
         self.publisher.inbox.clear()
+        self.broker.advance(0)
         self.read()
+        if self.client is not None and self.client.is_lost:  # for its full outbox
+            self.forget()
 
     @precondition(lambda self: bool(self.unanswered))
     @rule(data=st.data(), refuses=st.booleans())
@@ -175,10 +191,14 @@ class SessionMachine(RuleBasedStateMachine):
             self.client.send(Disconnect())
         else:
             self.client.lose()
+        self.forget()
+        self.broker.advance(away)
+
+    def forget(self) -> None:
+        """The subscriber has no connection any more."""
         self.client = None
         self.unanswered.clear()
         self.owed_pubcomp.clear()
-        self.broker.advance(away)
 
     @invariant()
     def books_balance(self) -> None:
