@@ -21,6 +21,8 @@ from tests.helpers.access import Access, finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 
+@pytest.mark.mqtt5("3.2.2-2", "3.2.2-3")
+@pytest.mark.mqtt311("3.2.2-1", "3.2.2-2", "3.2.2-3")
 @pytest.mark.parametrize("version", [4, 5])
 def test_session_present_tells_whether_there_was_a_session(version: int) -> None:
     """[MQTT-3.2.2-2], [MQTT-3.2.2-3]: only for a session that was kept."""
@@ -36,6 +38,8 @@ def test_session_present_tells_whether_there_was_a_session(version: int) -> None
     assert not third.connack.session_present
 
 
+@pytest.mark.mqtt5("3.1.3-6", "3.1.3-7", "3.2.2-16")
+@pytest.mark.mqtt311("3.1.3-6")
 def test_a_client_without_identifier_gets_one() -> None:
     """[MQTT-3.2.2-16]: and is told in MQTT 5."""
     broker = VirtualBroker()
@@ -44,6 +48,7 @@ def test_a_client_without_identifier_gets_one() -> None:
     assert broker.connect("", 4).session.client_id == "assigned-2"
 
 
+@pytest.mark.mqtt311("3.1.3-7", "3.1.3-8", "3.1.3-9")
 def test_an_empty_identifier_without_clean_session_is_refused_in_mqtt_3_1_1() -> None:
     """[MQTT-3.1.3-8]: return code 2, then the connection closes."""
     client = VirtualClient(VirtualBroker(), 4)
@@ -52,6 +57,7 @@ def test_an_empty_identifier_without_clean_session_is_refused_in_mqtt_3_1_1() ->
     assert client.is_lost
 
 
+@pytest.mark.mqtt5("3.1.4-3")
 def test_the_same_identifier_takes_the_session_over() -> None:
     """[MQTT-3.1.4-3]: the old connection is told and closed, the session goes on."""
     broker = VirtualBroker()
@@ -67,6 +73,7 @@ def test_the_same_identifier_takes_the_session_over() -> None:
     assert new.payloads() == [b"x"]
 
 
+@pytest.mark.mqtt5("3.1.0-2")
 def test_a_second_connect_is_a_protocol_error() -> None:
     """[MQTT-3.1.0-2]."""
     client = VirtualBroker().connect()
@@ -101,6 +108,7 @@ def test_connack_says_what_the_broker_allows() -> None:
     assert "session_expiry_interval" not in modest.connack.properties
 
 
+@pytest.mark.mqtt5("3.1.4-2", "3.1.4-6")
 @pytest.mark.parametrize("waits", [False, True])
 def test_authentication_decides_who_connects(*, waits: bool) -> None:
     """At once or after a wait; what comes meanwhile is handled afterwards, in order."""

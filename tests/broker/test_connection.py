@@ -31,6 +31,8 @@ def test_a_client_that_sends_no_connect_in_time_is_closed() -> None:
     assert broker.core.timers.next_deadline() is None
 
 
+@pytest.mark.mqtt5("3.1.0-1")
+@pytest.mark.mqtt311("3.1.0-1")
 @pytest.mark.parametrize(
     "first", [b"GET / HTTP/1.1", b"\x16\x03\x01", b"\xc0", b"\x30\xff\xff\xff\x7f"]
 )
@@ -63,6 +65,8 @@ def test_a_large_packet_may_follow_connect_in_one_chunk() -> None:
     assert watcher.payloads() == [payload]
 
 
+@pytest.mark.mqtt5("3.1.2-22")
+@pytest.mark.mqtt311("3.1.2-24")
 @pytest.mark.parametrize("version", [4, 5])
 def test_a_silent_client_is_closed_after_one_and_a_half_keep_alives(version: int) -> None:
     """[MQTT-3.1.2-22]: any packet starts the time anew."""
@@ -99,6 +103,7 @@ def test_nothing_is_handled_after_the_connection_has_closed() -> None:
     assert broker.core.counters.clients_connected == 1
 
 
+@pytest.mark.mqtt5("3.2.2-15")
 def test_a_packet_larger_than_allowed_is_refused_at_its_announcement() -> None:
     """0x95 as soon as the length is known, before its bytes fill memory."""
     broker = VirtualBroker(Limits(maximum_packet_size=1000))
@@ -118,6 +123,7 @@ def test_a_length_of_more_than_four_bytes_is_malformed() -> None:
     assert client.take(Disconnect).reason_code == ReasonCode.MALFORMED_PACKET
 
 
+@pytest.mark.mqtt5("3.1.2-24", "3.1.2-25")
 def test_a_client_gets_no_packet_larger_than_it_takes() -> None:
     """[MQTT-3.1.2-24], [MQTT-3.1.2-25]: such a message is dropped for it, as if delivered."""
     broker = VirtualBroker()

@@ -32,6 +32,7 @@ from tests.helpers.virtual import VirtualBroker, VirtualClient
 # -- SUBSCRIBE, UNSUBSCRIBE
 
 
+@pytest.mark.mqtt5("2.2.1-6", "3.8.4-1", "3.8.4-2", "3.8.4-5", "3.8.4-6", "3.8.4-7", "3.9.3-1")
 def test_each_filter_has_its_reason_code() -> None:
     """[MQTT-3.8.4-6]: one code for each filter, in order."""
     client = VirtualBroker().connect("a")
@@ -42,6 +43,7 @@ def test_each_filter_has_its_reason_code() -> None:
     assert sorted(client.session.subscriptions) == ["a/+", "b"]
 
 
+@pytest.mark.mqtt5("4.7.1-1")
 def test_a_filter_that_breaks_the_rules_closes_the_connection() -> None:
     """[MQTT-4.7.1-1]: such a packet is malformed; nothing of it is subscribed."""
     broker = VirtualBroker()
@@ -51,6 +53,8 @@ def test_a_filter_that_breaks_the_rules_closes_the_connection() -> None:
     assert broker.core.tree.n_subscriptions == 0
 
 
+@pytest.mark.mqtt5("3.1.2-2")
+@pytest.mark.mqtt311("3.1.2-2", "3.1.4-1", "3.2.2-6")
 @pytest.mark.parametrize(
     ("connect", "version", "answer"),
     [
@@ -79,6 +83,8 @@ def test_shared_subscriptions_are_refused() -> None:
     assert client.subscribe("$share/g/t") == ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
 
 
+@pytest.mark.mqtt5("3.8.4-7", "3.9.3-2")
+@pytest.mark.mqtt311("3.8.4-5", "3.9.3-2")
 @pytest.mark.parametrize("waits", [False, True])
 def test_access_control_decides_on_each_filter(*, waits: bool) -> None:
     """What is refused is not subscribed, in the words of the version."""
@@ -112,6 +118,7 @@ def test_a_client_that_leaves_while_it_subscribes_leaves_nothing_behind() -> Non
     assert broker.core.tree.n_subscriptions == 0
 
 
+@pytest.mark.mqtt5("3.3.1-9", "3.3.1-10", "3.3.1-11")
 @pytest.mark.parametrize(
     ("handling", "is_new", "expected"),
     [(0, True, 1), (0, False, 1), (1, True, 1), (1, False, 0), (2, True, 0), (2, False, 0)],
@@ -130,6 +137,7 @@ def test_retain_handling(*, handling: int, is_new: bool, expected: int) -> None:
     assert all(packet.retain for packet in publishes)
 
 
+@pytest.mark.mqtt5("3.3.1-12", "3.3.1-13")
 def test_the_retain_flag_is_cleared_unless_asked_for() -> None:
     """[MQTT-3.3.1-12], [MQTT-3.3.1-13]."""
     broker = VirtualBroker()
@@ -167,6 +175,8 @@ def test_retained_messages_of_ones_own_stay_away_with_no_local() -> None:
     assert client.payloads() == []
 
 
+@pytest.mark.mqtt5("3.10.4-2", "3.10.4-4", "3.10.4-6", "3.11.3-1", "3.11.3-2")
+@pytest.mark.mqtt311("2.3.1-7", "3.10.4-2", "3.10.4-4", "3.10.4-6")
 @pytest.mark.parametrize("version", [4, 5])
 def test_unsubscribe_answers_for_each_filter(version: int) -> None:
     """[MQTT-3.11.3-1]; MQTT 3.1.1 sends no codes."""
@@ -217,6 +227,7 @@ def test_events_tell_what_clients_do() -> None:
 # -- acknowledgements
 
 
+@pytest.mark.mqtt5("4.3.2-3")
 def test_qos1_is_delivered_when_it_is_acknowledged() -> None:
     """Until the PUBACK it is inflight, then it is booked as delivered."""
     broker = VirtualBroker()
@@ -242,6 +253,7 @@ def test_a_puback_that_refuses_drops_the_message() -> None:
     client.session.check_invariants()
 
 
+@pytest.mark.mqtt5("2.2.1-5", "4.3.3-4")
 def test_qos2_to_a_subscriber_takes_both_handshakes() -> None:
     """[MQTT-4.3.3]: PUBLISH, PUBREC, PUBREL, PUBCOMP; a PUBREC that comes twice is answered."""
     broker = VirtualBroker()
@@ -284,6 +296,7 @@ def test_acknowledgements_of_nothing_are_counted_and_answered(version: int, code
 # -- PINGREQ, DISCONNECT
 
 
+@pytest.mark.mqtt5("3.12.4-1")
 def test_pingreq_is_answered() -> None:
     """[MQTT-3.12.4-1]."""
     client = VirtualBroker().connect()
@@ -291,6 +304,7 @@ def test_pingreq_is_answered() -> None:
     client.take(PingResp)
 
 
+@pytest.mark.mqtt5("3.14.4-3")
 @pytest.mark.parametrize(
     ("reason_code", "expected"), [(0, []), (ReasonCode.DISCONNECT_WITH_WILL, [b"gone"])]
 )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from broker.inflight import Inflight
 from broker.message import Message
 from broker.mqtt.enums import MAX_PACKET_ID
@@ -11,6 +13,8 @@ def delivery(qos: int = 1) -> Delivery:
     return Delivery(Message("t", b""), qos)
 
 
+@pytest.mark.mqtt5("2.2.1-4", "4.3.2-1", "4.3.3-1")
+@pytest.mark.mqtt311("2.3.1-4")
 def test_packet_ids_are_not_reused_while_inflight() -> None:
     """[MQTT-2.2.1-4]: a packet identifier in use is skipped when the numbers come round."""
     inflight = Inflight()

@@ -73,6 +73,8 @@ def pair(broker: VirtualBroker, qos: int, version: int = 5) -> tuple[VirtualClie
     return broker.connect("p", version), subscriber
 
 
+@pytest.mark.mqtt5("3.3.4-1", "3.8.4-8")
+@pytest.mark.mqtt311("3.3.4-1", "3.8.4-6")
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("published", [0, 1, 2])
 @pytest.mark.parametrize("granted", [0, 1, 2])
@@ -164,6 +166,7 @@ def test_chunks_may_end_anywhere(size: int, version: int) -> None:
     assert subscriber.acknowledge() == [packet.payload for packet in packets]
 
 
+@pytest.mark.mqtt5("3.3.1-2", "3.3.1-4", "3.3.2-2", "3.3.4-6", "4.13.1-1")
 @pytest.mark.parametrize(
     ("data", "code"),
     [
@@ -194,6 +197,7 @@ def test_a_malformed_publish_closes_that_connection_only(data: str, code: Reason
     assert broker.core.counters.peer_errors == {code: 1}
 
 
+@pytest.mark.mqtt5("4.3.3-8", "4.3.3-10", "4.3.3-11", "4.3.3-12")
 def test_qos2_is_delivered_once_however_often_it_comes() -> None:
     """[MQTT-4.3.3-10]: until PUBREL, the packet identifier stands for the same message."""
     publisher, subscriber = pair(VirtualBroker(), 1)
@@ -223,6 +227,7 @@ def test_qos2_is_delivered_once_over_two_connections() -> None:
     assert subscriber.acknowledge() == [b"x"]
 
 
+@pytest.mark.mqtt5("3.8.3-3")
 def test_own_messages_come_back_unless_no_local() -> None:
     """[MQTT-3.8.3-3]."""
     client = VirtualBroker().connect()
@@ -233,6 +238,7 @@ def test_own_messages_come_back_unless_no_local() -> None:
     assert client.payloads() == [b"1"]
 
 
+@pytest.mark.mqtt5("3.3.4-3", "3.3.4-4")
 def test_subscription_identifiers_are_sent() -> None:
     """[MQTT-3.3.4-3], [MQTT-3.3.4-4]: of every subscription that matched."""
     broker = VirtualBroker()
@@ -243,6 +249,7 @@ def test_subscription_identifiers_are_sent() -> None:
     assert sorted(client.take(Publish).properties["subscription_identifier"]) == [7, 9]
 
 
+@pytest.mark.mqtt5("3.3.2-5", "3.3.2-6")
 def test_message_expiry_is_counted_down() -> None:
     """[MQTT-3.3.2-6]: what is left of the interval when the message goes out."""
     broker = VirtualBroker()
@@ -293,6 +300,7 @@ def test_a_publisher_is_answered_when_the_sink_has_it_safely(qos: int, answer: o
     assert publisher.inbox == [answer]
 
 
+@pytest.mark.mqtt5("4.6.0-2")
 def test_acknowledgements_keep_the_order_of_the_publishes() -> None:
     """[MQTT-4.6.0-2]: one that is ready waits for those before it."""
     sink = Sink()
@@ -387,6 +395,7 @@ def test_a_sink_may_settle_after_the_publisher_has_gone() -> None:
     assert len(sink.messages) == 3
 
 
+@pytest.mark.mqtt5("3.3.4-7")
 def test_receive_maximum_binds_mqtt5_and_slows_mqtt_3_1_1() -> None:
     """[MQTT-3.3.4-9]: 0x93 for the one, no reading for the other, until sinks have settled."""
     sink = Sink()
@@ -418,6 +427,7 @@ class FullStore:
         raise OSError(28, f"no space for {len(data)} bytes")
 
 
+@pytest.mark.mqtt311("4.8.0-2")
 def test_a_payload_that_cannot_be_kept_is_refused() -> None:
     """Nothing is acknowledged, and nobody gets half a message."""
     broker = VirtualBroker(payload_store=FullStore())
@@ -552,6 +562,7 @@ class FillingStore:
         return data
 
 
+@pytest.mark.mqtt5("4.3.3-10")
 def test_a_repeat_is_answered_though_there_is_no_room_for_another_message() -> None:
     """[MQTT-4.3.3-10]: a refusal of what was delivered would make its publisher send it anew."""
     broker = VirtualBroker(payload_store=FillingStore())

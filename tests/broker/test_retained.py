@@ -20,6 +20,8 @@ def keep(retained: RetainedMessages, topic: str, payload: bytes = b"x") -> None:
     retained.set(Message(topic, payload, retain=True))
 
 
+@pytest.mark.mqtt5("4.7.2-1")
+@pytest.mark.mqtt311("4.7.2-1")
 @given(st.sets(TOPICS, max_size=12), FILTERS.filter(bool))
 def test_what_matches_is_what_the_matching_rule_says(topics: set[str], topic_filter: str) -> None:
     """[MQTT-4.7.1] and [MQTT-4.7.2-1] hold for every filter and topic."""

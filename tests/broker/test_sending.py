@@ -92,6 +92,7 @@ def pair(
     return broker.connect("p"), subscriber
 
 
+@pytest.mark.mqtt5("3.3.4-9", "4.9.0-1", "4.9.0-2")
 def test_no_more_is_inflight_than_the_client_takes() -> None:
     """[MQTT-3.3.4-7]: Receive Maximum; the rest waits, QoS 0 does not."""
     broker = VirtualBroker()
@@ -231,6 +232,8 @@ def test_samplers_see_what_is_sent_and_acknowledged() -> None:
     ]
 
 
+@pytest.mark.mqtt5("3.3.1-1", "4.3.3-6", "4.4.0-1", "4.6.0-1")
+@pytest.mark.mqtt311("2.3.1-4", "3.3.1-1", "4.4.0-1", "4.6.0-1")
 @pytest.mark.parametrize("version", [4, 5])
 def test_what_was_inflight_is_sent_again_after_a_reconnect(version: int) -> None:
     """[MQTT-4.4.0-1]: with DUP, the same packet identifiers, in order, PUBREL where due."""
@@ -292,6 +295,7 @@ def test_a_payload_that_cannot_be_read_back_is_counted_and_the_rest_goes_on() ->
     subscriber.session.check_invariants()
 
 
+@pytest.mark.mqtt5("3.3.4-9")
 def test_what_is_sent_again_keeps_to_the_new_connections_receive_maximum() -> None:
     """A reconnect with a smaller Receive Maximum is sent no more than that [MQTT-3.3.4-9]."""
     broker = VirtualBroker()

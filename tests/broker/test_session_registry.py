@@ -27,6 +27,7 @@ def watched(broker: VirtualBroker) -> VirtualClient:
     return watcher
 
 
+@pytest.mark.mqtt5("3.1.2-5", "3.1.2-23")
 def test_a_kept_session_gets_what_came_while_it_was_away() -> None:
     """[MQTT-4.1.0-1]: subscriptions stay, QoS 1 and 2 wait, QoS 0 does not."""
     broker = VirtualBroker()
@@ -43,6 +44,7 @@ def test_a_kept_session_gets_what_came_while_it_was_away() -> None:
     client.session.check_invariants()
 
 
+@pytest.mark.mqtt5("4.1.0-2")
 def test_a_session_ends_with_its_interval() -> None:
     """[MQTT-3.1.2-23]: until then it is there, then it is gone with all it had."""
     broker = VirtualBroker(session_expiry_limit=100.0)
@@ -71,6 +73,7 @@ def test_a_reconnect_stops_the_expiry() -> None:
     assert broker.core.sessions.get("s") is client.session
 
 
+@pytest.mark.mqtt5("3.1.2-4", "3.1.4-4")
 def test_clean_start_ends_the_old_session() -> None:
     """[MQTT-3.1.2-4]: nothing of it is left, and what it held is counted."""
     broker = VirtualBroker()
@@ -96,6 +99,8 @@ def test_what_is_inflight_when_a_session_ends_is_counted() -> None:
     assert broker.core.ended.outstanding() == 0
 
 
+@pytest.mark.mqtt5("3.1.2-7", "3.1.2-8", "3.1.2-10", "3.1.2-15")
+@pytest.mark.mqtt311("3.1.2-8", "3.1.2-10", "3.1.2-17")
 @pytest.mark.parametrize("version", [4, 5])
 def test_the_will_is_published_when_the_connection_is_lost(version: int) -> None:
     """[MQTT-3.1.2-8]: with its QoS and RETAIN, once."""
@@ -110,6 +115,7 @@ def test_the_will_is_published_when_the_connection_is_lost(version: int) -> None
     assert watcher.inbox == []
 
 
+@pytest.mark.mqtt5("3.1.2-8")
 def test_the_will_is_published_at_takeover_and_timeout() -> None:
     """[MQTT-3.1.2-8]: every end without DISCONNECT counts."""
     broker = VirtualBroker()
@@ -121,6 +127,7 @@ def test_the_will_is_published_at_takeover_and_timeout() -> None:
     assert watcher.payloads() == [b"2"]
 
 
+@pytest.mark.mqtt5("3.1.2-8")
 @pytest.mark.parametrize(
     ("expiry", "delay", "due"), [(100, 20, 20), (10, 20, 10), (0, 20, 0), (100, 0, 0)]
 )
@@ -142,6 +149,7 @@ def test_a_delayed_will_waits_for_its_delay_or_the_sessions_end(
     assert watcher.inbox == []
 
 
+@pytest.mark.mqtt5("3.1.3-9")
 def test_a_reconnect_in_time_makes_a_delayed_will_void() -> None:
     """[MQTT-3.1.3-9]: the client is back, so it was not gone."""
     broker = VirtualBroker()

@@ -50,6 +50,8 @@ def subscribe(tree: TopicTree, who: Session, topic_filter: str, qos: int = 0) ->
     return tree.add(Subscription(who, topic_filter, qos))
 
 
+@pytest.mark.mqtt5("4.7.2-1")
+@pytest.mark.mqtt311("4.7.2-1")
 @given(st.lists(st.tuples(st.booleans(), FILTERS), max_size=10), TOPICS, st.data())
 def test_the_tree_matches_as_the_rule_does(
     steps: list[tuple[bool, str]], topic: str, data: st.DataObject
@@ -105,6 +107,7 @@ def test_overlapping_subscriptions_are_one_delivery_with_all_identifiers() -> No
     assert target.for_own is target
 
 
+@pytest.mark.mqtt5("3.8.3-3")
 def test_no_local_counts_only_for_the_subscriptions_that_say_so() -> None:
     """[MQTT-3.8.3-3]: another subscription of the same session still delivers."""
     tree = TopicTree()

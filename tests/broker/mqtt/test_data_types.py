@@ -53,6 +53,8 @@ VALUES: list[tuple[tuple[Reader, Writer], Any, str]] = [
 ]
 
 
+@pytest.mark.mqtt5("1.5.4-3", "1.5.5-1")
+@pytest.mark.mqtt311("1.5.3-3")
 @pytest.mark.parametrize(("data_type", "value", "digits"), VALUES)
 def test_each_value_has_its_bytes(
     data_type: tuple[Reader, Writer], value: object, digits: str
@@ -78,6 +80,8 @@ def test_each_value_truncated_is_malformed(
     assert value is not None
 
 
+@pytest.mark.mqtt5("1.5.4-1", "1.5.4-2")
+@pytest.mark.mqtt311("1.5.3-1", "1.5.3-2")
 @pytest.mark.parametrize(
     ("digits", "reason"),
     [
@@ -102,6 +106,7 @@ def test_variable_byte_integer_of_five_bytes_is_malformed() -> None:
         data_types.read_variable_byte_integer(bytes.fromhex("8080808001"), 0)
 
 
+@pytest.mark.mqtt5("1.5.5-1")
 @pytest.mark.parametrize("digits", ["8000", "ff8000", "80808000"])
 def test_variable_byte_integer_longer_than_needed_is_malformed(digits: str) -> None:
     """The fewest bytes that hold the value [MQTT-1.5.5-1]."""

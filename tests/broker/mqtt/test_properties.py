@@ -163,6 +163,7 @@ def test_bytes_that_are_no_properties(digits: str, reason: str) -> None:
         read_publish_properties(data, 0)
 
 
+@pytest.mark.mqtt5("2.2.2-1")
 def test_no_properties_is_a_length_of_zero() -> None:
     """No properties are one byte [MQTT-2.2.2-1], and a dict of the caller's own."""
     assert write_properties({}, PacketType.PUBLISH) == b"\0"
@@ -194,6 +195,7 @@ def test_wrong_properties_are_not_written(properties: dict[str, Any], reason: st
         write_properties(properties, PacketType.PUBLISH)
 
 
+@pytest.mark.mqtt5("3.3.2-18")
 @pytest.mark.parametrize("carrier", CARRIERS)
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)

@@ -288,6 +288,8 @@ def test_errors_say_what_was_read_and_what_is_allowed() -> None:
     )
 
 
+@pytest.mark.mqtt5("2.1.3-1")
+@pytest.mark.mqtt311("2.2.2-1")
 def test_first_bytes_that_are_no_packet() -> None:
     """Of 256 first bytes, the types and flags of Table 2-2 are packets [MQTT-2.1.3-1]."""
     exist = {0x10, 0x20, 0x40, 0x50, 0x62, 0x70, 0x82, 0x90, 0xA2, 0xB0, 0xC0, 0xD0, 0xE0, 0xF0}

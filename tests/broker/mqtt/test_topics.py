@@ -17,6 +17,8 @@ def test_names_that_are_valid(name: str) -> None:
     validate_topic(name)
 
 
+@pytest.mark.mqtt5("4.7.0-1", "4.7.3-1", "4.7.3-2", "4.7.3-3")
+@pytest.mark.mqtt311("4.7.1-1", "4.7.3-1", "4.7.3-2", "4.7.3-3")
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -59,6 +61,8 @@ def test_filters_that_are_valid(topic_filter: str) -> None:
     validate_topic_filter(topic_filter)
 
 
+@pytest.mark.mqtt5("4.7.1-1", "4.7.1-2", "4.7.3-1", "4.7.3-2", "4.7.3-3", "4.8.2-1", "4.8.2-2")
+@pytest.mark.mqtt311("4.7.1-2", "4.7.1-3", "4.7.3-1", "4.7.3-2", "4.7.3-3")
 @pytest.mark.parametrize(
     ("topic_filter", "reason"),
     [
@@ -109,6 +113,8 @@ def test_share_name_is_taken_off(topic_filter: str, share: tuple[str, str]) -> N
     assert parse_share(topic_filter) == share
 
 
+@pytest.mark.mqtt5("4.7.2-1", "4.7.3-4")
+@pytest.mark.mqtt311("4.7.2-1", "4.7.3-4")
 @pytest.mark.parametrize(
     ("topic_filter", "topic", "expected"),
     [
