@@ -207,7 +207,6 @@ def _connack_properties(
     properties: dict[str, Any] = {
         "receive_maximum": limits.receive_maximum,
         "maximum_packet_size": limits.maximum_packet_size,
-        "shared_subscription_available": 0,
     }
     if not packet.client_id:
         properties["assigned_client_identifier"] = session.client_id  # [MQTT-3.2.2-16]

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from broker.limits import Limits
     from broker.sending import Sender
     from broker.session import Session
+    from broker.shared_subscriptions import SharedSubscription
 
 
 class FastPlan:
@@ -173,7 +174,7 @@ class Core:
 
     def fast_plan(self, plan: Plan, version: int) -> None:
         """Note a plan as fast for publishers of a version, if it is."""
-        if not self.is_plain or plan.sinks:
+        if not self.is_plain or plan.sinks or plan.shares:
             return
         for target in plan.targets:
             if (
@@ -272,6 +273,61 @@ class Core:
                 if receipt is not None:
                     receipt.settle(0x80)
 
+    def route_shared(
+        self, message: Message, shares: Sequence[SharedSubscription], now: float
+    ) -> None:
+        """Give a message to one member of each shared subscription that it matches.
+
+        Args:
+            message: what to deliver.
+            shares: of the plan.
+            now: monotonic seconds.
+        """
+        for share in shares:
+            member = share.choose(message)
+            if member is not None:
+                self.deliver_shared(message, share, member, now)
+
+    def deliver_shared(
+        self, message: Message, share: SharedSubscription, member: Target, now: float
+    ) -> None:
+        """Give a message to the member of a shared subscription that was chosen for it.
+
+        It gets no more than its own granted QoS [MQTT-4.8.2-3].
+        """
+        session = member.session
+        session.deliver(
+            message,
+            min(message.qos, member.qos),
+            retain=message.retain and member.retain_as_published,
+            subscription_ids=member.subscription_ids,
+            now=now,
+            share=share.topic_filter,
+        )
+        if session.outbox.n_messages:
+            share.holders[session] = None
+
+    async def choose_allowed(self, share: SharedSubscription, message: Message) -> Target | None:
+        """Return the member that gets a message, of those that access control lets receive it."""
+        access = self.access
+        if access is None or not access.checks_receive:
+            return share.choose(message)
+        refused: set[Session] = set()
+        while (member := share.choose(message, refused)) is not None:
+            session = member.session
+            is_allowed = await self.is_allowed(access, session, message.topic, RECEIVE)
+            if is_allowed and self.sessions.get(session.client_id) is session:
+                return member
+            refused.add(session)
+        return None
+
+    async def allowed_members(
+        self, plan: Plan, message: Message
+    ) -> list[tuple[SharedSubscription, Target]]:
+        """Return who gets a message of each shared subscription that the plan names."""
+        chosen = [(share, await self.choose_allowed(share, message)) for share in plan.shares]
+        return [(share, member) for share, member in chosen if member is not None]
+
     async def allowed_targets(self, plan: Plan) -> list[Target]:
         """Return the targets that access control lets receive the plan's topic."""
         access = self.access
@@ -329,6 +385,8 @@ class Core:
         plan = self.tree.plan(message.topic, message.topic_bytes)
         targets = await self.allowed_targets(plan)
         self.route(message, targets, plan.sinks, _NO_RECEIPT if message.qos else None, now)
+        for share, member in await self.allowed_members(plan, message):
+            self.deliver_shared(message, share, member, now)
         self.congested.clear()  # there is no publisher to slow down
 
     def ledger(self) -> Ledger:

@@ -96,6 +96,8 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
         codes.append(code)
     connection.send_packet(SubAck(packet.packet_id, tuple(codes)))
     for subscription, request, is_new in granted:
+        if parse_share(request.topic_filter).share_name:
+            continue  # retained messages are for subscriptions of one's own (4.8.2)
         if request.retain_handling == 0 or (request.retain_handling == 1 and is_new):
             await _send_retained(connection.core, subscription, now)
 
@@ -103,10 +105,9 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
 async def _judge(connection: Connection, request: Request) -> int:
     """Return the reason code for one requested subscription."""
     core = connection.core
-    share = parse_share(request.topic_filter)
-    if share.share_name:
-        return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
-    if core.limits.topic_problem(share.topic_filter):
+    # A share opens no topic that its filter alone would not: it is judged as that filter.
+    topic_filter = parse_share(request.topic_filter).topic_filter
+    if core.limits.topic_problem(topic_filter):
         return ReasonCode.TOPIC_FILTER_INVALID
     subscriptions = connection.session.subscriptions
     if (
@@ -118,7 +119,7 @@ async def _judge(connection: Connection, request: Request) -> int:
     if (
         access is not None
         and access.checks_subscribe
-        and not await core.is_allowed(access, connection.session, request.topic_filter, SUBSCRIBE)
+        and not await core.is_allowed(access, connection.session, topic_filter, SUBSCRIBE)
     ):
         return ReasonCode.NOT_AUTHORIZED
     return request.qos

@@ -66,6 +66,7 @@ class Delivery:
         packet_id: set once it is inflight; 0 before and for QoS 0.
         withheld_since: monotonic seconds of the gate's first refusal, or None.
         sequence: order of arrival in its outbox.
+        share: topic filter of the shared subscription by which it came, or "".
     """
 
     __slots__ = (
@@ -74,6 +75,7 @@ class Delivery:
         "qos",
         "retain",
         "sequence",
+        "share",
         "subscription_ids",
         "withheld_since",
     )
@@ -85,6 +87,7 @@ class Delivery:
         *,
         retain: bool = False,
         subscription_ids: tuple[int, ...] = (),
+        share: str = "",
     ) -> None:
         self.message = message
         self.qos = qos
@@ -93,6 +96,7 @@ class Delivery:
         self.packet_id = 0
         self.withheld_since: float | None = None
         self.sequence = 0
+        self.share = share
 
 
 def _by_sequence(delivery: Delivery) -> int:

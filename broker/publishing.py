@@ -252,6 +252,8 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         if message.retain:
             core.retain(message)
         core.route(message, plan.targets, plan.sinks, None, now)
+        if plan.shares:
+            core.route_shared(message, plan.shares, now)
         connection.throttle.wait_for_congested(now)
         return
     if message.retain:
@@ -260,6 +262,8 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         if message.qos == 2:
             connection.check_receive_maximum()
         core.route(message, plan.targets, (), None, now)
+        if plan.shares:
+            core.route_shared(message, plan.shares, now)
         if message.qos == 1:
             connection.send_puback(packet_id)
         else:
@@ -268,6 +272,8 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
     else:
         receipt = _receipt(connection, packet_id, message.qos, len(plan.sinks))
         core.route(message, plan.targets, plan.sinks, receipt, now)
+        if plan.shares:
+            core.route_shared(message, plan.shares, now)
         if not plan.sinks:
             connection.receipt_settled(receipt)
     connection.throttle.wait_for_congested(now)
@@ -323,6 +329,7 @@ async def _take_checked(
         if message.retain:
             core.retain(message)
         targets = await core.allowed_targets(plan)
+        chosen = await core.allowed_members(plan, message)
     except BaseException:  # cancelled, such as by a plugin: the client must not wait for ever
         if receipt is not None:
             receipt.settle(ReasonCode.UNSPECIFIED_ERROR)
@@ -330,6 +337,8 @@ async def _take_checked(
     if receipt is not None:
         receipt.wait_for(len(plan.sinks))
     core.route(message, targets, plan.sinks, receipt, now)
+    for share, member in chosen:
+        core.deliver_shared(message, share, member, now)
     connection.throttle.wait_for_congested(now)
     if receipt is not None:
         receipt.settle(ReasonCode.SUCCESS)

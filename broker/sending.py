@@ -89,6 +89,11 @@ class Sender:
         self.throttle = Throttle(self)
         self._pump_wanted = False
 
+    def has_quota(self) -> bool:
+        """Say whether one more QoS 1 or 2 message may be inflight to this client."""
+        inflight = self.session.inflight
+        return len(inflight) < self.send_quota and inflight.n_bytes < self.send_quota_bytes
+
     def data_to_send(self) -> list[bytes | memoryview]:
         """Return what is to be written now, and start anew."""
         out, self.out = self.out, []

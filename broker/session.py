@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.core import Core
     from broker.publishing import PublishReceipt
+    from broker.shared_subscriptions import SharedSubscription
 
 DIRECT_BYTES: Final = 1024 * 1024
 """What one turn may write past the outbox. A few bytes, such as a SUBSCRIBE to all retained
@@ -39,6 +40,7 @@ class Session:
         connection: the network connection, or None.
         is_direct: a small message may be written at once, with nothing to overtake.
         subscriptions: by topic filter.
+        shares: the shared subscriptions that this session is a member of.
         outbox: what waits to be sent.
         inflight: what was sent and is not acknowledged.
         resend: what was inflight when the last connection ended, still to be sent again.
@@ -72,6 +74,7 @@ class Session:
         "outbox",
         "overflow_timer",
         "resend",
+        "shares",
         "subscriptions",
         "username",
         "version",
@@ -88,6 +91,7 @@ class Session:
         self.connection: Connection | None = None
         self.is_direct = False
         self.subscriptions: dict[str, Subscription] = {}
+        self.shares: tuple[SharedSubscription, ...] = ()
         self.ledger = Ledger()
         self.n_direct = 0
         self.link = Link(client_id)
@@ -123,14 +127,26 @@ class Session:
         retain: bool,
         subscription_ids: tuple[int, ...],
         now: float,
+        share: str = "",
     ) -> None:
-        """Take a message for this client: write it now, let it wait, or drop and count it."""
+        """Take a message for this client: write it now, let it wait, or drop and count it.
+
+        Args:
+            message: to be delivered.
+            qos: to deliver it with.
+            retain: RETAIN flag to deliver it with.
+            subscription_ids: Subscription Identifiers to deliver it with.
+            now: monotonic seconds.
+            share: topic filter of the shared subscription by which it comes, or "".
+        """
         ledger = self.ledger
         ledger.matched += 1
         connection = self.connection
         if connection is None:
             if qos:
-                delivery = Delivery(message, qos, retain=retain, subscription_ids=subscription_ids)
+                delivery = Delivery(
+                    message, qos, retain=retain, subscription_ids=subscription_ids, share=share
+                )
                 if not self.outbox.add(delivery):
                     self._overflowed(now)
             else:
@@ -147,10 +163,14 @@ class Session:
                 len(inflight) < connection.send_quota
                 and inflight.n_bytes < connection.send_quota_bytes
             ):
-                delivery = Delivery(message, qos, retain=retain, subscription_ids=subscription_ids)
+                delivery = Delivery(
+                    message, qos, retain=retain, subscription_ids=subscription_ids, share=share
+                )
                 connection.send_delivery(delivery, now)
                 return
-        delivery = Delivery(message, qos, retain=retain, subscription_ids=subscription_ids)
+        delivery = Delivery(
+            message, qos, retain=retain, subscription_ids=subscription_ids, share=share
+        )
         if self.outbox.add(delivery):
             self.is_direct = False
             connection.want_pump()

@@ -4,6 +4,10 @@ Theory of operation. The trie holds each topic filter once, level by level. Walk
 time, so what it finds for a topic is kept as a `Plan`; a PUBLISH on a topic that was seen
 before costs one dictionary look-up by the bytes that came in. A subscription without
 wildcards makes only its own topic's plan void, one with wildcards makes all plans void.
+
+A shared subscription stands in the trie at its filter, once for all of its members: plans name
+the share, which chooses a member for each message, so that members come and go without a plan
+made void.
 """
 
 from __future__ import annotations
@@ -13,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from broker.extensions import MessageSink
-from broker.mqtt.topics import matches
+from broker.mqtt.topics import matches, parse_share
+from broker.shared_subscriptions import SharedSubscription
 
 if TYPE_CHECKING:
     from broker.session import Session
@@ -32,7 +37,7 @@ class Subscription:
 
     Attributes:
         session: who subscribed.
-        topic_filter: as given.
+        topic_filter: as given, ``$share/NAME/`` included.
         qos: granted QoS, the most that is delivered.
         no_local: not for messages that this session published itself (MQTT 5.0, 3.8.3.1).
         retain_as_published: keep the RETAIN flag (MQTT 5.0, 3.8.3.1).
@@ -103,12 +108,13 @@ class Plan:
     Attributes:
         topic: Topic Name.
         topic_bytes: the same, UTF-8 encoded.
-        targets: one for each session with a matching subscription.
+        targets: one for each session with a matching subscription of its own.
+        shares: the shared subscriptions that match; each adds one delivery.
         sinks: every sink with a matching topic filter.
         threshold_s: payload bytes above which a message is large; `sys.maxsize` for never.
     """
 
-    __slots__ = ("sinks", "targets", "threshold_s", "topic", "topic_bytes")
+    __slots__ = ("shares", "sinks", "targets", "threshold_s", "topic", "topic_bytes")
 
     def __init__(
         self,
@@ -117,7 +123,9 @@ class Plan:
         targets: list[Target],
         sinks: tuple[MessageSink, ...],
         threshold_s: int,
+        shares: tuple[SharedSubscription, ...] = (),
     ) -> None:
+        self.shares = shares
         self.topic = topic
         self.topic_bytes = topic_bytes
         self.targets = targets
@@ -127,20 +135,21 @@ class Plan:
     def size_bytes(self) -> int:
         """Return about what the plan takes of the memory."""
         n_topic_bytes = 2 * len(self.topic_bytes)
-        return _PLAN_BYTES + n_topic_bytes + _TARGET_BYTES * len(self.targets)
+        return _PLAN_BYTES + n_topic_bytes + _TARGET_BYTES * (len(self.targets) + len(self.shares))
 
 
 class _Node:
     """One topic level; its places for children and subscriptions are made when needed."""
 
-    __slots__ = ("children", "subscriptions")
+    __slots__ = ("children", "shares", "subscriptions")
 
     def __init__(self) -> None:
         self.children: dict[str, _Node] | None = None
         self.subscriptions: dict[Session, Subscription] | None = None
+        self.shares: dict[str, SharedSubscription] | None = None
 
     def is_empty(self) -> bool:
-        return not self.children and not self.subscriptions
+        return not self.children and not self.subscriptions and not self.shares
 
 
 class TopicTree:
@@ -148,7 +157,8 @@ class TopicTree:
 
     Attributes:
         plans: topic bytes to plan; the router looks in here first.
-        n_subscriptions: subscriptions of all sessions.
+        shares: the shared subscriptions that have members, by ``$share/{ShareName}/{filter}``.
+        n_subscriptions: subscriptions of all sessions, memberships of shares among them.
         on_plans_void: called after plans were dropped, so that what was derived from them can
             be dropped too.
     """
@@ -169,6 +179,7 @@ class TopicTree:
         self._threshold_s = threshold_s
         self.plans: dict[bytes, Plan] = {}
         self._plan_bytes = 0
+        self.shares: dict[str, SharedSubscription] = {}
         self.n_subscriptions = 0
         self.on_plans_void: Callable[[], None] = lambda: None
 
@@ -178,24 +189,58 @@ class TopicTree:
         Returns:
             True where the session had no subscription to this filter before.
         """
+        share_name, topic_filter = parse_share(subscription.topic_filter)
+        if share_name:
+            return self._join(subscription, topic_filter)
+        node = self._node(topic_filter)
+        if node.subscriptions is None:
+            node.subscriptions = {}
+        is_new = subscription.session not in node.subscriptions
+        node.subscriptions[subscription.session] = subscription
+        self.n_subscriptions += is_new
+        self._make_void(topic_filter)
+        return is_new
+
+    def _join(self, subscription: Subscription, topic_filter: str) -> bool:
+        """Make a session a member of a shared subscription, or renew its membership."""
+        name = subscription.topic_filter
+        share = self.shares.get(name)
+        if share is None:
+            share = self.shares[name] = SharedSubscription(name)
+            node = self._node(topic_filter)
+            if node.shares is None:
+                node.shares = {}
+            node.shares[name] = share
+            self._make_void(topic_filter)
+        is_new = share.join(Target(subscription.session, (subscription,)))
+        self.n_subscriptions += is_new
+        return is_new
+
+    def _node(self, topic_filter: str) -> _Node:
+        """Return the node of a filter, made where there is none."""
         node = self._root
-        for level in subscription.topic_filter.split("/"):
+        for level in topic_filter.split("/"):
             if node.children is None:
                 node.children = {}
             child = node.children.get(level)
             if child is None:
                 child = node.children[sys.intern(level)] = _Node()
             node = child
-        if node.subscriptions is None:
-            node.subscriptions = {}
-        is_new = subscription.session not in node.subscriptions
-        node.subscriptions[subscription.session] = subscription
-        self.n_subscriptions += is_new
-        self._make_void(subscription.topic_filter)
-        return is_new
+        return node
 
     def remove(self, session: Session, topic_filter: str) -> bool:
         """Remove a session's subscription; return False where there was none."""
+        name = topic_filter
+        share_name, topic_filter = parse_share(name)
+        share: SharedSubscription | None = None
+        if share_name:
+            share = self.shares.get(name)
+            if share is None or not share.leave(session):
+                return False
+            self.n_subscriptions -= 1
+            if share.members:
+                return True
+            del self.shares[name]
         path: list[tuple[_Node, str]] = []
         node = self._root
         for level in topic_filter.split("/"):
@@ -204,10 +249,13 @@ class TopicTree:
                 return False
             path.append((node, level))
             node = child
-        if not node.subscriptions or session not in node.subscriptions:
+        if share is not None and node.shares:
+            del node.shares[name]
+        elif node.subscriptions and session in node.subscriptions:
+            del node.subscriptions[session]
+            self.n_subscriptions -= 1
+        else:
             return False
-        del node.subscriptions[session]
-        self.n_subscriptions -= 1
         for parent, level in reversed(path):
             children = parent.children
             if children is None or not children[level].is_empty():
@@ -235,8 +283,12 @@ class TopicTree:
         if plan is not None:
             return plan
         by_session: dict[Session, list[Subscription]] = {}
-        for subscription in self.match(topic):
-            by_session.setdefault(subscription.session, []).append(subscription)
+        shares: list[SharedSubscription] = []
+        for node in self._matching_nodes(topic):
+            for subscription in (node.subscriptions or {}).values():
+                by_session.setdefault(subscription.session, []).append(subscription)
+            if node.shares:
+                shares.extend(node.shares.values())
         threshold_s = self._threshold_s(topic) if self._threshold_s is not None else None
         plan = Plan(
             topic,
@@ -244,6 +296,7 @@ class TopicTree:
             [Target(session, found) for session, found in by_session.items()],
             tuple(s for s in self._sinks if any(matches(f, topic) for f in s.topic_filters)),
             sys.maxsize if threshold_s is None else threshold_s,
+            tuple(shares),
         )
         if self._plan_bytes + plan.size_bytes() > MAX_PLAN_BYTES:
             self.void_plans()
@@ -252,7 +305,13 @@ class TopicTree:
         return plan
 
     def match(self, topic: str) -> Iterator[Subscription]:
-        """Yield every subscription whose filter matches a topic.
+        """Yield every subscription, none of them shared, whose filter matches a topic."""
+        for node in self._matching_nodes(topic):
+            if node.subscriptions:
+                yield from node.subscriptions.values()
+
+    def _matching_nodes(self, topic: str) -> Iterator[_Node]:
+        """Yield the node of every filter that matches a topic.
 
         A topic that begins with ``$`` is not matched by a wildcard at the first level
         [MQTT-4.7.2-1].
@@ -265,19 +324,18 @@ class TopicTree:
             node, depth = stack.pop()
             children = node.children
             if depth == n_levels:
-                if node.subscriptions:
-                    yield from node.subscriptions.values()
+                yield node
                 if children:  # "a/#" matches "a" [MQTT-4.7.1-2]
                     rest = children.get("#")
-                    if rest is not None and rest.subscriptions:
-                        yield from rest.subscriptions.values()
+                    if rest is not None:
+                        yield rest
                 continue
             if not children:
                 continue
             if depth >= wildcards_from:
                 rest = children.get("#")
-                if rest is not None and rest.subscriptions:
-                    yield from rest.subscriptions.values()
+                if rest is not None:
+                    yield rest
                 any_level = children.get("+")
                 if any_level is not None:
                     stack.append((any_level, depth + 1))

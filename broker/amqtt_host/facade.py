@@ -15,7 +15,7 @@ from broker.extensions import SUBSCRIBE
 from broker.handlers import add_subscription
 from broker.message import Message
 from broker.mqtt.enums import QoS
-from broker.mqtt.topics import validate_topic, validate_topic_filter
+from broker.mqtt.topics import parse_share, validate_topic, validate_topic_filter
 from broker.topic_tree import Subscription
 
 if TYPE_CHECKING:
@@ -146,7 +146,8 @@ class HostedBroker:
         if own is None:
             return _REFUSED
         if self._host.checks_subscribe:
-            answer = self._host.authorize(own, topic_filter, SUBSCRIBE)
+            asked = parse_share(topic_filter).topic_filter
+            answer = self._host.authorize(own, asked, SUBSCRIBE)
             if not (await answer if isinstance(answer, Awaitable) else answer):
                 return _REFUSED
         add_subscription(core, Subscription(own, topic_filter, qos))

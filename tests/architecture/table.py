@@ -46,6 +46,7 @@ LAYERS: Final = (
             "sending",
             "session",
             "session_registry",
+            "shared_subscriptions",
             "throttle",
             "timers",
             "topic_tree",

@@ -102,7 +102,7 @@ def test_connack_says_what_the_broker_allows() -> None:
     assert properties["maximum_packet_size"] == 5000
     assert properties["server_keep_alive"] == 30
     assert properties["session_expiry_interval"] == 60
-    assert properties["shared_subscription_available"] == 0
+    assert "shared_subscription_available" not in properties  # absent: available (3.2.2.3.13)
     modest = broker.connect("b", keep_alive=10, properties={"session_expiry_interval": 50})
     assert "server_keep_alive" not in modest.connack.properties
     assert "session_expiry_interval" not in modest.connack.properties

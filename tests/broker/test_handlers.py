@@ -77,10 +77,14 @@ def test_a_connect_that_cannot_be_taken_is_answered_in_its_version(
     assert client.is_lost
 
 
-def test_shared_subscriptions_are_refused() -> None:
-    """CONNACK has said so: Shared Subscription Available is 0."""
-    client = VirtualBroker().connect()
-    assert client.subscribe("$share/g/t") == ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+@pytest.mark.parametrize("topic_filter", ["$share/x/secret", "$share/x/#"])
+def test_a_share_is_authorized_as_its_filter(topic_filter: str) -> None:
+    """What a client may not subscribe to it may not subscribe to in a share either."""
+    access = Access()
+    access.refused.update({("subscribe", "secret"), ("subscribe", "#")})
+    client = VirtualBroker(access=access).connect()
+    assert client.subscribe(topic_filter) == ReasonCode.NOT_AUTHORIZED
+    assert client.subscribe("$share/x/open") == 0
 
 
 @pytest.mark.mqtt5("3.8.4-7", "3.9.3-2")
