@@ -131,7 +131,7 @@ class Core:
         self.timers = Timers()
         self.counters = Counters()
         self.ended = Ledger()
-        self.retained = RetainedMessages()
+        self.retained = RetainedMessages(limits.retained_messages, limits.retained_bytes)
         self.tree = TopicTree(self.sinks, self.gate.threshold_s)
         self.tree.on_plans_void = self._void_fast_plans
         self.sessions = SessionRegistry(self)
@@ -353,8 +353,22 @@ class Core:
             return False
 
     def retain(self, message: Message) -> None:
-        """Keep a message as its topic's retained one, or remove that by an empty payload."""
-        self.retained.set(message)
+        """Keep a message as its topic's retained one, or remove that by an empty payload.
+
+        One beyond the limits is counted and logged, ever less often, and its topic has no
+        retained message then. Whoever can be told is asked to `retained.has_room` first.
+        """
+        if not self.retained.set(message):
+            self.counters.retained_discarded += 1
+            n_messages = self.counters.retained_discarded
+            if not n_messages & (n_messages - 1):
+                self.logger.warning(
+                    "retained message on %s not kept, %d so far: retained_messages or "
+                    "retained_bytes reached",
+                    message.topic,
+                    n_messages,
+                )
+            return
         if self.listeners.message_retained:
             self.tell(self.listeners.message_retained, MessageRetained(message))
 

@@ -14,6 +14,7 @@ class Counters:
         publish_received: PUBLISH packets from clients.
         publish_sent: PUBLISH packets to clients, repeats included.
         publish_refused: publishes by the reason why they were not routed.
+        retained_discarded: messages routed and not retained for want of room.
         subscribe_refused: requested subscriptions by the reason why they were not made.
         connections_total: network connections accepted.
         clients_connected: clients connected now.
@@ -34,6 +35,7 @@ class Counters:
         "publish_received",
         "publish_refused",
         "publish_sent",
+        "retained_discarded",
         "subscribe_refused",
         "unexpected_acknowledgements",
     )
@@ -46,6 +48,7 @@ class Counters:
         self.publish_received = 0
         self.publish_sent = 0
         self.publish_refused: dict[str, int] = {}
+        self.retained_discarded = 0
         self.subscribe_refused: dict[str, int] = {}
         self.connections_total = 0
         self.clients_connected = 0

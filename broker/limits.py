@@ -53,6 +53,11 @@ class Limits:
             comes, `drop_oldest` what has waited longest, QoS 0 first. `disconnect` drops what
             comes and lets the client know: its connection is closed (0x97), or, of one that is
             away, the session ends, so that it finds none.
+        retained_messages: retained messages of all clients; `$SYS` does not count. A further
+            one is refused at QoS 1 and 2 in MQTT 5 (0x97), else it is routed and its topic has
+            no retained message. Half a million devices with one state each.
+        retained_bytes: the same in bytes of memory: payload, topic, and 256 for each level of
+            the topic. 1 KiB for each of them.
         connect_timeout_seconds: time from the network connection to a whole CONNECT. Ten
             seconds bring a CONNECT over any link that can carry MQTT.
         maximum_keep_alive: seconds; a client that asks for more, or for none, is held to
@@ -72,6 +77,8 @@ class Limits:
     queued_messages: _Positive = 100_000
     queued_bytes: _Positive = 128 * 1024 * 1024
     queue_full: QueueFull = "drop_newest"
+    retained_messages: Annotated[int, Field(ge=0)] = 500_000
+    retained_bytes: Annotated[int, Field(ge=0)] = 512 * 1024 * 1024
     connect_timeout_seconds: Annotated[float, Field(gt=0)] = 10.0
     maximum_keep_alive: Annotated[int, Field(ge=1, le=65_535)] | None = None
     write_high_bytes: _Positive = 32 * 1024

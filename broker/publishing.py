@@ -257,6 +257,9 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         connection.throttle.wait_for_congested(now)
         return
     if message.retain:
+        if not _may_retain(connection, message):
+            _refuse(connection, plan.topic, packet_id, message.qos, ReasonCode.QUOTA_EXCEEDED)
+            return
         core.retain(message)
     if not plan.sinks and not connection.receipts:
         if message.qos == 2:
@@ -324,6 +327,10 @@ async def _take_checked(
                 is_5 = receipt.connection.version == ProtocolVersion.MQTT_5
                 receipt.settle(ReasonCode.NOT_AUTHORIZED if is_5 else ReasonCode.SUCCESS)
             return
+        if message.retain and receipt is not None and not _may_retain(receipt.connection, message):
+            core.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED)
+            receipt.settle(ReasonCode.QUOTA_EXCEEDED)
+            return
         if core.listeners.message_routed:
             core.tell(core.listeners.message_routed, MessageRouted(session, message))
         if message.retain:
@@ -342,6 +349,16 @@ async def _take_checked(
     connection.throttle.wait_for_congested(now)
     if receipt is not None:
         receipt.settle(ReasonCode.SUCCESS)
+
+
+def _may_retain(connection: Connection, message: Message) -> bool:
+    """Say whether a QoS 1 or 2 message may be retained, as far as its publisher can be told.
+
+    MQTT 3.1.1 has no word for it. Were such a client's connection closed, it would come again
+    with the same message for ever: the message is routed, and not retained.
+    """
+    is_5 = connection.version == ProtocolVersion.MQTT_5
+    return not is_5 or connection.core.retained.has_room(message)
 
 
 def _refuse(

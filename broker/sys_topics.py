@@ -107,6 +107,8 @@ class SysTopics:
         core = self._core
         for reason, n_messages in sorted(core.counters.publish_refused.items()):
             yield f"penstock/publish_refused/{reason}", str(n_messages)
+        yield "penstock/retained_discarded", str(core.counters.retained_discarded)
+        yield "penstock/retained_bytes", str(core.retained.n_bytes)
         for reason, n_requests in sorted(core.counters.subscribe_refused.items()):
             yield f"penstock/subscribe_refused/{reason}", str(n_requests)
         for code, n_connections in sorted(core.counters.peer_errors.items()):

@@ -71,3 +71,33 @@ def test_a_topic_of_many_levels_is_no_trouble() -> None:
     assert [message.topic for message in retained.match("/".join(["+"] * 20_001), 0.0)] == [topic]
     retained.remove(topic)
     assert len(retained) == 0
+
+
+@given(st.lists(st.tuples(TOPICS, st.binary(max_size=2)), max_size=30))
+def test_the_limits_hold_whatever_is_kept_and_removed(kept: list[tuple[str, bytes]]) -> None:
+    """Both sums are those of what is there, and never above the limits."""
+    retained = RetainedMessages(max_messages=3, max_bytes=1500)
+    for topic, payload in kept:
+        message = Message(topic, payload, retain=True)
+        has_room = retained.has_room(message)
+        assert retained.set(message) == has_room
+        assert (topic in retained.by_topic) == (has_room and bool(payload))
+        limited = [m for m in retained.by_topic.values() if not m.topic.startswith("$SYS")]
+        assert retained.n_limited == len(limited) <= 3
+        n_bytes = sum(
+            m.payload_bytes + len(m.topic) + 256 * len(m.topic.split("/")) for m in limited
+        )
+        assert retained.n_bytes == n_bytes <= 1500
+
+
+def test_the_broker_s_own_messages_are_not_limited() -> None:
+    """$SYS is there however full it is; the retained message of a topic can always go."""
+    retained = RetainedMessages(max_messages=1)
+    keep(retained, "a")
+    for number in range(3):
+        keep(retained, f"$SYS/broker/{number}")
+    keep(retained, "b")
+    assert sorted(retained.by_topic) == [*(f"$SYS/broker/{n}" for n in range(3)), "a"]
+    keep(retained, "a", b"")
+    keep(retained, "b")
+    assert "b" in retained.by_topic
