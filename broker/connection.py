@@ -9,7 +9,8 @@ of one topic and size by their equal beginnings. Everything else goes packet by 
 
 A connection is *suspended* while access control takes its time, and then handles nothing
 more; `wants_reading` then tells the driver to stop reading, as it does while `broker.throttle`
-slows this publisher down. How packets leave is the other half, `broker.sending`.
+or `broker.rate_limit` slows this publisher down. How packets leave is the other half,
+`broker.sending`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from broker.publishing import (
     deliver_run,
     receive_publish,
 )
+from broker.rate_limit import RateLimit
 from broker.sending import Sender
 from broker.timers import Timer
 
@@ -67,6 +69,8 @@ class Connection(Sender):
         "_keep_alive",
         "_last_received",
         "_maximum_packet_size",
+        "_rate",
+        "_rate_timer",
         "_receive_maximum",
         "authentication",
         "is_closing",
@@ -110,6 +114,8 @@ class Connection(Sender):
         self._buffer = ReceiveBuffer(core.limits.maximum_packet_size)
         self._maximum_packet_size = core.limits.maximum_packet_size
         self._receive_maximum = core.limits.receive_maximum
+        self._rate = RateLimit(core.limits, now) if core.limits.has_publish_rate else None
+        self._rate_timer: Timer | None = None
         self._is_answered = False
         self._keep_alive = 0.0
         self._last_received = now
@@ -128,19 +134,25 @@ class Connection(Sender):
         self._last_received = now
         if self.is_closing:
             return
-        if self.suspended is not None:
+        if self.suspended is not None or self._rate_timer is not None:
             self._backlog.append(chunk)
             return
         try:
             data = self._buffer.receive_data(chunk)
             if data:
-                self._scan(data, now)
+                if self._rate is None:
+                    self._scan(data, now)
+                else:
+                    self._scan_at_rate(self._rate, data, now)
         except PeerError as error:
             self.peer_failed(error, now)
 
     def resume(self, now: float) -> None:
         """Go on after `suspended` has run to its end."""
         self.suspended = None
+        self._take_backlog(now)
+
+    def _take_backlog(self, now: float) -> None:
         backlog, self._backlog = self._backlog, []
         self.core.touch(self)
         for chunk in backlog:
@@ -156,6 +168,7 @@ class Connection(Sender):
         """Whether the driver should read from the network."""
         return not (
             self.suspended is not None
+            or self._rate_timer is not None
             or self.throttle.is_blocked
             or (
                 len(self.receipts) >= self._receive_maximum
@@ -164,6 +177,33 @@ class Connection(Sender):
         )
 
     # -- receiving ------------------------------------------------------------------------
+
+    def _scan_at_rate(self, rate: RateLimit, data: bytes, now: float) -> None:
+        """Handle what the client's publish rate allows now, and the rest when it does.
+
+        Raises:
+            PeerError: as `_scan`; message rate too high, where that is not waited for.
+        """
+        stop = rate.take(data, now)
+        if stop:
+            self._scan(data[:stop], now)
+        if self.is_closing:
+            return
+        if self.suspended is not None:
+            rate.give_back(self._backlog[0])
+        if stop == len(data):
+            return
+        if self.core.limits.publish_rate_exceeded == "disconnect":
+            raise ProtocolError("publishes too fast", ReasonCode.MESSAGE_RATE_TOO_HIGH)
+        self._backlog.append(data[stop:])
+        if self.suspended is None:
+            self.core.counters.publishers_slowed += 1
+            self._rate_timer = self.core.timers.at(now + rate.wait_seconds, self._rate_allows)
+            self.core.touch(self)
+
+    def _rate_allows(self, now: float) -> None:
+        self._rate_timer = None
+        self._take_backlog(now)
 
     def _scan(self, data: bytes, now: float) -> None:  # noqa: PLR0915 (hot: one loop, few calls)
         """Handle each whole packet in `data`; keep the rest.
@@ -473,6 +513,8 @@ class Connection(Sender):
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+        if self._rate_timer is not None:
+            self._rate_timer.cancel()
         self.throttle.leave()
         if self.is_open:
             self.is_open = False

@@ -14,6 +14,7 @@ class Counters:
         publish_received: PUBLISH packets from clients.
         publish_sent: PUBLISH packets to clients, repeats included.
         publish_refused: publishes by the reason why they were not routed.
+        publishers_slowed: times a client over its publish rate was not read from.
         retained_discarded: messages routed and not retained for want of room.
         subscribe_refused: requested subscriptions by the reason why they were not made.
         connections_total: network connections accepted.
@@ -35,6 +36,7 @@ class Counters:
         "publish_received",
         "publish_refused",
         "publish_sent",
+        "publishers_slowed",
         "retained_discarded",
         "subscribe_refused",
         "unexpected_acknowledgements",
@@ -48,6 +50,7 @@ class Counters:
         self.publish_received = 0
         self.publish_sent = 0
         self.publish_refused: dict[str, int] = {}
+        self.publishers_slowed = 0
         self.retained_discarded = 0
         self.subscribe_refused: dict[str, int] = {}
         self.connections_total = 0

@@ -53,6 +53,13 @@ class Limits:
             comes, `drop_oldest` what has waited longest, QoS 0 first. `disconnect` drops what
             comes and lets the client know: its connection is closed (0x97), or, of one that is
             away, the session ends, so that it finds none.
+        publish_messages_per_second: how many one connection may publish. Over it the client
+            is slowed down: it is not read from. None: as fast as it can.
+        publish_bytes_per_second: the same in bytes of PUBLISH packets.
+        publish_burst_seconds: what a client that was silent may publish at once, in seconds of
+            either rate; one message of any size at least. A second takes what a device sends
+            when it wakes up.
+        publish_rate_exceeded: `slow_down`, or `disconnect` a client over its rate (0x96).
         retained_messages: retained messages of all clients; `$SYS` does not count. A further
             one is refused at QoS 1 and 2 in MQTT 5 (0x97), else it is routed and its topic has
             no retained message. Half a million devices with one state each.
@@ -77,6 +84,10 @@ class Limits:
     queued_messages: _Positive = 100_000
     queued_bytes: _Positive = 128 * 1024 * 1024
     queue_full: QueueFull = "drop_newest"
+    publish_messages_per_second: Annotated[float, Field(gt=0)] | None = None
+    publish_bytes_per_second: Annotated[float, Field(gt=0)] | None = None
+    publish_burst_seconds: Annotated[float, Field(gt=0)] = 1.0
+    publish_rate_exceeded: Literal["slow_down", "disconnect"] = "slow_down"
     retained_messages: Annotated[int, Field(ge=0)] = 500_000
     retained_bytes: Annotated[int, Field(ge=0)] = 512 * 1024 * 1024
     connect_timeout_seconds: Annotated[float, Field(gt=0)] = 10.0
@@ -88,6 +99,12 @@ class Limits:
         """Check the values against each other."""
         if self.write_low_bytes >= self.write_high_bytes:
             raise ValueError("write_low_bytes less than write_high_bytes")
+
+    @property
+    def has_publish_rate(self) -> bool:
+        """Whether there is a limit to how fast one client may publish."""
+        rates = (self.publish_messages_per_second, self.publish_bytes_per_second)
+        return any(rate is not None for rate in rates)
 
     def topic_problem(self, topic: str) -> str:
         """Say what limit a Topic Name or Topic Filter exceeds; "" for none.

@@ -107,6 +107,7 @@ class SysTopics:
         core = self._core
         for reason, n_messages in sorted(core.counters.publish_refused.items()):
             yield f"penstock/publish_refused/{reason}", str(n_messages)
+        yield "penstock/publishers_slowed", str(core.counters.publishers_slowed)
         yield "penstock/retained_discarded", str(core.counters.retained_discarded)
         yield "penstock/retained_bytes", str(core.retained.n_bytes)
         for reason, n_requests in sorted(core.counters.subscribe_refused.items()):

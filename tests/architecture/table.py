@@ -41,6 +41,7 @@ LAYERS: Final = (
             "ledger",
             "outbox",
             "publishing",
+            "rate_limit",
             "retained",
             "router",
             "sending",
