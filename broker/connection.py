@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-from broker import eager, handlers
+from broker import eager, handlers, redelivery
 from broker.authenticating import Authentication, check_packet_type
 from broker.connecting import refuse_connect
 from broker.errors import PeerError, ProtocolError
@@ -447,6 +447,8 @@ class Connection(Sender):
         session.resend = deque(session.inflight)
         session.outbox.link_changed()
         self.core.counters.clients_connected += 1
+        if session.shares:
+            redelivery.member_came(session)
         self.want_pump()
 
     def _connect_timeout(self, now: float) -> None:

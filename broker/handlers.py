@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from broker import redelivery
 from broker.authenticating import handle_auth
 from broker.connecting import expiry_seconds, handle_connect
 from broker.counters import count
@@ -130,6 +131,8 @@ def add_subscription(core: Core, subscription: Subscription) -> bool:
     session = subscription.session
     session.subscriptions[subscription.topic_filter] = subscription
     is_new = core.tree.add(subscription)
+    if is_new and session.shares:
+        redelivery.member_came(session)
     if core.listeners.client_subscribed:
         event = ClientSubscribed(session, subscription.topic_filter, subscription.qos)
         core.tell(core.listeners.client_subscribed, event)
@@ -162,7 +165,7 @@ async def _send_retained(core: Core, subscription: Subscription, now: float) -> 
     core.congested.clear()  # there is no publisher to slow down
 
 
-def handle_unsubscribe(connection: Connection, packet: Unsubscribe, _now: float) -> None:
+def handle_unsubscribe(connection: Connection, packet: Unsubscribe, now: float) -> None:
     """Take an UNSUBSCRIBE (section 3.10)."""
     core = connection.core
     session = connection.session
@@ -172,6 +175,7 @@ def handle_unsubscribe(connection: Connection, packet: Unsubscribe, _now: float)
         codes.append(ReasonCode.SUCCESS if had_it else ReasonCode.NO_SUBSCRIPTION_EXISTED)
         if had_it:
             core.tree.remove(session, topic_filter)
+            redelivery.unsubscribed(session, topic_filter, now)
             if core.listeners.client_unsubscribed:
                 event = ClientUnsubscribed(session, topic_filter)
                 core.tell(core.listeners.client_unsubscribed, event)
@@ -198,7 +202,11 @@ def acknowledged(
         session.ledger.drop("refused")
     if qos == 1:
         _sample(session, core, packet_id, now)
-    if session.outbox.n_messages or session.resend:
+    if (
+        session.outbox.n_messages
+        or session.resend
+        or (session.shares and redelivery.may_take_over(session))
+    ):
         connection.want_pump()
 
 

@@ -6,13 +6,15 @@ from __future__ import annotations
 class Ledger:
     """One subscriber's account of the messages that matched its subscriptions.
 
-    Invariant, at any moment: ``matched == delivered + expired + sum(dropped.values()) + what
-    its outbox holds (queued and withheld) + what is inflight``.
+    Invariant, at any moment: ``matched == delivered + expired + moved + sum(dropped.values())
+    + what its outbox holds (queued and withheld) + what is inflight``.
 
     Attributes:
         matched: messages that the subscriber was to get.
         delivered: QoS 0: handed to the connection; QoS 1 and 2: acknowledged.
         expired: left because their Message Expiry Interval had passed.
+        moved: left for another member of their shared subscription, for whom they are matched
+            anew.
         dropped: left for another reason, by its name; see `DROP_REASONS`.
         withheld_total: messages that the gate has refused at least once; no place of its own
             in the sum, as each of them is in another.
@@ -24,6 +26,7 @@ class Ledger:
         "dropped",
         "expired",
         "matched",
+        "moved",
         "released_total",
         "withheld_total",
     )
@@ -32,6 +35,7 @@ class Ledger:
         self.matched = 0
         self.delivered = 0
         self.expired = 0
+        self.moved = 0
         self.dropped: dict[str, int] = {}
         self.withheld_total = 0
         self.released_total = 0
@@ -51,6 +55,7 @@ class Ledger:
         self.matched += other.matched
         self.delivered += other.delivered
         self.expired += other.expired
+        self.moved += other.moved
         self.withheld_total += other.withheld_total
         self.released_total += other.released_total
         for reason, n_messages in other.dropped.items():
@@ -58,7 +63,8 @@ class Ledger:
 
     def outstanding(self) -> int:
         """Return how many messages must be queued, withheld or inflight now."""
-        return self.matched - self.delivered - self.expired - sum(self.dropped.values())
+        n_left = self.delivered + self.expired + self.moved + sum(self.dropped.values())
+        return self.matched - n_left
 
 
 DROP_REASONS = {
@@ -69,6 +75,7 @@ DROP_REASONS = {
     "pushed_out": "waiting longest when the outbox was full, with queue_full: drop_oldest",
     "queue_full": "the outbox was at its limit of messages or bytes",
     "refused": "the subscriber answered with a reason code of 0x80 or above",
+    "share_refused": "moved from a member of a share to none: the others may not receive it",
     "session_ended": "waiting or inflight when the session ended",
 }
 """Every reason for which a message may be dropped, and what it means."""

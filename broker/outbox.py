@@ -20,6 +20,7 @@ next delivery while the connection has room, and at `look_again_at`.
 from __future__ import annotations
 
 import math
+import sys
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -392,6 +393,37 @@ class Outbox:
             self._ledger.expired += 1
             return True
         return False
+
+    def take_where(
+        self, is_wanted: Callable[[Delivery], bool], n_messages: int = sys.maxsize
+    ) -> list[Delivery]:
+        """Take out messages that are for somebody else now, the oldest first.
+
+        Args:
+            is_wanted: says of a delivery whether it goes.
+            n_messages: how many at most. What stands before them is looked at each time.
+
+        Returns:
+            Deliveries that have left the outbox; the caller books them.
+        """
+        taken: list[Delivery] = []
+        for ready in (self._ready, self._ready0):
+            passed: list[Delivery] = []
+            while ready and len(taken) < n_messages:
+                delivery = ready.popleft()
+                if is_wanted(delivery):
+                    self._remove(delivery)
+                    taken.append(delivery)
+                else:
+                    passed.append(delivery)
+            ready.extendleft(reversed(passed))
+        if self._large and len(taken) < n_messages:
+            held = sorted(self._held(), key=_by_sequence)
+            chosen = [d for d in held if is_wanted(d)][: n_messages - len(taken)]
+            if chosen:
+                self._keep_of_held([d for d in held if d not in chosen])
+                taken += chosen
+        return sorted(taken, key=_by_sequence)
 
     def drop_qos0(self, reason: str) -> None:
         """Drop what waits at QoS 0: the connection it was for has ended."""

@@ -17,6 +17,7 @@ from broker.mqtt.enums import MAX_REMAINING_LENGTH, ProtocolVersion
 from broker.mqtt.packets import Packet, PubRel
 from broker.mqtt.writer import publish_header, write_packet
 from broker.outbox import Delivery
+from broker.redelivery import take_over
 from broker.throttle import Throttle
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ class Sender:
         if not self.is_open or self.is_paused:
             return
         session = self.session
+        is_refilled = False
         inflight = session.inflight
         session.link.unsent_bytes = unsent_bytes
         while self.out_bytes < PUMP_BYTES:
@@ -146,7 +148,10 @@ class Sender:
             has_quota = len(inflight) < self.send_quota and inflight.n_bytes < self.send_quota_bytes
             delivery = session.outbox.take(now, has_quota=has_quota)
             if delivery is None:
-                break
+                if is_refilled or not session.shares or not take_over(session, now):
+                    break
+                is_refilled = True
+                continue
             self.send_delivery(delivery, now)
             if delivery.message.is_large:
                 self.wants_more = True
@@ -154,6 +159,8 @@ class Sender:
         else:
             self.wants_more = True
         self._after_pump(session)
+        if is_refilled:
+            self.want_pump()  # for more of it, after others had their turn
 
     def _after_pump(self, session: Session) -> None:
         if self.wants_more:

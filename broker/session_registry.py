@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from broker import redelivery
 from broker.events import ClientDisconnected, SessionEnded
 from broker.mqtt.reason_codes import ReasonCode
 from broker.session import Session
@@ -75,6 +76,8 @@ class SessionRegistry:
         session.is_direct = False
         core = self._core
         core.counters.clients_connected -= 1
+        if session.shares:
+            redelivery.connection_lost(session, now)
         session.outbox.drop_qos0("connection_lost")
         if session.look_timer is not None:
             session.look_timer.cancel()
@@ -111,6 +114,7 @@ class SessionRegistry:
         for topic_filter in list(session.subscriptions):
             core.tree.remove(session, topic_filter)
         session.subscriptions.clear()
+        redelivery.session_ended(session, now)
         session.outbox.drop_all("session_ended")
         session.resend.clear()
         session.ledger.drop("session_ended", session.inflight.clear())

@@ -115,6 +115,13 @@ class SharedSubscription:
         self._turn = best_turn + 1
         return best
 
+    def member_of(self, session: Session) -> Target | None:
+        """Return the member that a session is, or None."""
+        for member in self.members:
+            if member.session is session:
+                return member
+        return None
+
     def has_connected_member(self) -> bool:
         """Say whether a member is there to take what another one cannot send."""
         return any(member.session.connection is not None for member in self.members)

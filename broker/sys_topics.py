@@ -91,6 +91,7 @@ class SysTopics:
         yield root + "queued", str(queued - withheld)
         yield root + "queued_bytes", str(queued_bytes)
         yield root + "expired", str(ledger.expired)
+        yield root + "moved", str(ledger.moved)
         for reason, n_messages in sorted(ledger.dropped.items()):
             yield root + f"dropped/{reason}", str(n_messages)
         yield "penstock/withholding/withheld_total", str(ledger.withheld_total)

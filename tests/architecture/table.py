@@ -42,6 +42,7 @@ LAYERS: Final = (
             "outbox",
             "publishing",
             "rate_limit",
+            "redelivery",
             "retained",
             "router",
             "sending",

@@ -392,6 +392,16 @@ class OutboxMachine(RuleBasedStateMachine):
         """The connection is lost."""
         self.box.drop_qos0("connection_lost")
 
+    @rule(topic=st.sampled_from("abc"), n_messages=st.integers(1, 4))
+    def move(self, topic: str, n_messages: int) -> None:
+        """The oldest messages of a topic are taken out for somebody else."""
+        waiting = [d for d in self.box.waiting() if d.message.topic == topic]
+        taken = self.box.take_where(lambda d: d.message.topic == topic, n_messages)
+        assert len(taken) == min(n_messages, len(waiting))
+        assert all(one in waiting for one in taken)
+        assert not any(one in self.box.waiting() for one in taken)
+        self.ledger.moved += len(taken)
+
     @invariant()
     def is_sound(self) -> None:
         """The outbox's own invariants and the ledger hold after every step."""

@@ -1,0 +1,203 @@
+"""Messages of shared subscriptions that change hands (MQTT 5.0, 4.8.2).
+
+Theory of operation. A work queue must not stall for a worker that went away or is stuck. So
+what was not sent stays only as long with the member that it was first given to as nobody else
+has room: a member that has nothing to do takes a few messages at a time from those that hold
+some, who are noted in `SharedSubscription.holders`. Nothing is copied in bulk, whatever has
+piled up.
+
+* Not sent, any QoS: another member may take it at any time. At QoS 0 it is handed on at once
+  when the connection ends, as nothing is kept for a client that is away.
+* QoS 1, sent and unacknowledged: another member may take it as soon as the connection is lost
+  (4.8.2 allows it). A job is then not late by the time that its first worker is away, and may
+  be done twice, as QoS 1 may; a client that connects anew at once keeps it.
+* QoS 2, sent: completed with the same client, and never given to another [MQTT-4.8.2-4],
+  [MQTT-4.8.2-5].
+* Refused by a reason code: given to nobody [MQTT-4.8.2-6].
+
+When a session ends, all that may change hands does, to members that are away too if there are
+no others. In the ledger a message leaves the first member as ``moved`` and is matched anew for
+the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from broker import eager
+from broker.outbox import Delivery
+
+if TYPE_CHECKING:
+    from broker.core import Core
+    from broker.session import Session
+    from broker.shared_subscriptions import SharedSubscription
+
+TAKE_MESSAGES: Final = 16
+"""What an idle member takes over before others have their turn: a packet's worth of small
+messages, so that members that become idle together share what has piled up."""
+
+
+def may_take_over(session: Session) -> bool:
+    """Say whether other members of the session's shares may hold something for it."""
+    return any(share.holders for share in session.shares)
+
+
+def take_over(session: Session, now: float) -> bool:
+    """Take from another member what this one, which has nothing to do, can send.
+
+    Args:
+        session: connected and a member of a share.
+        now: monotonic seconds.
+
+    Returns:
+        True where the session has got something.
+    """
+    connection = session.connection
+    if connection is None or not connection.has_quota():
+        return False
+    n_free = min(TAKE_MESSAGES, connection.send_quota - len(session.inflight))
+    for share in session.shares:
+        for holder in list(share.holders):
+            if holder is session:
+                continue
+            deliveries = _take_from(holder, share, n_free)
+            if not deliveries:
+                del share.holders[holder]
+            elif _move(holder, deliveries, now, taker=session):
+                return True
+    return False
+
+
+def _take_from(holder: Session, share: SharedSubscription, n_messages: int) -> list[Delivery]:
+    """Take messages of a share out of a session: inflight ones only where it is away."""
+    name = share.topic_filter
+    taken: list[Delivery] = []
+    if holder.connection is None:
+        taken = _take_inflight(holder, {name}, n_messages)
+    elif _is_asked(holder.core):
+        return []  # with whom it is, it may be received: this is known of nobody else yet
+    n_left = n_messages - len(taken)
+    return taken + holder.outbox.take_where(lambda d: d.share == name, n_left)
+
+
+def _take_inflight(
+    holder: Session, names: dict[str, SharedSubscription] | set[str], n_messages: int
+) -> list[Delivery]:
+    inflight = holder.inflight
+    taken = [d for d in inflight if d.qos == 1 and d.share in names][:n_messages]
+    for delivery in taken:
+        inflight.finish(delivery.packet_id, 1)
+    return taken
+
+
+def member_came(session: Session) -> None:
+    """A member is there anew: it may take what others hold that are away."""
+    for share in session.shares:
+        for member in share.members:
+            other = member.session
+            if other.connection is None and (other.outbox.n_messages or len(other.inflight)):
+                share.holders[other] = None
+    if session.connection is not None:
+        session.connection.want_pump()
+
+
+def connection_lost(session: Session, now: float) -> None:
+    """A member's connection has ended: let others have what it cannot send."""
+    lively = {s.topic_filter: s for s in session.shares if s.has_connected_member()}
+    if not lively:
+        return
+    waiting = session.outbox.take_where(lambda d: not d.qos and d.share in lively)
+    _move(session, waiting, now)
+    if session.outbox.n_messages or len(session.inflight):
+        for share in lively.values():
+            share.holders[session] = None
+            _wake(share)
+
+
+def unsubscribed(session: Session, topic_filter: str, now: float) -> None:
+    """A session has left a share: what it has not begun to send is for the others.
+
+    What it was sent is completed with it [MQTT-3.10.4-3], and so is the rest where no other
+    member is there to take it.
+    """
+    share = session.core.tree.shares.get(topic_filter)
+    if share is None or not share.has_connected_member():
+        return
+    _move(session, session.outbox.take_where(lambda d: d.share == topic_filter), now)
+
+
+def session_ended(session: Session, now: float) -> None:
+    """A session, a member of no share any more, is about to drop all it holds: hand it on."""
+    shares = session.core.tree.shares
+    if not shares:
+        return
+    deliveries = _take_inflight(session, shares, len(session.inflight))
+    deliveries += session.outbox.take_where(lambda d: d.share in shares)
+    _move(session, deliveries, now)
+
+
+def _wake(share: SharedSubscription) -> None:
+    for member in share.members:
+        connection = member.session.connection
+        if connection is not None:
+            connection.want_pump()
+
+
+def _is_asked(core: Core) -> bool:
+    """Say whether access control is asked who may receive what."""
+    return core.access is not None and core.access.checks_receive
+
+
+def _move(
+    giver: Session, deliveries: Sequence[Delivery], now: float, taker: Session | None = None
+) -> bool:
+    """Give messages that were taken out of a session to other members of their shares.
+
+    Args:
+        giver: booked as having given them away.
+        deliveries: of shares that have members.
+        now: monotonic seconds.
+        taker: who gets them; None for whose turn it is.
+
+    Returns:
+        True where the taker has got some.
+    """
+    core = giver.core
+    moved: list[Delivery] = []
+    for delivery in deliveries:
+        expires_at = delivery.message.expires_at
+        if expires_at is not None and now >= expires_at:
+            giver.ledger.expired += 1
+        else:
+            giver.ledger.moved += 1
+            moved.append(delivery)
+    if not moved:
+        return False
+    if _is_asked(core):
+        n_before = taker.ledger.matched if taker is not None else 0
+        rest = eager.start(_move_asked(core, moved, now))
+        if rest is not None:
+            core.spawn(rest)
+        return taker is not None and taker.ledger.matched > n_before
+    for delivery in moved:
+        share = core.tree.shares[delivery.share]
+        member = share.member_of(taker) if taker is not None else share.choose(delivery.message)
+        if member is not None:
+            core.deliver_shared(delivery.message, share, member, now)
+    core.congested.clear()  # there is no publisher to slow down
+    return True
+
+
+async def _move_asked(core: Core, moved: Sequence[Delivery], now: float) -> None:
+    """As the end of `_move`, where access control is asked about each member."""
+    for delivery in moved:
+        message = delivery.message
+        share = core.tree.shares.get(delivery.share)
+        member = await core.choose_allowed(share, message) if share is not None else None
+        if share is not None and member is not None:
+            core.deliver_shared(message, share, member, now)
+            core.congested.clear()  # there is no publisher to slow down
+        else:
+            core.ended.matched += 1
+            core.ended.drop("share_refused")
