@@ -237,7 +237,7 @@ class Connection(Sender):
                         break
                 stop = start + length
                 if stop - position > maximum:
-                    raise packet_too_large(stop - position, maximum)
+                    raise self._too_large(data[start : start + 7], stop - position, maximum)
                 if stop > end:
                     break
                 if first_byte == 0x30 and length > 2:
@@ -287,6 +287,19 @@ class Connection(Sender):
             self._backlog.insert(0, data[position:])
         elif not self.is_closing:
             self._buffer.unread(data, position)
+
+    def _too_large(self, body: bytes, n_bytes: int, maximum: int) -> ProtocolError:
+        """Return the error for a packet that is too large; a CONNECT is answered where it can be.
+
+        Args:
+            body: its first bytes, in which a CONNECT names its version.
+            n_bytes: of the whole packet.
+            maximum: what is allowed.
+        """
+        if not self.is_open and len(body) == 7:
+            self.version = answer_version(body)
+            self._is_answered = True
+        return packet_too_large(n_bytes, maximum)
 
     def _pass_on(
         self,

@@ -1,0 +1,90 @@
+"""How large a packet and how old a session may be, on a virtual clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.connection import MAX_CONNECT_BYTES
+from broker.limits import Limits
+from broker.mqtt.packets import ConnAck, Connect, Disconnect, PubAck, Publish
+from broker.mqtt.reason_codes import ReasonCode
+from broker.mqtt.writer import write_packet
+from tests.helpers.virtual import VirtualBroker, VirtualClient, will
+
+MAXIMUM = 1000
+
+TOO_LARGE = ReasonCode.PACKET_TOO_LARGE
+
+
+def publish(n_bytes: int, version: int) -> bytes:
+    """Return a PUBLISH packet of so many bytes, above 130."""
+    around = len(write_packet(Publish("t", bytes(200), qos=1, packet_id=1), version)) - 200
+    data = write_packet(Publish("t", bytes(n_bytes - around), qos=1, packet_id=1), version)
+    assert len(data) == n_bytes
+    return data
+
+
+def connect(n_bytes: int, version: int) -> bytes:
+    """Return a CONNECT packet of so many bytes, above 200, most of them a will's."""
+
+    def with_payload(size: int) -> bytes:
+        packet = Connect(client_id="c", protocol_version=version, will=will(payload=bytes(size)))
+        return write_packet(packet, version)
+
+    data = with_payload(n_bytes - (len(with_payload(200)) - 200))
+    assert len(data) == n_bytes
+    return data
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_packet_of_the_maximum_size_passes_and_no_larger_one(version: int) -> None:
+    """MQTT 5 is told Packet too large, by the first bytes of the packet already."""
+    broker = VirtualBroker(Limits(maximum_packet_size=MAXIMUM))
+    client = broker.connect("c", version)
+    client.send_bytes(publish(MAXIMUM, version))
+    assert client.take(PubAck) == PubAck(1)
+    client.send_bytes(publish(MAXIMUM + 1, version)[:5])
+    assert client.inbox == ([Disconnect(TOO_LARGE)] if version == 5 else [])
+    assert client.is_lost
+    assert broker.core.counters.peer_errors == {TOO_LARGE: 1}
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_connect_of_the_maximum_size_passes_and_no_larger_one(version: int) -> None:
+    """CONNACK says so in MQTT 5; MQTT 3.1.1 has no return code for it."""
+    broker = VirtualBroker(Limits(maximum_packet_size=MAXIMUM))
+    client = VirtualClient(broker, version)
+    client.send_bytes(connect(MAXIMUM, version))
+    assert client.take(ConnAck).reason_code == 0
+    refused = VirtualClient(broker, version)
+    refused.send_bytes(connect(MAXIMUM + 1, version))
+    codes = [packet.reason_code for packet in refused.take_all(ConnAck)]
+    assert codes == ([TOO_LARGE] if version == 5 else [])
+    assert refused.is_lost
+
+
+@pytest.mark.parametrize(
+    ("body", "answer"), [(b"\0\4MQTT\5", [TOO_LARGE]), (b"\0\4MQTT\4", []), (b"\0\4MQ", [])]
+)
+def test_a_stranger_has_less_room(body: bytes, answer: list[int]) -> None:
+    """Whatever the maximum for clients, and before the bytes have come."""
+    length = MAX_CONNECT_BYTES - 4 + 1
+    header = bytes([0x10, length & 0x7F | 0x80, length >> 7 & 0x7F | 0x80, length >> 14])
+    client = VirtualClient(VirtualBroker())
+    client.send_bytes(header + body)
+    assert [packet.reason_code for packet in client.take_all(ConnAck)] == answer
+    assert client.is_lost
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_no_session_outlives_its_bound(version: int) -> None:
+    """`session_expiry_interval` holds for MQTT 3.1.1 too, whose sessions last for ever else."""
+    keep = {"session_expiry_interval": 0xFFFFFFFF} if version == 5 else {}
+    for limit, away, is_there in ((60.0, 59, True), (60.0, 61, False), (None, 10**9, True)):
+        broker = VirtualBroker(session_expiry_limit=limit)
+        client = broker.connect("c", version, clean_start=False, properties=keep)
+        client.lose()
+        broker.advance(away)
+        assert len(broker.core.sessions) == is_there
+        again = broker.connect("c", version, clean_start=False, properties=keep)
+        assert again.connack.session_present == is_there
