@@ -366,11 +366,25 @@ class Connection(Sender):
         if packet_type == PacketType.PUBLISH:
             core.counters.publish_received += 1
             receive_publish(self, data, first_byte, start, stop, now)
+            if core.catch_up is not None:
+                self._let_catch_up(core.catch_up())
         elif first_byte == 0x40 and stop - start == 2:
             handlers.acknowledged(self, (data[start] << 8) | data[start + 1], 1, now)
         else:
             packet = read_packet(first_byte, data[start:stop], self.version)
             handlers.handle(self, packet, now)
+            if core.catch_up is not None:
+                self._let_catch_up(core.catch_up())
+
+    def _let_catch_up(self, wait: Coroutine[Any, Any, None] | None) -> None:
+        """Receive nothing more until the listeners have caught up with this client's events."""
+        if wait is None:
+            return
+        if self.suspended is not None or self.is_closing:
+            wait.close()
+            return
+        self.suspended = wait
+        self.core.touch(self)
 
     def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a handler now; where it has to wait, receive nothing more until it is done."""

@@ -76,6 +76,8 @@ class Core:
         in_turn: the driver is inside a call and looks at touched connections after it.
         congested: subscribers' connections that were found without room by the publish that
             is handled now.
+        catch_up: returns what a client that causes events is to wait for, or None where the
+            listeners keep up; None where no listener falls behind.
         is_plain: no listener and no access control looks at single messages or packets.
     """
 
@@ -138,6 +140,7 @@ class Core:
         self.fast_plans: dict[int, dict[bytes, FastPlan]] = {4: {}, 5: {}}
         self._audiences: dict[tuple[Session, ...], tuple[Session, ...]] = {}
         self.is_plain = self._is_plain()
+        self.catch_up: Callable[[], Coroutine[Any, Any, None] | None] | None = None
         self.in_turn = False
         self.congested: list[Sender] = []
         self._wake = wake
@@ -225,6 +228,14 @@ class Core:
             self.logger.error("extension %s failed: %r", name, error, exc_info=error)
         elif not n_errors & (n_errors - 1):
             self.logger.error("extension %s failed %d times: %r", name, n_errors, error)
+
+    def on_event_dropped(self, name: str) -> None:
+        """Count an event that a plugin is not told of, and log it ever less often."""
+        dropped = self.counters.extension_events_dropped
+        count(dropped, name)
+        n_events = dropped[name]
+        if not n_events & (n_events - 1):
+            self.logger.error("extension %s is behind: %d events dropped", name, n_events)
 
     def refuse(self, client_id: str, topic: str, reason_code: int) -> None:
         """Log and count a client's message that is not routed."""

@@ -21,6 +21,8 @@ class Counters:
         clients_connected: clients connected now.
         peer_errors: connections closed for what the peer sent, by reason code.
         unexpected_acknowledgements: acknowledgements of packet identifiers not inflight.
+        extension_events_dropped: events that a plugin which was behind was not told of, by the
+            name of what was not called.
         extension_errors: exceptions raised by plugins, by the name of what raised.
     """
 
@@ -30,6 +32,7 @@ class Counters:
         "clients_connected",
         "connections_total",
         "extension_errors",
+        "extension_events_dropped",
         "packets_received",
         "packets_sent",
         "peer_errors",
@@ -57,6 +60,7 @@ class Counters:
         self.clients_connected = 0
         self.peer_errors: dict[int, int] = {}
         self.unexpected_acknowledgements = 0
+        self.extension_events_dropped: dict[str, int] = {}
         self.extension_errors: dict[str, int] = {}
 
 

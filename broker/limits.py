@@ -65,6 +65,9 @@ class Limits:
             no retained message. Half a million devices with one state each.
         retained_bytes: the same in bytes of memory: payload, topic, and 256 for each level of
             the topic. 1 KiB for each of them.
+        plugin_events: calls of aMQTT plugins that may be at work for events of clients; whoever
+            causes more is not read from meanwhile, for a second at most. Enough to keep a
+            plugin busy that waits 0.1 s for its database, at 10,000 events/s.
         connect_timeout_seconds: time from the network connection to a whole CONNECT. Ten
             seconds bring a CONNECT over any link that can carry MQTT.
         maximum_keep_alive: seconds; a client that asks for more, or for none, is held to
@@ -90,6 +93,7 @@ class Limits:
     publish_rate_exceeded: Literal["slow_down", "disconnect"] = "slow_down"
     retained_messages: Annotated[int, Field(ge=0)] = 500_000
     retained_bytes: Annotated[int, Field(ge=0)] = 512 * 1024 * 1024
+    plugin_events: _Positive = 1_000
     connect_timeout_seconds: Annotated[float, Field(gt=0)] = 10.0
     maximum_keep_alive: Annotated[int, Field(ge=1, le=65_535)] | None = None
     write_high_bytes: _Positive = 32 * 1024

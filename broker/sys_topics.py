@@ -115,5 +115,7 @@ class SysTopics:
             yield f"penstock/subscribe_refused/{reason}", str(n_requests)
         for code, n_connections in sorted(core.counters.peer_errors.items()):
             yield f"penstock/peer_errors/0x{code:02X}", str(n_connections)
+        for name, n_events in sorted(core.counters.extension_events_dropped.items()):
+            yield f"penstock/extension_events_dropped/{name.replace('/', '.')}", str(n_events)
         for name, n_errors in sorted(core.counters.extension_errors.items()):
             yield f"penstock/extension_errors/{name.replace('/', '.')}", str(n_errors)

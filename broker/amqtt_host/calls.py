@@ -1,4 +1,11 @@
-"""Calling plugins: at once where their coroutine cannot wait, in an owned task where it can."""
+"""Calling plugins: at once where their coroutine cannot wait, in an owned task where it can.
+
+Theory of operation. A plugin that waits, for a database maybe, falls behind a fast publisher.
+From `max_events` tasks on `catch_up` asks whoever causes events to wait until there are fewer,
+so that the plugin's pace becomes the publishers'. A plugin that does not finish one event in
+`MAX_WAIT_SECONDS` is stuck; nobody waits for it any more. Its events go on to be tasks up to
+`N_STUCK` times as many, and those that come then are dropped and counted.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +20,43 @@ from broker.amqtt_host.handlers import Handler, run_now
 SHUTDOWN_SECONDS: Final = 5.0
 """How long the end of the broker waits for plugins that are still at work, in each step."""
 
+MAX_WAIT_SECONDS: Final = 1.0
+"""The longest that a client waits for plugins, as `broker.throttle` lets it wait for others."""
+
+N_STUCK: Final = 10
+"""How many times `max_events` the events of stuck plugins may become."""
+
 Answers: TypeAlias = "list[Any] | Awaitable[list[Any]]"
 
 
 class PluginCalls:
     """Calls handlers; what they raise is reported, never passed on."""
 
-    def __init__(self, logger: logging.Logger, on_error: Callable[[str, Exception], None]) -> None:
+    def __init__(
+        self,
+        logger: logging.Logger,
+        on_error: Callable[[str, Exception], None],
+        on_dropped: Callable[[str], None],
+        *,
+        max_events: int,
+    ) -> None:
         """Start with nothing to do.
 
         Args:
             logger: for plugins that take too long.
             on_error: told the name of a handler and what it raised.
+            on_dropped: told the name of a handler that is not told of an event.
+            max_events: tasks of events from which on clients wait.
         """
         self._logger = logger
         self._on_error = on_error
+        self._on_dropped = on_dropped
+        self._max_events = max_events
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._n_events = 0
+        self._n_finished = 0
+        self._is_stuck = False
+        self._waiting: list[asyncio.Future[None]] = []
 
     # -- questions -------------------------------------------------------------------------
 
@@ -62,8 +90,46 @@ class PluginCalls:
 
     # -- events ----------------------------------------------------------------------------
 
-    def fire(self, handlers: Iterable[Handler], told: dict[str, Any]) -> list[asyncio.Task[Any]]:
-        """Tell each handler; return the tasks of those that may still be at it."""
+    def fire(self, handlers: Iterable[Handler], told: dict[str, Any]) -> None:
+        """Tell each handler of an event, those that have too many of them to finish apart."""
+        for handler in handlers:
+            if handler.can_wait and self._n_events >= self._max_events * N_STUCK:
+                self._on_dropped(handler.name)
+            else:
+                for task in self._start((handler,), told):
+                    self._n_events += 1
+                    task.add_done_callback(self._event_done)
+
+    def _event_done(self, _task: asyncio.Task[Any]) -> None:
+        self._n_events -= 1
+        self._n_finished += 1
+        self._is_stuck = False
+        if self._n_events < self._max_events:
+            waiting, self._waiting = self._waiting, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    def catch_up(self) -> Coroutine[Any, Any, None] | None:
+        """Return what whoever causes events is to wait for; None where plugins keep up."""
+        if self._n_events < self._max_events or self._is_stuck:
+            return None
+        return self._wait_for_room()
+
+    async def _wait_for_room(self) -> None:
+        n_before = self._n_finished
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        try:
+            await asyncio.wait_for(future, MAX_WAIT_SECONDS)
+        except TimeoutError:
+            self._waiting.remove(future)
+            if self._n_finished == n_before and not self._is_stuck:
+                self._is_stuck = True
+                self._logger.warning("aMQTT plugins are stuck, with %d events", self._n_events)
+
+    def _start(self, handlers: Iterable[Handler], told: dict[str, Any]) -> list[asyncio.Task[Any]]:
+        """Call each handler; return the tasks of those that may still be at it."""
         tasks = []
         for handler in handlers:
             try:
@@ -82,7 +148,7 @@ class PluginCalls:
         self, handlers: Iterable[Handler], timeout_seconds: float | None
     ) -> None:
         """Tell each handler and wait for all; after the time-out those at work are cancelled."""
-        await self._finish(self.fire(handlers, {}), timeout_seconds)
+        await self._finish(self._start(handlers, {}), timeout_seconds)
 
     async def finish(self) -> None:
         """Wait for everything that was started, for a while."""

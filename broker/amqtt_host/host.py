@@ -99,7 +99,9 @@ class AmqttHost:
         self._core: Core | None = None
         self._sessions: dict[str, HostedSession] = {}
         self._admitted: dict[str, HostedSession] = {}
-        self._calls = PluginCalls(self._logger, self._failed)
+        self._calls = PluginCalls(
+            self._logger, self._failed, self._dropped, max_events=policy.limits.plugin_events
+        )
         self.manager = load_manager(policy, HostedBroker(self))
         plugins = self.manager.plugins
         warn_of_unknown_events(plugins, self._logger)
@@ -137,6 +139,8 @@ class AmqttHost:
     def attach(self, core: Core) -> None:
         """Take the broker that the plugins see, before `pre_start`."""
         self._core = core
+        if any(handler.can_wait for event in self._handlers.values() for handler in event):
+            core.catch_up = self._calls.catch_up
         for plugin in self.manager.plugins:
             if counts_packets(plugin):
                 SysCounts(plugin, core.counters)
@@ -311,6 +315,11 @@ class AmqttHost:
             self._core.on_extension_error(name, error)
         else:
             self._logger.error("plugin %s failed: %r", name, error, exc_info=error)
+
+    def _dropped(self, name: str) -> None:
+        """Log and count an event that a plugin is not told of."""
+        if self._core is not None:
+            self._core.on_event_dropped(name)
 
     # -- sessions --------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from broker.mqtt.packets import PubComp, PubRec, PubRel
+from broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from broker.mqtt.reason_codes import ReasonCode
-from tests.helpers.access import Access, finish
+from tests.helpers.access import Access, Later, finish
 from tests.helpers.virtual import VirtualBroker
 
 KEEP: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 600}}
@@ -76,3 +76,27 @@ def test_a_publish_whose_check_is_cancelled_is_refused_and_not_lost() -> None:
     broker.settle()
     assert publisher.take(PubRec).reason_code == ReasonCode.UNSPECIFIED_ERROR
     assert publisher.session.incoming == {}
+
+
+def test_a_client_whose_events_are_too_many_waits_for_the_listeners() -> None:
+    """It is not read from until they have caught up; nothing it sent is lost."""
+    broker = VirtualBroker()
+    subscriber = broker.connect("s")
+    subscriber.subscribe("t")
+    publisher = broker.connect("p")
+
+    async def wait() -> None:
+        await Later(None)
+
+    counters = broker.core.counters
+    broker.core.catch_up = lambda: None if counters.publish_received < 3 else wait()
+    publisher.send(*[Publish("t", b"%d" % number, qos=1, packet_id=1) for number in range(5)])
+    assert not publisher.is_reading
+    assert subscriber.payloads() == [b"0", b"1", b"2"]
+    other = broker.connect("other")
+    assert other.connection.suspended is not None
+    finish(other)
+    finish(publisher)
+    assert publisher.is_reading
+    assert subscriber.payloads() == [b"3", b"4"]
+    assert len(publisher.take_all(PubAck)) == 5

@@ -19,6 +19,10 @@ class Faults:
     def __init__(self) -> None:
         self.names: list[str] = []
 
+    def dropped(self, name: str) -> None:
+        """Note an event that a handler is not told of."""
+        self.names.append(f"{name} dropped")
+
     def __call__(self, name: str, error: Exception) -> None:
         """Note a fault."""
         self.names.append(f"{name}: {error}")
@@ -33,7 +37,7 @@ def faults() -> Faults:
 @pytest.fixture
 def calls(faults: Faults) -> PluginCalls:
     """Return calls that report to `faults`."""
-    return PluginCalls(logging.getLogger("test"), faults)
+    return PluginCalls(logging.getLogger("test"), faults, faults.dropped, max_events=3)
 
 
 def handler(
@@ -107,7 +111,8 @@ async def test_handlers_that_cannot_wait_have_run_when_fire_returns(calls: Plugi
     async def note(number: int) -> None:
         seen.append(number)
 
-    assert calls.fire([handler(note), handler(note)], {"number": 7}) == []
+    calls.fire([handler(note), handler(note)], {"number": 7})
+    assert len(asyncio.all_tasks()) == 1
     assert seen == [7, 7]
 
 
@@ -120,9 +125,9 @@ async def test_faults_are_reported_and_keep_no_other_handler_from_running(
     async def note() -> None:
         seen.append(1)
 
-    tasks = calls.fire([handler(fails), handler(fails_later, can_wait=True), handler(note)], {})
+    calls.fire([handler(fails), handler(fails_later, can_wait=True), handler(note)], {})
     assert seen == [1]
-    assert [task.get_name() for task in tasks] == ["fails_later"]
+    assert "fails_later" in [task.get_name() for task in asyncio.all_tasks()]
     await calls.finish()
     assert faults.names == ["fails: at once", "fails_later: later"]
 
@@ -160,6 +165,72 @@ async def test_finish_leaves_nothing_running(
 ) -> None:
     """Tasks that were started and are still at work are cancelled in the end."""
     monkeypatch.setattr(calls_module, "SHUTDOWN_SECONDS", 0.01)
-    (task,) = calls.fire([handler(never, can_wait=True)], {})
+    before = asyncio.all_tasks()
+    calls.fire([handler(never, can_wait=True)], {})
+    (task,) = asyncio.all_tasks() - before
     await calls.finish()
     assert task.cancelled()
+
+
+class Slow:
+    """A handler whose events end when the test says so."""
+
+    def __init__(self) -> None:
+        self._may_end = asyncio.Semaphore(0)
+        self._has_ended = asyncio.Semaphore(0)
+
+    async def event(self) -> None:
+        """Wait for the test."""
+        await self._may_end.acquire()
+        self._has_ended.release()
+
+    async def finish(self, n_events: int = 1) -> None:
+        """Let events end, and what is called after each of them be called."""
+        for _ in range(n_events):
+            self._may_end.release()
+            await self._has_ended.acquire()
+        await asyncio.sleep(0)
+
+
+async def test_clients_wait_while_too_many_events_are_at_work(calls: PluginCalls) -> None:
+    """As many as are allowed pass; then whoever causes more waits for one to end."""
+    slow = Slow()
+    for _ in range(3):
+        assert calls.catch_up() is None
+        calls.fire([handler(slow.event, can_wait=True)], {})
+    waiting = []
+    for _ in range(2):
+        wait = calls.catch_up()
+        assert wait is not None
+        waiting.append(asyncio.ensure_future(wait))
+    await slow.finish()
+    await asyncio.gather(*waiting)
+    assert calls.catch_up() is None
+    await slow.finish(2)
+    await calls.finish()
+
+
+async def test_nobody_waits_for_a_plugin_that_is_stuck(
+    calls: PluginCalls, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After one wait in vain, until it moves again; then its events are bounded all the same."""
+    monkeypatch.setattr(calls_module, "MAX_WAIT_SECONDS", 0.01)
+    slow = Slow()
+    for _ in range(3):
+        calls.fire([handler(slow.event, can_wait=True)], {})
+    wait = calls.catch_up()
+    assert wait is not None
+    await wait
+    assert calls.catch_up() is None
+    for _ in range(3 * calls_module.N_STUCK - 3):
+        calls.fire([handler(slow.event, can_wait=True)], {})
+    assert faults.names == []
+    calls.fire([handler(slow.event, can_wait=True), handler(true)], {})
+    assert faults.names == ["event dropped"]
+    await slow.finish()
+    wait = calls.catch_up()
+    assert wait is not None
+    wait.close()
+    await slow.finish(3 * calls_module.N_STUCK - 1)
+    await calls.finish()
+    assert calls.catch_up() is None
