@@ -39,6 +39,7 @@ def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
     if connection.is_open:
         raise ProtocolError("a second CONNECT")
     connection.version = packet.protocol_version
+    connection.is_bridge = packet.is_bridge
     method = packet.properties.get("authentication_method")
     if method is not None:
         authenticating.check_method(connection.core, method)

@@ -57,6 +57,7 @@ class Connection(Sender):
         authentication: by which method the client authenticates, or None.
         listener: name of the listener in the policy file.
         receipts: QoS 1 and 2 messages that are owed an acknowledgement, oldest first.
+        is_bridge: the client has said that it is another broker's bridge.
         is_closing: to be closed once `out` is written; nothing more is received.
         suspended: what the driver must run before more is received, or None.
         timer: of the CONNECT timeout, then of the keep-alive.
@@ -73,6 +74,7 @@ class Connection(Sender):
         "_rate_timer",
         "_receive_maximum",
         "authentication",
+        "is_bridge",
         "is_closing",
         "listener",
         "receipts",
@@ -108,6 +110,7 @@ class Connection(Sender):
         self.remote_port = remote_port
         self.receipts: deque[PublishReceipt] = deque()
         self.authentication: Authentication | None = None
+        self.is_bridge = False
         self.is_closing = False
         self.suspended: Coroutine[Any, Any, None] | None = None
         self._backlog: list[bytes] = []

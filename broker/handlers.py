@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker import redelivery
 from broker.authenticating import handle_auth
+from broker.bridges import of_bridge
 from broker.connecting import expiry_seconds, handle_connect
 from broker.counters import count
 from broker.errors import ProtocolError
@@ -75,7 +76,10 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
     found = packet.properties.get("subscription_identifier") or [0]
     codes = []
     granted: list[tuple[Subscription, Request, bool]] = []
-    for request in packet.subscriptions:
+    wanted = packet.subscriptions
+    if connection.is_bridge:
+        wanted = tuple(map(of_bridge, wanted))
+    for request in wanted:
         code = await _judge(connection, request)
         if not connection.is_open:
             return

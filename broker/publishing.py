@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from broker.bridges import may_publish_sys
 from broker.errors import MalformedPacketError, ProtocolError
 from broker.events import MessageReceived, MessageRouted
 from broker.extensions import PUBLISH
@@ -116,10 +117,11 @@ def receive_publish(
     message = _message(connection, plan, data[position:stop], first_byte, properties, now)
     if message is None:
         return _refuse(connection, plan.topic, packet_id, qos, ReasonCode.QUOTA_EXCEEDED)
-    if topic_bytes.startswith(b"$SYS"):
+    is_sys = topic_bytes.startswith(b"$SYS")
+    if is_sys and not may_publish_sys(connection.session.client_id, plan.topic):
         return _refuse(connection, plan.topic, packet_id, qos, ReasonCode.NOT_AUTHORIZED)
     if core.is_plain:
-        if first_byte == 0x30 and properties is None:
+        if first_byte == 0x30 and properties is None and not is_sys:
             core.fast_plan(plan, connection.version)
         return _take(connection, plan, message, packet_id, now)
     session = connection.session

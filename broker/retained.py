@@ -156,7 +156,7 @@ class RetainedMessages:
 
 def _cost(message: Message) -> tuple[int, int]:
     """Return what a retained message counts towards the limits: messages and bytes."""
-    if message.topic.startswith("$SYS"):
+    if message.topic.startswith("$SYS") and not message.publisher:
         return 0, 0
     n_levels = message.topic.count("/") + 1
     return 1, message.payload_bytes + len(message.topic_bytes) + n_levels * LEVEL_BYTES

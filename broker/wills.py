@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from broker.bridges import may_publish_sys
 from broker.message import Message
 from broker.mqtt.packets import Will
 from broker.mqtt.reason_codes import ReasonCode
@@ -57,7 +58,7 @@ def send_will(core: Core, session: Session, now: float) -> None:
         session.will_timer = None
     if will is None:
         return
-    if will.topic.startswith("$SYS"):
+    if will.topic.startswith("$SYS") and not may_publish_sys(session.client_id, will.topic):
         core.refuse(session.client_id, will.topic, ReasonCode.NOT_AUTHORIZED)
         return
     threshold_s = core.tree.plan(will.topic, will.topic.encode()).threshold_s

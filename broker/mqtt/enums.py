@@ -41,6 +41,9 @@ class ProtocolVersion(IntEnum):
     MQTT_5 = 5
 
 
+BRIDGE_BIT: Final = 0x80
+"""Of the protocol level, by which a bridge tells what it is where the version has no other way."""
+
 MAX_PACKET_ID: Final = 65_535
 MAX_REMAINING_LENGTH: Final = 268_435_455
 """Largest value of a variable byte integer, in bytes [MQTT-1.5.5]."""

@@ -50,6 +50,8 @@ class Connect:
         username: User Name, or None.
         password: Password, or None; in MQTT 3.1.1 only together with a user name.
         will: the Will Message, or None.
+        is_bridge: the client is another broker's bridge, which its protocol level says by the
+            highest bit, as mosquitto and others that are not of MQTT 5.0 set it.
     """
 
     packet_type: ClassVar = PacketType.CONNECT
@@ -62,6 +64,7 @@ class Connect:
     password: bytes | None = field(default=None, repr=False)
     will: Will | None = None
     properties: dict[str, Any] = field(default_factory=dict)
+    is_bridge: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from broker.mqtt.data_types import (
     read_two_byte_integer,
     read_utf8_string,
 )
-from broker.mqtt.enums import PacketType, ProtocolVersion
+from broker.mqtt.enums import BRIDGE_BIT, PacketType, ProtocolVersion
 from broker.mqtt.packets import (
     REASON_CODES,
     Auth,
@@ -63,6 +63,8 @@ CONNACK_REASON_CODES: Final = (
 )
 """What the return codes 0 to 5 of an MQTT 3.1.1 CONNACK say in MQTT 5.0."""
 
+_BRIDGES: Final = frozenset({BRIDGE_BIT | ProtocolVersion.MQTT_3_1_1})
+
 SUBACK_CODES_3_1_1: Final = frozenset({0, 1, 2, SUBACK_FAILURE_3_1_1})
 
 
@@ -94,7 +96,7 @@ def answer_version(connect_body: Buffer) -> int:
         knows no other CONNACK [MQTT-3.1.2-2].
     """
     start = bytes(connect_body[:7])
-    is_mqtt_5 = start[:6] == b"\0\4MQTT" and start[6:] >= b"\5"
+    is_mqtt_5 = start[:6] == b"\0\4MQTT" and start[6:] >= b"\5" and start[6] not in _BRIDGES
     return MQTT_5 if is_mqtt_5 else int(ProtocolVersion.MQTT_3_1_1)
 
 
@@ -107,6 +109,9 @@ def read_connect(_first_byte: int, body: Buffer, _version: int) -> Connect:
     """
     name, position = read_utf8_string(body, 0)
     level, position = read_byte(body, position)
+    is_bridge = level in _BRIDGES
+    if is_bridge:
+        level &= ~BRIDGE_BIT
     if name != "MQTT" or level not in (ProtocolVersion.MQTT_3_1_1, MQTT_5):
         raise ProtocolError(
             f"protocol {name[:20]!r} level {level}; allowed: 'MQTT' level 4 or 5",
@@ -138,6 +143,7 @@ def read_connect(_first_byte: int, body: Buffer, _version: int) -> Connect:
         password=password,
         will=will,
         properties=properties,
+        is_bridge=is_bridge,
     )
 
 

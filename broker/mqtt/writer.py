@@ -19,7 +19,7 @@ from broker.mqtt.data_types import (
     write_utf8_string,
     write_variable_byte_integer,
 )
-from broker.mqtt.enums import MAX_PACKET_ID, PacketType, ProtocolVersion
+from broker.mqtt.enums import BRIDGE_BIT, MAX_PACKET_ID, PacketType, ProtocolVersion
 from broker.mqtt.packets import (
     Auth,
     ConnAck,
@@ -137,7 +137,8 @@ def write_connect(packet: Connect, _version: int) -> bytes:
     if packet.password is not None:
         flags |= 0x40
         payload += write_binary_data(packet.password)
-    header = b"\0\4MQTT%c%c" % (packet.protocol_version, flags)
+    level = packet.protocol_version | (BRIDGE_BIT if packet.is_bridge else 0)
+    header = b"\0\4MQTT%c%c" % (level, flags)
     header += write_two_byte_integer(packet.keep_alive)
     if is_mqtt_5:
         header += write_properties(packet.properties, PacketType.CONNECT)

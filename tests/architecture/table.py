@@ -31,6 +31,7 @@ LAYERS: Final = (
         {
             "access",
             "authenticating",
+            "bridges",
             "connecting",
             "connection",
             "core",

@@ -105,6 +105,7 @@ def connects(draw: st.DrawFn, version: int) -> Connect:
         password=password,
         will=draw(st.none() | wills(version)),
         properties=properties,
+        is_bridge=version != MQTT_5 and draw(st.booleans()),
     )
 
 

@@ -61,6 +61,12 @@ VECTORS = [
         "10 0c 0004 4d515454 04 02 003c 0000",
     ),
     Vector(
+        "CONNECT 3.1.1, a bridge",
+        4,
+        Connect(client_id="", protocol_version=4, keep_alive=60, is_bridge=True),
+        "10 0c 0004 4d515454 84 02 003c 0000",
+    ),
+    Vector(
         "CONNECT 3.1.1, will, user name, password",
         4,
         Connect(

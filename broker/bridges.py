@@ -1,0 +1,36 @@
+"""What other brokers' bridges expect beyond MQTT, as mosquitto's are written for.
+
+A bridge is a client that passes messages on to a broker of its own. It must not be sent what it
+has published itself, or a message would go round for ever; and it must be told which messages
+were published as retained, to retain them too. MQTT 5.0 has subscription options for both. An
+earlier version has not: there, a bridge says what it is in CONNECT, and all its subscriptions
+are taken as if they had these options.
+
+A bridge also announces itself: "1" in ``$SYS/broker/connection/CLIENT_ID/state``, retained, with a
+will that says "0". This is all that a client may publish below ``$SYS``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from broker.mqtt.packets import Subscription
+from broker.mqtt.topics import parse_share
+
+_STATE: Final = "$SYS/broker/connection/{}/state"
+
+
+def of_bridge(request: Subscription) -> Subscription:
+    """Return what a bridge means by the subscription that it asks for.
+
+    Other members of a shared subscription may be no bridges: No Local is not for it
+    [MQTT-3.8.3-4].
+    """
+    is_shared = bool(parse_share(request.topic_filter).share_name)
+    return replace(request, no_local=not is_shared, retain_as_published=True)
+
+
+def may_publish_sys(client_id: str, topic: str) -> bool:
+    """Say whether a client may publish to a topic below ``$SYS``: its own state as a bridge."""
+    return topic == _STATE.format(client_id)
