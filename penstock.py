@@ -12,6 +12,7 @@ PROGRAMS: Final[dict[str, tuple[str, str]]] = {
     "broker": ("broker.__main__", "run the MQTT broker with a policy file"),
     "proxy": ("edge_proxy.__main__", "run the edge proxy in front of any broker"),
     "queue": ("plugins.queue.gateway", "run the queue's HTTP gateway alone"),
+    "passwd": ("plugins.access.passwd", "write users' passwords into a password file"),
     "spark": ("spark_bridge.__main__", "stream a queue into Parquet with Spark"),
     "bench": ("benchmarks.__main__", "measure Penstock beside its peers (from a checkout)"),
 }

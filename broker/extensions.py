@@ -312,11 +312,13 @@ class PluginContext(NamedTuple):
         policy_file: name of the policy file, for messages; relative paths in it are taken
             from the directory the program was started in.
         clock: returns monotonic seconds, on the same clock as every `now`.
+        listeners: names of the listeners in the policy file.
     """
 
     logger: logging.Logger
     policy_file: str
     clock: Callable[[], float]
+    listeners: Sequence[str] = ()
 
 
 class Plugin:

@@ -76,7 +76,10 @@ class LoadedPlugins:
 
 
 def load_plugins(
-    policy: NamesPlugins, *, clock: Callable[[], float] = time.monotonic
+    policy: NamesPlugins,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    listeners: Iterable[str] = (),
 ) -> LoadedPlugins:
     """Make the plugins that the policy names in short.
 
@@ -85,6 +88,7 @@ def load_plugins(
     Args:
         policy: a checked policy file.
         clock: monotonic seconds, handed to the plugins.
+        listeners: names of the broker's listeners, handed to the plugins.
 
     Raises:
         ConfigError: an unknown name, a wrong key or value, or two plugins for one place.
@@ -107,7 +111,8 @@ def load_plugins(
             problems.extend(error.problems)
             continue
         logger = logging.getLogger(f"penstock.{name}")
-        made[name] = _make(name, cls, config, PluginContext(logger, policy.file, clock))
+        context = PluginContext(logger, policy.file, clock, tuple(listeners))
+        made[name] = _make(name, cls, config, context)
     problems.extend(_conflicts(made))
     if problems:
         raise ConfigError(policy.file, problems)

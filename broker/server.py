@@ -76,7 +76,7 @@ class Server:
     async def _start(self) -> None:
         policy = self._policy
         self._driver = Driver(policy.limits, self._logger)
-        self._plugins = load_plugins(policy, clock=self._driver.clock)
+        self._plugins = load_plugins(policy, clock=self._driver.clock, listeners=policy.listeners)
         self._host = self._load_amqtt()
         self._build_core()
         for plugin in self._plugins.plugins:

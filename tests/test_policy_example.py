@@ -12,6 +12,7 @@ from broker.config import _ListenerKeys as ListenerKeys
 from broker.config import _PolicyKeys as PolicyKeys
 from broker.config import load_policy, parse_mapping, validate_config
 from broker.limits import Limits
+from plugins.access.config import AccessConfig
 from plugins.probing.config import ProbingConfig
 from plugins.queue.config import LogicalQueueConfig, QueueConfig
 from plugins.withholding.config import WithholdingConfig
@@ -22,6 +23,7 @@ SECTIONS: dict[tuple[str, ...], type[Any]] = {
     (): PolicyKeys,
     ("listeners", "default"): ListenerKeys,
     ("limits",): Limits,
+    ("plugins", "access"): AccessConfig,
     ("plugins", "probing"): ProbingConfig,
     ("plugins", "withholding"): WithholdingConfig,
     ("plugins", "queue"): QueueConfig,
@@ -33,7 +35,7 @@ SECTIONS: dict[tuple[str, ...], type[Any]] = {
 def section(mapping: Mapping[str, Any], keys: tuple[str, ...]) -> Mapping[str, Any]:
     """Return what stands below some keys."""
     for key in keys:
-        mapping = mapping[key] or {}
+        mapping = mapping.get(key) or {}
     return mapping
 
 

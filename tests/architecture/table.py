@@ -112,6 +112,8 @@ MODULE_ARROWS: Final = {
 
 PLUGIN_ADAPTERS: Final = frozenset(
     {
+        "plugins.access.control",
+        "plugins.access.scram",
         "plugins.console.api",
         "plugins.memory.copies",
         "plugins.memory.spill",
@@ -123,6 +125,8 @@ PLUGIN_ADAPTERS: Final = frozenset(
 """The modules of plugins that alone touch `broker.extensions`."""
 
 PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
+    "plugins.access.__main__",
+    "plugins.access.passwd",
     "plugins.console.auth",
     "plugins.probing.tcp_info",
     "plugins.queue.__main__",
@@ -154,10 +158,12 @@ PURE_PLUGIN_IMPORTS: Final = (
     "broker.payload",
     # What matches a topic filter is written once.
     "broker.mqtt.topics",
+    # A mistake in a user's file reads the same wherever it is found.
+    "broker.errors",
 )
 """What a pure module of a plugin may import of the broker."""
 
-CONFIG_IMPORTS: Final = (*PURE_PLUGIN_IMPORTS, "broker.config", "broker.errors")
+CONFIG_IMPORTS: Final = (*PURE_PLUGIN_IMPORTS, "broker.config")
 """The same for a plugin's ``config.py``."""
 
 EDGE_PROXY_PURE: Final = frozenset(
@@ -185,6 +191,7 @@ ABOVE_THE_CONTRACT: Final = {
     "edge_proxy.sidecar": ("broker.plugin_loader",),
     # Programs of their own, which begin and end as the broker's does.
     "edge_proxy.__main__": ("broker.program",),
+    "plugins.access.passwd": ("broker.program",),
     "plugins.queue.gateway": ("broker.program",),
 }
 """Modules outside the broker that may import these of its I/O layer, and why."""

@@ -1,0 +1,1 @@
+"""Who may connect, and to which topics: mosquitto's files, certificates and SCRAM."""

@@ -1,0 +1,58 @@
+"""The keys under `access` in a policy file."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+FileName = Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class Rules:
+    """Who may connect by a listener, and what they may do with topics.
+
+    Relative file names are taken from the directory the broker was started in.
+
+    Attributes:
+        allow_anonymous: clients without a user name may connect. False, as in mosquitto 2.0:
+            an open broker should be somebody's decision.
+        password_file: users, as mosquitto_passwd or ``penstock passwd`` write them; null for
+            none. A user whom it does not know is left to other plugins.
+        acl_file: topics, in mosquitto's format; null allows every topic.
+        scram_file: users of SCRAM-SHA-256, as ``penstock passwd --scram`` writes them; null
+            for none.
+        certificate_username: the user name is the Common Name (``cn``) or the whole subject
+            (``subject``) of the client's certificate, which lets it in without a password; a
+            client without one is refused. Null: certificates say nothing of users.
+        username_as_client_id: the user name stands in place of the Client Identifier, so that
+            nobody takes over another user's session; clients without one are refused.
+    """
+
+    allow_anonymous: bool = False
+    password_file: FileName | None = None
+    acl_file: FileName | None = None
+    scram_file: FileName | None = None
+    certificate_username: Literal["cn", "subject"] | None = None
+    username_as_client_id: bool = False
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class AccessConfig(Rules):
+    """The plugin's keys: rules for every listener, and others for some.
+
+    Attributes:
+        listeners: name of a listener to its rules, which stand in place of those above: none
+            of them holds there.
+    """
+
+    listeners: dict[str, Rules] = field(default_factory=dict)
+
+    def all_rules(self) -> list[Rules]:
+        """Return the rules above and those of each listener."""
+        return [self, *self.listeners.values()]

@@ -1,0 +1,283 @@
+"""The `access` plugin: files, certificates and listeners put together.
+
+A CONNECT is judged by the rules of its listener. A password file that knows the user decides by
+the password; any other user is left to the broker's other sources, and refused if there are
+none. To verify a password of many iterations takes a thread, of which there are few: a fleet
+that reconnects waits for its turn, and the messages of others go on.
+
+All files are read again at `reload`, and taken only if all of them are right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from broker.config import suggest
+from broker.errors import ConfigError, ConfigProblem
+from broker.extensions import (
+    PUBLISH,
+    Accepted,
+    Action,
+    Admittance,
+    Authenticator,
+    AuthExchange,
+    AuthStep,
+    ConnectAttempt,
+    Plugin,
+    PluginContext,
+    Refused,
+    SessionView,
+)
+from plugins.access import certificate
+from plugins.access.acl import READ, WRITE, AccessList, parse_acl
+from plugins.access.config import AccessConfig, Rules
+from plugins.access.password_hash import PasswordHash, parse_hash, verify
+from plugins.access.scram import METHOD, ScramExchange, Users, parse_credentials
+from plugins.access.user_file import parse_users
+
+VERIFYING_THREADS: Final = 2
+"""Logins that are verified at a time: as many as leave a small machine its network."""
+
+MAX_ITERATIONS_AT_ONCE: Final = 1_000
+"""What is verified without a thread: about a millisecond, as for mosquitto's own 101."""
+
+
+class Scope:
+    """The rules of one or more listeners, with what their files hold.
+
+    Attributes:
+        rules: from the policy file.
+        passwords: by user name.
+        access_list: None allows every topic.
+        scram_users: None where SCRAM is not for these listeners.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        """Read the files.
+
+        Raises:
+            ConfigError: a file cannot be read or used.
+        """
+        self.rules = rules
+        self.passwords: dict[str, PasswordHash] = {}
+        self.access_list: AccessList | None = None
+        self.scram_users: Users | None = None
+        if rules.password_file is not None:
+            file = rules.password_file
+            self.passwords = parse_users(_read(file), file, parse_hash)
+        if rules.acl_file is not None:
+            self.access_list = parse_acl(_read(rules.acl_file), rules.acl_file)
+        if rules.scram_file is not None:
+            file = rules.scram_file
+            self.scram_users = Users(parse_users(_read(file), file, parse_credentials))
+        # What an unknown user's password is compared with, so that its answer takes as long.
+        some = next(iter(self.passwords.values()), None)
+        self.decoy = None if some is None else some._replace(digest=bytes(len(some.digest)))
+
+
+class FileAccess:
+    """The plugin's `AccessControl`.
+
+    Attributes:
+        scopes: rules by listener; "" for all others.
+        checks_publish: whether any listener has an ACL file.
+        checks_subscribe: False: to subscribe is always allowed, as in mosquitto.
+        checks_receive: as `checks_publish`.
+    """
+
+    checks_subscribe = False
+
+    def __init__(self, config: AccessConfig) -> None:
+        self.scopes: dict[str, Scope] = {}
+        has_list = any(rules.acl_file is not None for rules in config.all_rules())
+        self.checks_publish = self.checks_receive = has_list
+        self._threads = ThreadPoolExecutor(VERIFYING_THREADS, "penstock-verify")
+
+    def scope_of(self, listener: str) -> Scope:
+        """Return the rules of a listener."""
+        return self.scopes.get(listener) or self.scopes[""]
+
+    def authenticate(self, attempt: ConnectAttempt) -> Admittance | Awaitable[Admittance]:
+        """Judge a CONNECT by its listener's rules."""
+        scope = self.scope_of(attempt.listener)
+        rules = scope.rules
+        if rules.certificate_username is not None:
+            name = _certificate_name(attempt, rules)
+            return _named(rules, name) if name else False
+        username = attempt.username
+        if username is None:
+            if rules.username_as_client_id:
+                return False
+            return True if rules.allow_anonymous else None
+        if rules.password_file is None:
+            return None
+        stored = scope.passwords.get(username)
+        if stored is None:
+            if scope.decoy is None:
+                return None
+            return self._verify(attempt, scope.decoy, lambda _: None)
+        answer = _named(rules, username) if rules.username_as_client_id else True
+        return self._verify(attempt, stored, lambda is_right: answer if is_right else False)
+
+    def _verify(
+        self,
+        attempt: ConnectAttempt,
+        stored: PasswordHash,
+        answer: Callable[[bool], Admittance],
+    ) -> Admittance | Awaitable[Admittance]:
+        password = attempt.password or b""
+        if stored.iterations <= MAX_ITERATIONS_AT_ONCE:
+            return answer(verify(password, stored))
+        return self._verify_later(password, stored, answer)
+
+    async def _verify_later(
+        self, password: bytes, stored: PasswordHash, answer: Callable[[bool], Admittance]
+    ) -> Admittance:
+        loop = asyncio.get_running_loop()
+        return answer(await loop.run_in_executor(self._threads, verify, password, stored))
+
+    def authorize(self, session: SessionView, topic: str, action: Action) -> bool:
+        """Ask the ACL file of the session's listener, if it has one."""
+        access_list = self.scope_of(session.listener).access_list
+        if access_list is None:
+            return True
+        wanted = WRITE if action is PUBLISH else READ
+        return access_list.allows(session.username, session.client_id, topic, wanted)
+
+    def close(self) -> None:
+        """End the threads; what is being verified is not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class ScramAuthenticator:
+    """SCRAM-SHA-256 by the file of the client's listener."""
+
+    method = METHOD
+
+    def __init__(self, access: FileAccess) -> None:
+        self._access = access
+
+    def start(self, attempt: ConnectAttempt) -> AuthExchange:
+        """Begin an exchange, which is refused where the listener has no users of SCRAM."""
+        scope = self._access.scope_of(attempt.listener)
+        if scope.scram_users is None:
+            return _NoExchange()
+        return _Named(ScramExchange(scope.scram_users), scope.rules)
+
+
+class _NoExchange:
+    """Refuses."""
+
+    def step(self, data: bytes | None) -> AuthStep:  # noqa: ARG002 (AuthExchange's)
+        """Refuse."""
+        return Refused()
+
+
+class _Named:
+    """An exchange after which the listener's rules give the client its names."""
+
+    def __init__(self, exchange: AuthExchange, rules: Rules) -> None:
+        self._exchange = exchange
+        self._rules = rules
+
+    def step(self, data: bytes | None) -> AuthStep | Awaitable[AuthStep]:
+        """Take the step, and name who is let in."""
+        step = self._exchange.step(data)
+        if isinstance(step, Accepted) and self._rules.username_as_client_id:
+            return step._replace(client_id=step.username)
+        return step
+
+
+def _named(rules: Rules, username: str) -> Accepted:
+    """Return that a client is let in under its user name, and as what client."""
+    return Accepted(username, username if rules.username_as_client_id else None)
+
+
+def _certificate_name(attempt: ConnectAttempt, rules: Rules) -> str | None:
+    """Return the user name in the client's certificate; None where there is no such thing."""
+    found = attempt.ssl_object.getpeercert() if attempt.ssl_object is not None else None
+    if not found:
+        return None
+    is_whole = rules.certificate_username == "subject"
+    return certificate.subject(found) if is_whole else certificate.common_name(found)
+
+
+def _read(file: str) -> str:
+    """Return the text of a file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        problem = ConfigProblem("file", error.strerror or str(error), "a file that can be read")
+        raise ConfigError(file, [problem]) from error
+    except UnicodeDecodeError as error:
+        problem = ConfigProblem(f"byte {error.start}", "no UTF-8", "text in UTF-8")
+        raise ConfigError(file, [problem]) from error
+
+
+def _check_listeners(config: AccessConfig, context: PluginContext) -> None:
+    """Check that the listeners with rules of their own exist.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    problems = [
+        ConfigProblem(
+            f"plugins.access.listeners.{name}",
+            "an unknown listener",
+            suggest(name, context.listeners),
+        )
+        for name in config.listeners
+        if name not in context.listeners
+    ]
+    if problems:
+        raise ConfigError(context.policy_file, problems)
+
+
+class AccessPlugin(Plugin):
+    """`access` in a policy file."""
+
+    Config = AccessConfig
+    access: FileAccess
+    config: AccessConfig
+
+    def __init__(self, config: AccessConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        _check_listeners(config, context)
+        self.access = FileAccess(config)
+        has_scram = any(rules.scram_file is not None for rules in config.all_rules())
+        offered: list[Authenticator] = [ScramAuthenticator(self.access)] if has_scram else []
+        self.authenticators = offered
+
+    async def start(self) -> None:
+        """Read every file.
+
+        Raises:
+            ConfigError: one cannot be read or used.
+        """
+        await self.reload()
+
+    async def reload(self) -> None:
+        """Read every file again, and take all or none of them.
+
+        Raises:
+            ConfigError: one cannot be read or used.
+        """
+        self.access.scopes = await asyncio.to_thread(self._read_all)
+
+    def _read_all(self) -> dict[str, Scope]:
+        config = self.config
+        return {"": Scope(config)} | {
+            name: Scope(rules) for name, rules in config.listeners.items()
+        }
+
+    async def close(self) -> None:
+        """End what verifies passwords."""
+        self.access.close()

@@ -1,0 +1,143 @@
+"""``penstock passwd FILE USER``: write a user's password into a file of the plugin `access`.
+
+For password files it does what mosquitto_passwd does, and either program reads the other's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from broker.errors import PenstockError
+from broker.program import exit_status, new_app
+from plugins.access import password_hash, scram
+from plugins.access.user_file import with_user, without_user
+
+app = new_app()
+
+SALT_BYTES = 12
+"""Of a password hash: what mosquitto expects."""
+
+
+class PasswdError(PenstockError):
+    """The file cannot be changed as asked; the program ends with status 2."""
+
+
+@app.command()
+def passwd(
+    file: Annotated[Path, typer.Argument(help="Made where it does not exist.")],
+    user: Annotated[str, typer.Argument(help="Replaced where the file has it.")],
+    *,
+    delete: Annotated[bool, typer.Option("-D", "--delete", help="Take the user out.")] = False,
+    is_scram: Annotated[
+        bool, typer.Option("--scram", help="A scram_file, for SCRAM-SHA-256.")
+    ] = False,
+    iterations: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Work per guess, for attacker and login. Default: "
+            f"{password_hash.DEFAULT_ITERATIONS}, with --scram {scram.DEFAULT_ITERATIONS}.",
+        ),
+    ] = None,
+) -> None:
+    """Write a user's password, asked for or read as one line from standard input."""
+    text = _read(file)
+    if delete:
+        changed = without_user(text, user)
+        if changed is None:
+            raise PasswdError(f"{file}: user: read {user!r}; allowed: a user of this file")
+    else:
+        try:
+            with_user(text, user, "")  # before anybody types a password
+        except ValueError as error:
+            raise PasswdError(f"user: read {user!r}; allowed: {error}") from None
+        secret = _secret(_ask(), iterations, is_scram=is_scram)
+        changed = with_user(text, user, secret)
+    _write(file, changed)
+
+
+def _secret(password: str, iterations: int | None, *, is_scram: bool) -> str:
+    """Return what stands behind the user's colon.
+
+    Raises:
+        PasswdError: the iterations or the password cannot be used.
+    """
+    least = scram.DEFAULT_ITERATIONS if is_scram else 1
+    if iterations is None:
+        iterations = least if is_scram else password_hash.DEFAULT_ITERATIONS
+    if not least <= iterations <= password_hash.MAX_ITERATIONS:
+        allowed = f"{least} to {password_hash.MAX_ITERATIONS}"
+        raise PasswdError(f"--iterations: read {iterations}; allowed: {allowed}")
+    if not password:
+        raise PasswdError("password: read nothing; allowed: one character or more")
+    if not is_scram:
+        salt = secrets.token_bytes(SALT_BYTES)
+        return str(password_hash.make_hash(password.encode(), salt, iterations))
+    try:
+        salt = secrets.token_bytes(scram.SALT_BYTES)
+        return str(scram.make_credentials(password, salt, iterations))
+    except ValueError as error:
+        raise PasswdError(f"password: allowed: {error}") from None
+
+
+def _ask() -> str:
+    """Return the password, from the terminal or from standard input."""
+    if sys.stdin.isatty():
+        password: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
+        return password
+    return sys.stdin.readline().rstrip("\r\n")
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise PasswdError(f"{file}: cannot be read: {error}") from error
+
+
+def _write(file: Path, text: str) -> None:
+    """Put a file in the place of another at once; a new one is its owner's alone."""
+    target = file.resolve()
+    temporary = None
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+            opened.write(text)
+            with contextlib.suppress(FileNotFoundError):
+                status = target.stat()
+                os.fchmod(opened.fileno(), stat.S_IMODE(status.st_mode))
+                with contextlib.suppress(PermissionError):  # another's file stays readable to it
+                    os.fchown(opened.fileno(), status.st_uid, status.st_gid)
+            opened.flush()
+            os.fsync(opened.fileno())
+        Path(temporary).replace(target)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise PasswdError(f"{file}: cannot be written: {error}") from error
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program.
+
+    Args:
+        argv: arguments after the program's name; None for those of the process.
+
+    Returns:
+        Exit status: 0, or 2 where the arguments or the file cannot be used.
+    """
+    return exit_status(app, argv, "penstock passwd")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

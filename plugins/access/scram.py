@@ -1,0 +1,154 @@
+"""SCRAM-SHA-256 as a method of enhanced authentication (RFC 5802, RFC 7677).
+
+The broker holds what verifies a password and cannot be used in its place: of each user the salt,
+the iterations, the StoredKey and the ServerKey, in the form in which PostgreSQL stores them. To
+verify costs two digests; the iterations are the client's work. There is no channel binding.
+
+A user who is not in the file gets a salt too, always the same, and fails at the end as a wrong
+password does, so that nobody learns who is in it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from scramp import ScramException, ScramMechanism
+
+from broker.extensions import Accepted, AuthStep, Challenge, Refused
+
+METHOD: Final = "SCRAM-SHA-256"
+
+DEFAULT_ITERATIONS: Final = 4_096
+"""RFC 7677's own number, and PostgreSQL's: the smallest device pays for it at each connect."""
+
+MAX_ITERATIONS: Final = 10_000_000
+"""What clients accept at most."""
+
+SALT_BYTES: Final = 16
+
+_KEY_BYTES: Final = 32
+_MIN_SALT_BYTES: Final = 12
+
+ALLOWED: Final = (
+    f"{METHOD}$ITERATIONS:SALT$STOREDKEY:SERVERKEY, as penstock passwd --scram writes it"
+)
+
+
+class Credentials(NamedTuple):
+    """What verifies one user's password.
+
+    Attributes:
+        salt: `SALT_BYTES` or more, at least 12.
+        stored_key: 32 bytes.
+        server_key: 32 bytes.
+        iterations: 4,096 to `MAX_ITERATIONS`.
+    """
+
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+    iterations: int
+
+    def __str__(self) -> str:
+        """Return the credentials as they stand in a file."""
+        salt, stored, server = (
+            base64.b64encode(part).decode()
+            for part in (self.salt, self.stored_key, self.server_key)
+        )
+        return f"{METHOD}${self.iterations}:{salt}${stored}:{server}"
+
+
+def make_credentials(
+    password: str, salt: bytes, iterations: int = DEFAULT_ITERATIONS
+) -> Credentials:
+    """Return what verifies a password; it keeps the processor busy.
+
+    Raises:
+        ValueError: the password holds what SASLprep forbids (RFC 4013).
+    """
+    try:
+        return Credentials._make(ScramMechanism(METHOD).make_auth_info(password, iterations, salt))
+    except ScramException as error:
+        raise ValueError(f"a password that SASLprep takes: {error}") from error
+
+
+def parse_credentials(text: str) -> Credentials:
+    """Read the credentials of a user.
+
+    Raises:
+        ValueError: they have another form; the text says what is allowed.
+    """
+    method, _, rest = text.partition("$")
+    numbers, _, keys = rest.partition("$")
+    iterations, _, salt = numbers.partition(":")
+    if method != METHOD or not (iterations.isascii() and iterations.isdecimal()):
+        raise ValueError(ALLOWED)
+    try:
+        parts = [base64.b64decode(part, validate=True) for part in (salt, *keys.split(":"))]
+    except ValueError:
+        raise ValueError(f"{ALLOWED}, with base64") from None
+    if [len(part) for part in parts[1:]] != [_KEY_BYTES, _KEY_BYTES]:
+        raise ValueError(f"{ALLOWED}, with keys of {_KEY_BYTES} bytes")
+    decoded_salt, stored_key, server_key = parts
+    if len(decoded_salt) < _MIN_SALT_BYTES:
+        raise ValueError(f"{ALLOWED}, with a salt of {_MIN_SALT_BYTES} bytes or more")
+    if not DEFAULT_ITERATIONS <= int(iterations) <= MAX_ITERATIONS:
+        raise ValueError(f"{DEFAULT_ITERATIONS} to {MAX_ITERATIONS} iterations")
+    return Credentials(decoded_salt, stored_key, server_key, int(iterations))
+
+
+class Users:
+    """All users of one file, and what strangers get."""
+
+    def __init__(self, users: Mapping[str, Credentials]) -> None:
+        self._users = users
+        known = b"".join(credentials.server_key for credentials in users.values())
+        self._secret = hashlib.sha256(known).digest()
+        self._iterations = max(
+            (credentials.iterations for credentials in users.values()),
+            default=DEFAULT_ITERATIONS,
+        )
+
+    def find(self, username: str) -> Credentials:
+        """Return a user's credentials; for a stranger some that no password meets."""
+        found = self._users.get(username)
+        if found is not None:
+            return found
+        salt, stored_key, server_key = (
+            hmac.digest(self._secret, f"{purpose}:{username}".encode(), "sha256")
+            for purpose in ("salt", "stored", "server")
+        )
+        return Credentials(salt[:SALT_BYTES], stored_key, server_key, self._iterations)
+
+
+class ScramExchange:
+    """One client's exchange; refused where it is not what RFC 5802 describes."""
+
+    def __init__(self, users: Users) -> None:
+        self._users = users
+        self._username = ""
+        self._has_begun = False
+        self._server = ScramMechanism(METHOD).make_server(self._find)
+
+    def _find(self, username: str) -> Credentials:
+        self._username = username
+        return self._users.find(username)
+
+    def step(self, data: bytes | None) -> AuthStep:
+        """Take the client's next message; none at first asks for it."""
+        if data is None and not self._has_begun:
+            return Challenge()
+        try:
+            text = (data or b"").decode()
+            if self._has_begun:
+                self._server.set_client_final(text)
+                return Accepted(self._username, data=self._server.get_server_final().encode())
+            self._has_begun = True
+            self._server.set_client_first(text)
+            return Challenge(self._server.get_server_first().encode())
+        except (ScramException, UnicodeDecodeError):
+            return Refused()

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import pytest
+
+from broker.errors import ConfigError
+from plugins.access import acl
+from plugins.access.acl import DENY, READ, WRITE, parse_acl
+
+FILE = """\
+topic read public/#
+topic write inbox
+# a comment
+
+user ann
+topic sensors/#
+topic deny sensors/secret
+topic read $SYS/#
+topic write with blanks in it
+
+user bob
+topic read sensors/+/state
+pattern readwrite own/%u/#
+pattern write by-id/%c
+pattern read news
+pattern deny own/%u/sealed
+user ann
+topic read late
+"""
+
+
+def allowed(username: str | None, topic: str, client_id: str = "c", text: str = FILE) -> str:
+    """Return ``r``, ``w``, ``rw`` or nothing: what a client may do with a topic."""
+    access_list = parse_acl(text, "acl")
+    return "".join(
+        letter
+        for letter, access in (("r", READ), ("w", WRITE))
+        if access_list.allows(username, client_id, topic, access)
+    )
+
+
+@pytest.mark.parametrize(
+    ("username", "topic", "may"),
+    [
+        (None, "public/a", "r"),
+        (None, "public", "r"),
+        (None, "inbox", "w"),
+        (None, "sensors/a", ""),
+        (None, "news", "r"),
+        (None, "own//x", ""),
+        (None, "by-id/c", "w"),
+        ("ann", "public/a", ""),
+        ("ann", "sensors/a", "rw"),
+        ("ann", "sensors/secret", ""),
+        ("ann", "sensors/secret/more", "rw"),
+        ("ann", "$SYS/broker/uptime", "r"),
+        ("ann", "with blanks in it", "w"),
+        ("ann", "late", "r"),
+        ("ann", "own/ann/x", "rw"),
+        ("ann", "own/ann/sealed", ""),
+        ("ann", "own/bob/x", ""),
+        ("bob", "sensors/a/state", "r"),
+        ("bob", "sensors/a", ""),
+        ("eve", "sensors/a", ""),
+        ("eve", "news", "r"),
+        ("eve", "by-id/c", "w"),
+        ("eve", "by-id/d", ""),
+    ],
+)
+def test_who_may_do_what(username: str | None, topic: str, may: str) -> None:
+    """The rules at the head of the module, one by one."""
+    assert allowed(username, topic) == may
+
+
+def test_deny_is_stronger_wherever_it_stands() -> None:
+    """The order of a client's lines does not matter."""
+    before = "user u\ntopic deny a/b\ntopic a/#\n"
+    after = "user u\ntopic a/#\ntopic deny a/b\n"
+    for text in (before, after):
+        assert allowed("u", "a/b", text=text) == ""
+        assert allowed("u", "a/c", text=text) == "rw"
+
+
+def test_a_clients_own_lines_come_before_the_patterns() -> None:
+    """A pattern's deny takes nothing away that a line of the user's grants, as in mosquitto."""
+    text = "pattern deny x/%u\npattern x/+\nuser u\ntopic read x/u\n"
+    assert allowed("u", "x/u", text=text) == "r"
+    assert allowed("v", "x/v", text=text) == ""
+    assert allowed("v", "x/u", text=text) == "rw"
+
+
+@pytest.mark.parametrize("name", ["a+", "#", "a/#"])
+def test_a_name_that_is_a_wildcard_gets_nothing_by_a_pattern(name: str) -> None:
+    """It would match what is not its own (CVE-2017-7650 of mosquitto)."""
+    text = "pattern own/%u\npattern id/%c\npattern all\n"
+    assert allowed(name, "own/x", text=text) == ""
+    assert allowed("u", "id/x", client_id=name, text=text) == ""
+    assert allowed(name, "all", text=text) == ""
+
+
+def test_what_stands_in_a_name_is_not_replaced_again() -> None:
+    """A user named %c is that user, not any client."""
+    text = "pattern u/%u/%c\n"
+    assert allowed("%c", "u/%c/%u", client_id="%u", text=text) == "rw"
+    assert allowed("%c", "u/c/c", client_id="c", text=text) == ""
+    assert allowed("", "x", text="pattern %u\n") == ""
+
+
+def test_wildcards_do_not_reach_dollar_topics() -> None:
+    """Everything is not the broker's own figures."""
+    assert allowed(None, "$SYS/x", text="topic #\npattern +/x\n") == ""
+    assert allowed(None, "$SYS/x", text="topic read $SYS/#\n") == "r"
+
+
+def test_an_empty_file_allows_nothing() -> None:
+    """Only what is listed is allowed."""
+    assert allowed(None, "a", text="# nothing\n") == ""
+
+
+def test_answers_are_remembered_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory is emptied when it is full, and the answers stay right."""
+    monkeypatch.setattr(acl, "_MAX_REMEMBERED", 3)
+    access_list = parse_acl("topic read a/#\n", "acl")
+    for _ in range(2):
+        for topic in ("a/1", "b", "a/2", "a/3"):
+            assert access_list.allows(None, "c", topic, READ) is topic.startswith("a")
+    assert len(access_list._remembered) <= 3
+
+
+def test_a_line_that_is_one_word_after_topic_is_the_filter() -> None:
+    """Even where the word is one of those for access."""
+    access_list = parse_acl("topic read\ntopic  write   b  \n", "acl")
+    assert list(access_list.by_user[None]) == [(READ | WRITE, "read"), (WRITE, "b")]
+    assert parse_acl("pattern deny a/%c\n", "acl").patterns == ((DENY, "a/%c"),)
+
+
+def test_every_wrong_line_is_told() -> None:
+    """By its number, with what was read and what is allowed there."""
+    text = "topic\nuser\nusers ann\ntopic reed a\ntopic a#\npattern read +x/%c\ntopic ok\n"
+    with pytest.raises(ConfigError) as caught:
+        parse_acl(text, "acl")
+    assert [problem.path for problem in caught.value.problems] == [
+        f"line {number}" for number in range(1, 7)
+    ]
+    told = str(caught.value)
+    assert "acl: line 3: read 'users ann'; allowed: topic" in told
+    assert "acl: line 4: read 'topic reed a'; allowed: read, write, readwrite, deny" in told
+    assert "[MQTT-4.7.1-1]" in told

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plugins.access.certificate import common_name, subject
+
+
+def certificate(*names: tuple[str, str]) -> dict[str, Any]:
+    """Return a certificate with these attributes in its subject, as `ssl` shows it."""
+    return {"subject": tuple((name,) for name in names), "version": 3}
+
+
+WHOLE = certificate(
+    ("countryName", "GB"),
+    ("organizationName", "Example, Ltd"),
+    ("organizationalUnitName", "Production"),
+    ("commonName", "test client"),
+)
+
+
+def test_the_common_name_is_the_user() -> None:
+    """The last one, which is the most specific."""
+    assert common_name(WHOLE) == "test client"
+    assert common_name(certificate(("commonName", "a"), ("commonName", "b"))) == "b"
+    assert common_name(certificate(("organizationName", "x"))) is None
+    assert common_name({}) is None
+
+
+def test_the_subject_is_written_as_in_rfc_2253() -> None:
+    """Last part first, commas escaped, several attributes of one part joined."""
+    assert subject(WHOLE) == "CN=test client,OU=Production,O=Example\\, Ltd,C=GB"
+    several = {"subject": ((("commonName", "a"), ("userId", "b")), (("serialNumber", "7"),))}
+    assert subject(several) == "serialNumber=7,CN=a+UID=b"
+    assert subject({}) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [("#a", "\\#a"), (" a ", "\\ a\\ "), ('a"b+c', 'a\\"b\\+c'), (" ", "\\ "), ("a\\", "a\\\\")],
+)
+def test_what_would_read_as_another_subject_is_escaped(value: str, written: str) -> None:
+    """RFC 2253, 2.4."""
+    assert subject(certificate(("commonName", value))) == f"CN={written}"

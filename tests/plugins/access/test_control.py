@@ -1,0 +1,361 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scramp import ScramClient
+
+from broker.config import parse_policy, validate_config
+from broker.errors import ConfigError
+from broker.extensions import Accepted, Admittance, ConnectAttempt, PluginContext
+from broker.mqtt.packets import Auth, ConnAck, Connect, Disconnect, PubAck, Publish
+from broker.mqtt.reason_codes import ReasonCode
+from broker.server import Server
+from plugins.access.config import AccessConfig
+from plugins.access.control import MAX_ITERATIONS_AT_ONCE, AccessPlugin
+from plugins.access.password_hash import make_hash
+from plugins.access.scram import METHOD, make_credentials
+from tests.broker.serving import port_of
+from tests.helpers.virtual import VirtualBroker, VirtualClient
+from tests.helpers.wire import WireClient, connected
+
+REFUSED = ReasonCode.NOT_AUTHORIZED
+
+
+class Files:
+    """The plugin's files, in a folder of their own.
+
+    Attributes:
+        passwords: its `password_file`: ann with the password ``a``, bob with ``b``.
+        acl: its `acl_file`: ann may do all below ``ann``, everybody may read ``news``.
+        scram: its `scram_file`: ann with the password ``a``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.passwords = folder / "passwords"
+        self.acl = folder / "acl"
+        self.scram = folder / "scram"
+        self.write_passwords(10)
+        self.acl.write_text("user ann\ntopic ann/#\npattern read news\n")
+        self.scram.write_text(f"ann:{make_credentials('a', b'salt of 16 bytes')}\n")
+
+    def write_passwords(self, iterations: int) -> None:
+        """Write the passwords with hashes of so many iterations."""
+        hashes = {
+            user: make_hash(user[:1].encode(), b"salt", iterations) for user in ("ann", "bob")
+        }
+        self.passwords.write_text("".join(f"{user}:{made}\n" for user, made in hashes.items()))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    """Return files that stand."""
+    return Files(tmp_path)
+
+
+async def plugin_of(**keys: Any) -> AccessPlugin:
+    """Return a started plugin with these keys of a policy file, of a broker with one listener."""
+    config = validate_config(AccessConfig, keys, "policy.yaml", "plugins.access")
+    context = PluginContext(logging.getLogger("test"), "policy.yaml", lambda: 0.0, ("default",))
+    plugin = AccessPlugin(config, context)
+    await plugin.start()
+    return plugin
+
+
+async def broker_of(**keys: Any) -> VirtualBroker:
+    """Return a broker with a started plugin."""
+    plugin = await plugin_of(**keys)
+    return VirtualBroker(access=plugin.access, authenticators=plugin.authenticators)
+
+
+def connect(broker: VirtualBroker, client_id: str = "c", **options: Any) -> int:
+    """Connect a client; return the reason code."""
+    return broker.connect(client_id, **options).connack.reason_code
+
+
+async def answer(
+    plugin: AccessPlugin, username: str | None = None, password: bytes | None = None, **told: Any
+) -> Admittance:
+    """Return what the plugin says of a CONNECT."""
+    attempt = ConnectAttempt(
+        client_id="c",
+        username=username,
+        password=password,
+        protocol_version=5,
+        clean_start=True,
+        keep_alive=0,
+        will=None,
+        remote_address="",
+        remote_port=0,
+        listener=told.pop("listener", "default"),
+        **told,
+    )
+    said = plugin.access.authenticate(attempt)
+    return await said if isinstance(said, Awaitable) else said
+
+
+@asynccontextmanager
+async def serving(**keys: Any) -> AsyncIterator[Server]:
+    """Run a broker whose only plugin this is."""
+    policy = {"listeners": {"default": {"bind": "127.0.0.1:0"}}, "plugins": {"access": keys}}
+    server = Server(parse_policy(policy, "policy.yaml"))
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def echo(client: WireClient, topic: str, payload: bytes) -> bytes:
+    """Publish at QoS 0 to a topic that the client subscribes to, and return what comes."""
+    await client.send(Publish(topic, payload))
+    return bytes((await client.take(Publish)).payload)
+
+
+# -- who connects -----------------------------------------------------------------------------
+
+
+async def test_by_default_nobody_connects() -> None:
+    """With a user name or without."""
+    broker = await broker_of()
+    assert connect(broker) == REFUSED
+    assert connect(broker, username="ann", password=b"a") == REFUSED
+
+
+async def test_clients_without_a_name_connect_where_that_is_allowed(files: Files) -> None:
+    """Only those: a name that the file does not know is refused."""
+    broker = await broker_of(allow_anonymous=True, password_file=str(files.passwords))
+    assert connect(broker) == 0
+    assert connect(broker, username="eve", password=b"e") == REFUSED
+
+
+@pytest.mark.parametrize("iterations", [10, MAX_ITERATIONS_AT_ONCE + 1])
+@pytest.mark.parametrize(
+    ("username", "password", "said"),
+    [
+        ("ann", b"a", True),
+        ("bob", b"b", True),
+        ("ann", b"b", False),
+        ("ann", b"", False),
+        ("ann", None, False),
+        ("eve", b"a", None),
+        ("", b"", None),
+        (None, None, None),
+    ],
+)
+async def test_the_password_file_decides_on_its_users(
+    files: Files, username: str | None, password: bytes | None, said: Admittance, iterations: int
+) -> None:
+    """All others are left to other sources; the same in a thread."""
+    files.write_passwords(iterations)
+    plugin = await plugin_of(password_file=str(files.passwords))
+    assert await answer(plugin, username, password) is said
+    await plugin.close()
+
+
+async def test_a_login_that_takes_long_holds_up_nobody(files: Files) -> None:
+    """The broker serves others while a thread verifies it."""
+    files.write_passwords(100_000)
+    async with (
+        serving(allow_anonymous=True, password_file=str(files.passwords)) as server,
+        await connected(port_of(server)) as other,
+        await WireClient.dial(port_of(server)) as client,
+    ):
+        await client.send(Connect(client_id="c", username="ann", password=b"a"))
+        await other.subscribe("t")
+        assert (await echo(other, "t", b"x")) == b"x"
+        assert (await client.take(ConnAck)).reason_code == 0
+
+
+async def test_the_user_name_may_stand_for_the_client_identifier(files: Files) -> None:
+    """Nobody takes over another user's session; who has no name is refused."""
+    keys = {"password_file": str(files.passwords), "scram_file": str(files.scram)}
+    broker = await broker_of(username_as_client_id=True, allow_anonymous=True, **keys)
+    ann = broker.connect("bob", username="ann", password=b"a")
+    assert ann.session.client_id == "ann"
+    assert connect(broker, "bob", username="bob", password=b"b") == 0
+    assert not ann.is_lost
+    assert connect(broker, "anybody") == REFUSED
+    assert scram(broker, "x", "a").take(ConnAck).reason_code == 0
+    assert ann.is_lost
+
+
+class Tls:
+    """A TLS connection, as far as the plugin looks at it."""
+
+    def __init__(self, *names: tuple[str, str]) -> None:
+        self._names = names
+
+    def getpeercert(self) -> dict[str, Any]:
+        """Return the client's certificate; empty without one."""
+        return {"subject": tuple((name,) for name in self._names)} if self._names else {}
+
+
+async def test_a_certificate_may_name_the_user(files: Files) -> None:
+    """Without a password; a client without a certificate, or without a name in it, is refused."""
+    certified = Tls(("organizationName", "Example"), ("commonName", "ann"))
+    keys = {"password_file": str(files.passwords), "allow_anonymous": True}
+    by_name = await plugin_of(certificate_username="cn", **keys)
+    assert await answer(by_name, "eve", b"", ssl_object=certified) == Accepted("ann")
+    whole = await plugin_of(certificate_username="subject", username_as_client_id=True)
+    subject = "CN=ann,O=Example"
+    assert await answer(whole, ssl_object=certified) == Accepted(subject, subject)
+    nameless = Tls(("organizationName", "Example"))
+    for other in (None, Tls(), nameless):
+        assert await answer(by_name, "ann", b"a", ssl_object=other) is False
+
+
+async def test_a_listener_may_have_rules_of_its_own(files: Files) -> None:
+    """None of those for all listeners holds there."""
+    plugin = await plugin_of(
+        password_file=str(files.passwords),
+        acl_file=str(files.acl),
+        listeners={"default": {"allow_anonymous": True}},
+    )
+    assert await answer(plugin, listener="default") is True
+    assert await answer(plugin, listener="other") is None
+    assert await answer(plugin, "ann", b"a", listener="default") is None
+    assert await answer(plugin, "ann", b"a", listener="other") is True
+    broker = VirtualBroker(access=plugin.access)
+    client = broker.connect()
+    client.publish("any", b"x", qos=1)
+    assert client.take(PubAck).reason_code < 0x80
+    client.session.listener = "other"
+    client.publish("any", b"x", qos=1)
+    assert client.take(PubAck).reason_code == REFUSED
+
+
+# -- SCRAM ------------------------------------------------------------------------------------
+
+
+def scram(broker: VirtualBroker, client_id: str, password: str) -> VirtualClient:
+    """Return a client of the user ann that has gone through SCRAM; its answer is in the inbox."""
+    client = VirtualClient(broker)
+    other = ScramClient([METHOD], "ann", password)
+    properties: dict[str, Any] = {"authentication_method": METHOD}
+    first = properties | {"authentication_data": other.get_client_first().encode()}
+    client.send(Connect(client_id=client_id, keep_alive=0, properties=first))
+    if client.inbox and isinstance(client.inbox[0], Auth):
+        other.set_server_first(client.take(Auth).properties["authentication_data"].decode())
+        last = properties | {"authentication_data": other.get_client_final().encode()}
+        client.send(Auth(ReasonCode.CONTINUE_AUTHENTICATION, last))
+    if isinstance(client.inbox[0], ConnAck) and not client.inbox[0].reason_code:
+        other.set_server_final(client.inbox[0].properties["authentication_data"].decode())
+    return client
+
+
+async def test_users_of_scram_connect_without_sending_a_password(files: Files) -> None:
+    """By AUTH; the ACL file knows them by the same name."""
+    broker = await broker_of(scram_file=str(files.scram), acl_file=str(files.acl))
+    client = scram(broker, "c", "a")
+    assert client.take(ConnAck).reason_code == 0
+    assert client.session.username == "ann"
+    for topic, is_refused in (("ann/x", False), ("other", True)):
+        client.publish(topic, b"x", qos=1)
+        assert (client.take(PubAck).reason_code == REFUSED) is is_refused
+
+
+async def test_a_wrong_password_of_scram_is_refused(files: Files) -> None:
+    """With 0x87."""
+    client = scram(await broker_of(scram_file=str(files.scram)), "c", "b")
+    assert client.take(ConnAck).reason_code == REFUSED
+    assert client.is_lost
+
+
+async def test_scram_is_offered_where_a_file_is_named(files: Files) -> None:
+    """Elsewhere there is no such method, or no such user."""
+    assert scram(await broker_of(), "c", "a").take(ConnAck).reason_code == (
+        ReasonCode.BAD_AUTHENTICATION_METHOD
+    )
+    broker = await broker_of(scram_file=str(files.scram), listeners={"default": {}})
+    assert scram(broker, "c", "a").take(ConnAck).reason_code == REFUSED
+
+
+# -- topics -----------------------------------------------------------------------------------
+
+
+async def test_the_acl_file_judges_each_message(files: Files) -> None:
+    """To publish, and to receive; to subscribe is always allowed."""
+    keys = {"password_file": str(files.passwords), "acl_file": str(files.acl)}
+    broker = await broker_of(allow_anonymous=True, **keys)
+    ann = broker.connect("a", username="ann", password=b"a")
+    bob = broker.connect("b", username="bob", password=b"b")
+    assert bob.subscribe("#") == 0
+    for topic, is_refused in (("ann/x", False), ("news", True), ("bob/x", True)):
+        ann.publish(topic, topic.encode(), qos=1)
+        assert (ann.take(PubAck).reason_code == REFUSED) is is_refused
+    assert ann.subscribe("ann/#") == 0
+    ann.publish("ann/y", b"y")
+    assert ann.payloads() == [b"y"]
+    assert bob.payloads() == []
+
+
+async def test_without_an_acl_file_no_message_is_looked_at() -> None:
+    """The fast ways through the broker stay open."""
+    assert (await broker_of(allow_anonymous=True)).core.is_plain
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+async def test_a_reload_holds_for_clients_that_are_connected(
+    files: Files, caplog: pytest.LogCaptureFixture
+) -> None:
+    """New rules at once; the clients stay, with names that the file has no longer."""
+    keys = {"password_file": str(files.passwords), "acl_file": str(files.acl)}
+    async with (
+        serving(**keys) as server,
+        await connected(port_of(server), username="ann", password=b"a") as client,
+    ):
+        await client.subscribe("#")
+        assert (await client.publish("new", b"1")).reason_code == REFUSED
+        files.acl.write_text("user ann\ntopic new\n")
+        files.passwords.write_text(f"eve:{make_hash(b'e', b'salt', 10)}\n")
+        with caplog.at_level(logging.INFO):
+            await server.reload()
+        assert "reloaded" in caplog.text
+        assert (await echo(client, "new", b"2")) == b"2"
+        async with await WireClient.dial(port_of(server)) as other:
+            assert (await other.connect(username="ann", password=b"a")).reason_code == REFUSED
+        await (await connected(port_of(server), username="eve", password=b"e")).send(Disconnect())
+
+
+async def test_a_wrong_file_at_reload_changes_nothing(
+    files: Files, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not even what the other file says; the log names the line."""
+    keys = {"password_file": str(files.passwords), "acl_file": str(files.acl)}
+    async with (
+        serving(**keys) as server,
+        await connected(port_of(server), username="ann", password=b"a") as client,
+    ):
+        files.passwords.write_text("")
+        files.acl.write_text("topic #\nnonsense\n")
+        await server.reload()
+        assert f"not reloaded: {files.acl}: line 2: read 'nonsense'; allowed:" in caplog.text
+        assert (await client.publish("new", b"1")).reason_code == REFUSED
+        (await connected(port_of(server), username="bob", password=b"b")).close()
+
+
+@pytest.mark.parametrize("key", ["password_file", "acl_file", "scram_file"])
+async def test_a_file_that_cannot_be_used_ends_the_start(tmp_path: Path, key: str) -> None:
+    """Its name and what is wrong with it are told."""
+    file = tmp_path / "file"
+    with pytest.raises(ConfigError, match=r"file: read No such file"):
+        await plugin_of(**{key: str(file)})
+    file.write_bytes(b"ab\xff")
+    with pytest.raises(ConfigError, match=r"byte 2: read no UTF-8"):
+        await plugin_of(**{key: str(file)})
+    file.write_text("nonsense")
+    with pytest.raises(ConfigError, match=r"line 1: read"):
+        await plugin_of(**{key: str(file)})
+
+
+async def test_rules_for_a_listener_that_is_not_there_are_refused() -> None:
+    """They would silently hold for nobody."""
+    with pytest.raises(ConfigError, match=r"listeners\.defualt: .*perhaps default"):
+        await plugin_of(listeners={"defualt": {}})

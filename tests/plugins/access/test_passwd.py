@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import io
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from plugins.access import passwd
+from plugins.access.password_hash import DEFAULT_ITERATIONS, parse_hash, verify
+from plugins.access.scram import make_credentials, parse_credentials
+from plugins.access.user_file import parse_users
+
+SECRET = "secret\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return the program, with a file of its own."""
+    return Run(tmp_path / "users", monkeypatch, capsys)
+
+
+class Run:
+    """Runs the program on one file."""
+
+    def __init__(
+        self, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.file = file
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str, password: str = SECRET) -> str:
+        """Run it with a password on standard input; return what it says where it fails."""
+        self._monkeypatch.setattr("sys.stdin", io.StringIO(password))
+        status = passwd.main([str(self.file), *arguments])
+        told = self._capsys.readouterr().err
+        assert bool(told) == bool(status)
+        assert status in (0, 2)
+        return told
+
+
+def test_a_user_is_written_and_replaced(run: Run) -> None:
+    """From standard input; the file is its owner's alone."""
+    assert not run("ann")
+    first = parse_users(run.file.read_text(), "users", parse_hash)["ann"]
+    assert first.iterations == DEFAULT_ITERATIONS
+    assert verify(b"secret", first)
+    assert stat.S_IMODE(run.file.stat().st_mode) == 0o600
+    assert not run("ann", "--iterations", "101", password="other")
+    second = parse_users(run.file.read_text(), "users", parse_hash)["ann"]
+    assert second.iterations == 101
+    assert verify(b"other", second)
+    assert second.salt != first.salt
+    assert list(run.file.parent.iterdir()) == [run.file]
+
+
+def test_the_file_is_shared_with_mosquitto_passwd(run: Run) -> None:
+    """Each program changes what the other wrote; modes stay."""
+    run.file.touch(mode=0o640)
+    run.file.chmod(0o640)
+    made = ["mosquitto_passwd", "-b", str(run.file), "bob", "b"]
+    subprocess.run(made, check=True, capture_output=True)
+    run.file.chmod(0o640)
+    assert not run("ann")
+    subprocess.run(
+        ["mosquitto_passwd", "-D", str(run.file), "bob"], check=True, capture_output=True
+    )
+    assert list(parse_users(run.file.read_text(), "users", parse_hash)) == ["ann"]
+
+
+def test_modes_stay(run: Run) -> None:
+    """Whoever may read the file still may."""
+    run.file.touch()
+    run.file.chmod(0o640)
+    assert not run("ann")
+    assert stat.S_IMODE(run.file.stat().st_mode) == 0o640
+
+
+def test_scram_users_are_written(run: Run) -> None:
+    """Keys, never the password."""
+    assert not run("--scram", "ann")
+    text = run.file.read_text()
+    stored = parse_users(text, "users", parse_credentials)["ann"]
+    assert stored == make_credentials("secret", stored.salt)
+    assert "secret" not in text
+
+
+def test_a_user_is_deleted(run: Run) -> None:
+    """Who is not there is named."""
+    run("ann")
+    assert not run("-D", "ann")
+    assert run.file.read_text() == ""
+    assert "read 'ann'; allowed: a user of this file" in run("-D", "ann")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "password", "told"),
+    [
+        (["a:b"], "x", "user: read 'a:b'; allowed: a user name without colon"),
+        (["ann"], "", "password: read nothing"),
+        (["ann", "--iterations", "0"], "x", "--iterations: read 0; allowed: 1 to"),
+        (["--scram", "ann", "--iterations", "4095"], "x", "allowed: 4096 to"),
+        (["--scram", "ann"], "\u0007", "SASLprep"),
+    ],
+)
+def test_a_mistake_is_one_line_and_changes_nothing(
+    run: Run, arguments: list[str], password: str, told: str
+) -> None:
+    """What was read, what is allowed; status 2."""
+    said = run(*arguments, password=password)
+    assert told in said
+    assert said.startswith("penstock passwd: ")
+    assert said.count("\n") == 1
+    assert not run.file.exists()
+
+
+def test_a_file_that_cannot_be_used_is_named(run: Run) -> None:
+    """For reading and for writing."""
+    run.file.mkdir()
+    assert f"{run.file}: cannot be read" in run("ann")
+    run.file.rmdir()
+    run.file = run.file / "below" / "nothing"
+    assert f"{run.file}: cannot be written" in run("ann")
