@@ -9,12 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from plugins.queue.client import QueueClient
-
-# The demo takes the same ports each time, so that its printed lines can be repeated.
-pytestmark = pytest.mark.xdist_group("demo")
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ("--seconds", "4", "--no-spark")
