@@ -11,7 +11,7 @@ import difflib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -77,15 +77,25 @@ class ConformancePlugin:
                 self._numbers[item.nodeid] = numbers
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note how a proving test has ended."""
-        if report.nodeid not in self._numbers:
-            return
+        """Note how a test has ended."""
         if report.when == "call" or report.outcome != PASSED:
             before = self._outcomes.get(report.nodeid, PASSED)
             self._outcomes[report.nodeid] = min(before, report.outcome, key=_ORDER.index)
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take what one of several processes has collected; each collects everything."""
+        collected = getattr(node, "workeroutput", {})  # none of a process that has crashed
+        self._numbers.update(collected.get("proving", {}))
+        self._is_narrowed |= collected.get("is_narrowed", True)
+
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Keep the file, after a whole run."""
+        workeroutput = getattr(session.config, "workeroutput", None)
+        if workeroutput is not None:  # one of several processes: the first one keeps the file
+            workeroutput["proving"] = self._numbers
+            workeroutput["is_narrowed"] = self._is_narrowed
+            return
         if self._is_narrow(session.config):
             return
         proofs = self._proofs()
@@ -121,7 +131,7 @@ class ConformancePlugin:
             self._is_narrowed
             or not everything & {(here / argument).resolve() for argument in config.args}
             or any(config.getoption(option, None) for option in options)
-            or self._numbers.keys() != self._outcomes.keys()
+            or not self._numbers.keys() <= self._outcomes.keys()
         )
 
     def _proofs(self) -> dict[str, dict[str, dict[str, str]]]:
