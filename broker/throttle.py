@@ -8,6 +8,12 @@ others, though: every `THROTTLE_SECONDS` the wait is judged anew, and a subscrib
 transport has not drained once in that time is *slow*. It is not waited for again until it has
 drained faster than that, or its outbox has been empty. No wait lasts longer than
 `MAX_WAIT_SECONDS`.
+
+A client that is not read from cannot acknowledge either. Were two that flood each other both
+held, each would wait for the other's acknowledgements, which nobody reads. So nobody waits for
+one that waits for it, be it through others: who waits for whom has no circle, and at the end of
+each chain stands a client that is read from. One in the middle of a chain is not slow by itself
+and is not judged: from source to worker to sink, the source is to wait for the sink too.
 """
 
 # One throttle reads another's fields: they are two ends of one relation.
@@ -34,24 +40,26 @@ class Throttle:
     """One connection's part in it, as a publisher and as a subscriber.
 
     Attributes:
+        connection: whose part it is.
+        blockers: the subscribers that this publisher waits for.
         is_slow: a publisher has waited for this connection in vain.
     """
 
     __slots__ = (
-        "_blockers",
         "_checked_at",
-        "_connection",
         "_held",
         "_paused_at",
         "_resumed_at",
         "_timer",
         "_waits_since",
+        "blockers",
+        "connection",
         "is_slow",
     )
 
     def __init__(self, connection: Sender) -> None:
-        self._connection = connection
-        self._blockers: set[Throttle] = set()
+        self.connection = connection
+        self.blockers: set[Throttle] = set()
         self._held: set[Throttle] = set()
         self._timer: Timer | None = None
         self._waits_since = 0.0
@@ -73,60 +81,76 @@ class Throttle:
     @property
     def is_blocked(self) -> bool:
         """Whether nothing should be read from this connection now."""
-        return bool(self._blockers)
+        return bool(self.blockers)
 
     def wait_for_congested(self, now: float) -> None:
         """Wait for the subscribers whom the last publish found without room."""
-        core = self._connection.core
+        core = self.connection.core
         if not core.congested:
             return
         for connection in core.congested:
-            if connection.throttle is not self:
-                self._blockers.add(connection.throttle)
-                connection.throttle._held.add(self)
+            blocker = connection.throttle
+            if blocker is not self and not blocker._waits_for(self):
+                self.blockers.add(blocker)
+                blocker._held.add(self)
         core.congested.clear()
-        if self._blockers and self._timer is None:
+        if self.blockers and self._timer is None:
             self._waits_since = now
             self._set_timer(now)
-            core.touch(self._connection)
+            core.touch(self.connection)
+
+    def _waits_for(self, other: Throttle) -> bool:
+        """Say whether this connection waits for another one, be it through others."""
+        if not other._held:
+            return False
+        seen = {self}
+        rest = [self]
+        while rest:
+            for blocker in rest.pop().blockers - seen:
+                if blocker is other:
+                    return True
+                seen.add(blocker)
+                rest.append(blocker)
+        return False
 
     def _set_timer(self, now: float) -> None:
         self._checked_at = now
-        timers = self._connection.core.timers
+        timers = self.connection.core.timers
         self._timer = timers.at(now + THROTTLE_SECONDS, self._judge)
 
     def _judge(self, now: float) -> None:
         """Give up on subscribers that have not drained; go on waiting for the others."""
         self._timer = None
         is_over = now - self._waits_since >= MAX_WAIT_SECONDS
-        for blocker in list(self._blockers):
+        for blocker in list(self.blockers):
             has_drained = blocker._resumed_at > self._checked_at
-            if not has_drained:
+            is_slow = not has_drained and not blocker.blockers
+            if is_slow:
                 blocker.is_slow = True
-            if is_over or not has_drained:
+            if is_over or is_slow:
                 blocker._held.discard(self)
-                self._blockers.discard(blocker)
-        if self._blockers:
+                self.blockers.discard(blocker)
+        if self.blockers:
             self._set_timer(now)
         else:
-            self._connection.core.touch(self._connection)
+            self.connection.core.touch(self.connection)
 
     def let_go(self) -> None:
         """Let every publisher go on that waits for this connection."""
         for publisher in self._held:
-            publisher._blockers.discard(self)
-            if not publisher._blockers and publisher._timer is not None:
+            publisher.blockers.discard(self)
+            if not publisher.blockers and publisher._timer is not None:
                 publisher._timer.cancel()
                 publisher._timer = None
-                publisher._connection.core.touch(publisher._connection)
+                publisher.connection.core.touch(publisher.connection)
         self._held.clear()
 
     def leave(self) -> None:
         """The connection has ended: nobody waits for it, and it waits for nobody."""
         self.let_go()
-        for blocker in self._blockers:
+        for blocker in self.blockers:
             blocker._held.discard(self)
-        self._blockers.clear()
+        self.blockers.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from broker.limits import Limits
 from broker.message import Message
-from broker.mqtt.packets import Subscribe, Subscription
+from broker.mqtt.packets import Packet, PubAck, Publish, Subscribe, Subscription
 from broker.throttle import MAX_WAIT_SECONDS, THROTTLE_SECONDS
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
@@ -126,3 +132,85 @@ def test_nobody_waits_for_a_subscriber_whom_another_message_found_without_room()
     publisher.publish("nobody", b"x")
     assert publisher.is_reading
     assert broker.core.congested == []
+
+
+@pytest.mark.parametrize("names", ["ab", "abc"])
+def test_clients_that_flood_each_other_are_not_all_held(names: str) -> None:
+    """Though their acknowledgements stand behind what they publish, all arrives, in no time."""
+    n_messages = 100
+    broker = VirtualBroker(Limits(inflight_messages=2))
+    clients = [broker.connect(name) for name in names]
+    written: list[deque[Packet]] = []
+    for client, topic, other in zip(clients, names, names[1:] + names[0], strict=True):
+        client.subscribe(topic, 1)
+        flood = [Publish(other, b"%d" % n, qos=1, packet_id=n + 1) for n in range(n_messages)]
+        written.append(deque(flood))
+    received: dict[VirtualClient, list[int]] = {client: [] for client in clients}
+    while any(written):
+        readable = [
+            client.is_reading and bool(rest) for client, rest in zip(clients, written, strict=True)
+        ]
+        assert any(readable), "all are held"
+        for client, rest, is_readable in zip(clients, written, readable, strict=True):
+            if is_readable:
+                client.send(rest.popleft())
+        for client, rest in zip(clients, written, strict=True):
+            for packet in client.take_all(Publish):
+                received[client].append(int(packet.payload))
+                rest.append(PubAck(packet.packet_id))
+    assert all(numbers == list(range(n_messages)) for numbers in received.values())
+    assert broker.core.ledger().dropped == {}
+
+
+def test_a_source_waits_for_the_sink_behind_a_worker() -> None:
+    """The worker is held, and not slow for it; when the sink has room, both go on."""
+    broker, worker, sink = congested()
+    worker.subscribe("work")
+    worker.publish("t", b"1")
+    worker.connection.pause_sending(broker.now)  # it cannot write, and so it does not read
+    source = broker.connect("source")
+    source.publish("work", b"2")
+    for _ in range(3):
+        broker.advance(THROTTLE_SECONDS / 2)
+        sink.connection.resume_sending(broker.now)  # it drains, and is full again
+        sink.connection.pause_sending(broker.now)
+        assert not worker.is_reading
+        assert not source.is_reading
+    assert not worker.connection.throttle.is_slow
+    sink.connection.resume_sending(broker.now)
+    broker.settle()
+    assert worker.is_reading
+    worker.connection.resume_sending(broker.now)
+    broker.settle()
+    assert source.is_reading
+
+
+@given(st.data())
+def test_whoever_is_held_waits_in_the_end_for_a_client_that_is_read(data: st.DataObject) -> None:
+    """Among any clients that publish to each other, with room or without."""
+    n_clients = 4
+    broker = VirtualBroker()
+    clients = [broker.connect(str(number)) for number in range(n_clients)]
+    for number, client in enumerate(clients):
+        client.subscribe(str(number))
+    who = st.integers(0, n_clients - 1)
+    for _ in range(data.draw(st.integers(1, 25))):
+        number, to = data.draw(who), data.draw(who)
+        if data.draw(st.booleans()):
+            clients[number].publish(str(to), b"x")
+        elif clients[number].connection.is_paused:
+            clients[number].connection.resume_sending(broker.now)
+            broker.settle()
+        else:
+            clients[number].connection.pause_sending(broker.now)
+        held = [client for client in clients if not client.is_reading]
+        assert len(held) < n_clients
+        for client in held:
+            ends(client, set())
+
+
+def ends(client: VirtualClient, passed: set[VirtualClient]) -> None:
+    """Follow every chain of waits to its end; a circle has none."""
+    assert client not in passed
+    for blocker in client.connection.throttle.blockers:
+        ends(blocker.connection.driver, passed | {client})
