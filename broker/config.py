@@ -1,8 +1,8 @@
 """The policy file: aMQTT's keys and ours, checked whole before any socket opens.
 
 What aMQTT 0.12 reads keeps its name and meaning, with dashes or underscores in keys, so that
-its file needs no change. Ours beside it are `limits` and the plugins with a short name. A
-listener takes each key it does not set itself from the listener named `default`.
+its file needs no change. Ours beside it are `limits`, `mqtt` and the plugins with a short
+name. A listener takes each key it does not set itself from the listener named `default`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from broker.config_file import (
 )
 from broker.errors import ConfigError, ConfigProblem
 from broker.limits import Limits
+from broker.mqtt_options import MqttOptions
 
 __all__ = [
     "Listener",
@@ -71,6 +72,7 @@ class Policy:
         file: its name as the user gave it.
         listeners: by name, in the order of the file; at least one.
         limits: what one client may take.
+        mqtt: what of the protocol the broker offers.
         plugins: short name of a plugin to its keys, in the order of the file.
         amqtt: what aMQTT's `BrokerConfig.from_dict` takes, or None where the file names no
             aMQTT plugin.
@@ -83,6 +85,7 @@ class Policy:
     file: str
     listeners: Mapping[str, Listener]
     limits: Limits
+    mqtt: MqttOptions
     plugins: Mapping[str, Mapping[str, Any]]
     amqtt: Mapping[str, Any] | None
     timeout_disconnect_delay: int
@@ -113,6 +116,7 @@ class _PolicyKeys:
 
     listeners: dict[str, dict[str, Any] | None] | None = None
     limits: dict[str, Any] | None = None
+    mqtt: dict[str, Any] | None = None
     plugins: dict[str, Any] | list[str | dict[str, Any]] | None = None
     auth: dict[str, Any] | None = None
     topic_check: dict[str, Any] | None = None
@@ -155,14 +159,16 @@ class _Reading:
         listeners = self._listeners(listener_keys)
         limits_keys = self._underscored(keys.limits or {}, "limits")
         limits = self._checked(Limits, limits_keys, "limits")
+        mqtt = self._checked(MqttOptions, self._underscored(keys.mqtt or {}, "mqtt"), "mqtt")
         short, dotted = self._plugins(keys)
-        if self.problems or limits is None:
+        if self.problems or limits is None or mqtt is None:
             raise ConfigError(self.file, self.problems)
         sys_interval = keys.sys_interval
         return Policy(
             file=self.file,
             listeners=listeners,
             limits=limits,
+            mqtt=mqtt,
             plugins=short,
             amqtt=_amqtt_config(document, keys, listener_keys, dotted),
             timeout_disconnect_delay=keys.timeout_disconnect_delay or 0,

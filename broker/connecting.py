@@ -40,6 +40,10 @@ def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
         raise ProtocolError("a second CONNECT")
     connection.version = packet.protocol_version
     connection.is_bridge = packet.is_bridge
+    connection.send_maximum = packet.properties.get("maximum_packet_size", connection.send_maximum)
+    connection.is_explained = bool(packet.properties.get("request_problem_information", 1))
+    if packet.protocol_version == ProtocolVersion.MQTT_3_1:
+        _check_mqtt_3_1(connection, packet)
     method = packet.properties.get("authentication_method")
     if method is not None:
         authenticating.check_method(connection.core, method)
@@ -53,6 +57,20 @@ def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
         if problem:
             raise ProtocolError(f"CONNECT: Will: {problem}", ReasonCode.TOPIC_NAME_INVALID)
     connection.run(_connect(connection, packet, now))
+
+
+def _check_mqtt_3_1(connection: Connection, packet: Connect) -> None:
+    if not connection.core.options.allow_mqtt31:
+        raise ProtocolError(
+            "CONNECT: MQTT 3.1; allowed: MQTT 3.1.1 and 5.0",
+            ReasonCode.UNSUPPORTED_PROTOCOL_VERSION,
+        )
+    # More than its 23 characters are accepted, as in MQTT 3.1.1.
+    if not packet.client_id:
+        raise ProtocolError(
+            "CONNECT: empty Client Identifier in MQTT 3.1",
+            ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
+        )
 
 
 async def _connect(connection: Connection, packet: Connect, now: float) -> None:
@@ -130,7 +148,7 @@ def let_in(
         session,
         keep_alive=keep_alive,
         receive_maximum=packet.properties.get("receive_maximum", 65_535),
-        maximum_packet_size=packet.properties.get("maximum_packet_size"),
+        topic_alias_maximum=packet.properties.get("topic_alias_maximum", 0),
     )
     core.tell_samplers(lambda sampler: sampler.connected(session.link, now))
     if core.listeners.client_connected:
@@ -209,6 +227,8 @@ def _connack_properties(
         "receive_maximum": limits.receive_maximum,
         "maximum_packet_size": limits.maximum_packet_size,
     }
+    if connection.core.options.topic_alias_maximum:
+        properties["topic_alias_maximum"] = connection.core.options.topic_alias_maximum
     if not packet.client_id:
         properties["assigned_client_identifier"] = session.client_id  # [MQTT-3.2.2-16]
     if keep_alive != packet.keep_alive:

@@ -38,6 +38,7 @@ from broker.publishing import (
 from broker.rate_limit import RateLimit
 from broker.sending import Sender
 from broker.timers import Timer
+from broker.topic_aliases import IncomingAliases, OutgoingAliases
 
 if TYPE_CHECKING:
     from broker.core import Core
@@ -56,6 +57,7 @@ class Connection(Sender):
     Attributes:
         authentication: by which method the client authenticates, or None.
         listener: name of the listener in the policy file.
+        incoming_aliases: Topic Aliases that the client uses.
         receipts: QoS 1 and 2 messages that are owed an acknowledgement, oldest first.
         is_bridge: the client has said that it is another broker's bridge.
         is_closing: to be closed once `out` is written; nothing more is received.
@@ -75,6 +77,7 @@ class Connection(Sender):
         "_receive_maximum",
         "authentication",
         "is_bridge",
+        "incoming_aliases",
         "is_closing",
         "listener",
         "receipts",
@@ -119,6 +122,7 @@ class Connection(Sender):
         self._receive_maximum = core.limits.receive_maximum
         self._rate = RateLimit(core.limits, now) if core.limits.has_publish_rate else None
         self._rate_timer: Timer | None = None
+        self.incoming_aliases = IncomingAliases(core.options.topic_alias_maximum)
         self._is_answered = False
         self._keep_alive = 0.0
         self._last_received = now
@@ -330,7 +334,7 @@ class Connection(Sender):
         waiting: list[Session] = []
         for session in sessions:
             connection = session.connection
-            if session.is_direct and connection is not None and largest <= connection.send_maximum:
+            if session.is_direct and connection is not None and largest <= connection.copy_maximum:
                 connection.out.append(run)
                 connection.out_bytes += n_bytes
                 if not connection.is_touched:
@@ -450,7 +454,7 @@ class Connection(Sender):
         *,
         keep_alive: int,
         receive_maximum: int,
-        maximum_packet_size: int | None,
+        topic_alias_maximum: int,
     ) -> None:
         """Bind an accepted client's session to this connection.
 
@@ -458,13 +462,16 @@ class Connection(Sender):
             session: without a connection.
             keep_alive: seconds; 0 for none.
             receive_maximum: QoS 1 and 2 messages the client takes unacknowledged.
-            maximum_packet_size: bytes the client takes, or None for any.
+            topic_alias_maximum: Topic Aliases the client takes.
         """
         self.session = session
         self.is_open = True
         self.send_quota = min(receive_maximum, self.core.limits.inflight_messages)
-        if maximum_packet_size is not None:
-            self.send_maximum = maximum_packet_size
+        self.copy_maximum = self.send_maximum
+        topic_alias_maximum = min(topic_alias_maximum, self.core.options.outgoing_topic_aliases)
+        if topic_alias_maximum:
+            self.aliases = OutgoingAliases(topic_alias_maximum)
+            self.copy_maximum = 0
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

@@ -29,6 +29,7 @@ from broker.extensions import (
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
+from broker.mqtt.enums import ProtocolVersion
 from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from broker.outbox import OpenGate
 from broker.payload import ReferenceStore
@@ -39,6 +40,7 @@ from broker.topic_tree import Plan, Target, TopicTree
 
 if TYPE_CHECKING:
     from broker.limits import Limits
+    from broker.mqtt_options import MqttOptions
     from broker.sending import Sender
     from broker.session import Session
     from broker.shared_subscriptions import SharedSubscription
@@ -49,7 +51,7 @@ class FastPlan:
 
     Attributes:
         threshold_s: payload bytes above which the plan does not hold.
-        sessions: who gets each message at QoS 0, all of the publisher's protocol version;
+        sessions: who gets each message at QoS 0, all with the publisher's form of PUBLISH;
             plans with the same sessions have the very same tuple.
     """
 
@@ -65,6 +67,7 @@ class Core:
 
     Attributes:
         limits: what one client may take.
+        options: what of the protocol the broker offers.
         tree: all subscriptions.
         retained: all retained messages.
         sessions: all sessions.
@@ -85,6 +88,7 @@ class Core:
         self,
         limits: Limits,
         *,
+        options: MqttOptions,
         logger: logging.Logger,
         wake: Callable[[], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
@@ -103,6 +107,7 @@ class Core:
 
         Args:
             limits: from the policy file.
+            options: from the policy file.
             logger: for what an operator should know.
             wake: called when a connection was touched outside of a turn of the driver.
             spawn: takes a coroutine that has to wait; the driver runs it as a task.
@@ -118,6 +123,7 @@ class Core:
             keep_alive_grace: seconds added to the time after which a silent client is gone.
         """
         self.limits = limits
+        self.options = options
         self.logger = logger
         self.gate: DeliveryGate = gate if gate is not None else OpenGate()
         self.samplers = tuple(samplers)
@@ -137,7 +143,13 @@ class Core:
         self.tree = TopicTree(self.sinks, self.gate.threshold_s)
         self.tree.on_plans_void = self._void_fast_plans
         self.sessions = SessionRegistry(self)
-        self.fast_plans: dict[int, dict[bytes, FastPlan]] = {4: {}, 5: {}}
+        # A PUBLISH of MQTT 3.1 is one of MQTT 3.1.1.
+        fast_plans_3: dict[bytes, FastPlan] = {}
+        self.fast_plans: dict[int, dict[bytes, FastPlan]] = {
+            3: fast_plans_3,
+            4: fast_plans_3,
+            5: {},
+        }
         self._audiences: dict[tuple[Session, ...], tuple[Session, ...]] = {}
         self.is_plain = self._is_plain()
         self.catch_up: Callable[[], Coroutine[Any, Any, None] | None] | None = None
@@ -179,9 +191,10 @@ class Core:
         """Note a plan as fast for publishers of a version, if it is."""
         if not self.is_plain or plan.sinks or plan.shares:
             return
+        is_5 = version == ProtocolVersion.MQTT_5
         for target in plan.targets:
             if (
-                target.session.version != version
+                (target.session.version == ProtocolVersion.MQTT_5) != is_5
                 or target.subscription_ids
                 or target.for_own is not target
             ):

@@ -170,7 +170,7 @@ class ConnectAttempt:
         client_id: Client Identifier, as assigned where the client sent none.
         username: user name, or None where the client sent none.
         password: as sent, or None.
-        protocol_version: 4 (MQTT 3.1.1) or 5.
+        protocol_version: 3 (MQTT 3.1), 4 (MQTT 3.1.1) or 5.
         clean_start: Clean Start, or Clean Session in MQTT 3.1.1.
         keep_alive: seconds as asked for; 0 for none.
         will: the Will Message, or None.

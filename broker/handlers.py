@@ -96,8 +96,10 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
             granted.append((subscription, request, is_new))
         else:
             count(connection.core.counters.subscribe_refused, describe_reason_code(code))
-            if connection.version != ProtocolVersion.MQTT_5:
+            if connection.version == ProtocolVersion.MQTT_3_1_1:
                 code = SUBACK_FAILURE_3_1_1  # [MQTT-3.9.3-2] of MQTT 3.1.1
+            elif connection.version == ProtocolVersion.MQTT_3_1:
+                code = request.qos  # it has no word for a refusal
         codes.append(code)
     connection.send_packet(SubAck(packet.packet_id, tuple(codes)))
     for subscription, request, is_new in granted:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from broker.bridges import may_publish_sys
 from broker.errors import MalformedPacketError, ProtocolError
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 MAX_LOGGED_TOPIC: Final = 80
 """Characters of a topic that is refused for its length, in the log."""
+
+
+_TOPIC_ALIAS_ALONE: Final = b"\x03\x23"
+"""Properties that are a Topic Alias and nothing else begin so."""
 
 
 class PublishReceipt:
@@ -96,20 +100,27 @@ def receive_publish(
         packet_id = (data[topic_end] << 8) | data[topic_end + 1]
         if not packet_id:
             raise ProtocolError("PUBLISH: packet identifier 0")  # [MQTT-2.2.1-3]
-    properties: Properties | None = None
+    properties: dict[str, Any] | None = None
     if connection.version == ProtocolVersion.MQTT_5:
         if position < stop and not data[position]:
             position += 1
+        elif position + 4 <= stop and data.startswith(_TOPIC_ALIAS_ALONE, position):
+            alias = (data[position + 2] << 8) | data[position + 3]
+            topic_bytes = connection.incoming_aliases.resolve(alias, topic_bytes)
+            position += 4
         else:
             properties, position = read_publish_properties(data, position)
             if position > stop:
                 raise MalformedPacketError("PUBLISH: ends within its properties")
+            if "topic_alias" in properties:
+                alias = properties.pop("topic_alias")
+                topic_bytes = connection.incoming_aliases.resolve(alias, topic_bytes)
     if qos == 2 and _is_repeat(connection, packet_id):
         return None
     core = connection.core
     plan = core.tree.plans.get(topic_bytes)
     if plan is None:
-        topic = _topic(topic_bytes, properties)
+        topic = _topic(topic_bytes)
         problem = core.limits.topic_problem(topic)
         if problem:
             return _refuse_topic(connection, topic, problem, packet_id, qos)
@@ -159,15 +170,10 @@ def deliver_run(
             session.deliver(message, 0, retain=False, subscription_ids=(), now=now)
 
 
-def _topic(topic_bytes: bytes, properties: Properties | None) -> str:
+def _topic(topic_bytes: bytes) -> str:
     """Return the Topic Name of a PUBLISH, checked."""
     if not topic_bytes:
-        if properties and "topic_alias" in properties:
-            raise ProtocolError(
-                "PUBLISH: Topic Alias; allowed: none, Topic Alias Maximum is 0",
-                ReasonCode.TOPIC_ALIAS_INVALID,
-            )
-        raise ProtocolError("PUBLISH: empty Topic Name", ReasonCode.PROTOCOL_ERROR)
+        raise ProtocolError("PUBLISH: neither Topic Name nor Topic Alias (3.3.2.1)")
     try:
         topic = topic_bytes.decode()
     except UnicodeDecodeError:
@@ -205,11 +211,6 @@ def _message(
     if properties:
         if "subscription_identifier" in properties:  # [MQTT-3.3.4-6]
             raise ProtocolError("PUBLISH: Subscription Identifier from a client")
-        if "topic_alias" in properties:
-            raise ProtocolError(
-                "PUBLISH: Topic Alias; allowed: none, Topic Alias Maximum is 0",
-                ReasonCode.TOPIC_ALIAS_INVALID,
-            )
         interval = properties.get("message_expiry_interval")
         if interval is not None:
             expires_at = now + interval

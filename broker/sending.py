@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.events import PacketSent
+from broker.fitting import fit_packet
 from broker.message import Message
 from broker.mqtt.enums import MAX_REMAINING_LENGTH, ProtocolVersion
 from broker.mqtt.packets import Packet, PubRel
@@ -19,6 +20,7 @@ from broker.mqtt.writer import publish_header, write_packet
 from broker.outbox import Delivery
 from broker.redelivery import take_over
 from broker.throttle import Throttle
+from broker.topic_aliases import OutgoingAliases
 
 if TYPE_CHECKING:
     from broker.core import Core
@@ -31,6 +33,9 @@ PUMP_BYTES: Final = 65_536
 """What one pump moves at most before it is written: enough to make the write worth it."""
 
 _PUBACK_SUCCESS: Final = b"\x40\x02"
+
+_ALMOST_A_SECOND: Final = 0.999
+"""What is left of an interval is rounded up, but not for the rounding error of a clock."""
 
 _NO_PROPERTIES: Final[dict[str, Any]] = {}
 
@@ -46,6 +51,10 @@ class Sender:
         out: buffers to write, in order; the driver takes them by `data_to_send`.
         out_bytes: what they sum up to.
         send_maximum: bytes of the largest packet this client takes.
+        copy_maximum: bytes of the largest PUBLISH that goes to this client as it came; 0 where
+            none does, as the client takes Topic Aliases.
+        aliases: Topic Aliases used towards this client, or None for none.
+        is_explained: Request Problem Information: the client wants Reason Strings.
         send_quota: QoS 1 and 2 messages that may be inflight to this client.
         send_quota_bytes: payload bytes inflight from which on no further message is sent.
         is_open: CONNECT was accepted and the connection has not ended.
@@ -57,8 +66,11 @@ class Sender:
 
     __slots__ = (
         "_pump_wanted",
+        "aliases",
+        "copy_maximum",
         "core",
         "driver",
+        "is_explained",
         "is_open",
         "is_paused",
         "is_touched",
@@ -80,7 +92,9 @@ class Sender:
         self.version = int(ProtocolVersion.MQTT_5)
         self.out: list[bytes | memoryview] = []
         self.out_bytes = 0
-        self.send_maximum = MAX_REMAINING_LENGTH + 5
+        self.send_maximum = self.copy_maximum = MAX_REMAINING_LENGTH + 5
+        self.aliases: OutgoingAliases | None = None
+        self.is_explained = True
         self.send_quota = 0
         self.send_quota_bytes = core.limits.inflight_bytes
         self.is_open = False
@@ -114,6 +128,10 @@ class Sender:
         self.is_paused = False
         self.throttle.resumed(now)
         self.want_pump()
+
+    def peer(self) -> str:
+        """Name the peer for the log."""
+        raise NotImplementedError
 
     def want_pump(self) -> None:
         """Ask the driver for a `pump`: something may be able to leave."""
@@ -185,9 +203,23 @@ class Sender:
             session.look_timer = self.core.timers.at(at, lambda _now: self.want_pump())
 
     def send_packet(self, packet: Packet) -> None:
-        """Put a packet other than PUBLISH into `out`."""
-        frame = write_packet(packet, self.version)
-        self._put(frame[0], frame, b"")
+        """Put a packet other than PUBLISH into `out`, as far as the client takes it."""
+        frame: bytes | None
+        if self.is_explained:
+            frame = write_packet(packet, self.version)
+            if len(frame) <= self.send_maximum:
+                self._put(frame[0], frame, b"")
+                return
+        frame = fit_packet(packet, self.version, self.send_maximum, is_explained=self.is_explained)
+        if frame is not None:
+            self._put(frame[0], frame, b"")
+            return
+        self.core.logger.warning(
+            "%s: %s not sent, it is longer than the client's Maximum Packet Size of %d bytes",
+            self.peer(),
+            packet.packet_type.name,
+            self.send_maximum,
+        )
 
     def send_puback(self, packet_id: int) -> None:
         """Put the PUBACK of a message that was accepted into `out`."""
@@ -201,13 +233,17 @@ class Sender:
         payload = self._read(message)
         if payload is None:
             return
-        header = publish_header(
-            message.topic_bytes,
-            message.payload_bytes,
-            retain=retain,
-            properties=self._properties(message, subscription_ids, now),
-            version=self.version,
-        )
+        properties = self._properties(message, subscription_ids, now)
+        if self.aliases is not None:
+            header = self._aliased_header(self.aliases, message, properties, retain=retain)
+        else:
+            header = publish_header(
+                message.topic_bytes,
+                message.payload_bytes,
+                retain=retain,
+                properties=properties,
+                version=self.version,
+            )
         if self._put_publish(header, payload):
             self.session.ledger.delivered += 1
 
@@ -257,6 +293,17 @@ class Sender:
 
     def _header(self, delivery: Delivery, now: float, *, dup: bool) -> bytes:
         message = delivery.message
+        properties = self._properties(message, delivery.subscription_ids, now)
+        if self.aliases is not None:
+            return self._aliased_header(
+                self.aliases,
+                message,
+                properties,
+                qos=delivery.qos,
+                retain=delivery.retain,
+                dup=dup,
+                packet_id=delivery.packet_id,
+            )
         return publish_header(
             message.topic_bytes,
             message.payload_bytes,
@@ -264,9 +311,31 @@ class Sender:
             retain=delivery.retain,
             dup=dup,
             packet_id=delivery.packet_id,
-            properties=self._properties(message, delivery.subscription_ids, now),
+            properties=properties,
             version=self.version,
         )
+
+    def _aliased_header(
+        self,
+        aliases: OutgoingAliases,
+        message: Message,
+        properties: dict[str, Any],
+        **fields: Any,
+    ) -> bytes:
+        """Return a PUBLISH header with a Topic Alias, where the topic gets one."""
+        topic_bytes = message.topic_bytes
+        alias, is_known = aliases.use(topic_bytes)
+        if alias:
+            header = publish_header(
+                b"" if is_known else topic_bytes,
+                message.payload_bytes,
+                properties={**properties, "topic_alias": alias},
+                **fields,
+            )
+            if is_known or len(header) + message.payload_bytes <= self.send_maximum:
+                return header
+            aliases.forget(topic_bytes)  # it may fit without
+        return publish_header(topic_bytes, message.payload_bytes, properties=properties, **fields)
 
     def _properties(
         self, message: Message, subscription_ids: tuple[int, ...], now: float
@@ -278,7 +347,8 @@ class Sender:
             return _NO_PROPERTIES
         properties = dict(message.properties)
         if message.expires_at is not None:  # [MQTT-3.3.2-6]
-            properties["message_expiry_interval"] = max(1, round(message.expires_at - now))
+            left = message.expires_at - now
+            properties["message_expiry_interval"] = max(0, int(left + _ALMOST_A_SECOND))
         if subscription_ids:
             properties["subscription_identifier"] = list(subscription_ids)
         return properties

@@ -131,6 +131,7 @@ class Server:
             ),
             session_expiry_limit=policy.session_expiry_interval,
             keep_alive_grace=policy.timeout_disconnect_delay,
+            options=policy.mqtt,
         )
         if host is not None:
             host.attach(self.core)

@@ -12,6 +12,7 @@ from broker.config import _ListenerKeys as ListenerKeys
 from broker.config import _PolicyKeys as PolicyKeys
 from broker.config import load_policy, parse_mapping, validate_config
 from broker.limits import Limits
+from broker.mqtt_options import MqttOptions
 from plugins.access.config import AccessConfig
 from plugins.probing.config import ProbingConfig
 from plugins.queue.config import LogicalQueueConfig, QueueConfig
@@ -24,6 +25,7 @@ SECTIONS: dict[tuple[str, ...], type[Any]] = {
     ("listeners", "default"): ListenerKeys,
     ("limits",): Limits,
     ("plugins", "access"): AccessConfig,
+    ("mqtt",): MqttOptions,
     ("plugins", "probing"): ProbingConfig,
     ("plugins", "withholding"): WithholdingConfig,
     ("plugins", "queue"): QueueConfig,

@@ -37,6 +37,7 @@ class QoS(IntEnum):
 class ProtocolVersion(IntEnum):
     """The protocol level byte of CONNECT."""
 
+    MQTT_3_1 = 3
     MQTT_3_1_1 = 4
     MQTT_5 = 5
 

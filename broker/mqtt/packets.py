@@ -1,8 +1,9 @@
 """The Control Packets of MQTT 3.1.1 and 5.0 as objects, without their bytes.
 
-One set of classes serves both versions. What MQTT 3.1.1 lacks has its default there: no
-properties, reason code 0, no subscription options but QoS. Reason codes are those of MQTT 5.0;
-reader and writer translate the return codes of an MQTT 3.1.1 CONNACK and SUBACK.
+One set of classes serves all versions; MQTT 3.1 has what MQTT 3.1.1 has. What MQTT 3.1.1 lacks
+has its default there: no properties, reason code 0, no subscription options but QoS. Reason codes
+are those of MQTT 5.0; reader and writer translate the return codes of an MQTT 3.1.1 CONNACK and
+SUBACK.
 
 A packet id of 0 stands for none [MQTT-2.2.1-2].
 
@@ -44,7 +45,7 @@ class Connect:
     Attributes:
         client_id: Client Identifier; "" asks the server to assign one. That MQTT 3.1.1 allows
             this with `clean_start` only [MQTT-3.1.3-8] is for the server to answer.
-        protocol_version: 4 (MQTT 3.1.1) or 5.
+        protocol_version: 3 (MQTT 3.1), 4 (MQTT 3.1.1) or 5.
         clean_start: Clean Start, or Clean Session in MQTT 3.1.1.
         keep_alive: seconds, 0 to 65,535; 0 turns it off.
         username: User Name, or None.

@@ -9,7 +9,7 @@ two sides have told each other. Only `PeerError` is raised, whatever the bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from broker.errors import MalformedPacketError, ProtocolError
 from broker.mqtt.data_types import (
@@ -63,7 +63,10 @@ CONNACK_REASON_CODES: Final = (
 )
 """What the return codes 0 to 5 of an MQTT 3.1.1 CONNACK say in MQTT 5.0."""
 
-_BRIDGES: Final = frozenset({BRIDGE_BIT | ProtocolVersion.MQTT_3_1_1})
+_BRIDGES: Final = frozenset(
+    {BRIDGE_BIT | ProtocolVersion.MQTT_3_1, BRIDGE_BIT | ProtocolVersion.MQTT_3_1_1}
+)
+_PROTOCOLS: Final = frozenset({("MQIsdp", 3), ("MQTT", 4), ("MQTT", 5)})
 
 SUBACK_CODES_3_1_1: Final = frozenset({0, 1, 2, SUBACK_FAILURE_3_1_1})
 
@@ -74,7 +77,7 @@ def read_packet(first_byte: int, body: Buffer, version: int) -> Packet:
     Args:
         first_byte: packet type and flags.
         body: all that follows the Remaining Length; a `Publish` keeps no reference to it.
-        version: 4 or 5, as the connection's CONNECT has it; a CONNECT itself says which.
+        version: 3, 4 or 5, as the connection's CONNECT has it; a CONNECT itself says which.
 
     Raises:
         MalformedPacketError: it cannot be parsed.
@@ -112,9 +115,9 @@ def read_connect(_first_byte: int, body: Buffer, _version: int) -> Connect:
     is_bridge = level in _BRIDGES
     if is_bridge:
         level &= ~BRIDGE_BIT
-    if name != "MQTT" or level not in (ProtocolVersion.MQTT_3_1_1, MQTT_5):
+    if (name, level) not in _PROTOCOLS:
         raise ProtocolError(
-            f"protocol {name[:20]!r} level {level}; allowed: 'MQTT' level 4 or 5",
+            f"protocol {name[:20]!r} level {level}; allowed: 'MQTT' level 4 or 5, 'MQIsdp' level 3",
             ReasonCode.UNSUPPORTED_PROTOCOL_VERSION,
         )
     flags, position = read_byte(body, position)
@@ -129,9 +132,11 @@ def read_connect(_first_byte: int, body: Buffer, _version: int) -> Connect:
     will = username = password = None
     if flags & 0x04:
         will, position = _read_will(flags, body, position, level)
-    if flags & 0x80:
+    # In MQTT 3.1 a name or password that its flag announces may be missing at the end.
+    may_be_missing = level == ProtocolVersion.MQTT_3_1
+    if flags & 0x80 and not (may_be_missing and position == len(body)):
         username, position = read_utf8_string(body, position)
-    if flags & 0x40:
+    if flags & 0x40 and not (may_be_missing and position == len(body)):
         password, position = read_binary_data(body, position)
     _check_end(body, position, "CONNECT")
     return Connect(
@@ -329,28 +334,35 @@ def read_auth(_first_byte: int, body: Buffer, version: int) -> Auth:
     return Auth(code, properties)
 
 
-def _reject_first_byte(first_byte: int, _body: Buffer, _version: int) -> NoReturn:
-    """Refuse a packet type or flags that do not exist [MQTT-2.1.3-1].
+def _read_unlisted(first_byte: int, body: Buffer, version: int) -> Packet:
+    """Read what only MQTT 3.1 has: PUBREL, SUBSCRIBE and UNSUBSCRIBE repeated with DUP set.
 
     Raises:
-        MalformedPacketError: always.
+        MalformedPacketError: the packet type or its flags do not exist [MQTT-2.1.3-1].
     """
+    if version == ProtocolVersion.MQTT_3_1 and first_byte in _REPEATED_3_1:
+        return _READERS[first_byte & ~_DUP](first_byte & ~_DUP, body, version)
+    raise _unknown_first_byte(first_byte)
+
+
+def _unknown_first_byte(first_byte: int) -> MalformedPacketError:
+    """Return the error for a packet type or flags that do not exist [MQTT-2.1.3-1]."""
     packet_type = first_byte >> 4
     if packet_type == 0:
-        raise MalformedPacketError("packet type: read 0; allowed: 1 to 15")
+        return MalformedPacketError("packet type: read 0; allowed: 1 to 15")
     name = PacketType(packet_type).name
     if packet_type == PacketType.PUBLISH and first_byte & 0x06 == 0x06:
-        raise MalformedPacketError("PUBLISH with QoS 3; allowed: 0, 1, 2 [MQTT-3.3.1-4]")
+        return MalformedPacketError("PUBLISH with QoS 3; allowed: 0, 1, 2 [MQTT-3.3.1-4]")
     if packet_type == PacketType.PUBLISH:
-        raise MalformedPacketError("PUBLISH with QoS 0 and DUP [MQTT-3.3.1-2]")
-    raise MalformedPacketError(
+        return MalformedPacketError("PUBLISH with QoS 0 and DUP [MQTT-3.3.1-2]")
+    return MalformedPacketError(
         f"{name} with flags 0x{first_byte & 0x0F:X}; allowed: those of Table 2-2 [MQTT-2.1.3-1]"
     )
 
 
 def _table() -> tuple[PacketReader, ...]:
     """Return the reader for each of the 256 first bytes."""
-    readers: list[PacketReader] = [_reject_first_byte] * 256
+    readers: list[PacketReader] = [_read_unlisted] * 256
     for qos_and_retain in range(6):
         readers[0x30 | qos_and_retain] = read_publish
         if qos_and_retain > 1:
@@ -377,6 +389,9 @@ _ACKNOWLEDGEMENTS: Final[dict[int, type[PubAck | PubRec | PubRel | PubComp]]] = 
     0x70: PubComp,
 }
 _READERS: Final = _table()
+
+_DUP: Final = 0x08
+_REPEATED_3_1: Final = frozenset({0x6A, 0x8A, 0xAA})
 
 
 def _check_connect_flags(flags: int, level: int) -> None:

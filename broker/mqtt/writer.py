@@ -77,7 +77,7 @@ def publish_header(
         dup: DUP; False with QoS 0 [MQTT-3.3.1-2].
         packet_id: 1 to 65,535 with QoS 1 and 2; unused with QoS 0.
         properties: left out with MQTT 3.1.1.
-        version: 4 or 5.
+        version: 3, 4 or 5.
 
     Raises:
         ValueError: the packet is longer than the format allows, or a property is wrong.
@@ -110,7 +110,7 @@ def write_packet(packet: Packet, version: int) -> bytes:
 
     Args:
         packet: of any class; what it holds is taken as valid, as `broker.mqtt.reader` checks it.
-        version: 4 or 5; a CONNECT is written by its own `protocol_version`.
+        version: 3, 4 or 5; a CONNECT is written by its own `protocol_version`.
 
     Raises:
         ValueError: a field does not fit its place on the wire, or MQTT 3.1.1 cannot say it.
@@ -138,7 +138,8 @@ def write_connect(packet: Connect, _version: int) -> bytes:
         flags |= 0x40
         payload += write_binary_data(packet.password)
     level = packet.protocol_version | (BRIDGE_BIT if packet.is_bridge else 0)
-    header = b"\0\4MQTT%c%c" % (level, flags)
+    name = "MQIsdp" if packet.protocol_version == ProtocolVersion.MQTT_3_1 else "MQTT"
+    header = write_utf8_string(name) + bytes((level, flags))
     header += write_two_byte_integer(packet.keep_alive)
     if is_mqtt_5:
         header += write_properties(packet.properties, PacketType.CONNECT)
@@ -151,7 +152,9 @@ def write_connack(packet: ConnAck, version: int) -> bytes:
     if version != MQTT_5:
         if code not in CONNACK_RETURN_CODES:
             raise _unspeakable("CONNACK", code)
-        return bytes((0x20, 2, packet.session_present, CONNACK_RETURN_CODES[code]))
+        # In MQTT 3.1 the byte of Session Present is reserved.
+        session_present = packet.session_present and version != ProtocolVersion.MQTT_3_1
+        return bytes((0x20, 2, session_present, CONNACK_RETURN_CODES[code]))
     return _frame(
         0x20,
         bytes((packet.session_present, code))

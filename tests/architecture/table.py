@@ -23,6 +23,7 @@ LAYERS: Final = (
             "log_lines",
             "message",
             "metrics",
+            "mqtt_options",
             "payload",
         }
     ),
@@ -37,6 +38,7 @@ LAYERS: Final = (
             "core",
             "counters",
             "eager",
+            "fitting",
             "handlers",
             "inflight",
             "ledger",
@@ -52,6 +54,7 @@ LAYERS: Final = (
             "shared_subscriptions",
             "throttle",
             "timers",
+            "topic_aliases",
             "topic_tree",
             "wills",
         }

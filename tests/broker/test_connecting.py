@@ -17,6 +17,7 @@ from broker.mqtt.packets import (
     Subscription,
 )
 from broker.mqtt.reason_codes import ReasonCode
+from broker.mqtt_options import MqttOptions
 from tests.helpers.access import Access, finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
@@ -87,6 +88,56 @@ def test_the_first_packet_must_be_connect() -> None:
     client = VirtualClient(VirtualBroker(), 4)
     client.send(PingReq())
     assert client.inbox == []
+    assert client.is_lost
+
+
+@pytest.mark.parametrize("client_id", ["a", "x" * 24])
+def test_mqtt_3_1_is_spoken(client_id: str) -> None:
+    """As MQTT 3.1.1, but for Session Present and for a refused subscription, which it lacks."""
+    broker = VirtualBroker(access=Access(subscribe=True))
+    access = broker.core.access
+    assert isinstance(access, Access)
+    access.refused = {("subscribe", "secret")}
+    old = broker.connect(client_id, 3, clean_start=False)
+    assert old.session.version == 3
+    assert access.attempts[0].protocol_version == 3
+    assert old.subscribe("t", 2) == 2
+    assert old.subscribe("secret", 1) == 1
+    for version in (3, 4, 5):
+        publisher = broker.connect("p", version)
+        publisher.publish("t", b"%d" % version, qos=1)
+        publisher.publish("secret", b"no")
+    assert old.acknowledge() == [b"3", b"4", b"5"]
+    old.lose()
+    again = broker.connect(client_id, 3, clean_start=False)
+    assert again.session is old.session
+    assert not again.connack.session_present
+
+
+def test_a_run_of_mqtt_3_1_passes_to_mqtt_3_1_1_as_it_is() -> None:
+    """PUBLISH is the same in both: neither needs a packet of its own."""
+    broker = VirtualBroker()
+    for version in (3, 4):
+        broker.connect(f"s{version}", version).subscribe("t")
+    publisher = broker.connect("p", 3)
+    publisher.publish("t", b"1")
+    assert list(broker.core.fast_plans[3]) == [b"t"]
+    assert broker.core.fast_plans[4] is broker.core.fast_plans[3]
+
+
+def test_mqtt_3_1_without_client_identifier_is_refused() -> None:
+    """It has no assigned ones: return code 2."""
+    client = VirtualClient(VirtualBroker(), 3)
+    client.send(Connect(client_id="", protocol_version=3))
+    assert client.take(ConnAck).reason_code == ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
+    assert client.is_lost
+
+
+def test_mqtt_3_1_can_be_switched_off() -> None:
+    """Return code 1, unacceptable protocol version."""
+    client = VirtualClient(VirtualBroker(options=MqttOptions(allow_mqtt31=False)), 3)
+    client.send(Connect(client_id="c", protocol_version=3))
+    assert client.take(ConnAck).reason_code == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
     assert client.is_lost
 
 

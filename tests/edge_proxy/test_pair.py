@@ -126,7 +126,7 @@ def test_without_a_broker_the_client_is_refused(
 def test_an_unknown_protocol_is_answered_as_mqtt_3_1_1() -> None:
     """[MQTT-3.1.2-2] of 3.1.1: unacceptable protocol level, return code 1."""
     pair = VirtualPair(4)
-    pair.client_sends_bytes(b"\x10\x0f\x00\x06MQIsdp\x03\x02\x00\x3c\x00\x01c")
+    pair.client_sends_bytes(b"\x10\x0f\x00\x06MQIsdp\x04\x02\x00\x3c\x00\x01c")
     assert pair.client_got == b"\x20\x02\x00\x01"
     assert pair.pair.is_closing
     assert not pair.pair.wants_broker

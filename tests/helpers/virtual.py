@@ -25,6 +25,7 @@ from broker.mqtt.packets import (
 from broker.mqtt.reader import read_packet
 from broker.mqtt.receive_buffer import ReceiveBuffer
 from broker.mqtt.writer import write_packet
+from broker.mqtt_options import MqttOptions
 from broker.session import Session
 
 Kind = TypeVar("Kind")
@@ -49,6 +50,7 @@ class VirtualBroker:
             wake=lambda: None,
             spawn=self.waiting.append,
             new_client_id=lambda: next(names),
+            options=extensions.pop("options", MqttOptions()),
             **extensions,
         )
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.process import SECONDS, BrokerProcess
 
-VERSIONS = ("311", "5")
+VERSIONS = ("31", "311", "5")
 QOS = (0, 1, 2)
 
 READY = (f"ready/{number}" for number in itertools.count())

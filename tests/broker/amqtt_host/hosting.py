@@ -53,6 +53,7 @@ class Broker:
             logger=logging.getLogger("penstock"),
             wake=lambda: None,
             spawn=self._spawn,
+            options=policy.mqtt,
             new_client_id=lambda: "assigned",
             access=self.host.access,
             listeners=self.host.listeners,

@@ -13,6 +13,7 @@ from broker.core import Core
 from broker.extensions import ConnectAttempt
 from broker.limits import Limits
 from broker.message import Message
+from broker.mqtt_options import MqttOptions
 
 
 def attempt_of(password: bytes | None = b"secret", keep_alive: int = 30) -> ConnectAttempt:
@@ -129,6 +130,7 @@ def test_counts_are_the_brokers() -> None:
         logger=logging.getLogger("test"),
         wake=lambda: None,
         spawn=lambda coroutine: coroutine.close(),
+        options=MqttOptions(),
         new_client_id=lambda: "x",
     )
     hosted = HostedSession("c")

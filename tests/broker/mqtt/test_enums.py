@@ -21,9 +21,9 @@ def test_packet_types_are_those_of_table_2_1() -> None:
 
 
 def test_qos_and_versions_are_numbers_of_the_wire() -> None:
-    """QoS 0 to 2; protocol level 4 is MQTT 3.1.1."""
+    """QoS 0 to 2; protocol levels 3 and 4 are MQTT 3.1 and 3.1.1."""
     assert list(QoS) == [0, 1, 2]
-    assert list(ProtocolVersion) == [4, 5]
+    assert list(ProtocolVersion) == [3, 4, 5]
 
 
 def test_limits_are_those_of_their_bytes() -> None:

@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.errors import MalformedPacketError, PeerError, ProtocolError
-from broker.mqtt.packets import Connect, Packet, PubAck, Publish
+from broker.mqtt.packets import (
+    Connect,
+    Packet,
+    PubAck,
+    Publish,
+    PubRel,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+)
 from broker.mqtt.reader import answer_version, read_packet
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.receive_buffer import read_remaining_length
@@ -161,7 +170,6 @@ REFUSED = [
     ("PUBACK, undefined reason [MQTT-3.4.2-1]", 5, "40 0001 01", ProtocolError, 0x82),
     ("PUBREL, reason of PUBACK [MQTT-3.6.2-1]", 5, "62 0001 97", ProtocolError, 0x82),
     ("CONNECT, other name [MQTT-3.1.2-1]", 5, "10 0004 4d515455 05", ProtocolError, 0x84),
-    ("CONNECT, MQTT 3.1", 4, "10 0006 4d5149736470 03 02 0000 0000", ProtocolError, 0x84),
     ("CONNECT, level 6 [MQTT-3.1.2-2]", 5, "10 0004 4d515454 06", ProtocolError, 0x84),
     (
         "CONNECT, reserved flag [MQTT-3.1.2-3]",
@@ -281,11 +289,38 @@ def test_wrong_packets_are_refused(
 def test_errors_say_what_was_read_and_what_is_allowed() -> None:
     """A log line is enough to find the fault of a peer."""
     with pytest.raises(ProtocolError) as refusal:
-        read_packet(0x10, bytes.fromhex("0006 4d5149736470 03"), 4)
+        read_packet(0x10, bytes.fromhex("0006 4d5149736470 04"), 4)
     assert str(refusal.value) == (
         "unsupported protocol version (0x84): "
-        "protocol 'MQIsdp' level 3; allowed: 'MQTT' level 4 or 5"
+        "protocol 'MQIsdp' level 4; allowed: 'MQTT' level 4 or 5, 'MQIsdp' level 3"
     )
+
+
+@pytest.mark.parametrize("rest", ["", "0001 75"])
+def test_mqtt_3_1_may_leave_out_what_its_flags_announce(rest: str) -> None:
+    """A user name or password may be missing at the end, for clients of the first MQTT 3."""
+    body = bytes.fromhex(f"0006 4d5149736470 03 c2 0000 0001 61 {rest}")
+    packet = read_packet(0x10, body, 4)
+    assert isinstance(packet, Connect)
+    assert packet.username == ("u" if rest else None)
+    assert packet.password is None
+
+
+@pytest.mark.parametrize(
+    ("first_byte", "digits", "packet"),
+    [
+        (0x6A, "0001", PubRel(1)),
+        (0x8A, "0001 0001 61 01", Subscribe(1, (Subscription("a", 1),))),
+        (0xAA, "0001 0001 61", Unsubscribe(1, ("a",))),
+    ],
+)
+def test_mqtt_3_1_repeats_more_than_publish(first_byte: int, digits: str, packet: Packet) -> None:
+    """Its clients set DUP where they send PUBREL, SUBSCRIBE or UNSUBSCRIBE again."""
+    body = bytes.fromhex(digits)
+    assert read_packet(first_byte, body, 3) == packet
+    for version in (4, 5):
+        with pytest.raises(MalformedPacketError):
+            read_packet(first_byte, body, version)
 
 
 @pytest.mark.mqtt5("2.1.3-1")

@@ -115,6 +115,16 @@ VECTORS = [
         ),
         "10 1b 0004 4d515454 05 02 0001 0c 15 0005 534352414d 16 0001 01 0002 c3a9",
     ),
+    Vector(
+        "CONNECT 3.1",
+        3,
+        Connect(client_id="a", protocol_version=3, keep_alive=60, username="u", password=b"p"),
+        "10 15 0006 4d5149736470 03 c2 003c 0001 61 0001 75 0001 70",
+    ),
+    Vector("CONNACK 3.1, accepted", 3, ConnAck(), "20 02 00 00"),
+    Vector(
+        "PUBLISH 3.1, QoS 1", 3, Publish("a", b"x", qos=1, packet_id=10), "32 06 0001 61 000a 78"
+    ),
     Vector("CONNACK 3.1.1, accepted", 4, ConnAck(session_present=True), "20 02 01 00"),
     Vector("CONNACK 3.1.1, wrong version", 4, ConnAck(reason_code=0x84), "20 02 00 01"),
     Vector("CONNACK 3.1.1, identifier", 4, ConnAck(reason_code=0x85), "20 02 00 02"),

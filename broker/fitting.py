@@ -1,0 +1,53 @@
+"""Packets that are made to fit what the client takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from broker.mqtt.enums import PacketType
+from broker.mqtt.packets import Packet, PingReq, PingResp
+from broker.mqtt.writer import write_packet
+
+_EXPENDABLE: Final = ("user_property", "reason_string")
+"""What a packet can do without, the first to go first."""
+
+_ALWAYS_EXPLAINED: Final = frozenset(
+    {PacketType.CONNACK, PacketType.PUBLISH, PacketType.DISCONNECT}
+)
+"""The packets that may hold a Reason String and User Properties whatever a client has asked."""
+
+
+def fit_packet(packet: Packet, version: int, maximum: int, *, is_explained: bool) -> bytes | None:
+    """Return a packet as the client takes it.
+
+    Reason String and User Properties are left out where the client wants none [MQTT-3.1.2-29],
+    and as far as the packet would be too large with them: [MQTT-3.2.2-19], [MQTT-3.2.2-20] and
+    their like for each packet.
+
+    Args:
+        packet: any but PUBLISH.
+        version: protocol version of the client.
+        maximum: Maximum Packet Size of the client, in bytes.
+        is_explained: Request Problem Information of the client.
+
+    Returns:
+        Its bytes; None where it cannot be made to fit and must not be sent [MQTT-3.1.2-24].
+    """
+    if not is_explained and packet.packet_type not in _ALWAYS_EXPLAINED:
+        for name in _EXPENDABLE:
+            packet = _without(packet, name)
+    frame = write_packet(packet, version)
+    for name in _EXPENDABLE:
+        if len(frame) <= maximum:
+            return frame
+        packet = _without(packet, name)
+        frame = write_packet(packet, version)
+    return frame if len(frame) <= maximum else None
+
+
+def _without(packet: Packet, name: str) -> Packet:
+    if isinstance(packet, PingReq | PingResp) or name not in packet.properties:
+        return packet
+    properties: dict[str, Any] = {k: v for k, v in packet.properties.items() if k != name}
+    return replace(packet, properties=properties)

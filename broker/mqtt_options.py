@@ -1,0 +1,80 @@
+"""What of the protocol the broker offers: the keys under `mqtt` of the policy file.
+
+Everything that MQTT has is offered by default. An operator takes away what a fleet must not use,
+or sends a fleet elsewhere; MQTT 5 clients are told in CONNACK and refused by the reason code of
+the specification.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from broker.errors import PeerError
+from broker.mqtt.topics import validate_topic
+
+_STRICT: Final = ConfigDict(extra="forbid", strict=True)
+
+CLIENT_ID_MARK: Final = "{client_id}"
+"""What stands for the Client Identifier in `response_information`."""
+
+_AliasMaximum = Annotated[int, Field(ge=0, le=65_535)]
+
+
+@checked_dataclass(frozen=True, slots=True, config=_STRICT)
+class MqttOptions:
+    """What of the protocol the broker offers; the keys under `mqtt`.
+
+    Attributes:
+        allow_mqtt31: take clients of MQTT 3.1, the protocol before the standard. Devices in the
+            field still speak it.
+        topic_alias_maximum: Topic Aliases that an MQTT 5 client may use towards the broker; 0
+            for none. More topics than most devices publish on; each may cost 64 KiB, so 64 of
+            them hold a client to 4 MiB.
+        outgoing_topic_aliases: Topic Aliases that the broker uses towards one subscriber, where
+            the client allows as many; 0 for none. Each saves the bytes of a topic in every
+            message but the first, and costs some 200 bytes of memory.
+        maximum_qos: the highest QoS that clients may publish with, and that subscriptions are
+            granted.
+        retain_available: clients may publish with RETAIN. What the broker itself retains, such
+            as `$SYS`, stays.
+        wildcard_subscription_available: clients may subscribe with ``+`` and ``#``.
+        subscription_identifiers_available: clients may give their subscriptions identifiers.
+        server_reference: other servers, as ``host:port`` separated by spaces, that MQTT 5
+            clients are told of where `redirect` says so, and when this broker shuts down
+            (MQTT 5.0, 4.11).
+        redirect: send every client that connects away: ``temporary`` (use another server) or
+            ``permanent`` (server moved). MQTT 3.1.1 clients are told that the server is
+            unavailable.
+        response_information: what a client that asks for it may build its response topics from,
+            with its Client Identifier in place of ``{client_id}``; None for no answer.
+        check_payload_format: refuse a message that says its payload is UTF-8 where it is not.
+            Off, as it looks through every such payload; subscribers may check themselves.
+    """
+
+    allow_mqtt31: bool = True
+    topic_alias_maximum: _AliasMaximum = 64
+    outgoing_topic_aliases: _AliasMaximum = 64
+    maximum_qos: Literal[0, 1, 2] = 2
+    retain_available: bool = True
+    wildcard_subscription_available: bool = True
+    subscription_identifiers_available: bool = True
+    server_reference: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    redirect: Literal["temporary", "permanent"] | None = None
+    response_information: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    check_payload_format: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the values against each other."""
+        if self.redirect is not None and self.server_reference is None:
+            raise ValueError("redirect only with a server_reference")
+        information = self.response_information
+        if information is not None:
+            try:
+                validate_topic(information)
+            except PeerError:
+                raise ValueError("response_information without +, # and null") from None
+            if CLIENT_ID_MARK not in information:
+                raise ValueError(f"response_information with {CLIENT_ID_MARK} in it")

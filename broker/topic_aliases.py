@@ -1,0 +1,141 @@
+"""Topic Aliases: integers that stand for a topic on one network connection (MQTT 5.0, 3.3.2.3.4).
+
+Theory of operation. What a client may use is a table of `topic_alias_maximum` places, filled by
+the client. What the broker uses towards a subscriber is its own choice, and is made to save
+bytes: the first message of a topic with an alias is three bytes longer, each later one is
+shorter by the topic without three bytes. While there are aliases left, every topic of more than
+three bytes gets one. Then the topic that was used least recently gives its alias up, but only to
+a topic that has come twice since: a client that is sent more topics in turn than it has aliases
+keeps those that it has, instead of an alias that changes with every message.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from broker.errors import ProtocolError
+from broker.mqtt.reason_codes import ReasonCode
+
+PROPERTY_BYTES: Final = 3
+"""What the property costs; a topic that is not longer gains nothing by an alias."""
+
+
+class IncomingAliases:
+    """What the Topic Aliases of one client's connection stand for.
+
+    Invariant: no alias is above the maximum or 0.
+    """
+
+    __slots__ = ("_maximum", "_topics")
+
+    def __init__(self, maximum: int) -> None:
+        """Make an empty table.
+
+        Args:
+            maximum: Topic Alias Maximum as the client was told; 0 for none.
+        """
+        self._maximum = maximum
+        self._topics: dict[int, bytes] = {}
+
+    def resolve(self, alias: int, topic_bytes: bytes) -> bytes:
+        """Return the topic that a PUBLISH with a Topic Alias is about.
+
+        A topic that comes with the alias is what the alias stands for from now on.
+
+        Args:
+            alias: as received.
+            topic_bytes: Topic Name in UTF-8, as received; b"" where the alias stands for it.
+
+        Raises:
+            ProtocolError: topic alias invalid: above the maximum [MQTT-3.2.2-17], 0
+                [MQTT-3.3.2-8], or one that stands for nothing.
+        """
+        if topic_bytes:
+            if not 0 < alias <= self._maximum:
+                raise self._invalid(alias)
+            self._topics[alias] = topic_bytes
+            return topic_bytes
+        known = self._topics.get(alias)
+        if known is None:
+            raise self._invalid(alias)
+        return known
+
+    def _invalid(self, alias: int) -> ProtocolError:
+        if not self._maximum:
+            allowed = "none, Topic Alias Maximum is 0"
+        elif 0 < alias <= self._maximum:
+            allowed = "one that was sent with a topic before"
+        else:
+            allowed = f"1 to {self._maximum}"
+        return ProtocolError(
+            f"PUBLISH: Topic Alias {alias}; allowed: {allowed}", ReasonCode.TOPIC_ALIAS_INVALID
+        )
+
+
+class _Use:
+    """One topic's alias, and the number of the message that used it last."""
+
+    __slots__ = ("alias", "at")
+
+    def __init__(self, alias: int, at: int) -> None:
+        self.alias = alias
+        self.at = at
+
+
+class OutgoingAliases:
+    """The Topic Aliases that the broker uses towards one client's connection.
+
+    Invariant: `_uses` has at most `maximum` topics, each with another alias, the least recently
+    used first; `_candidates` at most as many, the oldest first.
+
+    Attributes:
+        maximum: the highest alias, at least 1.
+    """
+
+    __slots__ = ("_candidates", "_free", "_n_messages", "_uses", "maximum")
+
+    def __init__(self, maximum: int) -> None:
+        self.maximum = maximum
+        self._uses: OrderedDict[bytes, _Use] = OrderedDict()
+        self._candidates: OrderedDict[bytes, int] = OrderedDict()
+        self._free = list(range(maximum, 0, -1))
+        self._n_messages = 0
+
+    def use(self, topic_bytes: bytes) -> tuple[int, bool]:
+        """Choose the alias of the message that is sent next.
+
+        Returns:
+            (alias, or 0 for none; whether the client knows it, so that the topic is left out).
+            Where the client does not know it and the message is not sent after all, call
+            `forget`.
+        """
+        self._n_messages += 1
+        use = self._uses.get(topic_bytes)
+        if use is not None:
+            use.at = self._n_messages
+            self._uses.move_to_end(topic_bytes)
+            return use.alias, True
+        if len(topic_bytes) <= PROPERTY_BYTES:
+            return 0, False
+        alias = self._free.pop() if self._free else self._taken_over(topic_bytes)
+        if alias:
+            self._uses[topic_bytes] = _Use(alias, self._n_messages)
+        return alias, False
+
+    def _taken_over(self, topic_bytes: bytes) -> int:
+        """Return the alias of the least recently used topic, if that is used less than this one."""
+        candidates = self._candidates
+        seen_at = candidates.pop(topic_bytes, None)
+        least_used, use = next(iter(self._uses.items()))
+        if seen_at is not None and use.at < seen_at:
+            del self._uses[least_used]
+            return use.alias
+        candidates[topic_bytes] = self._n_messages
+        if len(candidates) > self.maximum:
+            candidates.popitem(last=False)
+        return 0
+
+    def forget(self, topic_bytes: bytes) -> None:
+        """Give back an alias that the client was not told of."""
+        self._free.append(self._uses.pop(topic_bytes).alias)

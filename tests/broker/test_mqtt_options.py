@@ -1,0 +1,44 @@
+"""The section `mqtt` of the policy file."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.config import parse_policy
+from broker.errors import ConfigError
+from broker.mqtt_options import MqttOptions
+
+
+def test_without_the_section_everything_is_offered() -> None:
+    """Defaults take nothing away."""
+    assert parse_policy("", "policy.yaml").mqtt == MqttOptions()
+
+
+def test_keys_with_dashes_are_read_too() -> None:
+    """As everywhere in the file."""
+    policy = parse_policy("mqtt: {maximum-qos: 1, allow_mqtt31: false}", "policy.yaml")
+    assert policy.mqtt == MqttOptions(maximum_qos=1, allow_mqtt31=False)
+
+
+@pytest.mark.parametrize(
+    ("keys", "path", "allowed"),
+    [
+        ("topic_alias_maximum: 65536", "mqtt.topic_alias_maximum", "65535"),
+        ("outgoing_topic_aliases: -1", "mqtt.outgoing_topic_aliases", "0"),
+        ("maximum_qos: 3", "mqtt.maximum_qos", "0, 1 or 2"),
+        ("allow_mqtt31: 1", "mqtt.allow_mqtt31", "boolean"),
+        ("server_reference: ''", "mqtt.server_reference", "1"),
+        ("redirect: temporary", "mqtt", "redirect only with a server_reference"),
+        ("redirect: sometimes", "mqtt.redirect", "temporary"),
+        ("response_information: answers", "mqtt", "response_information with {client_id} in it"),
+        ("response_information: '+/{client_id}'", "mqtt", "response_information without +, #"),
+        ("aliases: 3", "mqtt.aliases", "topic_alias_maximum"),
+    ],
+)
+def test_a_wrong_key_says_where_and_what_is_allowed(keys: str, path: str, allowed: str) -> None:
+    """The key's path, and what may stand there."""
+    with pytest.raises(ConfigError) as caught:
+        parse_policy(f"mqtt: {{{keys}}}", "policy.yaml")
+    (problem,) = caught.value.problems
+    assert problem.path == path
+    assert allowed in problem.allowed
