@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from broker import authenticating
+from broker.capabilities import check_connect, connack_properties, redirection
 from broker.errors import ProtocolError
 from broker.events import ClientConnected
 from broker.extensions import Accepted, Admittance, ConnectAttempt
@@ -33,8 +34,8 @@ def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
 
     Raises:
         ProtocolError: it is the second one [MQTT-3.1.0-2], asks for an authentication
-            method that nobody brings [MQTT-4.12.0-1], or has a Will Topic beyond the limits
-            (MQTT 5.0, 3.2.2.2).
+            method that nobody brings [MQTT-4.12.0-1], has a Will Topic beyond the limits
+            (MQTT 5.0, 3.2.2.2), or needs what the broker does not offer.
     """
     if connection.is_open:
         raise ProtocolError("a second CONNECT")
@@ -42,16 +43,17 @@ def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
     connection.is_bridge = packet.is_bridge
     connection.send_maximum = packet.properties.get("maximum_packet_size", connection.send_maximum)
     connection.is_explained = bool(packet.properties.get("request_problem_information", 1))
-    if packet.protocol_version == ProtocolVersion.MQTT_3_1:
-        _check_mqtt_3_1(connection, packet)
+    options = connection.core.options
+    check_connect(options, packet)
+    code = redirection(options)
+    if code is not None:
+        refuse_connect(connection, code, server_reference=options.server_reference)
+        connection.disconnected(now)
+        return
     method = packet.properties.get("authentication_method")
     if method is not None:
         authenticating.check_method(connection.core, method)
-    if not packet.client_id and not packet.clean_start and packet.protocol_version == 4:
-        raise ProtocolError(  # [MQTT-3.1.3-8]
-            "CONNECT: empty Client Identifier without Clean Session",
-            ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
-        )
+    _check_client_id(packet)
     if packet.will is not None:
         problem = connection.core.limits.topic_problem(packet.will.topic)
         if problem:
@@ -59,16 +61,21 @@ def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
     connection.run(_connect(connection, packet, now))
 
 
-def _check_mqtt_3_1(connection: Connection, packet: Connect) -> None:
-    if not connection.core.options.allow_mqtt31:
+def _check_client_id(packet: Connect) -> None:
+    """Check that a client without Client Identifier may have one assigned.
+
+    MQTT 3.1 knows no such thing. Its limit of 23 characters is not enforced: real clients go
+    beyond it.
+
+    Raises:
+        ProtocolError: client identifier not valid [MQTT-3.1.3-8] of MQTT 3.1.1.
+    """
+    if packet.client_id or packet.protocol_version == ProtocolVersion.MQTT_5:
+        return
+    if packet.protocol_version == ProtocolVersion.MQTT_3_1 or not packet.clean_start:
         raise ProtocolError(
-            "CONNECT: MQTT 3.1; allowed: MQTT 3.1.1 and 5.0",
-            ReasonCode.UNSUPPORTED_PROTOCOL_VERSION,
-        )
-    # More than its 23 characters are accepted, as in MQTT 3.1.1.
-    if not packet.client_id:
-        raise ProtocolError(
-            "CONNECT: empty Client Identifier in MQTT 3.1",
+            "CONNECT: empty Client Identifier; allowed: none in MQTT 3.1, with Clean Session in "
+            "MQTT 3.1.1",
             ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
         )
 
@@ -166,13 +173,18 @@ async def _authenticate(core: Core, attempt: ConnectAttempt) -> Admittance:
         return False
 
 
-def refuse_connect(connection: Connection, reason_code: ReasonCode) -> None:
+def refuse_connect(connection: Connection, reason_code: ReasonCode, **properties: Any) -> None:
     """Answer a CONNECT that is not accepted, where the version has a word for it.
 
     [MQTT-3.2.2-7] of MQTT 5.0; MQTT 3.1.1 closes without CONNACK where it has no return code.
+
+    Args:
+        connection: not open yet; the caller closes it.
+        reason_code: of the CONNACK.
+        properties: of the CONNACK; MQTT 5 clients get them.
     """
     if connection.version == ProtocolVersion.MQTT_5 or reason_code in CONNACK_RETURN_CODES:
-        connection.send_packet(ConnAck(session_present=False, reason_code=reason_code))
+        connection.send_packet(ConnAck(False, reason_code, properties))
 
 
 def _set_up(
@@ -227,8 +239,7 @@ def _connack_properties(
         "receive_maximum": limits.receive_maximum,
         "maximum_packet_size": limits.maximum_packet_size,
     }
-    if connection.core.options.topic_alias_maximum:
-        properties["topic_alias_maximum"] = connection.core.options.topic_alias_maximum
+    properties |= connack_properties(connection.core.options, session.client_id, packet)
     if not packet.client_id:
         properties["assigned_client_identifier"] = session.client_id  # [MQTT-3.2.2-16]
     if keep_alive != packet.keep_alive:

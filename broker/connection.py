@@ -24,6 +24,7 @@ from broker.authenticating import Authentication, check_packet_type
 from broker.connecting import refuse_connect
 from broker.errors import PeerError, ProtocolError
 from broker.events import PacketReceived
+from broker.fitting import explained
 from broker.mqtt.enums import PacketType, ProtocolVersion
 from broker.mqtt.packets import Disconnect
 from broker.mqtt.reader import answer_version, read_packet
@@ -425,7 +426,7 @@ class Connection(Sender):
         """Send what is settled, in the order in which the messages came [MQTT-4.6.0-2]."""
         session = self.session
         if receipt.qos == 2:
-            if receipt.reason_code:
+            if receipt.reason_code >= 0x80:
                 session.incoming.pop(receipt.packet_id, None)
             else:
                 session.incoming[receipt.packet_id] = None
@@ -435,7 +436,7 @@ class Connection(Sender):
         n_before = len(receipts)
         while receipts and receipts[0].is_settled:
             first = receipts.popleft()
-            if first.reason_code and self.version != ProtocolVersion.MQTT_5:
+            if first.reason_code >= 0x80 and self.version != ProtocolVersion.MQTT_5:
                 # No PUBACK can say it: the client keeps the message and comes again.
                 return self.close(ReasonCode(first.reason_code), None)
             if first.qos == 1 and not first.reason_code:
@@ -502,7 +503,8 @@ class Connection(Sender):
             return
         self.timer = None
         self.core.logger.info("client %s: keep-alive timeout", self.session.client_id)
-        self.close(ReasonCode.KEEP_ALIVE_TIMEOUT, now)
+        reason = f"no packet in {self._keep_alive:g} s; allowed: 1.5 times the Keep Alive"
+        self.close(ReasonCode.KEEP_ALIVE_TIMEOUT, now, reason_string=reason)
 
     def peer(self) -> str:
         """Name the peer for the log."""
@@ -518,25 +520,34 @@ class Connection(Sender):
         peer_errors = self.core.counters.peer_errors
         peer_errors[error.reason_code] = peer_errors.get(error.reason_code, 0) + 1
         if self.is_open:
-            self.close(error.reason_code, now)
+            self.close(error.reason_code, now, **explained(error.detail))
         else:
             if self._is_answered:
-                refuse_connect(self, error.reason_code)
+                refuse_connect(self, error.reason_code, **explained(error.detail))
             self._end(now)
 
-    def close(self, reason_code: ReasonCode, now: float | None) -> None:
+    def close(self, reason_code: ReasonCode, now: float | None, **properties: Any) -> None:
         """End the connection, telling an MQTT 5 client why [MQTT-3.14.0-1].
 
         Args:
             reason_code: of the DISCONNECT.
             now: monotonic seconds; None for the time of the last chunk.
+            properties: of the DISCONNECT.
         """
         if self.is_closing:
             return
         if self.is_open and self.version == ProtocolVersion.MQTT_5:
-            self.send_packet(Disconnect(reason_code))
+            self.send_packet(Disconnect(reason_code, properties))
         self.core.logger.debug("%s: %s", self.peer(), describe_reason_code(reason_code))
         self._end(self._last_received if now is None else now)
+
+    def shut_down(self, now: float) -> None:
+        """End the connection as the broker stops; a client is told where else to go, if known."""
+        reference = self.core.options.server_reference
+        if reference is None:
+            self.close(ReasonCode.SERVER_SHUTTING_DOWN, now)
+        else:
+            self.close(ReasonCode.USE_ANOTHER_SERVER, now, server_reference=reference)
 
     def _end(self, now: float) -> None:
         self.is_closing = True

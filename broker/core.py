@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker import eager
+from broker.capabilities import is_restricted
 from broker.counters import Counters, count
 from broker.events import Listeners, MessageRetained
 from broker.extensions import (
@@ -81,6 +82,7 @@ class Core:
             is handled now.
         catch_up: returns what a client that causes events is to wait for, or None where the
             listeners keep up; None where no listener falls behind.
+        is_restricted: each PUBLISH is checked for what the broker does not offer.
         is_plain: no listener and no access control looks at single messages or packets.
     """
 
@@ -153,6 +155,7 @@ class Core:
         self._audiences: dict[tuple[Session, ...], tuple[Session, ...]] = {}
         self.is_plain = self._is_plain()
         self.catch_up: Callable[[], Coroutine[Any, Any, None] | None] | None = None
+        self.is_restricted = is_restricted(options)
         self.in_turn = False
         self.congested: list[Sender] = []
         self._wake = wake

@@ -16,12 +16,14 @@ class PeerError(PenstockError):
 
     Attributes:
         reason_code: MQTT 5 reason code, 0x80 or above.
+        detail: what was read and what is allowed.
     """
 
     reason_code = ReasonCode.UNSPECIFIED_ERROR
 
     def __init__(self, message: str, reason_code: ReasonCode | None = None) -> None:
         super().__init__(message)
+        self.detail = message
         if reason_code is not None:
             self.reason_code = reason_code
 

@@ -18,6 +18,17 @@ _ALWAYS_EXPLAINED: Final = frozenset(
 """The packets that may hold a Reason String and User Properties whatever a client has asked."""
 
 
+MAX_REASON: Final = 256
+"""Characters of a Reason String: enough for what was read and what is allowed."""
+
+
+def explained(reason: str) -> dict[str, Any]:
+    """Return the properties that tell a client a reason; none for an empty one."""
+    if not reason:
+        return {}
+    return {"reason_string": reason[:MAX_REASON].replace("\0", "\N{REPLACEMENT CHARACTER}")}
+
+
 def fit_packet(packet: Packet, version: int, maximum: int, *, is_explained: bool) -> bytes | None:
     """Return a packet as the client takes it.
 

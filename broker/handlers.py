@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker import redelivery
 from broker.authenticating import handle_auth
 from broker.bridges import of_bridge
+from broker.capabilities import check_subscribe, is_filter_offered
 from broker.connecting import expiry_seconds, handle_connect
 from broker.counters import count
 from broker.errors import ProtocolError
@@ -67,7 +68,13 @@ def handle(connection: Connection, packet: Packet, now: float) -> None:
 
 
 def handle_subscribe(connection: Connection, packet: Subscribe, now: float) -> None:
-    """Take a SUBSCRIBE (section 3.8)."""
+    """Take a SUBSCRIBE (section 3.8).
+
+    Raises:
+        ProtocolError: it needs what an MQTT 5 client was told not to use.
+    """
+    if connection.version == ProtocolVersion.MQTT_5:
+        check_subscribe(connection.core.options, packet)
     connection.run(_subscribe(connection, packet, now))
 
 
@@ -87,7 +94,7 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
             subscription = Subscription(
                 session,
                 request.topic_filter,
-                request.qos,
+                code,
                 no_local=request.no_local,
                 retain_as_published=request.retain_as_published,
                 subscription_id=found[0],
@@ -116,6 +123,8 @@ async def _judge(connection: Connection, request: Request) -> int:
     topic_filter = parse_share(request.topic_filter).topic_filter
     if core.limits.topic_problem(topic_filter):
         return ReasonCode.TOPIC_FILTER_INVALID
+    if not is_filter_offered(core.options, topic_filter):
+        return ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
     subscriptions = connection.session.subscriptions
     if (
         len(subscriptions) >= core.limits.subscriptions
@@ -129,7 +138,7 @@ async def _judge(connection: Connection, request: Request) -> int:
         and not await core.is_allowed(access, connection.session, topic_filter, SUBSCRIBE)
     ):
         return ReasonCode.NOT_AUTHORIZED
-    return request.qos
+    return min(request.qos, core.options.maximum_qos)
 
 
 def add_subscription(core: Core, subscription: Subscription) -> bool:
@@ -288,7 +297,8 @@ def handle_disconnect(connection: Connection, packet: Disconnect, now: float) ->
     session = connection.session
     interval = packet.properties.get("session_expiry_interval")
     if interval is not None:
-        if interval and session.expiry_interval == 0:
+        # With a limit of 0, what CONNECT asked for is not known any more; nothing outlives it.
+        if interval and session.expiry_interval == 0 and connection.core.session_expiry_limit != 0:
             raise ProtocolError("DISCONNECT: Session Expiry Interval; allowed: 0, as in CONNECT")
         session.expiry_interval = expiry_seconds(connection.core, interval)
     if packet.reason_code == ReasonCode.SUCCESS:

@@ -78,3 +78,12 @@ class MqttOptions:
                 raise ValueError("response_information without +, # and null") from None
             if CLIENT_ID_MARK not in information:
                 raise ValueError(f"response_information with {CLIENT_ID_MARK} in it")
+
+    def response_information_for(self, client_id: str) -> str | None:
+        """Return what a client may build its response topics from (MQTT 5.0, 4.10.1).
+
+        None for none; a Client Identifier with a wildcard in it can be part of no topic.
+        """
+        if self.response_information is None or "+" in client_id or "#" in client_id:
+            return None
+        return self.response_information.replace(CLIENT_ID_MARK, client_id)

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.bridges import may_publish_sys
+from broker.capabilities import check_publish, is_payload_valid
 from broker.errors import MalformedPacketError, ProtocolError
 from broker.events import MessageReceived, MessageRouted
 from broker.extensions import PUBLISH
+from broker.fitting import explained
 from broker.message import Message, Properties
 from broker.mqtt.enums import ProtocolVersion
 from broker.mqtt.packets import PubAck, PubRec
@@ -30,6 +32,10 @@ _TOPIC_ALIAS_ALONE: Final = b"\x03\x23"
 """Properties that are a Topic Alias and nothing else begin so."""
 
 
+_NOT_AUTHORIZED: Final = "not authorized to publish to this topic"
+_NO_ROOM_TO_RETAIN: Final = "no room for one more retained message"
+
+
 class PublishReceipt:
     """What a publisher is owed for one QoS 1 or 2 message.
 
@@ -39,17 +45,27 @@ class PublishReceipt:
         connection: on which the acknowledgement goes out.
         packet_id: of the PUBLISH.
         qos: 1 or 2.
-        reason_code: 0, or why the message was refused.
+        reason_code: why the message was refused; below 0x80 where it was not.
+        reason: the same in words for the publisher, or "".
         is_settled: every answer has come.
     """
 
-    __slots__ = ("_n_waiting", "connection", "is_settled", "packet_id", "qos", "reason_code")
+    __slots__ = (
+        "_n_waiting",
+        "connection",
+        "is_settled",
+        "packet_id",
+        "qos",
+        "reason",
+        "reason_code",
+    )
 
     def __init__(self, connection: Connection, packet_id: int, qos: int, n_answers: int) -> None:
         self.connection = connection
         self.packet_id = packet_id
         self.qos = qos
         self.reason_code = 0
+        self.reason = ""
         self.is_settled = not n_answers
         self._n_waiting = n_answers
 
@@ -125,12 +141,18 @@ def receive_publish(
         if problem:
             return _refuse_topic(connection, topic, problem, packet_id, qos)
         plan = core.tree.plan(topic, topic_bytes)
+    if core.is_restricted:
+        check_publish(core.options, first_byte)
+        if not is_payload_valid(core.options, properties, data[position:stop]):
+            return _refuse_payload(connection, plan.topic, packet_id, qos)
     message = _message(connection, plan, data[position:stop], first_byte, properties, now)
     if message is None:
-        return _refuse(connection, plan.topic, packet_id, qos, ReasonCode.QUOTA_EXCEEDED)
+        reason = "the broker cannot keep the payload"
+        return _refuse(connection, plan.topic, packet_id, qos, ReasonCode.QUOTA_EXCEEDED, reason)
     is_sys = topic_bytes.startswith(b"$SYS")
     if is_sys and not may_publish_sys(connection.session.client_id, plan.topic):
-        return _refuse(connection, plan.topic, packet_id, qos, ReasonCode.NOT_AUTHORIZED)
+        reason = "topics that begin with $SYS are the broker's own"
+        return _refuse(connection, plan.topic, packet_id, qos, ReasonCode.NOT_AUTHORIZED, reason)
     if core.is_plain:
         if first_byte == 0x30 and properties is None and not is_sys:
             core.fast_plan(plan, connection.version)
@@ -195,7 +217,19 @@ def _refuse_topic(
     if not qos or connection.version != ProtocolVersion.MQTT_5:
         raise ProtocolError(f"PUBLISH: {problem}", ReasonCode.TOPIC_NAME_INVALID)
     shown = topic if len(topic) <= MAX_LOGGED_TOPIC else f"{topic[:MAX_LOGGED_TOPIC]}..."
-    _refuse(connection, shown, packet_id, qos, ReasonCode.TOPIC_NAME_INVALID)
+    _refuse(connection, shown, packet_id, qos, ReasonCode.TOPIC_NAME_INVALID, problem)
+
+
+def _refuse_payload(connection: Connection, topic: str, packet_id: int, qos: int) -> None:
+    """Refuse a payload that is not UTF-8 though it says so (MQTT 5.0, 3.3.2.3.2).
+
+    Raises:
+        ProtocolError: payload format invalid, at QoS 0.
+    """
+    reason = "the payload is not UTF-8, as its Payload Format Indicator says"
+    if not qos:
+        raise ProtocolError(f"PUBLISH: {reason}", ReasonCode.PAYLOAD_FORMAT_INVALID)
+    _refuse(connection, topic, packet_id, qos, ReasonCode.PAYLOAD_FORMAT_INVALID, reason)
 
 
 def _message(
@@ -261,7 +295,8 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         return
     if message.retain:
         if not _may_retain(connection, message):
-            _refuse(connection, plan.topic, packet_id, message.qos, ReasonCode.QUOTA_EXCEEDED)
+            code = ReasonCode.QUOTA_EXCEEDED
+            _refuse(connection, plan.topic, packet_id, message.qos, code, _NO_ROOM_TO_RETAIN)
             return
         core.retain(message)
     if not plan.sinks and not connection.receipts:
@@ -270,19 +305,29 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         core.route(message, plan.targets, (), None, now)
         if plan.shares:
             core.route_shared(message, plan.shares, now)
-        if message.qos == 1:
+        if message.qos == 2:
+            connection.session.incoming[packet_id] = None
+            connection.send_packet(PubRec(packet_id, _taken(connection, plan)))
+        elif plan.targets:
             connection.send_puback(packet_id)
         else:
-            connection.session.incoming[packet_id] = None
-            connection.send_packet(PubRec(packet_id))
+            connection.send_packet(PubAck(packet_id, _taken(connection, plan)))
     else:
         receipt = _receipt(connection, packet_id, message.qos, len(plan.sinks))
+        receipt.reason_code = _taken(connection, plan)
         core.route(message, plan.targets, plan.sinks, receipt, now)
         if plan.shares:
             core.route_shared(message, plan.shares, now)
         if not plan.sinks:
             connection.receipt_settled(receipt)
     connection.throttle.wait_for_congested(now)
+
+
+def _taken(connection: Connection, plan: Plan) -> int:
+    """Return the reason code of a message that is accepted (MQTT 5.0, 3.4.2.1)."""
+    if plan.targets or plan.shares or plan.sinks or connection.version != ProtocolVersion.MQTT_5:
+        return ReasonCode.SUCCESS
+    return ReasonCode.NO_MATCHING_SUBSCRIBERS
 
 
 def _receipt(connection: Connection, packet_id: int, qos: int, n_answers: int) -> PublishReceipt:
@@ -326,12 +371,14 @@ async def _take_checked(
         if not is_allowed:
             core.refuse(session.client_id, message.topic, ReasonCode.NOT_AUTHORIZED)
             if receipt is not None:
+                receipt.reason = _NOT_AUTHORIZED
                 # MQTT 3.1.1 has no word for it: acknowledged, not delivered [MQTT-3.3.5-2].
                 is_5 = receipt.connection.version == ProtocolVersion.MQTT_5
                 receipt.settle(ReasonCode.NOT_AUTHORIZED if is_5 else ReasonCode.SUCCESS)
             return
         if message.retain and receipt is not None and not _may_retain(receipt.connection, message):
             core.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED)
+            receipt.reason = _NO_ROOM_TO_RETAIN
             receipt.settle(ReasonCode.QUOTA_EXCEEDED)
             return
         if core.listeners.message_routed:
@@ -346,6 +393,7 @@ async def _take_checked(
         raise
     if receipt is not None:
         receipt.wait_for(len(plan.sinks))
+        receipt.reason_code = _taken(receipt.connection, plan)
     core.route(message, targets, plan.sinks, receipt, now)
     for share, member in chosen:
         core.deliver_shared(message, share, member, now)
@@ -365,7 +413,12 @@ def _may_retain(connection: Connection, message: Message) -> bool:
 
 
 def _refuse(
-    connection: Connection, topic: str, packet_id: int, qos: int, reason_code: ReasonCode
+    connection: Connection,
+    topic: str,
+    packet_id: int,
+    qos: int,
+    reason_code: ReasonCode,
+    reason: str,
 ) -> None:
     """Refuse a publish before it was routed, and acknowledge what that leaves to say.
 
@@ -376,6 +429,7 @@ def _refuse(
     if not qos:
         return
     receipt = _receipt(connection, packet_id, qos, 1)
+    receipt.reason = reason
     is_5 = connection.version == ProtocolVersion.MQTT_5
     is_told = is_5 or reason_code != ReasonCode.NOT_AUTHORIZED
     receipt.settle(reason_code if is_told else ReasonCode.SUCCESS)
@@ -384,4 +438,4 @@ def _refuse(
 def acknowledgement(receipt: PublishReceipt) -> PubAck | PubRec:
     """Return the packet that a settled receipt stands for."""
     kind = PubAck if receipt.qos == 1 else PubRec
-    return kind(receipt.packet_id, receipt.reason_code)
+    return kind(receipt.packet_id, receipt.reason_code, explained(receipt.reason))

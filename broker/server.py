@@ -15,7 +15,6 @@ from broker.config import Listener, Policy
 from broker.core import Core
 from broker.errors import PenstockError
 from broker.events import Listeners
-from broker.mqtt.reason_codes import ReasonCode
 from broker.plugin_loader import LoadedPlugins, load_plugins
 from broker.sampling import Sampling
 from broker.sys_topics import SysTopics
@@ -194,7 +193,7 @@ class Server:
         now = self._driver.clock()
         for protocol in list(self._driver.protocols):
             if protocol.connection is not None:
-                protocol.connection.close(ReasonCode.SERVER_SHUTTING_DOWN, now)
+                protocol.connection.shut_down(now)
             else:
                 protocol.abort()
         self._driver.settle(now)

@@ -31,6 +31,7 @@ LAYERS: Final = (
     frozenset(
         {
             "access",
+            "capabilities",
             "authenticating",
             "bridges",
             "connecting",

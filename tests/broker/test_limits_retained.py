@@ -39,9 +39,10 @@ def test_mqtt_5_is_told_that_there_is_no_room(limits: Limits, access: Access | N
     """At QoS 1 and 2, by Quota exceeded; the message goes to nobody."""
     client = full(limits, access)
     client.publish("c", b"3", qos=1, retain=True)
-    assert client.take(PubAck) == PubAck(1, ReasonCode.QUOTA_EXCEEDED)
+    reason = {"reason_string": "no room for one more retained message"}
+    assert client.take(PubAck) == PubAck(1, ReasonCode.QUOTA_EXCEEDED, reason)
     client.publish("c", b"3", qos=2, packet_id=2, retain=True)
-    assert client.take(PubRec) == PubRec(2, ReasonCode.QUOTA_EXCEEDED)
+    assert client.take(PubRec) == PubRec(2, ReasonCode.QUOTA_EXCEEDED, reason)
     client.publish("a", b"22", qos=1, retain=True)
     may_grow = limits.retained_messages == 2
     assert client.take_all(PubAck)[0].reason_code == (0 if may_grow else 0x97)

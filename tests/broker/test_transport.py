@@ -140,7 +140,7 @@ async def test_fault_of_the_broker_ends_one_connection(
     ):
         await victim.send(Publish("poison"))
         assert await victim.rest() == []
-        assert (await other.publish("t", b"data")).reason_code == 0
+        assert (await other.publish("t", b"data")).reason_code < 0x80
     assert "client victim" in caplog.text
     assert "closed after a fault of the broker" in caplog.text
     assert "RuntimeError: a fault" in caplog.text
@@ -161,7 +161,7 @@ async def test_fault_while_a_client_waits_ends_one_connection(
             assert await victim.rest() == []
         monkeypatch.undo()
         async with await connected(port_of(server)) as other:
-            assert (await other.publish("t", b"data")).reason_code == 0
+            assert (await other.publish("t", b"data")).reason_code < 0x80
     assert "closed after a fault of the broker" in caplog.text
 
 
@@ -183,7 +183,7 @@ async def test_answer_that_is_cancelled_ends_one_connection(*, waits: bool) -> N
             access.may_answer.set()
         assert await victim.rest() == []
         async with await connected(port_of(server)) as other:
-            assert (await other.publish("t", b"data")).reason_code == 0
+            assert (await other.publish("t", b"data")).reason_code < 0x80
 
 
 async def test_small_packets_leave_at_once() -> None:
@@ -305,7 +305,7 @@ async def test_next_client_waits_for_a_place() -> None:
         second = await WireClient.dial(port_of(server))
         await second.send(Connect(client_id="second", keep_alive=0))
         await until(lambda: len(driver_of(server).protocols) == 2)
-        assert (await first.publish("t", b"data")).reason_code == 0
+        assert (await first.publish("t", b"data")).reason_code < 0x80
         assert server.core.sessions.get("second") is None
         first.close()
         assert (await second.take(ConnAck)).reason_code == 0

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import socket
 from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from broker.mqtt.packets import (
     ConnAck,
     Connect,
+    Disconnect,
     Packet,
     PubAck,
     Publish,
@@ -27,6 +29,12 @@ SECONDS: Final = 30.0
 """The longest wait for something that must happen, on a machine that is busy."""
 
 Kind = TypeVar("Kind")
+
+
+def ending(packets: Sequence[Packet]) -> int | None:
+    """Return the reason code of the DISCONNECT that stands last, or None where none does."""
+    last = packets[-1] if packets else None
+    return last.reason_code if isinstance(last, Disconnect) else None
 
 
 class WireClient:

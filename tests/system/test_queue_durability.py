@@ -196,10 +196,10 @@ async def test_full_disk_refuses_mqtt_5_publishers(tmp_path: Path) -> None:
             await client.send(Publish("load/5", numbered(40), qos=2, packet_id=9))
             assert (await client.take(PubRec)).reason_code >= 0x80
             # What no queue is bound to goes on, and what is stored can be read.
-            assert (await client.publish("elsewhere", b"data")).reason_code == 0
+            assert (await client.publish("elsewhere", b"data")).reason_code < 0x80
             assert await asyncio.to_thread(stored_numbers, broker) == acknowledged
             limit_files(broker)
-            assert (await client.publish("load/5", numbered(41))).reason_code == 0
+            assert (await client.publish("load/5", numbered(41))).reason_code < 0x80
             acknowledged.append(41)
             broker.wait_for_log("queue storage writes again; ")
             await check_sink_ledger(broker, n_refused + 1)

@@ -54,7 +54,7 @@ async def test_a_payload_is_kept_once_however_many_wait_for_it(tmp_path: Path) -
             before = resident_bytes(broker)
             for number in range(N_MESSAGES):
                 payload = b"%03d" % number + bytes(PAYLOAD_BYTES - 3)
-                assert (await publisher.publish("large/1", payload)).reason_code == 0
+                assert (await publisher.publish("large/1", payload)).reason_code < 0x80
                 await publisher.publish("small", b"%d" % number)
                 assert (await healthy.take(Publish)).payload == b"%d" % number
             grown = resident_bytes(broker) - before
@@ -78,5 +78,5 @@ async def test_a_full_outbox_drops_for_one_subscriber_and_says_so(tmp_path: Path
             await watcher.subscribe("$SYS/broker/penstock/ledger/dropped/queue_full")
             for number in range(N_MESSAGES):
                 payload = b"%03d" % number + bytes(PAYLOAD_BYTES - 3)
-                assert (await publisher.publish("large/1", payload)).reason_code == 0
+                assert (await publisher.publish("large/1", payload)).reason_code < 0x80
             assert int((await watcher.take(Publish)).payload) > 0

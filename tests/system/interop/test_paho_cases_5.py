@@ -18,7 +18,7 @@ from broker.mqtt.packets import (
 )
 from tests.helpers.paho_client import properties, publish_properties
 from tests.helpers.process import BrokerProcess
-from tests.helpers.wire import WireClient, connected
+from tests.helpers.wire import WireClient, connected, ending
 from tests.system.interop.cases import LIMITS, connect, fresh, let_pass, until
 
 
@@ -260,7 +260,7 @@ async def test_maximum_packet_size_of_server(cases: BrokerProcess) -> None:
         maximum = (await client.connect()).properties["maximum_packet_size"]
         assert maximum == LIMITS["maximum_packet_size"]
         await client.send(Publish(topic, bytes(maximum)))
-        assert await client.rest() == [Disconnect(0x95)]
+        assert ending(await client.rest()) == 0x95
 
 
 @pytest.mark.mqtt5("3.1.2-24", "3.1.2-25")
@@ -320,4 +320,4 @@ async def test_receive_maximum_of_server(cases: BrokerProcess) -> None:
         assert maximum == LIMITS["receive_maximum"]
         for number in range(maximum + 1):
             await client.send(Publish(topic, qos=2, packet_id=number + 1))
-        assert (await client.rest())[-1] == Disconnect(0x93)
+        assert ending(await client.rest()) == 0x93
