@@ -1,0 +1,243 @@
+"""Sections 4.1 to 4.4: what a session remembers, the QoS flows, what is sent again."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.limits import Limits
+from broker.mqtt.packets import (
+    ConnAck,
+    Disconnect,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+)
+from broker.mqtt.reason_codes import ReasonCode
+from tests.conformance.clients import IN_EACH_VERSION, keep, pair
+from tests.helpers.access import Access
+from tests.helpers.virtual import VirtualBroker, VirtualClient
+
+
+def come_back(client: VirtualClient) -> VirtualClient:
+    """Lose a client's connection and connect it again to its session."""
+    client.lose()
+    name = client.session.client_id
+    return client.broker.connect(name, client.version, **keep(client.version))
+
+
+# -- 4.1
+
+
+@pytest.mark.mqtt5("4.1.0-1")
+@pytest.mark.mqtt311("4.1.0-1", "4.1.0-2")
+@IN_EACH_VERSION
+def test_a_session_lasts_as_long_as_its_connection(version: int) -> None:
+    """However long that is, whatever the client has asked for behind it."""
+    broker = VirtualBroker()
+    options = keep(version, 1)
+    subscriber = broker.connect("s", version, **options)
+    subscriber.subscribe("t", 1)
+    broker.advance(1e7)
+    broker.connect("p", version).publish("t", b"x", qos=1)
+    assert subscriber.payloads() == [b"x"]
+
+
+@pytest.mark.mqtt5("4.1.0-2", "3.1.2-23")
+@pytest.mark.parametrize("is_told_at_the_end", [False, True])
+def test_a_session_ends_when_its_expiry_interval_is_over(*, is_told_at_the_end: bool) -> None:
+    """The one of CONNECT, or the one that DISCONNECT has changed it to."""
+    broker = VirtualBroker()
+    for seconds, session_present in ((59, True), (61, False)):
+        interval = 1000 if is_told_at_the_end else 60
+        client = broker.connect(
+            "c", clean_start=True, properties={"session_expiry_interval": interval}
+        )
+        if is_told_at_the_end:
+            client.send(Disconnect(0, {"session_expiry_interval": 60}))
+        else:
+            client.lose()
+        broker.advance(seconds)
+        again = broker.connect("c", **keep(5))
+        assert again.connack == ConnAck(session_present, 0, again.connack.properties)
+
+
+# -- 4.3.1
+
+
+@pytest.mark.mqtt5("4.3.1-1", "3.3.1-2")
+@pytest.mark.mqtt311("4.3.1-1", "3.3.1-2")
+@IN_EACH_VERSION
+def test_qos_0_goes_out_as_qos_0_and_never_again(version: int) -> None:
+    """Without DUP; who was away has missed it."""
+    publisher, subscriber = pair(VirtualBroker(), version, 2)
+    publisher.publish("t", b"x")
+    assert subscriber.take(Publish) == Publish("t", b"x")
+    assert come_back(subscriber).inbox == []
+
+
+# -- 4.3.2
+
+
+@pytest.mark.mqtt5("4.3.2-1", "4.3.2-2", "4.3.2-3")
+@pytest.mark.mqtt311("4.3.2-1")
+@IN_EACH_VERSION
+def test_qos_1_is_unacknowledged_until_its_puback(version: int) -> None:
+    """Sent first without DUP, again after each reconnect, and no more once it is acknowledged."""
+    publisher, subscriber = pair(VirtualBroker(), version, 1)
+    publisher.publish("t", b"x", qos=1, packet_id=99)
+    first = subscriber.take(Publish)
+    assert (first.qos, first.dup) == (1, False)
+    for _ in range(2):
+        subscriber = come_back(subscriber)
+        repeated = subscriber.take(Publish)
+        assert (repeated.packet_id, repeated.dup) == (first.packet_id, True)
+    subscriber.send(PubAck(first.packet_id))
+    assert come_back(subscriber).inbox == []
+
+
+@pytest.mark.mqtt5("4.3.2-4", "4.3.2-5")
+@pytest.mark.mqtt311("4.3.2-2")
+@pytest.mark.parametrize("dup", [False, True])
+@IN_EACH_VERSION
+def test_after_puback_a_packet_identifier_is_that_of_a_new_message(
+    version: int, *, dup: bool
+) -> None:
+    """QoS 1 is at least once: what comes is delivered, DUP or not."""
+    publisher, subscriber = pair(VirtualBroker(), version)
+    publisher.publish("t", b"1", qos=1, packet_id=5)
+    publisher.publish("t", b"2", qos=1, packet_id=5, dup=dup)
+    assert publisher.inbox == [PubAck(5), PubAck(5)]
+    assert subscriber.payloads() == [b"1", b"2"]
+
+
+# -- 4.3.3, sender
+
+
+@pytest.mark.mqtt5("4.3.3-1", "4.3.3-2", "4.3.3-3", "4.3.3-4", "4.3.3-5", "4.3.3-6", "4.4.0-1")
+@pytest.mark.mqtt311("4.3.3-1", "4.4.0-1")
+@IN_EACH_VERSION
+def test_qos_2_goes_out_step_by_step(version: int) -> None:
+    """PUBLISH until PUBREC, then PUBREL until PUBCOMP, repeated at reconnects and only then."""
+    broker = VirtualBroker()
+    publisher, subscriber = pair(broker, version, 2)
+    publisher.publish("t", b"x", qos=2, packet_id=99)
+    first = subscriber.take(Publish)
+    assert (first.qos, first.dup) == (2, False)
+    broker.advance(1e5)
+    assert subscriber.inbox == []
+    subscriber = come_back(subscriber)
+    repeated = subscriber.take(Publish)
+    assert (repeated.packet_id, repeated.dup) == (first.packet_id, True)
+    subscriber.send(PubRec(first.packet_id))
+    assert subscriber.inbox == [PubRel(first.packet_id)]
+    subscriber.inbox.clear()
+    broker.advance(1e5)
+    assert subscriber.inbox == []
+    subscriber = come_back(subscriber)
+    assert subscriber.inbox == [PubRel(first.packet_id)]
+    subscriber.send(PubComp(first.packet_id))
+    assert come_back(subscriber).inbox == []
+
+
+@pytest.mark.mqtt5("4.3.3-7", "4.3.3-13")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_was_sent_does_not_expire(qos: int) -> None:
+    """Its time is over while it is unacknowledged: it is repeated and brought to its end."""
+    broker = VirtualBroker()
+    publisher, subscriber = pair(broker, 5, 2)
+    publisher.publish("t", b"x", qos=qos, properties={"message_expiry_interval": 5})
+    packet_id = subscriber.take(Publish).packet_id
+    broker.advance(100)
+    subscriber = come_back(subscriber)
+    assert subscriber.take(Publish).packet_id == packet_id
+    if qos == 2:
+        subscriber.send(PubRec(packet_id))
+        assert subscriber.inbox == [PubRel(packet_id)]
+        broker.advance(100)
+    subscriber.send(PubAck(packet_id) if qos == 1 else PubComp(packet_id))
+    assert subscriber.session.settle_direct().delivered == 1
+    subscriber.session.check_invariants()
+
+
+# -- 4.3.3, receiver
+
+
+@pytest.mark.mqtt5("4.3.3-8", "4.3.3-10", "4.3.3-11", "4.3.3-12")
+@pytest.mark.mqtt311("4.3.3-2")
+@IN_EACH_VERSION
+def test_qos_2_is_delivered_once_whatever_is_repeated(version: int) -> None:
+    """Up to PUBREL, on this connection and the next; then the identifier is free again."""
+    broker = VirtualBroker()
+    _, subscriber = pair(broker, version)
+    publisher = broker.connect("q", version, **keep(version))
+    publisher.publish("t", b"1", qos=2, packet_id=7)
+    publisher.publish("t", b"1", qos=2, packet_id=7, dup=True)
+    assert publisher.inbox == [PubRec(7), PubRec(7)]
+    publisher = come_back(publisher)
+    publisher.publish("t", b"1", qos=2, packet_id=7, dup=True)
+    publisher.send(PubRel(7))
+    assert publisher.inbox == [PubRec(7), PubComp(7)]
+    assert subscriber.payloads() == [b"1"]
+    publisher.publish("t", b"2", qos=2, packet_id=7)
+    assert subscriber.payloads() == [b"2"]
+
+
+@pytest.mark.mqtt5("4.3.3-9")
+def test_after_a_refusal_a_packet_identifier_is_that_of_a_new_message() -> None:
+    """A PUBREC of 0x80 or above ends the exchange."""
+    access = Access()
+    access.refused.add(("publish", "no"))
+    broker = VirtualBroker(access=access)
+    publisher, subscriber = pair(broker, 5)
+    publisher.publish("no", b"1", qos=2, packet_id=7)
+    assert publisher.take(PubRec).reason_code == ReasonCode.NOT_AUTHORIZED
+    publisher.publish("t", b"2", qos=2, packet_id=7)
+    assert publisher.take(PubRec) == PubRec(7)
+    assert subscriber.payloads() == [b"2"]
+
+
+@pytest.mark.mqtt5("4.3.3-13")
+def test_qos_2_that_expires_before_its_pubrel_is_brought_to_its_end() -> None:
+    """A publisher's exchange does not depend on what became of the message."""
+    broker = VirtualBroker()
+    publisher = broker.connect("p")
+    publisher.publish("t", b"x", qos=2, packet_id=3, properties={"message_expiry_interval": 1})
+    broker.advance(10)
+    publisher.publish(
+        "t", b"x", qos=2, packet_id=3, dup=True, properties={"message_expiry_interval": 1}
+    )
+    publisher.send(PubRel(3))
+    assert publisher.inbox == [PubRec(3), PubRec(3), PubComp(3)]
+
+
+# -- 4.4
+
+
+@pytest.mark.mqtt5("4.4.0-2")
+@pytest.mark.parametrize(("qos", "kind"), [(1, PubAck), (2, PubRec)])
+def test_a_refusal_acknowledges(qos: int, kind: type[PubAck | PubRec]) -> None:
+    """What the client refuses is not sent again, and its place in the quota is free."""
+    broker = VirtualBroker(Limits(inflight_messages=1))
+    publisher, subscriber = pair(broker, 5, 2)
+    publisher.publish("t", b"1", qos=qos)
+    publisher.publish("t", b"2", qos=1, packet_id=2)
+    first = subscriber.take(Publish)
+    assert first.payload == b"1"
+    subscriber.send(kind(first.packet_id, ReasonCode.QUOTA_EXCEEDED))
+    assert subscriber.acknowledge() == [b"2"]
+    assert come_back(subscriber).inbox == []
+
+
+@pytest.mark.mqtt5("4.4.0-1")
+@pytest.mark.mqtt311("4.4.0-1")
+@IN_EACH_VERSION
+def test_nothing_is_sent_again_into_a_new_session(version: int) -> None:
+    """Only a session that goes on has something to repeat."""
+    broker = VirtualBroker()
+    publisher, subscriber = pair(broker, version, 2)
+    publisher.publish("t", b"x", qos=2)
+    subscriber.send(PubRec(subscriber.take(Publish).packet_id))
+    subscriber.lose()
+    assert broker.connect("s", version, clean_start=True).inbox == []
