@@ -50,6 +50,8 @@ def lines(process: subprocess.Popen[str], n_lines: int) -> list[str]:
     return [process.stdout.readline().rstrip("\n") for _ in range(n_lines)]
 
 
+@pytest.mark.mqtt5("4.2.0-1")
+@pytest.mark.mqtt311("7.0.0-2", "7.1.1-1")
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("qos", QOS)
 def test_each_version_and_qos_reaches_each(broker: BrokerProcess, version: str, qos: int) -> None:
