@@ -8,9 +8,9 @@ name. A listener takes each key it does not set itself from the listener named `
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -25,10 +25,10 @@ from broker.config_file import (
 )
 from broker.errors import ConfigError, ConfigProblem
 from broker.limits import Limits
+from broker.listener_config import Listener, ListenerKeys, amqtt_keys, read_listeners
 from broker.mqtt_options import MqttOptions
 
 __all__ = [
-    "Listener",
     "Policy",
     "load_policy",
     "parse_mapping",
@@ -38,30 +38,12 @@ __all__ = [
     "validate_config",
 ]
 
-DEFAULT_PORT = 1883
 DEFAULT_SYS_INTERVAL = 10.0
 """Seconds; as mosquitto has it, so that a dashboard made for it reads the same."""
 
 T = TypeVar("T")
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """One address on which clients connect.
-
-    Attributes:
-        name: its key under `listeners`.
-        host: address or name to bind; None for all interfaces.
-        port: TCP port; 0 lets the kernel choose.
-        max_connections: connections at a time, further ones wait; 0 for no limit.
-    """
-
-    name: str
-    host: str | None
-    port: int
-    max_connections: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +73,6 @@ class Policy:
     timeout_disconnect_delay: int
     session_expiry_interval: int | None
     sys_interval: float
-
-
-@checked_dataclass(frozen=True, slots=True, config=_STRICT)
-class _ListenerKeys:
-    """What may stand under one listener (aMQTT 0.12, `ListenerConfig`)."""
-
-    type: Literal["tcp", "ws", "external"] = "tcp"
-    bind: str | int | None = f"0.0.0.0:{DEFAULT_PORT}"
-    max_connections: int = 0
-    ssl: bool = False
-    cafile: str | None = None
-    capath: str | None = None
-    cadata: str | None = None
-    certfile: str | None = None
-    keyfile: str | None = None
-    reader: str | None = None
-    writer: str | None = None
 
 
 @checked_dataclass(frozen=True, slots=True, config=_STRICT)
@@ -155,8 +120,14 @@ class _Reading:
         keys = self._checked(_PolicyKeys, self._underscored(document, ""), "")
         if keys is None:
             raise ConfigError(self.file, self.problems)
-        listener_keys = self._listener_keys(keys)
-        listeners = self._listeners(listener_keys)
+        own_keys = {
+            name: self._underscored(own or {}, join("listeners", name))
+            for name, own in (keys.listeners or {"default": None}).items()
+        }
+        listener_keys = self._listener_keys(own_keys)
+        listeners = read_listeners(listener_keys, own_keys, self._wrong)
+        if not listeners and not self.problems:
+            self._wrong("listeners", "none with a bind", "at least one listener with a bind")
         limits_keys = self._underscored(keys.limits or {}, "limits")
         limits = self._checked(Limits, limits_keys, "limits")
         mqtt = self._checked(MqttOptions, self._underscored(keys.mqtt or {}, "mqtt"), "mqtt")
@@ -200,64 +171,15 @@ class _Reading:
             result[name] = value
         return result
 
-    def _listener_keys(self, keys: _PolicyKeys) -> dict[str, _ListenerKeys]:
-        named = {
-            name: self._underscored(own or {}, join("listeners", name))
-            for name, own in (keys.listeners or {"default": None}).items()
-        }
-        default = named.get("default", {})
-        checked: dict[str, _ListenerKeys | None] = {}
-        for name, own in named.items():
+    def _listener_keys(self, own_keys: Mapping[str, Mapping[str, Any]]) -> dict[str, ListenerKeys]:
+        default = own_keys.get("default", {})
+        checked: dict[str, ListenerKeys | None] = {}
+        for name, own in own_keys.items():
             inherited = default if "default" not in checked or checked["default"] else {}
             checked[name] = self._checked(
-                _ListenerKeys, {**inherited, **own}, join("listeners", name)
+                ListenerKeys, {**inherited, **own}, join("listeners", name)
             )
         return {name: listener for name, listener in checked.items() if listener is not None}
-
-    def _listeners(self, keys: Mapping[str, _ListenerKeys]) -> dict[str, Listener]:
-        listeners: dict[str, Listener] = {}
-        names: dict[tuple[str | None, int], str] = {}
-        for name, listener in keys.items():
-            path = join("listeners", name)
-            self._refuse_what_is_not_supported(listener, path)
-            if listener.bind is None:
-                continue
-            try:
-                host, port = split_bind(_text(listener.bind))
-            except ValueError as error:
-                self._wrong(join(path, "bind"), show(listener.bind), str(error))
-                continue
-            other = names.setdefault((host, port), name)
-            if port and other != name:
-                self._wrong(
-                    join(path, "bind"),
-                    f"{listener.bind}, as listener {other} has",
-                    "another address or port for each listener",
-                )
-            listeners[name] = Listener(name, host, port, max(0, listener.max_connections))
-        if not listeners and not self.problems:
-            self._wrong("listeners", "none with a bind", "at least one listener with a bind")
-        return listeners
-
-    def _refuse_what_is_not_supported(self, listener: _ListenerKeys, path: str) -> None:
-        if listener.type != "tcp":
-            self._wrong(join(path, "type"), listener.type, "tcp")
-        if listener.ssl:
-            self._wrong(join(path, "ssl"), "true", "false: TLS is not supported")
-        for key in ("reader", "writer"):
-            if getattr(listener, key) is not None:
-                self._wrong(
-                    join(path, key),
-                    show(getattr(listener, key)),
-                    "null: only listeners of type external have it",
-                )
-        if (listener.certfile is None) != (listener.keyfile is None):
-            missing = "keyfile" if listener.keyfile is None else "certfile"
-            self._wrong(join(path, missing), "nothing", "both certfile and keyfile, or neither")
-        for key in ("cafile", "capath", "certfile", "keyfile"):
-            read = getattr(listener, key)
-            if read is not None and not Path(read).exists():
-                self._wrong(join(path, key), read, "a path that exists")
 
     def _plugins(
         self, keys: _PolicyKeys
@@ -279,36 +201,10 @@ class _Reading:
         return short, dotted
 
 
-def split_bind(bind: str) -> tuple[str | None, int]:
-    """Return host and port of a listener's `bind`, in the forms that aMQTT reads.
-
-    These are an address or name with a port, ``[::1]:1883`` for IPv6, and either part alone;
-    no host means all interfaces.
-
-    Raises:
-        ValueError: with what is allowed.
-    """
-    allowed = "host:port, :port, port, host or [IPv6 address]:port, with a port of 0 to 65535"
-    if bind.startswith("["):
-        address, bracket, rest = bind[1:].partition("]")
-        if not bracket or not address or (rest and not rest.startswith(":")):
-            raise ValueError(allowed)
-        host, port = address, rest.removeprefix(":")
-    elif ":" in bind:
-        host, _, port = bind.rpartition(":")
-    elif bind.isdecimal():
-        host, port = "", bind
-    else:
-        host, port = bind, ""
-    if port and not (port.isascii() and port.isdecimal() and int(port) <= 65_535):
-        raise ValueError(allowed)
-    return host or None, int(port) if port else DEFAULT_PORT
-
-
 def _amqtt_config(
     document: Mapping[str, Any],
     keys: _PolicyKeys,
-    listeners: Mapping[str, _ListenerKeys],
+    listeners: Mapping[str, ListenerKeys],
     dotted: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any] | None:
     """Return the file as aMQTT would read it, without what is ours.
@@ -322,10 +218,7 @@ def _amqtt_config(
         return None
     config: dict[str, Any] = {
         "listeners": {"default": {"bind": None}}
-        | {
-            name: {**asdict(own), "bind": None if own.bind is None else _text(own.bind)}
-            for name, own in listeners.items()
-        },
+        | {name: amqtt_keys(own) for name, own in listeners.items()},
         "timeout_disconnect_delay": keys.timeout_disconnect_delay or 0,
         "session_expiry_interval": keys.session_expiry_interval,
     }
@@ -339,7 +232,3 @@ def _amqtt_config(
     elif "plugins" in document:
         config["plugins"] = None
     return config
-
-
-def _text(bind: str | int) -> str:
-    return f":{bind}" if isinstance(bind, int) else bind

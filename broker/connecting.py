@@ -50,6 +50,10 @@ def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
         refuse_connect(connection, code, server_reference=options.server_reference)
         connection.disconnected(now)
         return
+    if connection.refusal is not None:  # no place for it
+        refuse_connect(connection, connection.refusal)
+        connection.disconnected(now)
+        return
     method = packet.properties.get("authentication_method")
     if method is not None:
         authenticating.check_method(connection.core, method)
@@ -95,6 +99,8 @@ async def _connect(connection: Connection, packet: Connect, now: float) -> None:
         remote_address=connection.remote_address,
         remote_port=connection.remote_port,
         listener=connection.listener,
+        ssl_object=connection.ssl_object,
+        certificate_name=connection.certificate_name,
     )
     method = packet.properties.get("authentication_method")
     if method is not None:

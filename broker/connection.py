@@ -59,6 +59,9 @@ class Connection(Sender):
         authentication: by which method the client authenticates, or None.
         listener: name of the listener in the policy file.
         incoming_aliases: Topic Aliases that the client uses.
+        ssl_object: the TLS connection, or None.
+        certificate_name: common name of the client's verified certificate, or None.
+        refusal: what its CONNECT is to be answered with, whatever it says; or None.
         receipts: QoS 1 and 2 messages that are owed an acknowledgement, oldest first.
         is_bridge: the client has said that it is another broker's bridge.
         is_closing: to be closed once `out` is written; nothing more is received.
@@ -77,13 +80,16 @@ class Connection(Sender):
         "_rate_timer",
         "_receive_maximum",
         "authentication",
+        "certificate_name",
         "incoming_aliases",
         "is_bridge",
         "is_closing",
         "listener",
         "receipts",
+        "refusal",
         "remote_address",
         "remote_port",
+        "ssl_object",
         "suspended",
         "timer",
     )
@@ -97,19 +103,28 @@ class Connection(Sender):
         remote_address: str = "",
         remote_port: int = 0,
         driver: Any = None,
+        ssl_object: Any = None,
+        certificate_name: str | None = None,
+        refusal: ReasonCode | None = None,
     ) -> None:
-        """Take a network connection that was accepted just now.
+        """Take a network connection.
 
         Args:
             core: the broker.
-            now: monotonic seconds.
+            now: monotonic seconds at which it was accepted.
             listener: name of the listener in the policy file.
             remote_address: of the peer.
             remote_port: of the peer.
             driver: whatever the driver wants to find again in a touched connection.
+            ssl_object: the TLS connection, or None.
+            certificate_name: common name of the client's verified certificate, or None.
+            refusal: what its CONNECT is to be answered with, or None.
         """
         super().__init__(core, driver)
         self.listener = listener
+        self.ssl_object = ssl_object
+        self.certificate_name = certificate_name
+        self.refusal = refusal
         self.remote_address = remote_address
         self.remote_port = remote_port
         self.receipts: deque[PublishReceipt] = deque()

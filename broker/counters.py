@@ -18,6 +18,9 @@ class Counters:
         retained_discarded: messages routed and not retained for want of room.
         subscribe_refused: requested subscriptions by the reason why they were not made.
         connections_total: network connections accepted.
+        connections_refused: network connections by the reason why they came to nothing: the limit
+            they were above (`all`, `listener`, `address`), `cut_off` for those of them that were
+            not even told, or what went wrong (`tls`, `websocket`, `proxy_header`, `timeout`).
         clients_connected: clients connected now.
         peer_errors: connections closed for what the peer sent, by reason code.
         unexpected_acknowledgements: acknowledgements of packet identifiers not inflight.
@@ -30,6 +33,7 @@ class Counters:
         "bytes_received",
         "bytes_sent",
         "clients_connected",
+        "connections_refused",
         "connections_total",
         "extension_errors",
         "extension_events_dropped",
@@ -57,6 +61,7 @@ class Counters:
         self.retained_discarded = 0
         self.subscribe_refused: dict[str, int] = {}
         self.connections_total = 0
+        self.connections_refused: dict[str, int] = {}
         self.clients_connected = 0
         self.peer_errors: dict[int, int] = {}
         self.unexpected_acknowledgements = 0

@@ -178,6 +178,8 @@ class ConnectAttempt:
         remote_port: the peer's port, or 0.
         listener: name of the listener in the policy file.
         ssl_object: the TLS connection, or None.
+        certificate_name: common name of the client's verified certificate, as the TLS connection
+            or the proxy before the broker says; or None.
     """
 
     client_id: str
@@ -191,6 +193,7 @@ class ConnectAttempt:
     remote_port: int
     listener: str
     ssl_object: Any = None
+    certificate_name: str | None = None
 
 
 class Accepted(NamedTuple):

@@ -29,6 +29,10 @@ class Limits:
     """What one client may take of the broker; the keys under `limits`.
 
     Attributes:
+        connections: network connections at a time. None: as many as the process may have files
+            open, less some for everything else; more could not be accepted.
+        connections_per_address: the same from one address; the network of an IPv6 address, which
+            is one host's, counts as one. None, as a whole site may stand behind one address.
         maximum_packet_size: bytes of the largest packet a client may send. As much as the
             format has by default: what aMQTT carried passes here too, and what a packet costs
             is bounded by what its sender has really sent.
@@ -77,6 +81,8 @@ class Limits:
         write_low_bytes: unsent bytes below which it yields again.
     """
 
+    connections: _Positive | None = None
+    connections_per_address: _Positive | None = None
     maximum_packet_size: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = _MAX_PACKET_SIZE
     topic_bytes: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES)] = MAX_STRING_BYTES
     topic_levels: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES + 1)] = 128

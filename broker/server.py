@@ -10,35 +10,33 @@ import secrets
 from typing import TYPE_CHECKING, Final
 
 from broker.access import combine
+from broker.admission import Admission
+from broker.arrival import Reception
 from broker.client_log import ClientLog
-from broker.config import Listener, Policy
+from broker.config import Policy
 from broker.core import Core
 from broker.errors import PenstockError
 from broker.events import Listeners
+from broker.listeners import Listening
+from broker.open_files import most_connections
 from broker.plugin_loader import LoadedPlugins, load_plugins
 from broker.sampling import Sampling
 from broker.sys_topics import SysTopics
-from broker.transport import Admission, Driver, MqttProtocol
+from broker.transport import Driver
 
 if TYPE_CHECKING:
     from broker.amqtt_host.host import AmqttHost
 
-BACKLOG: Final = 1024
-"""Connections that may wait to be accepted: a fleet that reconnects comes all at once."""
-
 DRAIN_SECONDS: Final = 5.0
 """How long a stop waits for clients to take what is on its way to them."""
-
-
-class ListenError(PenstockError):
-    """A listener's address cannot be bound; the program ends with status 2."""
 
 
 class Server:
     """One broker.
 
     Attributes:
-        addresses: listener name to (host, port) that it is bound to, once started.
+        addresses: listener name to (host, port) that it is bound to, once started; of a Unix
+            socket to (path, 0).
         core: the broker without its sockets, once started.
     """
 
@@ -55,7 +53,8 @@ class Server:
         self._host: AmqttHost | None = None
         self._plugins = LoadedPlugins()
         self._started_plugins: list[str] = []
-        self._servers: list[asyncio.Server] = []
+        self._listening: list[Listening] = []
+        self._reception: Reception
         self.addresses: dict[str, tuple[str, int]] = {}
         self.core: Core
 
@@ -82,8 +81,7 @@ class Server:
             await plugin.start()
         if self._host is not None:
             await self._host.pre_start()
-        for listener in policy.listeners.values():
-            await self._listen(listener)
+        await self._listen()
         if self._host is not None:
             await self._host.post_start()
         now = self._driver.clock()
@@ -135,24 +133,25 @@ class Server:
         if host is not None:
             host.attach(self.core)
 
-    async def _listen(self, listener: Listener) -> None:
-        loop = asyncio.get_running_loop()
-        admission = Admission(listener.max_connections)
-        try:
-            server = await loop.create_server(
-                lambda: MqttProtocol(self._driver, listener.name, admission),
-                listener.host,
-                listener.port,
-                backlog=BACKLOG,
-                reuse_address=True,
-            )
-        except OSError as error:
-            where = f"{listener.host or '*'}:{listener.port}"
-            raise ListenError(f"listener {listener.name}: cannot bind {where}: {error}") from error
-        self._servers.append(server)
-        host, port = server.sockets[0].getsockname()[:2]
-        self.addresses[listener.name] = (host, port)
-        self._logger.info("listener %s: listening on %s:%d", listener.name, host, port)
+    async def _listen(self) -> None:
+        driver = self._driver
+        limits = self._policy.limits
+        self._reception = Reception(
+            Admission(
+                self.core.counters,
+                connections=limits.connections or most_connections(),
+                connections_per_address=limits.connections_per_address,
+            ),
+            self.core.counters,
+            self._logger,
+            clock=driver.clock,
+            timeout=limits.connect_timeout_seconds,
+        )
+        for listener in self._policy.listeners.values():
+            listening = Listening(listener, driver, self._reception)
+            self._listening.append(listening)
+            await listening.open()
+            self.addresses[listener.name] = listening.address
 
     def _start_sys_topics(self, now: float) -> None:
         interval = self._policy.sys_interval
@@ -172,7 +171,12 @@ class Server:
         publish(now)
 
     async def reload(self) -> None:
-        """Let every plugin read its files again; one that cannot goes on with what it has."""
+        """Let every plugin read its files again, and read certificates again.
+
+        What cannot be used is logged and changes nothing.
+        """
+        for listening in self._listening:
+            listening.reload()
         for plugin in self._plugins.plugins:
             try:
                 await plugin.reload()
@@ -185,12 +189,13 @@ class Server:
     async def stop(self) -> None:
         """Stop listening, finish what was accepted, say goodbye and free everything."""
         self._logger.info("stopping")
-        for server in self._servers:
-            server.close()
+        for listening in self._listening:
+            listening.close()
         if self._host is not None:
             await self._host.pre_shutdown()
         await self._close_plugins()  # commits, so that what it acknowledges can still go out
         now = self._driver.clock()
+        self._reception.close()
         for protocol in list(self._driver.protocols):
             if protocol.connection is not None:
                 protocol.connection.shut_down(now)
@@ -211,10 +216,12 @@ class Server:
                 self._logger.exception("plugin %s did not close", type(plugin).__name__)
 
     async def _close_all(self) -> None:
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
+        for listening in self._listening:
+            listening.close()
+        self._listening.clear()
         await self._close_plugins()
+        if hasattr(self, "_reception"):
+            self._reception.close()
         if hasattr(self, "_driver"):
             await self._driver.close()
         host, self._host = self._host, None

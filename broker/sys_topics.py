@@ -113,6 +113,8 @@ class SysTopics:
         yield "penstock/retained_bytes", str(core.retained.n_bytes)
         for reason, n_requests in sorted(core.counters.subscribe_refused.items()):
             yield f"penstock/subscribe_refused/{reason}", str(n_requests)
+        for reason, n_connections in sorted(core.counters.connections_refused.items()):
+            yield f"penstock/connections_refused/{reason}", str(n_connections)
         for code, n_connections in sorted(core.counters.peer_errors.items()):
             yield f"penstock/peer_errors/0x{code:02X}", str(n_connections)
         for name, n_events in sorted(core.counters.extension_events_dropped.items()):

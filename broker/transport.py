@@ -8,14 +8,12 @@ waits in their outboxes while the transport has room, and starts or stops readin
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import socket
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from broker.arrival import CLOSE_TIMEOUT_SECONDS, Arrival
 from broker.connection import Connection
 from broker.core import Core
 from broker.errors import PeerError
@@ -25,9 +23,6 @@ if TYPE_CHECKING:
 
 MAX_TURNS: Final = 16
 """Times one connection may pump and write before the others have their turn."""
-
-CLOSE_TIMEOUT_SECONDS: Final = 5.0
-"""How long a connection that is closed may take to send what was put before the close."""
 
 
 class Driver:
@@ -167,70 +162,33 @@ class Driver:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-class Admission:
-    """The places of one listener: as aMQTT does, further connections wait for one."""
-
-    def __init__(self, max_connections: int) -> None:
-        """Open the places.
-
-        Args:
-            max_connections: how many may be taken at a time; 0 or less for no limit.
-        """
-        self._free = max_connections if max_connections > 0 else None
-        self._waiting: deque[MqttProtocol] = deque()
-
-    def enter(self, protocol: MqttProtocol) -> bool:
-        """Take a place; where there is none, return False and call `begin` later."""
-        if self._free is None:
-            return True
-        if self._free:
-            self._free -= 1
-            return True
-        self._waiting.append(protocol)
-        return False
-
-    def leave(self, protocol: MqttProtocol) -> None:
-        """Give a place, or the wait for one, back."""
-        if self._free is None:
-            return
-        if protocol in self._waiting:
-            self._waiting.remove(protocol)
-        elif self._waiting:
-            self._waiting.popleft().begin()
-        else:
-            self._free += 1
-
-
 class MqttProtocol(asyncio.Protocol):
     """One network connection on its transport."""
 
     __slots__ = (
-        "_admission",
         "_close_timer",
         "_early",
         "_is_reading",
         "_running",
+        "arrival",
         "connection",
         "driver",
         "fileno",
-        "listener",
         "transport",
     )
 
-    def __init__(self, driver: Driver, listener: str, admission: Admission) -> None:
+    def __init__(self, driver: Driver, arrival: Arrival) -> None:
         """Wait for a connection.
 
         Args:
             driver: of the broker.
-            listener: name of the listener it comes in on.
-            admission: of that listener.
+            arrival: of the connection.
         """
         self.driver = driver
-        self.listener = listener
+        self.arrival = arrival
         self.connection: Connection | None = None
         self.transport: asyncio.Transport
         self.fileno = -1
-        self._admission = admission
         self._early = b""
         self._is_reading = True
         self._running: Coroutine[Any, Any, None] | None = None
@@ -239,37 +197,50 @@ class MqttProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set the socket up and make the core's side of the connection."""
         driver = self.driver
+        arrival = self.arrival
         # uvloop's transports are asyncio's by contract and not by class.
         self.transport = transport = cast("asyncio.Transport", transport)
+        driver.protocols.add(self)
+        if arrival.place is None and not arrival.accept(transport):
+            return
+        arrival.leave_layers()
         limits = driver.limits
-        peer = transport.get_extra_info("peername") or ("", 0)
         transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
         sock = transport.get_extra_info("socket")
         if sock is not None:
             self.fileno = sock.fileno()
-            if sock.family in (socket.AF_INET, socket.AF_INET6):
-                with contextlib.suppress(OSError):  # the peer may be gone already
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        driver.protocols.add(self)
-        if self._admission.enter(self):
-            self.begin()
+        place = arrival.place
+        if place is not None and place.is_waiting:
+            place.on_turn = self.begin
+            driver.logger.info("%s waits for a place", arrival.peer())
         else:
-            driver.logger.info("listener %s: %s:%s waits for a place", self.listener, *peer[:2])
+            self._begin(arrival.accepted_at)
 
     def begin(self) -> None:
         """Take part: there is a place for this connection."""
+        self._begin(self.driver.clock())
+
+    def _begin(self, since: float) -> None:
+        """Take part.
+
+        Args:
+            since: monotonic seconds from which the time for its CONNECT counts.
+        """
         driver = self.driver
-        now = driver.clock()
-        peer = self.transport.get_extra_info("peername") or ("", 0)
-        self.connection = Connection(
+        arrival = self.arrival
+        place = arrival.place
+        self.connection = arrival.connection = Connection(
             driver.core,
-            now,
-            listener=self.listener,
-            remote_address=str(peer[0]),
-            remote_port=int(peer[1]),
+            since,
+            listener=arrival.listener,
+            remote_address=arrival.remote_address,
+            remote_port=arrival.remote_port,
             driver=self,
+            ssl_object=arrival.ssl_object,
+            certificate_name=arrival.certificate_name,
+            refusal=None if place is None else place.refusal,
         )
-        driver.settle(now)
+        driver.settle(driver.clock())
         if self._early and not self.transport.is_closing():
             early, self._early = self._early, b""
             self.transport.resume_reading()
@@ -322,7 +293,7 @@ class MqttProtocol(asyncio.Protocol):
         driver.lost(self)
         if self._close_timer is not None:
             self._close_timer.cancel()
-        self._admission.leave(self)
+        self.arrival.end()
         now = driver.clock()
         if self.connection is not None:
             self.connection.connection_lost(now)

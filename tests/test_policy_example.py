@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from broker.config import _ListenerKeys as ListenerKeys
 from broker.config import _PolicyKeys as PolicyKeys
 from broker.config import load_policy, parse_mapping, validate_config
 from broker.limits import Limits
+from broker.listener_config import ListenerKeys
 from broker.mqtt_options import MqttOptions
 from plugins.access.config import AccessConfig
 from plugins.probing.config import ProbingConfig

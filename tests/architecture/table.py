@@ -20,6 +20,7 @@ LAYERS: Final = (
             "extensions",
             "limits",
             "link",
+            "listener_config",
             "log_lines",
             "message",
             "metrics",
@@ -31,9 +32,10 @@ LAYERS: Final = (
     frozenset(
         {
             "access",
-            "capabilities",
+            "admission",
             "authenticating",
             "bridges",
+            "capabilities",
             "connecting",
             "connection",
             "core",
@@ -65,14 +67,17 @@ LAYERS: Final = (
         {
             "__main__",
             "amqtt_host",
+            "arrival",
             "client_log",
             "listeners",
+            "open_files",
             "persistence",
             "plugin_loader",
             "program",
             "sampling",
             "server",
             "sys_topics",
+            "tls",
             "transport",
             "websocket",
         }

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from amqtt.contexts import BrokerConfig
 
-from broker.config import Listener, load_policy, parse_policy, split_bind
+from broker.config import load_policy, parse_policy
 from broker.errors import ConfigError
 from broker.limits import Limits
+from broker.listener_config import Listener
 
 
 def problems_of(text: str) -> dict[str, tuple[str, str]]:
@@ -110,45 +111,13 @@ def test_listener_takes_what_it_does_not_set_from_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bind", "expected"),
-    [
-        ("", (None, 1883)),
-        ("1884", (None, 1884)),
-        (":1884", (None, 1884)),
-        ("0.0.0.0:1884", ("0.0.0.0", 1884)),
-        ("localhost", ("localhost", 1883)),
-        ("localhost:", ("localhost", 1883)),
-        ("[::1]:1884", ("::1", 1884)),
-        ("[::]", ("::", 1883)),
-    ],
-)
-def test_bind_has_the_forms_of_amqtt(bind: str, expected: tuple[str | None, int]) -> None:
-    """Each form that aMQTT reads gives the same address and port; IPv6 without its brackets."""
-    assert split_bind(bind) == expected
-
-
-@pytest.mark.parametrize("bind", ["host:x", ":65536", "[::1", "[]:1", "[::1]1883", "a:-1"])
-def test_bind_that_is_wrong_says_what_is_allowed(bind: str) -> None:
-    """A wrong address is refused with the forms that are allowed."""
-    read, allowed = problems_of(f"listeners: {{default: {{bind: '{bind}'}}}}")[
-        "listeners.default.bind"
-    ]
-    assert bind in read
-    assert "host:port" in allowed
-
-
-@pytest.mark.parametrize(
     ("text", "path", "read", "allowed"),
     [
         ("listners: {}", "listners", "an unknown key", "perhaps listeners"),
         ("limits: 3", "limits", "3", "a mapping"),
-        ("listeners: {default: {type: ws}}", "listeners.default.type", "ws", "tcp"),
-        ("listeners: {default: {ssl: on}}", "listeners.default.ssl", "true", "not supported"),
         ("listeners: {default: {typ: tcp}}", "listeners.default.typ", "unknown", "perhaps type"),
         ("listeners: {default: {bind: -1}}", "listeners.default.bind", "-1", "host:port"),
         ("listeners: {default: {bind: null}}", "listeners", "none", "at least one"),
-        ("listeners: {default: {certfile: x}}", "listeners.default.keyfile", "nothing", "both"),
-        ("listeners: {default: {cafile: /no/x}}", "listeners.default.cafile", "/no/x", "exists"),
         ("listeners: {a: {bind: 5}, b: {bind: 5}}", "listeners.b.bind", "listener a", "another"),
         ("plugins: [queue, queue]", "plugins.queue", "again", "once"),
         ("plugins: {queue: 7}", "plugins.queue", "7", "a mapping"),
@@ -178,7 +147,8 @@ def test_wrong_place_is_named_with_what_was_read_and_what_is_allowed(
 def test_all_problems_are_told_at_once() -> None:
     """One look at the errors is enough to correct the whole file."""
     problems = problems_of(
-        "listeners: {default: {type: ws}, b: {bind: 'x:y'}}\nlimits: {nothing: 1}\nplugins: {q: 1}"
+        "listeners: {default: {type: external}, b: {bind: 'x:y'}}\n"
+        "limits: {nothing: 1}\nplugins: {q: 1}"
     )
     assert set(problems) == {
         "listeners.default.type",

@@ -13,9 +13,10 @@ from broker import server as server_module
 from broker.config import parse_policy
 from broker.errors import PenstockError
 from broker.extensions import Plugin
+from broker.listeners import ListenError
 from broker.mqtt.packets import Disconnect, PubAck, Publish
 from broker.mqtt.reason_codes import ReasonCode
-from broker.server import ListenError, Server
+from broker.server import Server
 from plugins.queue.client import QueueClient
 from tests.broker.serving import make_server, port_of, serving, until
 from tests.helpers.wire import WireClient, connected

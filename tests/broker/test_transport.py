@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from typing import cast
 
 import pytest
 
@@ -24,7 +23,6 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
-from broker.transport import Admission, MqttProtocol
 from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
 from tests.helpers.wire import WireClient, connected
 
@@ -321,39 +319,3 @@ async def test_stop_ends_those_who_wait() -> None:
         assert await first.rest() == [Disconnect(ReasonCode.SERVER_SHUTTING_DOWN)]
         assert await second.rest() == []
         second.close()
-
-
-class Guest:
-    """What `Admission` needs of a connection."""
-
-    def __init__(self) -> None:
-        self.has_begun = False
-
-    def begin(self) -> None:
-        """Take part."""
-        self.has_begun = True
-
-
-def test_places_go_in_the_order_of_arrival_to_those_who_still_wait() -> None:
-    """Who gives up its wait frees no place; who leaves gives its place to the next."""
-    admission = Admission(1)
-    first, second, third, fourth = (cast("MqttProtocol", Guest()) for _ in range(4))
-    assert admission.enter(first)
-    assert not any(admission.enter(guest) for guest in (second, third))
-    admission.leave(second)
-    admission.leave(first)
-    assert [cast("Guest", guest).has_begun for guest in (second, third)] == [False, True]
-    assert not admission.enter(fourth)
-    admission.leave(fourth)
-    admission.leave(third)
-    assert admission.enter(first)
-
-
-@pytest.mark.parametrize("max_connections", [0, -1])
-def test_no_limit_of_connections(max_connections: int) -> None:
-    """0, and as with aMQTT anything below, lets everybody in."""
-    admission = Admission(max_connections)
-    guests = [cast("MqttProtocol", Guest()) for _ in range(3)]
-    assert all(admission.enter(guest) for guest in guests)
-    for guest in guests:
-        admission.leave(guest)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections import deque
 from collections.abc import Sequence
@@ -95,15 +94,18 @@ class WireClient:
         async with asyncio.timeout(SECONDS):
             await asyncio.get_running_loop().sock_sendall(self.sock, data)
 
+    async def read(self) -> bytes:
+        """Return the next bytes; b"" where the broker has closed the connection."""
+        try:
+            return await asyncio.get_running_loop().sock_recv(self.sock, 65_536)
+        except ConnectionResetError:
+            return b""
+
     async def receive(self) -> Packet | None:
         """Return the next packet; None where the broker has closed the connection."""
-        loop = asyncio.get_running_loop()
         async with asyncio.timeout(SECONDS):
             while not self._packets:
-                try:
-                    data = await loop.sock_recv(self.sock, 65_536)
-                except ConnectionResetError:
-                    return None
+                data = await self.read()
                 if not data:
                     return None
                 frames = self._buffer.frames(self._buffer.receive_data(data))
@@ -125,12 +127,10 @@ class WireClient:
 
     async def rest_bytes(self) -> bytes:
         """Return every byte up to the end of the connection, readable or not."""
-        loop = asyncio.get_running_loop()
         data = b""
         async with asyncio.timeout(SECONDS):
-            with contextlib.suppress(ConnectionResetError):
-                while chunk := await loop.sock_recv(self.sock, 65_536):
-                    data += chunk
+            while chunk := await self.read():
+                data += chunk
         return data
 
     async def connect(self, client_id: str = "", **options: Any) -> ConnAck:

@@ -1,0 +1,263 @@
+"""The broker's listeners: sockets that are bound, and what a connection on each goes through."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import ssl
+import stat
+from typing import Final
+
+from broker.admission import Room
+from broker.arrival import Arrival, Layer, Reception
+from broker.errors import PenstockError
+from broker.listener_config import Listener, Tls
+from broker.proxy_header import ProxyHeaderError, read_proxy_header
+from broker.tls import TlsFilesError, TlsLayer, make_context, problem_of_certificate
+from broker.transport import Driver, MqttProtocol
+from broker.websocket import WebSocketLayer
+
+BACKLOG: Final = 1024
+"""Connections that may wait to be accepted: a fleet that reconnects comes all at once."""
+
+ALPN_MQTT: Final = ("mqtt",)
+ALPN_WEBSOCKET: Final = ("http/1.1",)
+"""Names that a client may choose by ALPN, as IANA lists them."""
+
+_NO_SUCH_FAMILY: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+
+
+class ListenError(PenstockError):
+    """A listener cannot serve: its address or its files; the program ends with status 2."""
+
+
+class ProxyHeaderLayer(Layer):
+    """Reads the header of the PROXY protocol, then leaves the connection to what is above."""
+
+    def __init__(self, above: asyncio.Protocol, arrival: Arrival) -> None:
+        super().__init__(above, arrival)
+        self._beginning = b""
+
+    def data_received(self, data: bytes) -> None:
+        """Take the header off the first bytes; hand the rest on."""
+        if self.below.is_closing():
+            return
+        self._beginning += data
+        arrival = self.arrival
+        try:
+            header = read_proxy_header(self._beginning)
+        except ProxyHeaderError as error:
+            arrival.fail("proxy_header", f"no PROXY protocol: {error}")
+            return
+        if header is None:
+            return
+        if not arrival.came_from(header.address, header.port):
+            return
+        arrival.certificate_name = header.common_name
+        rest, self._beginning = self._beginning[header.n_bytes :], b""
+        self.below.set_protocol(self.above)
+        self.is_open = True
+        self.above.connection_made(self.below)
+        if rest and not self.below.is_closing():
+            self.above.data_received(rest)
+
+    def eof_received(self) -> None:
+        """Note who leaves without a header, as the health check of a load balancer does."""
+        if not self.below.is_closing():
+            self.arrival.fail("proxy_header", "left without a header", is_loud=False)
+
+
+class Listening:
+    """One listener that serves.
+
+    Attributes:
+        listener: as the policy file has it.
+        address: (host, port) it is bound to; the path of a Unix socket and 0.
+    """
+
+    def __init__(self, listener: Listener, driver: Driver, reception: Reception) -> None:
+        """Make one that is not bound.
+
+        Args:
+            listener: as the policy file has it.
+            driver: of the broker.
+            reception: of the broker.
+        """
+        self.listener = listener
+        self.address = ("", 0)
+        self._driver = driver
+        self._reception = reception
+        self._logger = reception.logger
+        self._room = Room(listener.max_connections, waits=listener.when_full == "wait")
+        self._context: ssl.SSLContext | None = None
+        self._inode = 0
+        self._servers: list[asyncio.Server] = []
+
+    async def open(self) -> None:
+        """Read the files of TLS, bind and listen.
+
+        Raises:
+            ListenError: it cannot.
+        """
+        listener = self.listener
+        if listener.tls is not None:
+            try:
+                self._context = self._new_context(listener.tls)
+            except TlsFilesError as error:
+                raise ListenError(f"listener {listener.name}: {error}") from error
+        if listener.socket_path is not None:
+            await self._open_unix(listener.socket_path)
+        else:
+            await self._open_tcp()
+
+    async def _open_tcp(self) -> None:
+        listener = self.listener
+        where = f"{listener.host or '*'}:{listener.port}"
+        loop = asyncio.get_running_loop()
+        port = listener.port
+        try:
+            found = await loop.getaddrinfo(
+                listener.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            for family, *_, address in dict.fromkeys(found):
+                try:
+                    sock = _bound_socket(family, (address[0], port, *address[2:]))
+                except OSError as error:
+                    if listener.host is None and error.errno in _NO_SUCH_FAMILY:
+                        continue  # all interfaces of a machine without IPv6
+                    raise
+                self._servers.append(
+                    await loop.create_server(self._new_protocol, sock=sock, backlog=BACKLOG)
+                )
+                host, port = sock.getsockname()[:2]  # where the kernel chose, for both families
+                self._logger.info(
+                    "listener %s: listening on %s:%d",
+                    listener.name,
+                    f"[{host}]" if ":" in host else host,
+                    port,
+                )
+                if self.address == ("", 0):
+                    self.address = (host, port)
+        except OSError as error:
+            raise ListenError(f"listener {listener.name}: cannot bind {where}: {error}") from error
+        if not self._servers:
+            raise ListenError(f"listener {listener.name}: cannot bind {where}: no such address")
+
+    async def _open_unix(self, path: str) -> None:
+        listener = self.listener
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            _remove_stale_socket(path)
+            sock.bind(path)
+            os.chmod(path, listener.socket_mode)  # noqa: PTH101 (before anybody can connect)
+            self._inode = os.stat(path).st_ino  # noqa: PTH116 (text is what bind takes)
+            server = await asyncio.get_running_loop().create_unix_server(
+                self._new_protocol, sock=sock, backlog=BACKLOG
+            )
+        except OSError as error:
+            sock.close()
+            raise ListenError(
+                f"listener {listener.name}: cannot bind unix:{path}: {error}"
+            ) from error
+        self._servers.append(server)
+        self.address = (path, 0)
+        self._logger.info("listener %s: listening on unix:%s", listener.name, path)
+
+    def _new_context(self, tls: Tls) -> ssl.SSLContext:
+        protocols = ALPN_WEBSOCKET if self.listener.is_websocket else ALPN_MQTT
+        context = make_context(tls, protocols)
+        problem = problem_of_certificate(context, tls)
+        if problem is not None:
+            self._logger.warning(
+                "listener %s: certfile %s: %s: clients will refuse it",
+                self.listener.name,
+                tls.certfile,
+                problem,
+            )
+        return context
+
+    def reload(self) -> None:
+        """Read the files of TLS again, for connections from now on.
+
+        Where they cannot be used, that is logged and those of before stay in use.
+        """
+        tls = self.listener.tls
+        if tls is None:
+            return
+        try:
+            self._context = self._new_context(tls)
+        except TlsFilesError as error:
+            self._logger.error(  # noqa: TRY400 (a user's mistake)
+                "listener %s: %s; the certificate of before stays in use", self.listener.name, error
+            )
+        else:
+            self._logger.info("listener %s: certificate read again", self.listener.name)
+
+    def close(self) -> None:
+        """Listen no more; connections stay."""
+        path = self.listener.socket_path
+        if path is not None and self._servers:
+            with contextlib.suppress(OSError):
+                if os.stat(path).st_ino == self._inode:  # noqa: PTH116 (text is what bind takes)
+                    os.unlink(path)  # noqa: PTH108 (the same)
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+
+    def _new_protocol(self) -> asyncio.Protocol:
+        """Return what takes a connection that is accepted now."""
+        listener = self.listener
+        arrival = Arrival(
+            self._reception, listener.name, self._room, is_behind_proxy=listener.proxy_protocol
+        )
+        protocol: asyncio.Protocol = MqttProtocol(self._driver, arrival)
+        if listener.is_websocket:
+            max_bytes = self._driver.limits.maximum_packet_size
+            protocol = WebSocketLayer(protocol, arrival, listener, max_bytes)
+        if self._context is not None:
+            protocol = TlsLayer(protocol, arrival, self._context)
+        if listener.proxy_protocol:
+            protocol = ProxyHeaderLayer(protocol, arrival)
+        return protocol
+
+
+def _bound_socket(family: int, address: tuple[str | int, ...]) -> socket.socket:
+    """Return a socket bound to an address.
+
+    Raises:
+        OSError: it cannot be bound.
+    """
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:  # IPv4 has a socket of its own
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _remove_stale_socket(path: str) -> None:
+    """Remove the file of a Unix socket that nobody listens on any more.
+
+    Raises:
+        OSError: somebody does, or it is no socket.
+    """
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):  # noqa: PTH116 (text is what bind takes)
+            raise OSError("there is a file that is no socket")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.settimeout(1.0)
+        try:
+            asking.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)  # noqa: PTH108
+            return
+    raise OSError("address already in use")

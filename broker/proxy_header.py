@@ -1,0 +1,201 @@
+"""The PROXY protocol, versions 1 and 2: who a connection behind a load balancer comes from.
+
+A proxy writes one header before the client's first byte (haproxy.org, "The PROXY protocol").
+Version 1 is a line of text, version 2 binary, with a checksum and what the proxy knows of the
+client's TLS where it sends them along.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Final, NamedTuple
+
+from broker.errors import PenstockError
+
+MAX_V1_BYTES: Final = 107
+"""Of a line with its end, by the specification (section 2.1)."""
+
+MAX_V2_BYTES: Final = 16 + 4096
+"""Of a whole header. The addresses take at most 216; what stands behind them is short, though the
+format would let a stranger announce 64 KiB."""
+
+_SIGNATURE_1: Final = b"PROXY "
+_SIGNATURE_2: Final = b"\r\n\r\n\x00\r\nQUIT\n"
+
+_LOCAL: Final = 0
+_PROXY: Final = 1
+
+_IPV4: Final = 1
+_IPV6: Final = 2
+_ADDRESS_BYTES: Final = {0: 0, _IPV4: 12, _IPV6: 36, 3: 216}
+"""Address family (unspecified, IPv4, IPv6, Unix) to the bytes its addresses take."""
+
+_TLV_CRC32C: Final = 0x03
+_TLV_SSL: Final = 0x20
+_TLV_SSL_COMMON_NAME: Final = 0x22
+_CLIENT_SSL: Final = 0x01
+_CLIENT_CERTIFICATE: Final = 0x02 | 0x04
+
+
+class ProxyHeaderError(PenstockError):
+    """What a connection begins with is no header of the PROXY protocol."""
+
+
+class ProxyHeader(NamedTuple):
+    """A whole header.
+
+    Attributes:
+        n_bytes: it takes; what follows is the client's.
+        address: of the client; "" where the proxy does not know it or speaks for itself.
+        port: of the client, or 0.
+        common_name: of the client's certificate, where the proxy has verified one; or None.
+    """
+
+    n_bytes: int
+    address: str = ""
+    port: int = 0
+    common_name: str | None = None
+
+
+def read_proxy_header(data: bytes) -> ProxyHeader | None:
+    """Read the header that a connection begins with.
+
+    Args:
+        data: all bytes that have come so far.
+
+    Returns:
+        The header, or None where more must come to tell.
+
+    Raises:
+        ProxyHeaderError: this is none, or a broken one.
+    """
+    beginning = data[: len(_SIGNATURE_2)]
+    if _SIGNATURE_1.startswith(beginning[: len(_SIGNATURE_1)]):
+        return _read_version_1(data)
+    if _SIGNATURE_2.startswith(beginning):
+        return _read_version_2(data)
+    raise ProxyHeaderError(f"begins with {bytes(beginning)!r}; allowed: a PROXY protocol header")
+
+
+def _read_version_1(data: bytes) -> ProxyHeader | None:
+    line, end, _ = data[:MAX_V1_BYTES].partition(b"\r\n")
+    if not end:
+        if len(data) >= MAX_V1_BYTES:
+            raise ProxyHeaderError(f"version 1: no end of line in {MAX_V1_BYTES} bytes")
+        return None
+    n_bytes = len(line) + 2
+    words = line.split(b" ")
+    if words[1] == b"UNKNOWN":  # and whatever follows it
+        return ProxyHeader(n_bytes)
+    if words[1] not in (b"TCP4", b"TCP6") or len(words) != 6:
+        raise ProxyHeaderError(f"version 1: read {line!r}; allowed: TCP4, TCP6 or UNKNOWN")
+    source, destination, *ports = words[2:]
+    kind = ipaddress.IPv4Address if words[1] == b"TCP4" else ipaddress.IPv6Address
+    try:
+        address = kind(source.decode("ascii"))
+        kind(destination.decode("ascii"))
+    except ValueError as error:  # no ASCII is one, too
+        raise ProxyHeaderError(f"version 1: read {line!r}; allowed: two addresses") from error
+    for port in ports:
+        if not port.isdigit() or len(port) > 5 or int(port) > 65_535:
+            raise ProxyHeaderError(f"version 1: read port {port!r}; allowed: 0 to 65535")
+    return ProxyHeader(n_bytes, str(address), int(ports[0]))
+
+
+def _read_version_2(data: bytes) -> ProxyHeader | None:
+    if len(data) < 16:
+        return None
+    version, command = data[12] >> 4, data[12] & 0x0F
+    family = data[13] >> 4
+    n_bytes = 16 + int.from_bytes(data[14:16], "big")
+    if version != 2 or command not in (_LOCAL, _PROXY):
+        raise ProxyHeaderError(
+            f"version 2: read version and command 0x{data[12]:02X}; allowed: 0x20, 0x21"
+        )
+    if n_bytes > MAX_V2_BYTES:
+        raise ProxyHeaderError(f"version 2: {n_bytes} bytes; allowed: {MAX_V2_BYTES}")
+    n_address_bytes = _ADDRESS_BYTES.get(family, 0)
+    if command == _PROXY and n_bytes < 16 + n_address_bytes:
+        raise ProxyHeaderError(f"version 2: {n_bytes} bytes are too few for its addresses")
+    if len(data) < n_bytes:
+        return None
+    header = data[:n_bytes]
+    if command == _LOCAL:  # the proxy's own connection, such as a health check
+        return ProxyHeader(n_bytes)
+    common_name = _read_extensions(header, 16 + n_address_bytes)
+    if family == _IPV4:
+        address, port = str(ipaddress.IPv4Address(header[16:20])), header[24:26]
+    elif family == _IPV6:
+        address, port = str(ipaddress.IPv6Address(header[16:32])), header[48:50]
+    else:
+        return ProxyHeader(n_bytes, common_name=common_name)
+    return ProxyHeader(n_bytes, address, int.from_bytes(port, "big"), common_name)
+
+
+def _read_extensions(header: bytes, start: int) -> str | None:
+    """Check what stands behind the addresses; return the common name of a verified certificate.
+
+    Raises:
+        ProxyHeaderError: the checksum is wrong, or an extension reaches over the end.
+    """
+    common_name = None
+    for kind, begin, end in _extensions(header, start, len(header)):
+        if kind == _TLV_CRC32C:
+            if end - begin != 4:
+                raise ProxyHeaderError("version 2: a checksum that has not 4 bytes")
+            zeroed = header[:begin] + bytes(4) + header[end:]
+            if crc32c(zeroed) != int.from_bytes(header[begin:end], "big"):
+                raise ProxyHeaderError("version 2: the checksum is wrong")
+        elif kind == _TLV_SSL and end - begin >= 5:
+            client, verify = header[begin], header[begin + 1 : begin + 5]
+            if client & _CLIENT_SSL and client & _CLIENT_CERTIFICATE and verify == bytes(4):
+                common_name = _common_name(header, begin + 5, end)
+    return common_name
+
+
+def _common_name(header: bytes, start: int, stop: int) -> str | None:
+    for kind, begin, end in _extensions(header, start, stop):
+        if kind == _TLV_SSL_COMMON_NAME:
+            try:
+                return header[begin:end].decode()
+            except UnicodeDecodeError as error:
+                raise ProxyHeaderError("version 2: a common name that is no UTF-8") from error
+    return None
+
+
+def _extensions(header: bytes, start: int, stop: int) -> list[tuple[int, int, int]]:
+    """Return (type, first byte of the value, end of the value) of each extension.
+
+    Raises:
+        ProxyHeaderError: one reaches over the end.
+    """
+    found = []
+    while start < stop:
+        begin = start + 3
+        end = begin + int.from_bytes(header[start + 1 : begin], "big")
+        if begin > stop or end > stop:
+            raise ProxyHeaderError("version 2: an extension that reaches over the end")
+        found.append((header[start], begin, end))
+        start = end
+    return found
+
+
+def _crc32c_table() -> tuple[int, ...]:
+    table = []
+    for byte in range(256):
+        value = byte
+        for _bit in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    return tuple(table)
+
+
+_CRC32C: Final = _crc32c_table()
+
+
+def crc32c(data: bytes) -> int:
+    """Return the checksum with Castagnoli's polynomial (RFC 3720, B.4)."""
+    value = 0xFFFFFFFF
+    for byte in data:
+        value = (value >> 8) ^ _CRC32C[(value ^ byte) & 0xFF]
+    return value ^ 0xFFFFFFFF

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker import arrival as arrival_module
+from broker.admission import Admission, Room
+from broker.arrival import Arrival, Layer, Reception
+from broker.counters import Counters
+from broker.mqtt.packets import Connect, Disconnect
+from broker.mqtt.reason_codes import ReasonCode
+from broker.mqtt.writer import write_packet
+from tests.broker.serving import port_of, serving, until
+from tests.helpers.certificates import Authority
+from tests.helpers.streams import StreamClient
+from tests.helpers.wire import WireClient
+
+
+class Below(asyncio.Transport):
+    """A transport of no network.
+
+    Attributes:
+        is_aborted: it was.
+        unsent_bytes: what it says.
+    """
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("192.0.2.1", 5)})
+        self.is_closed = False
+        self.is_aborted = False
+        self.unsent_bytes = 0
+
+    def get_write_buffer_size(self) -> int:
+        """Return what the test says."""
+        return self.unsent_bytes
+
+    def is_closing(self) -> bool:
+        """Return whether it was closed."""
+        return self.is_closed or self.is_aborted
+
+    def close(self) -> None:
+        """Note it."""
+        self.is_closed = True
+
+    def abort(self) -> None:
+        """Note it."""
+        self.is_aborted = True
+
+
+class Above(asyncio.Protocol):
+    """A protocol that notes what it is told.
+
+    Attributes:
+        told: names of calls, in order.
+    """
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Note it."""
+        assert isinstance(transport, Layer)
+        self.told.append("made")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note it."""
+        del exc
+        self.told.append("lost")
+
+    def pause_writing(self) -> None:
+        """Note it."""
+        self.told.append("pause")
+
+    def resume_writing(self) -> None:
+        """Note it."""
+        self.told.append("resume")
+
+
+def make(connections: int = 1, **options: Any) -> tuple[Reception, Arrival]:
+    """Return a reception and a connection that comes in."""
+    counters = Counters()
+    admission = Admission(counters, connections=connections, connections_per_address=None)
+    reception = Reception(
+        admission, counters, logging.getLogger("test"), clock=lambda: 7.0, timeout=0.02
+    )
+    return reception, Arrival(reception, "default", Room(), **options)
+
+
+async def test_layer_tells_the_protocol_above_only_what_it_has_begun() -> None:
+    """A connection that ends before its layers are through was never there for MQTT."""
+    _, arrival = make()
+    above = Above()
+    layer = Layer(above, arrival)
+    layer.connection_made(Below())
+    layer.pause_writing()
+    layer.resume_writing()
+    layer.connection_lost(None)
+    assert above.told == []
+    assert arrival.place is not None
+    layer.open()
+    layer.pause_writing()
+    layer.resume_writing()
+    layer.connection_lost(None)
+    assert above.told == ["made", "pause", "resume", "lost"]
+
+
+async def test_layers_have_only_so_long(caplog: pytest.LogCaptureFixture) -> None:
+    """A connection that does not come through is dropped, counted and logged."""
+    caplog.set_level(logging.INFO)
+    reception, arrival = make()
+    below = Below()
+    Layer(Above(), arrival).connection_made(below)
+    await until(lambda: below.is_aborted)
+    assert reception.counters.connections_refused == {"timeout": 1}
+    assert caplog.messages == ["192.0.2.1:5 on listener default: no CONNECT in time"]
+
+
+async def test_refused_peer_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it is told may take a while, and no longer."""
+    monkeypatch.setattr(arrival_module, "CLOSE_TIMEOUT_SECONDS", 0.02)
+    _, arrival = make()
+    below = Below()
+    Layer(Above(), arrival).connection_made(below)
+    arrival.fail("tls", "no TLS")
+    assert below.is_closed
+    assert not below.is_aborted
+    await until(lambda: below.is_aborted)
+
+
+async def test_end_gives_everything_back() -> None:
+    """No timer and no place stays, and `end` may be called again."""
+    reception, arrival = make()
+    layer = Layer(Above(), arrival)
+    layer.connection_made(Below())
+    assert reception.in_layers == {arrival}
+    layer.connection_lost(None)
+    arrival.end()
+    assert reception.in_layers == set()
+    assert reception.admission.n_connections == 0
+
+
+async def test_connection_without_a_place_is_cut_off_at_once() -> None:
+    """Nothing is read from it."""
+    reception, _ = make()
+    room = Room()
+    while reception.admission.enter(room) is not None:
+        pass
+    arrival = Arrival(reception, "default", room)
+    below = Below()
+    Layer(Above(), arrival).connection_made(below)
+    assert below.is_aborted
+    assert reception.in_layers == set()
+
+
+async def test_stop_ends_connections_in_their_layers(tmp_path: Path) -> None:
+    """A stop does not wait for a handshake."""
+    authority = Authority(tmp_path)
+    async with serving(listeners={"default": authority.listener_keys()}) as server:
+        silent = await WireClient.dial(port_of(server))
+        client = await StreamClient.dial_tls(port_of(server), authority.client_context())
+        await client.connect("c")
+        await until(lambda: server._reception.admission.n_connections == 2)
+        await server.stop()
+        assert await silent.rest_bytes() == b""
+        assert await client.rest() == [Disconnect(ReasonCode.SERVER_SHUTTING_DOWN)]
+        silent.close()
+        client.close()
+
+
+async def test_time_for_a_connect_counts_from_the_beginning(tmp_path: Path) -> None:
+    """Each byte of a slow handshake does not buy more time."""
+    authority = Authority(tmp_path)
+    async with serving(
+        listeners={"default": authority.listener_keys()},
+        limits={"connect_timeout_seconds": 1.0},
+    ) as server:
+        client = await StreamClient.dial_tls(port_of(server), authority.client_context())
+        await client.send_bytes(write_packet(Connect(client_id="c"), 5)[:-1])
+        await until(lambda: server._driver.protocols)
+        (protocol,) = server._driver.protocols
+        connection = protocol.connection
+        assert connection is not None
+        assert connection.timer is not None
+        assert connection.timer.at == protocol.arrival.accepted_at + 1.0
+        client.close()

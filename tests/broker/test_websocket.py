@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.frames import CloseCode
+from websockets.typing import Subprotocol
+
+from broker import websocket as websocket_module
+from broker.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    PubAck,
+    Publish,
+    SubAck,
+    Subscribe,
+    Subscription,
+)
+from broker.mqtt.writer import write_packet
+from broker.websocket import WebSocketLayer
+from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
+from tests.helpers.streams import WebSocketClient
+from tests.helpers.wire import WireClient, connected
+
+SECTION_6 = pytest.mark.mqtt5("6.0.0-1", "6.0.0-2", "6.0.0-4")
+SECTION_6_OLD = pytest.mark.mqtt311("6.0.0-1", "6.0.0-2", "6.0.0-4")
+
+REQUEST = (
+    b"GET /mqtt HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Protocol: mqtt\r\n\r\n"
+)
+
+
+def listeners(**keys: Any) -> dict[str, Any]:
+    """Return a WebSocket listener and a plain one."""
+    return {
+        "default": {"bind": "127.0.0.1:0"},
+        "ws": {"bind": "127.0.0.1:0", "type": "ws", **keys},
+    }
+
+
+def masked(first_byte: int, payload: bytes) -> bytes:
+    """Return a client's frame, with a mask of zeros."""
+    size = len(payload)
+    length = bytes([0x80 | size]) if size < 126 else b"\xfe" + size.to_bytes(2, "big")
+    return bytes([first_byte]) + length + bytes(4) + payload
+
+
+async def upgraded(port: int) -> WireClient:
+    """Return a bare socket on which a WebSocket was accepted."""
+    client = await WireClient.dial(port)
+    await client.send_bytes(REQUEST)
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += await client.read()
+    assert head.startswith(b"HTTP/1.1 101 ")
+    return client
+
+
+# -- MQTT in messages -------------------------------------------------------------------------
+
+
+@SECTION_6
+@SECTION_6_OLD
+@pytest.mark.parametrize("version", [4, 5])
+async def test_messages_of_all_sizes_go_both_ways(version: int) -> None:
+    """Every length of a frame's header; what is sent are binary messages of sub-protocol mqtt."""
+    async with serving(listeners=listeners()) as server:
+        client = await WebSocketClient.dial_websocket(port_of(server, "ws"), version=version)
+        assert client.stream.subprotocol == "mqtt"
+        assert (await client.connect("c")).reason_code == 0
+        await client.subscribe("t")
+        for n_bytes in (0, 1, 100, 125, 126, 4096, 65_535, 65_536, 3_000_000):
+            payload = bytes(n_bytes)
+            await client.send(Publish("t", payload, qos=1, packet_id=1))
+            packets = [await client.receive(), await client.receive()]
+            (publish,) = [packet for packet in packets if isinstance(packet, Publish)]
+            assert publish.payload == payload
+            assert any(isinstance(packet, PubAck) for packet in packets)
+        client.close()
+
+
+@SECTION_6
+@SECTION_6_OLD
+async def test_packets_need_not_keep_to_frames() -> None:
+    """A packet may span messages, a message hold many, and both be cut into fragments."""
+    packets = b"".join(
+        write_packet(packet, 5)
+        for packet in (
+            Connect(client_id="c", keep_alive=0),
+            Subscribe(1, (Subscription("t"),)),
+            Publish("t", b"data", qos=1, packet_id=2),
+        )
+    )
+    async with serving(listeners=listeners()) as server:
+        whole = await WebSocketClient.dial_websocket(port_of(server, "ws"))
+        await whole.send_bytes(packets)
+        cut = await WebSocketClient.dial_websocket(port_of(server, "ws"))
+        for byte in packets:
+            await cut.send_bytes(bytes([byte]))
+        fragmented = await WebSocketClient.dial_websocket(port_of(server, "ws"))
+        await fragmented.stream.send(bytes([byte]) for byte in packets)
+        for client in (whole, cut, fragmented):
+            for kind in (ConnAck, SubAck):
+                await client.take(kind)
+            kinds = {type(await client.receive()), type(await client.receive())}
+            assert kinds == {Publish, PubAck}
+            client.close()
+
+
+@SECTION_6
+@SECTION_6_OLD
+async def test_text_closes_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+    """MQTT travels in binary messages alone."""
+    caplog.set_level(logging.INFO)
+    async with serving(listeners=listeners()) as server:
+        client = await WebSocketClient.dial_websocket(port_of(server, "ws"))
+        await client.connect("c")
+        await client.stream.send("text")
+        assert await client.rest() == []
+        assert client.stream.close_code == CloseCode.UNSUPPORTED_DATA
+        await until(lambda: not driver_of(server).protocols)
+        assert server.core.counters.connections_refused == {"websocket": 1}
+    assert "a text frame; allowed: binary" in caplog.text
+
+
+async def test_large_payload_is_written_by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame is a header before the very payload that was published."""
+    async with (
+        serving(listeners=listeners()) as server,
+        await connected(port_of(server)) as publisher,
+    ):
+        client = await WebSocketClient.dial_websocket(port_of(server, "ws"))
+        await client.connect("c")
+        await client.subscribe("t")
+        layer = protocol_of(server, "c").transport
+        assert isinstance(layer, WebSocketLayer)
+        written: list[Any] = []
+        write = layer.below.writelines
+
+        def keep(buffers: Any) -> None:
+            written.extend(buffers)
+            write(buffers)
+
+        monkeypatch.setattr(layer.below, "writelines", keep)
+        await publisher.publish("t", bytes(1_000_000))
+        assert (await client.take(Publish)).payload == bytes(1_000_000)
+        assert [len(buffer) for buffer in written[-1:]] == [1_000_000]
+        client.close()
+
+
+async def test_client_that_does_not_read_costs_little() -> None:
+    """Nothing more is taken than without WebSocket; the rest comes in order."""
+    n_messages, n_bytes = 60, 100_000
+    async with (
+        serving(listeners=listeners(), limits={"queued_bytes": 10**8}) as server,
+        await connected(port_of(server)) as publisher,
+    ):
+        client = await WebSocketClient.dial_websocket(port_of(server, "ws"), max_queue=1)
+        await client.connect("stalled", properties={"receive_maximum": n_messages})
+        await client.subscribe("t", 1)
+        for number in range(n_messages):
+            await publisher.publish("t", number.to_bytes(2, "big") + bytes(n_bytes - 2))
+        transport = protocol_of(server, "stalled").transport
+        high_bytes = server.core.limits.write_high_bytes
+        assert transport.get_write_buffer_size() <= high_bytes + 2 * n_bytes
+        for number in range(n_messages):
+            packet = await client.take(Publish)
+            assert int.from_bytes(packet.payload[:2], "big") == number
+        client.close()
+
+
+# -- the end ----------------------------------------------------------------------------------
+
+
+async def test_end_by_the_broker_is_a_closing_handshake() -> None:
+    """DISCONNECT, then WebSocket's own goodbye."""
+    async with serving(listeners=listeners()) as server:
+        client = await WebSocketClient.dial_websocket(port_of(server, "ws"))
+        await client.connect("c")
+        await client.send_bytes(b"\x36\x03\x00\x01t")  # QoS 3
+        assert [type(packet) for packet in await client.rest()] == [Disconnect]
+        assert client.stream.close_code == CloseCode.NORMAL_CLOSURE
+        await until(lambda: not driver_of(server).protocols)
+
+
+async def test_end_by_the_client_is_answered() -> None:
+    """A close frame gets its answer, and the client counts as gone."""
+    async with serving(listeners=listeners()) as server:
+        client = await WebSocketClient.dial_websocket(port_of(server, "ws"))
+        await client.connect("c")
+        await client.stream.close()
+        assert client.stream.close_code == CloseCode.NORMAL_CLOSURE
+        await until(lambda: not driver_of(server).protocols)
+        assert server.core.counters.clients_connected == 0
+
+
+async def test_pings_are_answered_but_not_for_who_does_not_read() -> None:
+    """A client that pings and never reads does not fill the memory with pongs."""
+    async with serving(listeners=listeners()) as server:
+        client = await WebSocketClient.dial_websocket(port_of(server, "ws"))
+        await client.connect("c")
+        await asyncio.wait_for(await client.stream.ping(), 30)
+        layer = protocol_of(server, "c").transport
+        assert isinstance(layer, WebSocketLayer)
+        layer.pause_writing()
+        before = layer.get_write_buffer_size()
+        for _ in range(1000):
+            layer.data_received(masked(0x89, bytes(100)))
+        assert layer.get_write_buffer_size() == before
+        layer.resume_writing()
+        await asyncio.wait_for(await client.stream.ping(), 30)
+        client.close()
+
+
+# -- who is refused ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        ({"subprotocols": None}, 400),
+        ({"subprotocols": [Subprotocol("chat")]}, 400),
+        ({"path": "/other"}, 404),
+        ({"origin": "https://evil.test"}, 403),
+    ],
+)
+@pytest.mark.mqtt5("6.0.0-3")
+@pytest.mark.mqtt311("6.0.0-3")
+async def test_refused_handshake_says_why(
+    caplog: pytest.LogCaptureFixture, options: dict[str, Any], status: int
+) -> None:
+    """By HTTP, readably; and in one line of the log."""
+    caplog.set_level(logging.INFO)
+    keys = {"path": "/mqtt", "allowed_origins": ["https://good.test"]}
+    async with serving(listeners=listeners(**keys)) as server:
+        with pytest.raises(InvalidStatus) as refused:
+            await WebSocketClient.dial_websocket(port_of(server, "ws"), **options)
+        assert refused.value.response.status_code == status
+        assert refused.value.response.body
+        await until(lambda: server._reception.admission.n_connections == 0)
+        assert server.core.counters.connections_refused == {"websocket": 1}
+    assert len([line for line in caplog.messages if f"no WebSocket: {status}: " in line]) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"path": "/mqtt?token=1"},
+        {"origin": "https://good.test"},
+        {"subprotocols": [Subprotocol("mqttv3.1")]},
+        {"subprotocols": [Subprotocol("mqttv3.1"), Subprotocol("mqtt")]},
+    ],
+)
+async def test_who_is_let_in(options: dict[str, Any]) -> None:
+    """A page of an allowed site, a client of an older time, a path with a query."""
+    keys = {"path": "/mqtt", "allowed_origins": ["https://good.test"]}
+    async with serving(listeners=listeners(**keys)) as server:
+        client = await WebSocketClient.dial_websocket(port_of(server, "ws"), **options)
+        assert client.stream.subprotocol in ("mqtt", "mqttv3.1")
+        assert (client.stream.subprotocol == "mqtt") == (len(options.get("subprotocols", "ab")) > 1)
+        assert (await client.connect()).reason_code == 0
+        client.close()
+
+
+async def test_any_path_is_mqtts_by_default() -> None:
+    """Clients ask for / or /mqtt, as their authors thought best."""
+    async with serving(listeners=listeners()) as server:
+        for path in ("/", "/mqtt", "/ws"):
+            client = await WebSocketClient.dial_websocket(port_of(server, "ws"), path)
+            assert (await client.connect()).reason_code == 0
+            client.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 426 "),
+        (b"POST / HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 400 "),
+        (b"GET / HTTP/2.0\r\nHost: x\r\n\r\n", b"HTTP/1.1 400 "),
+        (write_packet(Connect(client_id="c"), 5), b"HTTP/1.1 400 "),
+        (b"GET /" + b"x" * 20_000, b""),
+    ],
+)
+async def test_what_is_no_websocket_is_refused(data: bytes, status: bytes) -> None:
+    """A browser is told what this is; what is no HTTP at all is ended at its first bytes."""
+    async with (
+        serving(listeners=listeners()) as server,
+        await WireClient.dial(port_of(server, "ws")) as client,
+    ):
+        await client.send_bytes(data)
+        assert (await client.rest_bytes()).startswith(status)
+        await until(lambda: server._reception.admission.n_connections == 0)
+        assert server.core.counters.connections_refused == {"websocket": 1}
+
+
+@pytest.mark.parametrize(
+    ("frame", "code"),
+    [
+        (b"\x82\x01x", CloseCode.PROTOCOL_ERROR),  # without a mask
+        (masked(0x83, b"x"), CloseCode.PROTOCOL_ERROR),  # no such opcode
+        (masked(0xC2, b"x"), CloseCode.PROTOCOL_ERROR),  # a reserved bit
+        (masked(0x80, b"x"), CloseCode.PROTOCOL_ERROR),  # continues nothing
+        (b"\x82\xff" + b"\x7f" * 8, CloseCode.MESSAGE_TOO_BIG),
+    ],
+)
+async def test_wrong_frame_closes_the_connection(
+    caplog: pytest.LogCaptureFixture, frame: bytes, code: CloseCode
+) -> None:
+    """With the code of RFC 6455, and without waiting for a length that is a lie."""
+    caplog.set_level(logging.INFO)
+    async with serving(listeners=listeners()) as server:
+        client = await upgraded(port_of(server, "ws"))
+        await client.send_bytes(frame)
+        answer = await client.rest_bytes()
+        assert answer[0] == 0x88
+        assert int.from_bytes(answer[2:4], "big") == code
+        await until(lambda: not driver_of(server).protocols)
+        client.close()
+    assert len([line for line in caplog.messages if "on listener ws: closed: " in line]) == 1
+
+
+async def test_stranger_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its CONNECT is accepted, a client may send little, in however large a frame."""
+    monkeypatch.setattr(websocket_module, "MAX_STRANGER_BYTES", 1000)
+    async with serving(listeners=listeners()) as server:
+        client = await upgraded(port_of(server, "ws"))
+        await client.send_bytes(b"\x82\xff" + (10**6).to_bytes(8, "big") + bytes(2000))
+        answer = await client.rest_bytes()
+        assert int.from_bytes(answer[2:4], "big") == CloseCode.MESSAGE_TOO_BIG
+        client.close()
+        known = await WebSocketClient.dial_websocket(port_of(server, "ws"))
+        await known.connect("c")
+        assert (await known.publish("t", bytes(5000))).reason_code < 0x80
+        known.close()

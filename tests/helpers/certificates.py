@@ -1,0 +1,104 @@
+"""A certificate authority of a test, and the files of what it has issued."""
+
+from __future__ import annotations
+
+import datetime as dt
+import ssl
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import trustme
+
+
+class CertificateFiles(NamedTuple):
+    """A certificate with its key, in PEM files.
+
+    Attributes:
+        certfile: the certificate and what is between it and its root.
+        keyfile: its private key.
+    """
+
+    certfile: str
+    keyfile: str
+
+
+class Authority:
+    """Issues certificates.
+
+    Attributes:
+        cafile: its own certificate in a PEM file, for those who trust it.
+        folder: of all files.
+    """
+
+    def __init__(self, folder: Path, name: str = "authority") -> None:
+        """Make an authority with a new key.
+
+        Args:
+            folder: where files are written.
+            name: they begin with.
+        """
+        self.folder = folder
+        self._name = name
+        self._authority = trustme.CA()
+        self.cafile = str(folder / f"{name}.pem")
+        self._authority.cert_pem.write_to_path(self.cafile)
+
+    def issue(
+        self,
+        *identities: str,
+        common_name: str | None = None,
+        file: str = "server",
+        is_expired: bool = False,
+    ) -> CertificateFiles:
+        """Issue a certificate; the same `file` again writes over the last one.
+
+        Args:
+            identities: host names and addresses; `localhost` and 127.0.0.1 where there are none.
+            common_name: of the subject.
+            file: name of its files without their ends.
+            is_expired: it ended yesterday.
+        """
+        now = dt.datetime.now(dt.UTC)
+        issued = self._authority.issue_cert(
+            *(identities or ("localhost", "127.0.0.1", "::1")),
+            common_name=common_name,
+            not_before=now - dt.timedelta(days=2),
+            not_after=now + dt.timedelta(days=-1 if is_expired else 30),
+        )
+        files = CertificateFiles(
+            str(self.folder / f"{self._name}-{file}.crt"),
+            str(self.folder / f"{self._name}-{file}.key"),
+        )
+        Path(files.certfile).write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
+        issued.private_key_pem.write_to_path(files.keyfile)
+        return files
+
+    def issue_client(self, common_name: str) -> CertificateFiles:
+        """Issue a client's certificate with a common name."""
+        return self.issue("client.test", common_name=common_name, file=f"client-{common_name}")
+
+    def listener_keys(self, **keys: Any) -> dict[str, Any]:
+        """Return the keys of a listener with TLS on a free port of this machine.
+
+        Args:
+            keys: further ones of the listener.
+        """
+        certfile, keyfile = self.issue()
+        return {
+            "bind": "127.0.0.1:0",
+            "ssl": True,
+            "certfile": certfile,
+            "keyfile": keyfile,
+            **keys,
+        }
+
+    def client_context(self, client: CertificateFiles | None = None) -> ssl.SSLContext:
+        """Return a context of clients that trust this authority.
+
+        Args:
+            client: the client's own certificate, or None.
+        """
+        context = ssl.create_default_context(cafile=self.cafile)
+        if client is not None:
+            context.load_cert_chain(client.certfile, client.keyfile)
+        return context
