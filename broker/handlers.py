@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from broker import redelivery
+from broker import redelivery, retained_delivery
 from broker.authenticating import handle_auth
 from broker.bridges import of_bridge
 from broker.capabilities import check_subscribe, is_filter_offered
@@ -19,7 +19,7 @@ from broker.connecting import expiry_seconds, handle_connect
 from broker.counters import count
 from broker.errors import ProtocolError
 from broker.events import ClientSubscribed, ClientUnsubscribed
-from broker.extensions import RECEIVE, SUBSCRIBE
+from broker.extensions import SUBSCRIBE
 from broker.mqtt.enums import ProtocolVersion
 from broker.mqtt.packets import (
     Auth,
@@ -112,8 +112,8 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
     for subscription, request, is_new in granted:
         if parse_share(request.topic_filter).share_name:
             continue  # retained messages are for subscriptions of one's own (4.8.2)
-        if request.retain_handling == 0 or (request.retain_handling == 1 and is_new):
-            await _send_retained(connection.core, subscription, now)
+        retained_delivery.subscribed(subscription, request.retain_handling, is_new=is_new)
+    retained_delivery.begin(session, now)
 
 
 async def _judge(connection: Connection, request: Request) -> int:
@@ -154,32 +154,6 @@ def add_subscription(core: Core, subscription: Subscription) -> bool:
     return is_new
 
 
-async def _send_retained(core: Core, subscription: Subscription, now: float) -> None:
-    """Deliver the retained messages that a subscription matches [MQTT-3.3.1-9]."""
-    session = subscription.session
-    identifier = subscription.subscription_id
-    access = core.access
-    for message in core.retained.match(subscription.topic_filter, now):
-        if subscription.no_local and message.publisher == session.client_id:
-            continue
-        if (
-            access is not None
-            and access.checks_receive
-            and not await core.is_allowed(access, session, message.topic, RECEIVE)
-        ):
-            continue
-        if core.sessions.get(session.client_id) is not session:
-            return  # it has ended while it was asked about
-        session.deliver(
-            message,
-            min(message.qos, subscription.qos),
-            retain=True,  # [MQTT-3.3.1-8]
-            subscription_ids=(identifier,) if identifier else (),
-            now=now,
-        )
-    core.congested.clear()  # there is no publisher to slow down
-
-
 def handle_unsubscribe(connection: Connection, packet: Unsubscribe, now: float) -> None:
     """Take an UNSUBSCRIBE (section 3.10)."""
     core = connection.core
@@ -191,6 +165,7 @@ def handle_unsubscribe(connection: Connection, packet: Unsubscribe, now: float) 
         if had_it:
             core.tree.remove(session, topic_filter)
             redelivery.unsubscribed(session, topic_filter, now)
+            retained_delivery.unsubscribed(session, topic_filter)
             if core.listeners.client_unsubscribed:
                 event = ClientUnsubscribed(session, topic_filter)
                 core.tell(core.listeners.client_unsubscribed, event)
@@ -220,6 +195,7 @@ def acknowledged(
     if (
         session.outbox.n_messages
         or session.resend
+        or session.retained_due
         or (session.shares and redelivery.may_take_over(session))
     ):
         connection.want_pump()

@@ -1,4 +1,10 @@
-"""Retained messages: the last one of each topic, found by topic filter."""
+"""Retained messages: the last one of each topic, found by topic filter.
+
+A subscription may match more of them than its client can take in a while. They are therefore
+found by a walk that goes on level by level, whatever changes meanwhile: it costs its place in
+the trie and no list. Who needs a table as it was when a walk came to it is the walk, so the first
+change after that copies it, once.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +19,31 @@ LEVEL_BYTES: Final = 256
 
 
 class _Node:
-    __slots__ = ("children", "message")
+    """One topic level.
 
-    def __init__(self) -> None:
+    Attributes:
+        children: by level, in order of `number`; replaced, not changed, where `is_walked`.
+        is_walked: a walk may read `children`.
+        message: the topic's retained message, or None.
+        number: which set made this node; later ones have higher numbers.
+        set_at: which set brought `message`.
+    """
+
+    __slots__ = ("children", "is_walked", "message", "number", "set_at")
+
+    def __init__(self, number: int) -> None:
         self.children: dict[str, _Node] = {}
+        self.is_walked = False
         self.message: Message | None = None
+        self.number = number
+        self.set_at = 0
+
+    def own_children(self) -> dict[str, _Node]:
+        """Return `children` for a change: a copy where a walk may read them."""
+        if self.is_walked:
+            self.children = dict(self.children)
+            self.is_walked = False
+        return self.children
 
 
 class RetainedMessages:
@@ -39,7 +65,8 @@ class RetainedMessages:
             max_messages: limit of `n_limited`.
             max_bytes: limit of `n_bytes`.
         """
-        self._root = _Node()
+        self._root = _Node(0)
+        self._n_sets = 0
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self.by_topic: dict[str, Message] = {}
@@ -82,9 +109,14 @@ class RetainedMessages:
             self._count(last, -1)
         self._count(message, 1)
         node = self._root
+        self._n_sets += 1
         for level in message.topic.split("/"):
-            node = node.children.setdefault(level, _Node())
+            child = node.children.get(level)
+            if child is None:
+                child = node.own_children()[level] = _Node(self._n_sets)
+            node = child
         node.message = message
+        node.set_at = self._n_sets
         self.by_topic[message.topic] = message
         return True
 
@@ -104,54 +136,123 @@ class RetainedMessages:
             child = parent.children[level]
             if child.children or child.message is not None:
                 break
-            del parent.children[level]
+            del parent.own_children()[level]
 
     def _count(self, message: Message, sign: int) -> None:
         n_messages, n_bytes = _cost(message)
         self.n_limited += sign * n_messages
         self.n_bytes += sign * n_bytes
 
-    def match(self, topic_filter: str, now: float) -> Iterator[Message]:
-        """Yield the messages whose topic matches a filter and that have not expired.
+    def walk(self, topic_filter: str) -> RetainedWalk:
+        """Begin a walk through the messages that match a filter and are retained now."""
+        return RetainedWalk(self, self._root, self._n_sets, topic_filter)
 
-        Expired ones are forgotten on the way [MQTT-3.3.2-5].
+
+class RetainedWalk:
+    """A walk through the retained messages of one filter that may rest after every step.
+
+    It finds what was retained when it began and still is. Whatever else is set or removed
+    meanwhile, it goes on where it stands: it reads each table of children as that was when it
+    came to it, in order of `_Node.number`.
+
+    Attributes:
+        is_done: there is no further message.
+    """
+
+    __slots__ = (
+        "_has_rest",
+        "_levels",
+        "_path",
+        "_root",
+        "_started",
+        "_store",
+        "_to_come",
+        "is_done",
+    )
+
+    def __init__(
+        self, store: RetainedMessages, root: _Node, started: int, topic_filter: str
+    ) -> None:
+        self._store = store
+        self._root = root
+        self._started = started
+        self._levels = topic_filter.split("/")
+        self._has_rest = self._levels[-1] == "#"
+        if self._has_rest:
+            del self._levels[-1]
+        # Where it stands: from the root down, each node with those of its children to come.
+        self._path: list[_Node] = [root]
+        self._to_come: list[Iterator[tuple[str, _Node]]] = [self._children(root, 0)]
+        self.is_done = False
+
+    def step(self, now: float) -> Message | None:
+        """Go on to the next topic level.
+
+        Args:
+            now: monotonic seconds; what has expired is forgotten on the way [MQTT-3.3.2-5].
+
+        Returns:
+            The message found there; None where there is none that matches, or no further level.
         """
-        found: list[Message] = []
-        self._collect(topic_filter.split("/"), found)
-        for message in found:
-            if message.expires_at is not None and now >= message.expires_at:
-                self.remove(message.topic)
-            else:
-                yield message
+        path, to_come = self._path, self._to_come
+        while path:
+            for name, node in to_come[-1]:
+                depth = len(path)
+                if depth == 1 and name.startswith("$") and self._is_wildcard(0):
+                    continue  # [MQTT-4.7.2-1]
+                path.append(node)
+                to_come.append(self._children(node, depth))
+                return self._message(node, depth, now)
+            path.pop()
+            to_come.pop()
+        self.is_done = True
+        return None
 
-    def _collect(self, levels: list[str], found: list[Message]) -> None:
-        n_levels = len(levels)
-        stack = [(self._root, 0)]
-        while stack:
-            node, depth = stack.pop()
-            if depth == n_levels:
-                if node.message is not None:
-                    found.append(node.message)
-                continue
-            level = levels[depth]
-            if level == "#":
-                self._collect_all(node, found, skip_dollar=depth == 0)
-            elif level == "+":
-                for name, child in node.children.items():
-                    if depth or not name.startswith("$"):  # [MQTT-4.7.2-1]
-                        stack.append((child, depth + 1))
-            elif (child_of_level := node.children.get(level)) is not None:
-                stack.append((child_of_level, depth + 1))
+    def ahead(self, topic: str) -> Message | None:
+        """Return the message of a matching topic if the walk is still to come to it."""
+        path = self._path
+        node = self._root
+        is_ahead = False
+        for depth, level in enumerate(topic.split("/"), start=1):
+            child = node.children.get(level)
+            if child is None:
+                return None
+            node = child
+            if not is_ahead and depth < len(path):
+                if node is path[depth]:
+                    continue
+                if node.number < path[depth].number:
+                    return None
+            is_ahead = True
+        return node.message if is_ahead and path and node.set_at <= self._started else None
 
-    def _collect_all(self, root: _Node, found: list[Message], *, skip_dollar: bool) -> None:
-        stack = [root]
-        while stack:
-            node = stack.pop()
-            if node.message is not None:
-                found.append(node.message)
-            for name, child in node.children.items():
-                if not (skip_dollar and node is root and name.startswith("$")):
-                    stack.append(child)
+    def _message(self, node: _Node, depth: int, now: float) -> Message | None:
+        n_levels = len(self._levels)
+        message = node.message
+        if message is None or node.set_at > self._started:
+            return None
+        if depth < n_levels or (depth > n_levels and not self._has_rest):
+            return None
+        if message.expires_at is not None and now >= message.expires_at:
+            self._store.remove(message.topic)
+            return None
+        return message
+
+    def _is_wildcard(self, depth: int) -> bool:
+        levels = self._levels
+        return levels[depth] == "+" if depth < len(levels) else self._has_rest
+
+    def _children(self, node: _Node, depth: int) -> Iterator[tuple[str, _Node]]:
+        """Return those children of a node that the filter goes on to."""
+        if self._is_wildcard(depth):
+            node.is_walked = True
+            return iter(node.children.items())
+        if depth < len(self._levels):
+            level = self._levels[depth]
+            child = node.children.get(level)
+            if child is not None:
+                return iter(((level, child),))
+        return iter(())
 
 
 def _cost(message: Message) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from broker.mqtt.packets import Packet, PubRel
 from broker.mqtt.writer import publish_header, write_packet
 from broker.outbox import Delivery
 from broker.redelivery import take_over
+from broker.retained_delivery import send_due
 from broker.throttle import Throttle
 from broker.topic_aliases import OutgoingAliases
 
@@ -166,11 +167,16 @@ class Sender:
             has_quota = len(inflight) < self.send_quota and inflight.n_bytes < self.send_quota_bytes
             delivery = session.outbox.take(now, has_quota=has_quota)
             if delivery is None:
-                if is_refilled or not session.shares or not take_over(session, now):
+                if session.retained_due and not self.wants_more and send_due(session, now):
+                    self.wants_more = True  # after others had their turn
+                elif is_refilled or not session.shares or not take_over(session, now):
                     break
-                is_refilled = True
+                else:
+                    is_refilled = True
                 continue
             self.send_delivery(delivery, now)
+            if session.retained_due:
+                send_due(session, now, 1)
             if delivery.message.is_large:
                 self.wants_more = True
                 break
@@ -184,7 +190,7 @@ class Sender:
         if self.wants_more:
             self._pump_wanted = True
         elif session.outbox.n_messages <= self.send_quota:
-            if not session.outbox.n_messages and not session.resend:
+            if not (session.outbox.n_messages or session.resend or session.retained_due):
                 session.is_direct = True
                 self.throttle.is_slow = False
             self.throttle.let_go()

@@ -12,6 +12,7 @@ from broker.message import Message
 from broker.mqtt.packets import Will
 from broker.mqtt.reason_codes import ReasonCode
 from broker.outbox import Delivery, Outbox
+from broker.retained_delivery import RetainedDue, send_before
 from broker.timers import Timer
 from broker.topic_tree import Subscription
 
@@ -22,15 +23,15 @@ if TYPE_CHECKING:
     from broker.shared_subscriptions import SharedSubscription
 
 DIRECT_BYTES: Final = 1024 * 1024
-"""What one turn may write past the outbox. A few bytes, such as a SUBSCRIBE to all retained
-messages, can ask for more than the memory holds."""
+"""What one turn may write past the outbox: a chunk of packets must not cause more than that for
+one client before its transport has said whether there is room."""
 
 
 class Session:
     """One client's subscriptions and messages on their way to and from it.
 
     Invariants: the ledger balances (`check_invariants`); `is_direct` is True only while there
-    is a connection with room and nothing waits or is to be sent again.
+    is a connection with room and nothing waits, is to be sent again or due.
 
     Attributes:
         client_id: Client Identifier.
@@ -40,6 +41,7 @@ class Session:
         connection: the network connection, or None.
         is_direct: a small message may be written at once, with nothing to overtake.
         subscriptions: by topic filter.
+        retained_due: retained messages that its subscriptions have still to get, in order.
         shares: the shared subscriptions that this session is a member of.
         outbox: what waits to be sent.
         inflight: what was sent and is not acknowledged.
@@ -74,6 +76,7 @@ class Session:
         "outbox",
         "overflow_timer",
         "resend",
+        "retained_due",
         "shares",
         "subscriptions",
         "username",
@@ -91,6 +94,7 @@ class Session:
         self.connection: Connection | None = None
         self.is_direct = False
         self.subscriptions: dict[str, Subscription] = {}
+        self.retained_due: list[RetainedDue] = []
         self.shares: tuple[SharedSubscription, ...] = ()
         self.ledger = Ledger()
         self.n_direct = 0
@@ -143,6 +147,8 @@ class Session:
         ledger.matched += 1
         connection = self.connection
         if connection is None:
+            if self.retained_due:
+                send_before(self, message.topic, now)
             if qos:
                 delivery = Delivery(
                     message, qos, retain=retain, subscription_ids=subscription_ids, share=share
@@ -168,6 +174,8 @@ class Session:
                 )
                 connection.send_delivery(delivery, now)
                 return
+        if self.retained_due:
+            send_before(self, message.topic, now)
         delivery = Delivery(
             message, qos, retain=retain, subscription_ids=subscription_ids, share=share
         )
@@ -224,3 +232,4 @@ class Session:
             assert self.connection is not None, "direct"  # noqa: S101
             assert not self.outbox.n_messages, "direct"  # noqa: S101
             assert not self.resend, "direct"  # noqa: S101
+            assert not self.retained_due, "direct"  # noqa: S101

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from broker import redelivery
+from broker import redelivery, retained_delivery
 from broker.events import ClientDisconnected, SessionEnded
 from broker.mqtt.reason_codes import ReasonCode
 from broker.session import Session
@@ -79,6 +79,7 @@ class SessionRegistry:
         if session.shares:
             redelivery.connection_lost(session, now)
         session.outbox.drop_qos0("connection_lost")
+        retained_delivery.connection_lost(session)
         if session.look_timer is not None:
             session.look_timer.cancel()
             session.look_timer = None
@@ -117,6 +118,7 @@ class SessionRegistry:
         redelivery.session_ended(session, now)
         session.outbox.drop_all("session_ended")
         session.resend.clear()
+        session.retained_due.clear()
         session.ledger.drop("session_ended", session.inflight.clear())
         core.ended.add(session.settle_direct())
         core.forget(session.link)

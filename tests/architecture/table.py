@@ -50,6 +50,7 @@ LAYERS: Final = (
             "rate_limit",
             "redelivery",
             "retained",
+            "retained_delivery",
             "router",
             "sending",
             "session",

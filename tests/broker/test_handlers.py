@@ -168,6 +168,7 @@ def test_retained_messages_are_under_access_control(*, waits: bool) -> None:
     access.waits = waits
     client.send(Subscribe(1, (Subscription("#"),)))
     finish(client)
+    broker.finish_waiting()
     assert client.payloads() == [b"open"]
 
 

@@ -20,6 +20,17 @@ def keep(retained: RetainedMessages, topic: str, payload: bytes = b"x") -> None:
     retained.set(Message(topic, payload, retain=True))
 
 
+def found(retained: RetainedMessages, topic_filter: str, now: float) -> list[Message]:
+    """Return what a walk without rest finds."""
+    walk = retained.walk(topic_filter)
+    messages = []
+    while not walk.is_done:
+        message = walk.step(now)
+        if message is not None:
+            messages.append(message)
+    return messages
+
+
 @pytest.mark.mqtt5("4.7.2-1")
 @pytest.mark.mqtt311("4.7.2-1")
 @given(st.sets(TOPICS, max_size=12), FILTERS.filter(bool))
@@ -28,8 +39,8 @@ def test_what_matches_is_what_the_matching_rule_says(topics: set[str], topic_fil
     retained = RetainedMessages()
     for topic in topics:
         keep(retained, topic)
-    found = sorted(message.topic for message in retained.match(topic_filter, 0.0))
-    assert found == sorted(topic for topic in topics if matches(topic_filter, topic))
+    topics_found = sorted(message.topic for message in found(retained, topic_filter, 0.0))
+    assert topics_found == sorted(topic for topic in topics if matches(topic_filter, topic))
 
 
 def test_the_last_message_of_a_topic_is_kept() -> None:
@@ -37,7 +48,7 @@ def test_the_last_message_of_a_topic_is_kept() -> None:
     retained = RetainedMessages()
     keep(retained, "a/b", b"old")
     keep(retained, "a/b", b"new")
-    assert [message.payload for message in retained.match("a/b", 0.0)] == [b"new"]
+    assert [message.payload for message in found(retained, "a/b", 0.0)] == [b"new"]
     assert len(retained) == 1
 
 
@@ -48,18 +59,18 @@ def test_an_empty_payload_removes_and_leaves_nothing() -> None:
     keep(retained, "a")
     keep(retained, "a/b/c", b"")
     keep(retained, "never/was", b"")
-    assert [message.topic for message in retained.match("#", 0.0)] == ["a"]
+    assert [message.topic for message in found(retained, "#", 0.0)] == ["a"]
     keep(retained, "a", b"")
     assert not retained._root.children
 
 
-@pytest.mark.parametrize(("now", "found"), [(9.9, 1), (10.0, 0)])
-def test_an_expired_message_is_not_found_and_forgotten(now: float, found: int) -> None:
+@pytest.mark.parametrize(("now", "n_found"), [(9.9, 1), (10.0, 0)])
+def test_an_expired_message_is_not_found_and_forgotten(now: float, n_found: int) -> None:
     """[MQTT-3.3.2-5]: from its expiry on, a retained message is gone."""
     retained = RetainedMessages()
     retained.set(Message("t", b"x", expires_at=10.0))
-    assert len(list(retained.match("#", now))) == found
-    assert len(retained) == found
+    assert len(found(retained, "#", now)) == n_found
+    assert len(retained) == n_found
 
 
 def test_a_topic_of_many_levels_is_no_trouble() -> None:
@@ -67,8 +78,8 @@ def test_a_topic_of_many_levels_is_no_trouble() -> None:
     retained = RetainedMessages()
     topic = "/" * 20_000
     keep(retained, topic)
-    assert [message.topic for message in retained.match("#", 0.0)] == [topic]
-    assert [message.topic for message in retained.match("/".join(["+"] * 20_001), 0.0)] == [topic]
+    assert [message.topic for message in found(retained, "#", 0.0)] == [topic]
+    assert [message.topic for message in found(retained, "/".join(["+"] * 20_001), 0.0)] == [topic]
     retained.remove(topic)
     assert len(retained) == 0
 
@@ -101,3 +112,42 @@ def test_the_broker_s_own_messages_are_not_limited() -> None:
     keep(retained, "a", b"")
     keep(retained, "b")
     assert "b" in retained.by_topic
+
+
+@given(
+    st.lists(TOPICS, max_size=12),
+    FILTERS.filter(bool),
+    st.lists(st.tuples(st.integers(0, 3), TOPICS, st.booleans()), max_size=12),
+)
+def test_a_walk_finds_what_was_there_and_still_is_whatever_changes_meanwhile(
+    topics: list[str], topic_filter: str, changes: list[tuple[int, str, bool]]
+) -> None:
+    """Once each, nothing that came later; `ahead` says at any moment what is still to come."""
+    retained = RetainedMessages()
+    for topic in topics:
+        keep(retained, topic)
+    expected = {topic for topic in topics if matches(topic_filter, topic)}
+    walk = retained.walk(topic_filter)
+    seen: list[str] = []
+
+    def step() -> None:
+        message = walk.step(0.0)
+        if message is not None:
+            assert message.payload == b"x"
+            seen.append(message.topic)
+
+    for n_steps, topic, is_set in changes:
+        for _ in range(n_steps):
+            step()
+        if is_set:
+            keep(retained, topic, b"later")
+        else:
+            retained.remove(topic)
+        if topic not in seen:
+            expected.discard(topic)
+        to_come = {topic for topic in expected if walk.ahead(topic) is not None}
+        assert to_come == expected - set(seen)
+    while not walk.is_done:
+        step()
+    assert sorted(seen) == sorted(expected)
+    assert not any(walk.ahead(topic) for topic in topics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -24,7 +25,6 @@ from broker.mqtt.writer import write_packet
 from broker.outbox import OpenGate
 from broker.payload import Payload
 from broker.sending import JOIN_BELOW_BYTES, PUMP_BYTES
-from broker.session import DIRECT_BYTES
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 KEEP: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 600}}
@@ -351,15 +351,19 @@ def test_what_is_acknowledged_before_it_is_sent_again_is_not() -> None:
 
 
 def test_a_few_bytes_cannot_ask_for_more_than_one_turn_may_write() -> None:
-    """Many subscriptions to many retained messages: what is not due yet waits by reference."""
+    """Many subscriptions to many retained messages: what has no room yet does not even wait."""
     broker = VirtualBroker()
     publisher = broker.connect("p")
     for number in range(100):
         publisher.publish(f"r/{number}", bytes(4000), retain=True)
     client = broker.connect("c")
-    frame = write_packet(Subscribe(1, (Subscription("#"),)), 5)
-    client.connection.receive_data(frame * 20, broker.now)
-    assert client.connection.out_bytes < 2 * DIRECT_BYTES
+    filters = ("#", "r/#", "+/+", "r/+")
+    frame = write_packet(Subscribe(1, tuple(Subscription(name) for name in filters)), 5)
+    client.connection.receive_data(frame * 5, broker.now)
+    assert client.connection.out_bytes < 2 * PUMP_BYTES
+    assert not client.session.outbox.n_messages
     client.session.check_invariants()
     broker.settle()
-    assert len(client.payloads()) == 20 * 100
+    received = Counter(packet.topic for packet in client.take_all(Publish))
+    assert len(received) == 100
+    assert min(received.values()) == len(filters)

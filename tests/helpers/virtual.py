@@ -132,6 +132,8 @@ class VirtualClient:
                 self.inbox.append(read_packet(first_byte, body, self.version))
             if not data or connection.is_paused or not connection.wants_more:
                 break
+        if connection.wants_more and not connection.is_paused:
+            self.broker.core.touch(connection)  # later: when others have had their turn
         self.is_reading = connection.wants_reading
         if connection.is_closing:
             self.is_lost = True

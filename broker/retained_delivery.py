@@ -1,0 +1,246 @@
+"""Retained messages on their way to a new subscription (MQTT 5.0, 3.3.1.3).
+
+Theory of operation. A few bytes can ask for more retained messages than the memory holds. So a
+SUBSCRIBE only notes what is due; the connection's pump goes on with it whenever the outbox has
+run dry, and once for each message that left it, so that a client that is always behind gets its
+retained messages too. The memory holds the place of a walk, whatever the walk may find, and no
+message is dropped because there are more than may wait.
+
+A live message must not be overtaken by an older retained one of its topic: what is still due of a
+topic goes out before the live message does. What is published with RETAIN after the SUBSCRIBE
+comes as a live message, and the walk passes it over.
+
+A filter is due once, however often a client subscribes to it: a SUBSCRIBE that asks again begins
+anew. What is due outlives the connection as the session does, but for subscriptions of QoS 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from broker import eager
+from broker.extensions import RECEIVE
+from broker.mqtt.topics import matches
+from broker.outbox import Delivery
+
+if TYPE_CHECKING:
+    from broker.message import Message
+    from broker.retained import RetainedWalk
+    from broker.session import Session
+    from broker.topic_tree import Subscription
+
+SLICE_MESSAGES: Final = 64
+"""Retained messages that are sent, or may wait, before others have their turn: the pump writes
+16 slices at a time, which takes some milliseconds."""
+
+SLICE_LEVELS: Final = 256
+"""Topic levels that are looked at for them; a filter such as ``+/+/x`` may match few of many."""
+
+WRITE_BYTES: Final = 65_536
+"""Unsent bytes of a connection from which on no further message is given to it."""
+
+
+class RetainedDue:
+    """What one subscription has still to get.
+
+    Attributes:
+        subscription: whose it is; the newest to its filter.
+        walk: to what is to come.
+        early: topics that went out ahead of the walk, for a live message's sake.
+        asked: the message that access control is asked about now, or None.
+        is_asking: access control takes its time.
+    """
+
+    __slots__ = ("asked", "early", "is_asking", "subscription", "walk")
+
+    def __init__(self, subscription: Subscription, walk: RetainedWalk) -> None:
+        self.subscription = subscription
+        self.walk = walk
+        self.early: set[str] = set()
+        self.asked: Message | None = None
+        self.is_asking = False
+
+    def next(self, now: float) -> Message | None:
+        """Take one step; return the message found there, if it is for this subscription."""
+        message = self.walk.step(now)
+        if message is None or message.topic in self.early:
+            return None
+        subscription = self.subscription
+        if subscription.no_local and message.publisher == subscription.session.client_id:
+            return None  # [MQTT-3.8.3-3]
+        return message
+
+
+def subscribed(subscription: Subscription, retain_handling: int, *, is_new: bool) -> None:
+    """Note what one filter of a SUBSCRIBE makes due; `begin` follows.
+
+    Args:
+        subscription: not shared.
+        retain_handling: 0: all that matches [MQTT-3.3.1-9]; 1: the same where `is_new`
+            [MQTT-3.3.1-10]; 2: nothing [MQTT-3.3.1-11].
+        is_new: there was no subscription to this filter.
+    """
+    session = subscription.session
+    name = subscription.topic_filter
+    if retain_handling == 0 or (retain_handling == 1 and is_new):
+        unsubscribed(session, name)
+        due = RetainedDue(subscription, session.core.retained.walk(name))
+        session.retained_due.append(due)
+        return
+    for due in session.retained_due:  # still owed, to the subscription as it is now
+        if due.subscription.topic_filter == name:
+            due.subscription = subscription
+
+
+def begin(session: Session, now: float) -> None:
+    """Send the first of what is due after a SUBSCRIBE, most often all; leave the rest to pumps."""
+    if session.retained_due and session.is_direct:
+        send_due(session, now)
+    if session.retained_due:
+        session.is_direct = False
+        if session.connection is not None:
+            session.connection.want_pump()
+
+
+def unsubscribed(session: Session, topic_filter: str) -> None:
+    """Nothing more is due to a subscription that is gone [MQTT-3.10.4-2]."""
+    due = session.retained_due
+    due[:] = [d for d in due if d.subscription.topic_filter != topic_filter]
+
+
+def connection_lost(session: Session) -> None:
+    """Nothing more is due at QoS 0: it was for the connection that has ended."""
+    due = session.retained_due
+    due[:] = [d for d in due if d.subscription.qos]
+
+
+def send_due(session: Session, now: float, n_messages: int = SLICE_MESSAGES) -> bool:
+    """Go on with what is due, by one slice at most.
+
+    Args:
+        session: connected, with something due.
+        now: monotonic seconds.
+        n_messages: the most to give.
+
+    Returns:
+        True where it is worth while to go on at once.
+    """
+    all_due = session.retained_due
+    due = all_due[0]
+    if due.is_asking or not _has_room(session):
+        return False
+    access = session.core.access
+    if access is not None and access.checks_receive:
+        due.is_asking = True
+        rest = eager.start(_send_asked(session, due, now, n_messages))
+        if rest is not None:
+            session.core.spawn(rest)
+        return not due.is_asking
+    for _ in range(SLICE_LEVELS):
+        due = all_due[0]
+        message = due.next(now)
+        if due.walk.is_done:
+            del all_due[0]
+            if not all_due:
+                break
+        elif message is not None:
+            _give(due, message, now)
+            n_messages -= 1
+            if not n_messages or not _has_room(session):
+                break
+    return bool(all_due)
+
+
+async def _send_asked(session: Session, due: RetainedDue, now: float, n_messages: int) -> None:
+    """As the end of `send_due`, where access control is asked about each message."""
+    core = session.core
+    access = core.access
+    try:
+        for _ in range(SLICE_LEVELS):
+            message = due.next(now)
+            if due.walk.is_done:
+                break
+            if message is None:
+                continue
+            due.asked = message
+            is_allowed = access is None or await core.is_allowed(
+                access, session, message.topic, RECEIVE
+            )
+            due.asked = None
+            if due not in session.retained_due:
+                break  # it was unsubscribed from, or has ended, meanwhile
+            if is_allowed and message.topic not in due.early:
+                _give(due, message, now)
+                n_messages -= 1
+            if not n_messages or session.connection is None or not _has_room(session):
+                break
+    finally:
+        due.is_asking = False
+        due.asked = None
+        if due.walk.is_done and due in session.retained_due:
+            session.retained_due.remove(due)
+        if session.connection is not None:
+            session.connection.want_pump()
+
+
+def send_before(session: Session, topic: str, now: float) -> None:
+    """Send what is due of a topic, for a live message of it follows.
+
+    Access control is not asked: it has just let the client receive the live message.
+    """
+    for due in session.retained_due:
+        if topic in due.early or not matches(due.subscription.topic_filter, topic):
+            continue
+        message = due.walk.ahead(topic)
+        if message is None and due.asked is not None and due.asked.topic == topic:
+            message = due.asked
+        if message is None:
+            continue
+        due.early.add(topic)
+        subscription = due.subscription
+        is_own = message.publisher == session.client_id
+        is_expired = message.expires_at is not None and now >= message.expires_at
+        if not is_expired and not (is_own and subscription.no_local):
+            _give(due, message, now)
+
+
+def _has_room(session: Session) -> bool:
+    """Say whether the client can take one more, or a few may wait for it."""
+    connection = session.connection
+    outbox = session.outbox
+    limit = min(SLICE_MESSAGES, max(1, session.core.limits.queued_messages // 2))
+    return (
+        connection is not None
+        and connection.out_bytes < WRITE_BYTES
+        and outbox.n_messages < limit
+        and outbox.n_bytes <= session.core.limits.queued_bytes // 2
+    )
+
+
+def _give(due: RetainedDue, message: Message, now: float) -> None:
+    """Send a retained message, or let it wait behind what waits already."""
+    subscription = due.subscription
+    session = subscription.session
+    identifier = subscription.subscription_id
+    delivery = Delivery(
+        message,
+        min(message.qos, subscription.qos),
+        retain=True,  # [MQTT-3.3.1-8] of MQTT 3.1.1; Retain As Published is for live messages
+        subscription_ids=(identifier,) if identifier else (),
+    )
+    ledger = session.ledger
+    ledger.matched += 1
+    connection = session.connection
+    if connection is None and not delivery.qos:
+        ledger.drop("offline")
+    elif (
+        connection is not None
+        and not connection.is_paused
+        and not session.outbox.n_messages
+        and not session.resend
+        and not message.is_large
+        and (not delivery.qos or connection.has_quota())
+    ):
+        connection.send_delivery(delivery, now)
+    elif session.outbox.add(delivery) and connection is not None:
+        connection.want_pump()
