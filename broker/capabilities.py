@@ -12,6 +12,7 @@ from broker.errors import ProtocolError
 from broker.mqtt.enums import ProtocolVersion
 from broker.mqtt.packets import Connect, Subscribe
 from broker.mqtt.reason_codes import ReasonCode
+from broker.mqtt.topics import SHARE_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +46,7 @@ def connack_properties(
         ("retain_available", options.retain_available),
         ("wildcard_subscription_available", options.wildcard_subscription_available),
         ("subscription_identifier_available", options.subscription_identifiers_available),
+        ("shared_subscription_available", options.shared_subscription_available),
     ):
         if not is_available:
             properties[name] = 0
@@ -129,7 +131,8 @@ def check_subscribe(options: MqttOptions, packet: Subscribe) -> None:
 
     Raises:
         ProtocolError: subscription identifiers not supported (3.2.2.3.12), wildcard
-            subscriptions not supported (3.2.2.3.11).
+            subscriptions not supported (3.2.2.3.11), shared subscriptions not supported
+            (3.2.2.3.13).
     """
     if (
         not options.subscription_identifiers_available
@@ -140,18 +143,20 @@ def check_subscribe(options: MqttOptions, packet: Subscribe) -> None:
             ReasonCode.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED,
         )
     for request in packet.subscriptions:
-        if not is_filter_offered(options, request.topic_filter):
-            raise ProtocolError(
-                f"SUBSCRIBE: {request.topic_filter!r}; allowed: no + and no #",
-                ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED,
-            )
+        code = refusal_of_filter(options, request.topic_filter)
+        if code is not None:
+            is_share = code == ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+            allowed = "no $share/" if is_share else "no + and no #"
+            raise ProtocolError(f"SUBSCRIBE: {request.topic_filter!r}; allowed: {allowed}", code)
 
 
-def is_filter_offered(options: MqttOptions, topic_filter: str) -> bool:
-    """Say whether a client may subscribe to a filter of this form."""
-    if options.wildcard_subscription_available:
-        return True
-    return "+" not in topic_filter and "#" not in topic_filter
+def refusal_of_filter(options: MqttOptions, topic_filter: str) -> ReasonCode | None:
+    """Return why no client may subscribe to a filter of this form, or None where one may."""
+    if not options.wildcard_subscription_available and ("+" in topic_filter or "#" in topic_filter):
+        return ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
+    if not options.shared_subscription_available and topic_filter.startswith(SHARE_PREFIX):
+        return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+    return None
 
 
 def _has_its_format(properties: Mapping[str, Any], payload: bytes) -> bool:

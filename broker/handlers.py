@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker import redelivery, retained_delivery
 from broker.authenticating import handle_auth
 from broker.bridges import of_bridge
-from broker.capabilities import check_subscribe, is_filter_offered
+from broker.capabilities import check_subscribe, refusal_of_filter
 from broker.connecting import expiry_seconds, handle_connect
 from broker.counters import count
 from broker.errors import ProtocolError
@@ -123,8 +123,9 @@ async def _judge(connection: Connection, request: Request) -> int:
     topic_filter = parse_share(request.topic_filter).topic_filter
     if core.limits.topic_problem(topic_filter):
         return ReasonCode.TOPIC_FILTER_INVALID
-    if not is_filter_offered(core.options, topic_filter):
-        return ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
+    code = refusal_of_filter(core.options, request.topic_filter)
+    if code is not None:
+        return code
     subscriptions = connection.session.subscriptions
     if (
         len(subscriptions) >= core.limits.subscriptions

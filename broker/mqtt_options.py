@@ -42,6 +42,7 @@ class MqttOptions:
             as `$SYS`, stays.
         wildcard_subscription_available: clients may subscribe with ``+`` and ``#``.
         subscription_identifiers_available: clients may give their subscriptions identifiers.
+        shared_subscription_available: clients may subscribe to ``$share/NAME/FILTER``.
         server_reference: other servers, as ``host:port`` separated by spaces, that MQTT 5
             clients are told of where `redirect` says so, and when this broker shuts down
             (MQTT 5.0, 4.11).
@@ -61,6 +62,7 @@ class MqttOptions:
     retain_available: bool = True
     wildcard_subscription_available: bool = True
     subscription_identifiers_available: bool = True
+    shared_subscription_available: bool = True
     server_reference: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     redirect: Literal["temporary", "permanent"] | None = None
     response_information: Annotated[str, Field(min_length=1, max_length=1024)] | None = None

@@ -46,6 +46,7 @@ def test_connack_says_what_is_not_offered() -> None:
         "retain_available": 0,
         "wildcard_subscription_available": 0,
         "subscription_identifier_available": 0,
+        "shared_subscription_available": 0,
     }
     everything = VirtualBroker().connect().connack.properties
     assert not everything.keys() & names.keys()
@@ -55,6 +56,7 @@ def test_connack_says_what_is_not_offered() -> None:
         retain_available=False,
         wildcard_subscription_available=False,
         subscription_identifiers_available=False,
+        shared_subscription_available=False,
     ).connect()
     assert {name: less.connack.properties[name] for name in names} == names
 
@@ -135,16 +137,28 @@ def test_a_will_that_needs_more_is_refused(
             Subscribe(1, (Subscription("a"),), {"subscription_identifier": [1]}),
             ReasonCode.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED,
         ),
+        (
+            {"shared_subscription_available": False},
+            Subscribe(1, (Subscription("a"), Subscription("$share/g/a"))),
+            ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED,
+        ),
     ],
 )
 def test_a_subscribe_that_needs_more_ends_the_connection(
     options: dict[str, Any], packet: Packet, code: int
 ) -> None:
-    """MQTT 5.0, 3.2.2.3.11 and 3.2.2.3.12: the client was told."""
+    """MQTT 5.0, 3.2.2.3.11 to 3.2.2.3.13: the client was told."""
     client = broker_with(**options).connect()
     client.send(packet)
     assert client.take(Disconnect).reason_code == code
     assert client.is_lost
+
+
+def test_mqtt_3_1_1_is_told_of_a_share_by_its_suback() -> None:
+    """It was told nothing before: the other filters of its SUBSCRIBE are taken."""
+    client = broker_with(shared_subscription_available=False).connect("c", 4)
+    assert client.subscribe("$share/g/a") == 0x80
+    assert client.subscribe("a") == 0
 
 
 @pytest.mark.mqtt311("3.8.3-2")
