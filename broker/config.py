@@ -1,8 +1,8 @@
 """The policy file: aMQTT's keys and ours, checked whole before any socket opens.
 
 What aMQTT 0.12 reads keeps its name and meaning, with dashes or underscores in keys, so that
-its file needs no change. Ours beside it are `limits`, `mqtt` and the plugins with a short
-name. A listener takes each key it does not set itself from the listener named `default`.
+its file needs no change. Ours beside it are `limits`, `mqtt`, `persistence` and the plugins with
+a short name. A listener takes each key it does not set itself from the listener named `default`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from broker.errors import ConfigError, ConfigProblem
 from broker.limits import Limits
 from broker.listener_config import Listener, ListenerKeys, amqtt_keys, read_listeners
 from broker.mqtt_options import MqttOptions
+from broker.persistence_config import Persistence
 
 __all__ = [
     "Policy",
@@ -62,6 +63,7 @@ class Policy:
         session_expiry_interval: seconds after which a disconnected session ends, whatever
             the client asked for; None for no such bound.
         sys_interval: seconds between two publications of `$SYS`; 0 for none.
+        persistence: what outlives the process, or None for nothing.
     """
 
     file: str
@@ -73,6 +75,7 @@ class Policy:
     timeout_disconnect_delay: int
     session_expiry_interval: int | None
     sys_interval: float
+    persistence: Persistence | None
 
 
 @checked_dataclass(frozen=True, slots=True, config=_STRICT)
@@ -88,6 +91,7 @@ class _PolicyKeys:
     sys_interval: Annotated[float, Field(ge=0)] | None = None
     timeout_disconnect_delay: Annotated[int, Field(ge=0)] | None = None
     session_expiry_interval: Annotated[int, Field(ge=0)] | None = None
+    persistence: dict[str, Any] | None = None
 
 
 def load_policy(path: str | Path) -> Policy:
@@ -131,6 +135,10 @@ class _Reading:
         limits_keys = self._underscored(keys.limits or {}, "limits")
         limits = self._checked(Limits, limits_keys, "limits")
         mqtt = self._checked(MqttOptions, self._underscored(keys.mqtt or {}, "mqtt"), "mqtt")
+        persistence = None
+        if keys.persistence is not None:
+            own = self._underscored(keys.persistence, "persistence")
+            persistence = self._checked(Persistence, own, "persistence")
         short, dotted = self._plugins(keys)
         if self.problems or limits is None or mqtt is None:
             raise ConfigError(self.file, self.problems)
@@ -145,6 +153,7 @@ class _Reading:
             timeout_disconnect_delay=keys.timeout_disconnect_delay or 0,
             session_expiry_interval=keys.session_expiry_interval,
             sys_interval=DEFAULT_SYS_INTERVAL if sys_interval is None else sys_interval,
+            persistence=persistence,
         )
 
     def _wrong(self, path: str, read: str, allowed: str) -> None:

@@ -149,6 +149,8 @@ def let_in(
         now: monotonic seconds.
     """
     core = connection.core
+    journal = core.journal
+    n_changes = journal.n_changes if journal is not None else 0
     session, session_present = core.sessions.open(
         accepted.client_id or client_id, clean_start=packet.clean_start, now=now
     )
@@ -156,7 +158,11 @@ def let_in(
     _set_up(session, connection, packet, username)
     keep_alive = _keep_alive(core, packet.keep_alive)
     properties = _connack_properties(connection, packet, session, keep_alive) | extra_properties
-    connection.send_packet(ConnAck(session_present, ReasonCode.SUCCESS, properties))
+    connack = ConnAck(session_present, ReasonCode.SUCCESS, properties)
+    if journal is None or journal.is_failing or journal.n_changes == n_changes:
+        connection.send_packet(connack)
+    else:
+        connection.hold(connack)
     connection.open(
         session,
         keep_alive=keep_alive,
@@ -211,6 +217,8 @@ def _set_up(
     else:
         interval = 0 if packet.clean_start else SESSION_NEVER_EXPIRES
     session.expiry_interval = expiry_seconds(core, interval)
+    if core.journal is not None:
+        core.journal.opened(session)
 
 
 def expiry_seconds(core: Core, interval: int) -> float | None:

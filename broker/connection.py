@@ -445,6 +445,8 @@ class Connection(Sender):
                 session.incoming.pop(receipt.packet_id, None)
             else:
                 session.incoming[receipt.packet_id] = None
+                if session.journal is not None and not receipt.is_stored:
+                    session.journal.incoming_changed(receipt.packet_id)
         if not self.is_open:
             return None
         receipts = self.receipts
@@ -551,6 +553,7 @@ class Connection(Sender):
         """
         if self.is_closing:
             return
+        self.drop_held()
         if self.is_open and self.version == ProtocolVersion.MQTT_5:
             self.send_packet(Disconnect(reason_code, properties))
         self.core.logger.debug("%s: %s", self.peer(), describe_reason_code(reason_code))
@@ -581,6 +584,7 @@ class Connection(Sender):
         if self._rate_timer is not None:
             self._rate_timer.cancel()
         self.throttle.leave()
+        self.drop_held()
         if self.is_open:
             self.is_open = False
             self.core.sessions.connection_lost(self.session, self, now)

@@ -40,6 +40,7 @@ from broker.timers import Timers
 from broker.topic_tree import Plan, Target, TopicTree
 
 if TYPE_CHECKING:
+    from broker.journal import Journal
     from broker.limits import Limits
     from broker.mqtt_options import MqttOptions
     from broker.sending import Sender
@@ -78,6 +79,7 @@ class Core:
         ended: the ledgers of sessions that are gone, added up.
         fast_plans: protocol version to topic bytes to `FastPlan`; emptied with the plans.
         in_turn: the driver is inside a call and looks at touched connections after it.
+        journal: told of what must outlive the process; None where nothing must.
         congested: subscribers' connections that were found without room by the publish that
             is handled now.
         catch_up: returns what a client that causes events is to wait for, or None where the
@@ -158,6 +160,7 @@ class Core:
         self.is_restricted = is_restricted(options)
         self.in_turn = False
         self.congested: list[Sender] = []
+        self.journal: Journal | None = None
         self._wake = wake
         self._touched: list[Sender] = []
 

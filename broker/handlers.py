@@ -108,7 +108,11 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
             elif connection.version == ProtocolVersion.MQTT_3_1:
                 code = request.qos  # it has no word for a refusal
         codes.append(code)
-    connection.send_packet(SubAck(packet.packet_id, tuple(codes)))
+    suback = SubAck(packet.packet_id, tuple(codes))
+    if granted:
+        connection.send_when_safe(suback)
+    else:
+        connection.send_packet(suback)
     for subscription, request, is_new in granted:
         if parse_share(request.topic_filter).share_name:
             continue  # retained messages are for subscriptions of one's own (4.8.2)
@@ -119,6 +123,8 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
 async def _judge(connection: Connection, request: Request) -> int:
     """Return the reason code for one requested subscription."""
     core = connection.core
+    if core.journal is not None and core.journal.is_failing and connection.session.journal:
+        return ReasonCode.QUOTA_EXCEEDED
     # A share opens no topic that its filter alone would not: it is judged as that filter.
     topic_filter = parse_share(request.topic_filter).topic_filter
     if core.limits.topic_problem(topic_filter):
@@ -146,6 +152,8 @@ def add_subscription(core: Core, subscription: Subscription) -> bool:
     """Add or replace a subscription; return True where the session had none to this filter."""
     session = subscription.session
     session.subscriptions[subscription.topic_filter] = subscription
+    if session.journal is not None:
+        session.journal.subscription_changed(subscription.topic_filter)
     is_new = core.tree.add(subscription)
     if is_new and session.shares:
         redelivery.member_came(session)
@@ -167,11 +175,13 @@ def handle_unsubscribe(connection: Connection, packet: Unsubscribe, now: float) 
             core.tree.remove(session, topic_filter)
             redelivery.unsubscribed(session, topic_filter, now)
             retained_delivery.unsubscribed(session, topic_filter)
+            if session.journal is not None:
+                session.journal.subscription_changed(topic_filter)
             if core.listeners.client_unsubscribed:
                 event = ClientUnsubscribed(session, topic_filter)
                 core.tell(core.listeners.client_unsubscribed, event)
     is_5 = connection.version == ProtocolVersion.MQTT_5
-    connection.send_packet(UnsubAck(packet.packet_id, tuple(codes) if is_5 else ()))
+    connection.send_when_safe(UnsubAck(packet.packet_id, tuple(codes) if is_5 else ()))
 
 
 # -- acknowledgements -------------------------------------------------------------------------
@@ -229,7 +239,7 @@ def handle_pubrec(connection: Connection, packet: PubRec, now: float) -> None:
     if packet.reason_code >= 0x80:
         acknowledged(connection, packet.packet_id, 2, now, packet.reason_code)
     else:
-        connection.send_packet(PubRel(packet.packet_id))
+        connection.send_when_safe(PubRel(packet.packet_id))
 
 
 def _not_found(connection: Connection) -> int:
@@ -240,10 +250,12 @@ def _not_found(connection: Connection) -> int:
 
 def handle_pubrel(connection: Connection, packet: PubRel, _now: float) -> None:
     """Take a PUBREL (section 3.6) and answer it [MQTT-4.3.3-11]."""
-    incoming = connection.session.incoming
-    if incoming.get(packet.packet_id, 0) is None:
-        del incoming[packet.packet_id]
-        connection.send_packet(PubComp(packet.packet_id))
+    session = connection.session
+    if session.incoming.get(packet.packet_id, 0) is None:
+        del session.incoming[packet.packet_id]
+        if session.journal is not None:
+            session.journal.incoming_changed(packet.packet_id)
+        connection.send_when_safe(PubComp(packet.packet_id))
     else:
         connection.core.counters.unexpected_acknowledgements += 1
         connection.send_packet(PubComp(packet.packet_id, _not_found(connection)))

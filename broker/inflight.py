@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from broker.mqtt.enums import MAX_PACKET_ID
 from broker.outbox import Delivery
+
+if TYPE_CHECKING:
+    from broker.journal import SessionJournal
 
 
 class Inflight:
@@ -16,15 +20,17 @@ class Inflight:
 
     Attributes:
         n_bytes: payload bytes of them all.
+        journal: told of every change; None where the session is not durable.
     """
 
-    __slots__ = ("_deliveries", "_last_packet_id", "_released", "n_bytes")
+    __slots__ = ("_deliveries", "_last_packet_id", "_released", "journal", "n_bytes")
 
     def __init__(self) -> None:
         self._deliveries: dict[int, Delivery] = {}
         self._released: set[int] = set()
         self._last_packet_id = 0
         self.n_bytes = 0
+        self.journal: SessionJournal | None = None
 
     def __len__(self) -> int:
         return len(self._deliveries)
@@ -47,7 +53,18 @@ class Inflight:
         deliveries[packet_id] = delivery
         delivery.packet_id = packet_id
         self.n_bytes += delivery.message.payload_bytes
+        if self.journal is not None:
+            self.journal.changed(delivery)
         return packet_id
+
+    def restore(self, delivery: Delivery, packet_id: int, *, is_released: bool) -> None:
+        """Take up a delivery that was inflight when the broker ended, in the order of sending."""
+        self._deliveries[packet_id] = delivery
+        self._last_packet_id = packet_id
+        self.n_bytes += delivery.message.payload_bytes
+        delivery.packet_id = packet_id
+        if is_released:
+            self._released.add(packet_id)
 
     def finish(self, packet_id: int, qos: int) -> Delivery | None:
         """Take a PUBACK (`qos` 1), a PUBCOMP or a PUBREC of refusal (`qos` 2).
@@ -61,6 +78,8 @@ class Inflight:
         del self._deliveries[packet_id]
         self._released.discard(packet_id)
         self.n_bytes -= delivery.message.payload_bytes
+        if self.journal is not None:
+            self.journal.finished(delivery)
         return delivery
 
     def release(self, packet_id: int) -> Delivery | None:
@@ -74,6 +93,8 @@ class Inflight:
         if delivery is None or delivery.qos != 2:
             return None
         self._released.add(packet_id)
+        if self.journal is not None:
+            self.journal.changed(delivery)
         return delivery
 
     def holds(self, delivery: Delivery) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.payload import Payload
+from broker.records import MessageRecord
 
 Properties = Mapping[str, Any]
 """Property name to value, as `broker.mqtt.properties` lists them."""
@@ -14,7 +15,8 @@ Properties = Mapping[str, Any]
 class Message:
     """An Application Message: stored once, referred to by every target.
 
-    Immutable by agreement: nothing changes a message after the router has built it.
+    Immutable by agreement: nothing changes a message after the router has built it, but the
+    journal, which notes where it is stored.
 
     Attributes:
         topic: Topic Name.
@@ -28,6 +30,7 @@ class Message:
         expires_at: monotonic seconds, or None where it never expires (MQTT 5.0, 3.3.2.3.3).
         properties: PUBLISH properties that travel on to subscribers; empty for most.
         publisher: Client Identifier of the publisher; "" for the broker itself.
+        record: the journal's: where it is stored, or None.
     """
 
     __slots__ = (
@@ -39,6 +42,7 @@ class Message:
         "properties",
         "publisher",
         "qos",
+        "record",
         "retain",
         "topic",
         "topic_bytes",
@@ -69,6 +73,7 @@ class Message:
         self.expires_at = expires_at
         self.properties: Properties = properties if properties is not None else {}
         self.publisher = publisher
+        self.record: MessageRecord | None = None
 
     def read_payload(self) -> bytes:
         """Return the payload as bytes, from wherever its store keeps it.

@@ -24,12 +24,15 @@ import sys
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from broker.extensions import DeliveryGate, Verdict
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
+
+if TYPE_CHECKING:
+    from broker.journal import SessionJournal
 
 MIN_LOOK_AGAIN_SECONDS: Final = 0.001
 """A gate that wants to look again at once, for a rounding error maybe, is not asked sooner."""
@@ -68,13 +71,17 @@ class Delivery:
         withheld_since: monotonic seconds of the gate's first refusal, or None.
         sequence: order of arrival in its outbox.
         share: topic filter of the shared subscription by which it came, or "".
+        is_waiting: in an outbox now.
+        row: the journal's number for it; 0 while it is not stored.
     """
 
     __slots__ = (
+        "is_waiting",
         "message",
         "packet_id",
         "qos",
         "retain",
+        "row",
         "sequence",
         "share",
         "subscription_ids",
@@ -98,6 +105,8 @@ class Delivery:
         self.withheld_since: float | None = None
         self.sequence = 0
         self.share = share
+        self.is_waiting = False
+        self.row = 0
 
 
 def _by_sequence(delivery: Delivery) -> int:
@@ -123,6 +132,8 @@ class Outbox:
         look_again_at: monotonic seconds at which the gate wants to be asked again, or None.
         last_verdict: the gate's newest answer, or None before the first.
         gate_errors_total: times the gate raised.
+        journal: told of each QoS 1 and 2 delivery that comes or leaves; None where the session
+            is not durable. Every way in and out passes `_enter` and `_remove`.
     """
 
     __slots__ = (
@@ -142,6 +153,7 @@ class Outbox:
         "_ready0",
         "_sequence",
         "gate_errors_total",
+        "journal",
         "last_verdict",
         "look_again_at",
         "n_bytes",
@@ -190,6 +202,7 @@ class Outbox:
         self.look_again_at: float | None = None
         self.last_verdict: Verdict | None = None
         self.gate_errors_total = 0
+        self.journal: SessionJournal | None = None
 
     @property
     def n_withheld(self) -> int:
@@ -233,10 +246,9 @@ class Outbox:
         expires_at = message.expires_at
         if expires_at is not None and expires_at < self._next_expiry:
             self._next_expiry = expires_at
-        self.n_messages += 1
-        self.n_bytes += message.payload_bytes
         self._sequence += 1
         delivery.sequence = self._sequence
+        self._enter(delivery)
         behind = self._behind.get(message.topic)
         if behind is not None:
             behind.append(delivery)
@@ -384,9 +396,19 @@ class Outbox:
                 self._behind[delivery.message.topic] = behind
                 return
 
+    def _enter(self, delivery: Delivery) -> None:
+        delivery.is_waiting = True
+        self.n_messages += 1
+        self.n_bytes += delivery.message.payload_bytes
+        if self.journal is not None and delivery.qos:
+            self.journal.changed(delivery)
+
     def _remove(self, delivery: Delivery) -> None:
+        delivery.is_waiting = False
         self.n_messages -= 1
         self.n_bytes -= delivery.message.payload_bytes
+        if self.journal is not None and delivery.qos:
+            self.journal.changed(delivery)
 
     def _has_expired(self, delivery: Delivery, now: float) -> bool:
         if _is_expired(delivery, now):
@@ -471,8 +493,7 @@ class Outbox:
         self._ask = True
         self.look_again_at = None
         for delivery in sorted(kept, key=_by_sequence):
-            self.n_messages += 1
-            self.n_bytes += delivery.message.payload_bytes
+            self._enter(delivery)
             behind = self._behind.get(delivery.message.topic)
             if behind is not None:
                 behind.append(delivery)

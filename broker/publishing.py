@@ -22,6 +22,7 @@ from broker.topic_tree import Plan
 
 if TYPE_CHECKING:
     from broker.connection import Connection
+    from broker.journal import Journal
     from broker.session import Session
 
 MAX_LOGGED_TOPIC: Final = 80
@@ -34,6 +35,7 @@ _TOPIC_ALIAS_ALONE: Final = b"\x03\x23"
 
 _NOT_AUTHORIZED: Final = "not authorized to publish to this topic"
 _NO_ROOM_TO_RETAIN: Final = "no room for one more retained message"
+_CANNOT_BE_SAFE: Final = "the disk refuses, or too many messages wait for it"
 
 
 class PublishReceipt:
@@ -48,12 +50,14 @@ class PublishReceipt:
         reason_code: why the message was refused; below 0x80 where it was not.
         reason: the same in words for the publisher, or "".
         is_settled: every answer has come.
+        is_stored: the packet identifier is stored in the commit of the message.
     """
 
     __slots__ = (
         "_n_waiting",
         "connection",
         "is_settled",
+        "is_stored",
         "packet_id",
         "qos",
         "reason",
@@ -67,6 +71,7 @@ class PublishReceipt:
         self.reason_code = 0
         self.reason = ""
         self.is_settled = not n_answers
+        self.is_stored = False
         self._n_waiting = n_answers
 
     def wait_for(self, n_answers: int) -> None:
@@ -291,13 +296,13 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         core.route(message, plan.targets, plan.sinks, None, now)
         if plan.shares:
             core.route_shared(message, plan.shares, now)
-        connection.throttle.wait_for_congested(now)
-        return
+        return connection.throttle.wait_for_congested(now)
+    if core.journal is not None:
+        return _take_durably(connection, core.journal, plan, message, packet_id, now)
     if message.retain:
         if not _may_retain(connection, message):
             code = ReasonCode.QUOTA_EXCEEDED
-            _refuse(connection, plan.topic, packet_id, message.qos, code, _NO_ROOM_TO_RETAIN)
-            return
+            return _refuse(connection, plan.topic, packet_id, message.qos, code, _NO_ROOM_TO_RETAIN)
         core.retain(message)
     if not plan.sinks and not connection.receipts:
         if message.qos == 2:
@@ -320,7 +325,68 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
             core.route_shared(message, plan.shares, now)
         if not plan.sinks:
             connection.receipt_settled(receipt)
-    connection.throttle.wait_for_congested(now)
+    return connection.throttle.wait_for_congested(now)
+
+
+def _take_durably(
+    connection: Connection,
+    journal: Journal,
+    plan: Plan,
+    message: Message,
+    packet_id: int,
+    now: float,
+) -> None:
+    """As `_take` for QoS 1 and 2, where the acknowledgement waits for what must be safe first."""
+    core = connection.core
+    reason = ""
+    if journal.must_refuse(connection.session, plan, message):
+        reason = _CANNOT_BE_SAFE
+    elif message.retain and not _may_retain(connection, message):
+        reason = _NO_ROOM_TO_RETAIN
+    if reason:
+        code = ReasonCode.QUOTA_EXCEEDED
+        return _refuse(connection, plan.topic, packet_id, message.qos, code, reason)
+    receipt = _receipt(connection, packet_id, message.qos, len(plan.sinks) + 1)
+    receipt.reason_code = _taken(connection, plan)
+    n_changes = journal.n_changes
+    if message.retain:
+        core.retain(message)
+    core.route(message, plan.targets, plan.sinks, receipt, now)
+    if plan.shares:
+        core.route_shared(message, plan.shares, now)
+    _settle_when_safe(receipt, journal, n_changes, connection.session, plan, message)
+    return connection.throttle.wait_for_congested(now)
+
+
+def _settle_when_safe(
+    receipt: PublishReceipt,
+    journal: Journal,
+    n_changes: int,
+    session: Session,
+    plan: Plan,
+    message: Message,
+) -> None:
+    """Give the receipt of a routed message the broker's own answer, after the commit.
+
+    The packet identifier of a QoS 2 message is stored in the commit of the message itself, so
+    that its repeat is known for one after any end of the process. Where a sink has a say, only
+    when that is settled: the sink must get the message again if it may have lost it.
+
+    Args:
+        receipt: one of whose answers is missing.
+        journal: of the broker.
+        n_changes: its changes before the message was routed.
+        session: of the publisher.
+        plan: where the message went.
+        message: which was routed.
+    """
+    if receipt.qos == 2 and not plan.sinks and session.journal is not None:
+        receipt.is_stored = True
+        session.journal.incoming_changed(receipt.packet_id)
+    if journal.n_changes == n_changes:
+        receipt.settle(ReasonCode.SUCCESS)
+    else:
+        journal.settle_after(receipt, message.payload_bytes)
 
 
 def _taken(connection: Connection, plan: Plan) -> int:
@@ -381,6 +447,14 @@ async def _take_checked(
             receipt.reason = _NO_ROOM_TO_RETAIN
             receipt.settle(ReasonCode.QUOTA_EXCEEDED)
             return
+        journal = core.journal
+        if receipt is not None and journal is not None:
+            if journal.must_refuse(session, plan, message):
+                core.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED)
+                receipt.reason = _CANNOT_BE_SAFE
+                receipt.settle(ReasonCode.QUOTA_EXCEEDED)
+                return
+            n_changes = journal.n_changes
         if core.listeners.message_routed:
             core.tell(core.listeners.message_routed, MessageRouted(session, message))
         if message.retain:
@@ -399,7 +473,10 @@ async def _take_checked(
         core.deliver_shared(message, share, member, now)
     connection.throttle.wait_for_congested(now)
     if receipt is not None:
-        receipt.settle(ReasonCode.SUCCESS)
+        if journal is None:
+            receipt.settle(ReasonCode.SUCCESS)
+        else:
+            _settle_when_safe(receipt, journal, n_changes, session, plan, message)
 
 
 def _may_retain(connection: Connection, message: Message) -> bool:

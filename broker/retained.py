@@ -9,7 +9,7 @@ change after that copies it, once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from broker.message import Message
@@ -53,9 +53,10 @@ class RetainedMessages:
     own under `$SYS`, which no limit holds back.
 
     Attributes:
-        by_topic: Topic Name to message; read it, change it only through `set`.
+        by_topic: Topic Name to message; read it, change it only through `set` and `remove`.
         n_limited: messages that count towards the limit.
         n_bytes: about what these take of the memory: payload, topic, 256 bytes for each level.
+        on_change: called with the topic of each message that was set or removed, or None.
     """
 
     def __init__(self, max_messages: int = sys.maxsize, max_bytes: int = sys.maxsize) -> None:
@@ -72,6 +73,7 @@ class RetainedMessages:
         self.by_topic: dict[str, Message] = {}
         self.n_limited = 0
         self.n_bytes = 0
+        self.on_change: Callable[[str], None] | None = None
 
     def __len__(self) -> int:
         return len(self.by_topic)
@@ -118,6 +120,8 @@ class RetainedMessages:
         node.message = message
         node.set_at = self._n_sets
         self.by_topic[message.topic] = message
+        if self.on_change is not None:
+            self.on_change(message.topic)
         return True
 
     def remove(self, topic: str) -> None:
@@ -126,6 +130,8 @@ class RetainedMessages:
         if message is None:
             return
         self._count(message, -1)
+        if self.on_change is not None:
+            self.on_change(topic)
         path = []
         node = self._root
         for level in topic.split("/"):

@@ -5,16 +5,21 @@ collects the packets that result, until the driver writes them all at once. A sm
 joined to its header; a large one is written by reference, so that it is never copied. A large
 message ends the pump: it leaves alone, and the gate is asked again only when the transport has
 taken it.
+
+What a client may not learn before it is safe, such as the PUBLISH of a QoS 2 message to a durable
+session, is *held*: it stands in `held`, in order, until the journal reports the commit. Meanwhile
+other packets of the session's state queue up behind it, and nothing leaves the outbox.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.events import PacketSent
 from broker.fitting import fit_packet
 from broker.message import Message
-from broker.mqtt.enums import MAX_REMAINING_LENGTH, ProtocolVersion
+from broker.mqtt.enums import MAX_REMAINING_LENGTH, PacketType, ProtocolVersion
 from broker.mqtt.packets import Packet, PubRel
 from broker.mqtt.writer import publish_header, write_packet
 from broker.outbox import Delivery
@@ -32,6 +37,8 @@ JOIN_BELOW_BYTES: Final = 4096
 
 PUMP_BYTES: Final = 65_536
 """What one pump moves at most before it is written: enough to make the write worth it."""
+
+_CONNACK_BYTE: Final = PacketType.CONNACK << 4
 
 _PUBACK_SUCCESS: Final = b"\x40\x02"
 
@@ -51,6 +58,8 @@ class Sender:
         version: protocol version.
         out: buffers to write, in order; the driver takes them by `data_to_send`.
         out_bytes: what they sum up to.
+        held: (commit, first byte, header, payload) of packets that wait for a commit.
+        held_bytes: what they sum up to.
         send_maximum: bytes of the largest packet this client takes.
         copy_maximum: bytes of the largest PUBLISH that goes to this client as it came; 0 where
             none does, as the client takes Topic Aliases.
@@ -71,6 +80,8 @@ class Sender:
         "copy_maximum",
         "core",
         "driver",
+        "held",
+        "held_bytes",
         "is_explained",
         "is_open",
         "is_paused",
@@ -93,6 +104,8 @@ class Sender:
         self.version = int(ProtocolVersion.MQTT_5)
         self.out: list[bytes | memoryview] = []
         self.out_bytes = 0
+        self.held: deque[tuple[int, int, bytes, bytes]] = deque()
+        self.held_bytes = 0
         self.send_maximum = self.copy_maximum = MAX_REMAINING_LENGTH + 5
         self.aliases: OutgoingAliases | None = None
         self.is_explained = True
@@ -151,13 +164,13 @@ class Sender:
             return
         self._pump_wanted = False
         self.wants_more = False
-        if not self.is_open or self.is_paused:
+        if not self.is_open or self.is_paused or (self.held and not self._is_disk_failing()):
             return
         session = self.session
         is_refilled = False
         inflight = session.inflight
         session.link.unsent_bytes = unsent_bytes
-        while self.out_bytes < PUMP_BYTES:
+        while self.out_bytes + self.held_bytes < PUMP_BYTES:
             if session.resend:
                 # The quota is this connection's [MQTT-3.3.4-9]; the last one's may have been more.
                 if len(inflight) - len(session.resend) >= self.send_quota:
@@ -209,28 +222,91 @@ class Sender:
             session.look_timer = self.core.timers.at(at, lambda _now: self.want_pump())
 
     def send_packet(self, packet: Packet) -> None:
-        """Put a packet other than PUBLISH into `out`, as far as the client takes it."""
+        """Put a packet other than PUBLISH into `out`, behind what is held."""
+        frame = self._frame(packet)
+        if frame is None:
+            return
+        if self.held:
+            self._hold(frame[0], frame, b"")
+        else:
+            self._put(frame[0], frame, b"")
+
+    def _frame(self, packet: Packet) -> bytes | None:
+        """Return a packet's bytes, as far as the client takes it; None where it does not."""
         frame: bytes | None
         if self.is_explained:
             frame = write_packet(packet, self.version)
             if len(frame) <= self.send_maximum:
-                self._put(frame[0], frame, b"")
-                return
+                return frame
         frame = fit_packet(packet, self.version, self.send_maximum, is_explained=self.is_explained)
+        if frame is None:
+            self.core.logger.warning(
+                "%s: %s not sent, it is longer than the client's Maximum Packet Size of %d bytes",
+                self.peer(),
+                packet.packet_type.name,
+                self.send_maximum,
+            )
+        return frame
+
+    def send_when_safe(self, packet: Packet) -> None:
+        """Send a packet that says what a durable session has just become, after the commit."""
+        journal = self.core.journal
+        if journal is None or self.session.journal is None or journal.is_settled:
+            self.send_packet(packet)
+        else:
+            self.hold(packet)
+
+    def hold(self, packet: Packet) -> None:
+        """Send a packet after the next commit, and nothing of the outbox before it."""
+        frame = self._frame(packet)
         if frame is not None:
-            self._put(frame[0], frame, b"")
-            return
-        self.core.logger.warning(
-            "%s: %s not sent, it is longer than the client's Maximum Packet Size of %d bytes",
-            self.peer(),
-            packet.packet_type.name,
-            self.send_maximum,
-        )
+            self._hold(frame[0], frame, b"")
+            if self.is_open:
+                self.session.is_direct = False
+
+    def _hold(self, first_byte: int, header: bytes, payload: bytes) -> None:
+        journal = self.core.journal
+        assert journal is not None  # noqa: S101 (nothing is held without one)
+        self.held.append((journal.hold_for(self), first_byte, header, payload))
+        self.held_bytes += len(header) + len(payload)
+        if self.held_bytes >= PUMP_BYTES and self.is_open:
+            self.session.is_direct = False
+
+    def _is_disk_failing(self) -> bool:
+        journal = self.core.journal
+        return journal is not None and journal.is_failing
+
+    def send_held(self, number: int) -> None:
+        """Send what was held for a commit that is done."""
+        held = self.held
+        while held and held[0][0] <= number:
+            self._put_held()
+        if not held:
+            self.want_pump()
+
+    def send_held_connack(self) -> None:
+        """Let the CONNACK go where the disk refuses: a client may come, if nothing is safe."""
+        if self.held and self.held[0][1] == _CONNACK_BYTE:
+            self._put_held()
+        self.want_pump()
+
+    def _put_held(self) -> None:
+        _, first_byte, header, payload = self.held.popleft()
+        self.held_bytes -= len(header) + len(payload)
+        self._put(first_byte, header, payload)
+
+    def drop_held(self) -> None:
+        """Forget what is held: the connection ends."""
+        self.held.clear()
+        self.held_bytes = 0
 
     def send_puback(self, packet_id: int) -> None:
         """Put the PUBACK of a message that was accepted into `out`."""
         frame = _PUBACK_SUCCESS + packet_id.to_bytes(2, "big")
-        self._put(0x40, frame, b"")
+        if self.held:
+            self._hold(0x40, frame, b"")
+        else:
+            self._put(0x40, frame, b"")
 
     def send_qos0(
         self, message: Message, *, retain: bool, subscription_ids: tuple[int, ...], now: float
@@ -269,7 +345,8 @@ class Sender:
             return
         session = self.session
         packet_id = session.inflight.start(delivery)
-        if self._put_publish(self._header(delivery, now, dup=False), payload):
+        is_held = delivery.qos == 2 and session.journal is not None
+        if self._put_publish(self._header(delivery, now, dup=False), payload, is_held=is_held):
             if self.core.samplers:
                 n_bytes = message.payload_bytes
                 self.core.tell_samplers(lambda s: s.sent(session.link, packet_id, n_bytes, now))
@@ -282,10 +359,13 @@ class Sender:
         if not inflight.holds(delivery):  # acknowledged before it was repeated
             return
         if inflight.is_released(delivery.packet_id):
-            self.send_packet(PubRel(delivery.packet_id))
+            self.send_when_safe(PubRel(delivery.packet_id))
             return
         payload = self._read(delivery.message)
-        if payload is None or not self._put_publish(self._header(delivery, now, dup=True), payload):
+        is_held = delivery.qos == 2 and self.session.journal is not None
+        if payload is None or not self._put_publish(
+            self._header(delivery, now, dup=True), payload, is_held=is_held
+        ):
             inflight.finish(delivery.packet_id, delivery.qos)
 
     def _read(self, message: Message) -> bytes | None:
@@ -359,13 +439,24 @@ class Sender:
             properties["subscription_identifier"] = list(subscription_ids)
         return properties
 
-    def _put_publish(self, header: bytes, payload: bytes) -> bool:
-        """Put a PUBLISH into `out`, or book it as dropped [MQTT-3.1.2-24] and return False."""
+    def _put_publish(self, header: bytes, payload: bytes, *, is_held: bool = False) -> bool:
+        """Put a PUBLISH into `out`, or book it as dropped [MQTT-3.1.2-24] and return False.
+
+        Args:
+            header: of the packet.
+            payload: of the packet.
+            is_held: it must not leave before what has changed until now is safe: of a QoS 2
+                message whose packet identifier is lost, a restart would make another message.
+        """
         if len(header) + len(payload) > self.send_maximum:
             self.session.ledger.drop("packet_too_large")
             return False
         self.core.counters.publish_sent += 1
-        self._put(header[0], header, payload)
+        # A Topic Alias must not overtake the packet that says what it stands for.
+        if is_held or (self.held and self.aliases is not None):
+            self._hold(header[0], header, payload)
+        else:
+            self._put(header[0], header, payload)
         return True
 
     def _put(self, first_byte: int, header: bytes, payload: bytes) -> None:

@@ -19,6 +19,7 @@ from broker.errors import PenstockError
 from broker.events import Listeners
 from broker.listeners import Listening
 from broker.open_files import most_connections
+from broker.persistence import PersistentState
 from broker.plugin_loader import LoadedPlugins, load_plugins
 from broker.sampling import Sampling
 from broker.sys_topics import SysTopics
@@ -51,6 +52,7 @@ class Server:
         self._logger = logger or logging.getLogger("penstock")
         self._driver: Driver
         self._host: AmqttHost | None = None
+        self._state: PersistentState | None = None
         self._plugins = LoadedPlugins()
         self._started_plugins: list[str] = []
         self._listening: list[Listening] = []
@@ -81,6 +83,7 @@ class Server:
             await plugin.start()
         if self._host is not None:
             await self._host.pre_start()
+        self._restore_state()
         await self._listen()
         if self._host is not None:
             await self._host.post_start()
@@ -132,6 +135,23 @@ class Server:
         )
         if host is not None:
             host.attach(self.core)
+
+    def _restore_state(self) -> None:
+        """Bring back what the last process has left, before anybody connects.
+
+        Raises:
+            DatabaseStartError: its database cannot be used.
+        """
+        config = self._policy.persistence
+        if config is None or config.durability == "memory":
+            return
+        self._state = PersistentState(
+            config,
+            self.core,
+            clock=self._driver.clock,
+            settle=self._driver.take_turn,
+            logger=self._logger,
+        )
 
     async def _listen(self) -> None:
         driver = self._driver
@@ -194,6 +214,8 @@ class Server:
         if self._host is not None:
             await self._host.pre_shutdown()
         await self._close_plugins()  # commits, so that what it acknowledges can still go out
+        if self._state is not None:
+            await self._state.flush()  # so does this
         now = self._driver.clock()
         self._reception.close()
         for protocol in list(self._driver.protocols):
@@ -224,6 +246,9 @@ class Server:
             self._reception.close()
         if hasattr(self, "_driver"):
             await self._driver.close()
+        state, self._state = self._state, None
+        if state is not None:
+            await state.close()
         host, self._host = self._host, None
         if host is not None:
             await host.post_shutdown()

@@ -19,6 +19,7 @@ from broker.topic_tree import Subscription
 if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.core import Core
+    from broker.journal import SessionJournal
     from broker.publishing import PublishReceipt
     from broker.shared_subscriptions import SharedSubscription
 
@@ -57,6 +58,7 @@ class Session:
         expiry_timer: runs while the client is away.
         look_timer: runs while the gate wants to be asked again.
         overflow_timer: runs from a message that found the outbox full to the cut-off for it.
+        journal: told of what must outlive the process; None where nothing of it must.
     """
 
     __slots__ = (
@@ -68,6 +70,7 @@ class Session:
         "incoming",
         "inflight",
         "is_direct",
+        "journal",
         "ledger",
         "link",
         "listener",
@@ -117,6 +120,7 @@ class Session:
         self.expiry_timer: Timer | None = None
         self.look_timer: Timer | None = None
         self.overflow_timer: Timer | None = None
+        self.journal: SessionJournal | None = None
 
     @property
     def is_connected(self) -> bool:

@@ -85,20 +85,36 @@ class SessionRegistry:
             session.look_timer = None
         if core.listeners.client_disconnected:
             core.tell(core.listeners.client_disconnected, ClientDisconnected(session))
+        if core.journal is not None:
+            core.journal.connection_lost(session, now)
+        self.count_absence(session, now, now)
+
+    def count_absence(self, session: Session, since: float, now: float) -> None:
+        """Let the time run that will and session have without a connection.
+
+        Args:
+            session: without a connection.
+            since: monotonic seconds when it lost it, now or before a restart.
+            now: monotonic seconds.
+        """
+        core = self._core
         interval = session.expiry_interval
         if session.will is not None:
-            delay = will_delay(session)
-            if delay > 0 and (interval is None or interval > 0):
-                at = now + delay
-                session.will_timer = core.timers.at(at, lambda at: send_will(core, session, at))
+            will_at = since + will_delay(session)
+            if will_at > now and (interval is None or interval > 0):
+                session.will_timer = core.timers.at(
+                    will_at, lambda at: send_will(core, session, at)
+                )
             else:
                 send_will(core, session, now)
         if interval is None:
             return
-        if interval <= 0:
+        if since + interval <= now:
             self.end(session, now)
         else:
-            session.expiry_timer = core.timers.at(now + interval, lambda at: self.end(session, at))
+            session.expiry_timer = core.timers.at(
+                since + interval, lambda at: self.end(session, at)
+            )
 
     def end(self, session: Session, now: float) -> None:
         """End a session: its will is due, its subscriptions and messages go.
@@ -116,6 +132,8 @@ class SessionRegistry:
             core.tree.remove(session, topic_filter)
         session.subscriptions.clear()
         redelivery.session_ended(session, now)
+        if session.journal is not None:
+            session.journal.ended()
         session.outbox.drop_all("session_ended")
         session.resend.clear()
         session.retained_due.clear()

@@ -115,6 +115,16 @@ class Driver:
         self.core.in_turn = False
         self.settle(now)
 
+    def take_turn(self, call: Callable[[], None]) -> None:
+        """Call into the core from outside of any connection, then do what that caused."""
+        self.core.in_turn = True
+        try:
+            call()
+        except Exception:  # a fault must not end who calls
+            self.logger.exception("a call into the core failed")
+        self.core.in_turn = False
+        self.settle(self.clock())
+
     def run_suspended(self, connection: Connection, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run what a connection waits for, then let it go on."""
         self._keep(

@@ -53,6 +53,8 @@ def send_will(core: Core, session: Session, now: float) -> None:
     It is the client's PUBLISH: what that may not do, the will may not do either.
     """
     will, session.will = session.will, None
+    if core.journal is not None:
+        core.journal.will_changed(session)
     if session.will_timer is not None:
         session.will_timer.cancel()
         session.will_timer = None

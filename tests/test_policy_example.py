@@ -13,6 +13,7 @@ from broker.config import load_policy, parse_mapping, validate_config
 from broker.limits import Limits
 from broker.listener_config import ListenerKeys
 from broker.mqtt_options import MqttOptions
+from broker.persistence_config import Persistence
 from plugins.access.config import AccessConfig
 from plugins.probing.config import ProbingConfig
 from plugins.queue.config import LogicalQueueConfig, QueueConfig
@@ -26,6 +27,7 @@ SECTIONS: dict[tuple[str, ...], type[Any]] = {
     ("limits",): Limits,
     ("plugins", "access"): AccessConfig,
     ("mqtt",): MqttOptions,
+    ("persistence",): Persistence,
     ("plugins", "probing"): ProbingConfig,
     ("plugins", "withholding"): WithholdingConfig,
     ("plugins", "queue"): QueueConfig,

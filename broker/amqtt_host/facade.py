@@ -128,6 +128,8 @@ class HostedBroker:
         """Make a session for a client that is not connected, kept for ever."""
         session = self._host.core.sessions.create(client_id)
         session.expiry_interval = None
+        if self._host.core.journal is not None:
+            self._host.core.journal.keep(session)
         hosted = self._host.hosted(session)
         hosted.clean_session = False
         hosted.transitions.disconnect()

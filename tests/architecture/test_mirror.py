@@ -22,6 +22,10 @@ COVERED_ELSEWHERE: Final = {
         "tests/plugins/probing/test_sampler.py",
         "fields without behaviour; samplers write them, gates judge them",
     ),
+    "broker/records.py": (
+        "tests/broker/test_session_database.py",
+        "rows without behaviour; the database shows that each is read as it was written",
+    ),
     "broker/payload.py": (
         "tests/broker/test_message.py",
         "the default store hands back what it is given; a message shows that it is the same",

@@ -1,0 +1,549 @@
+"""What must outlive the process: which of it has changed, and who waits for its commit.
+
+Theory of operation. The journal writes no log of operations. Whoever changes something durable
+says so at one place (`SessionJournal` for a session, its subscriptions, packet identifiers and
+deliveries; `RetainedMessages`; wills), and the journal notes *what* is changed, not how.
+`seal` then looks at what each of it is now and makes the rows of one commit. A message that
+came, was delivered and acknowledged meanwhile is therefore never written, and a path that moves
+deliveries about needs no word of its own here: a delivery is stored exactly while its outbox or
+its inflight window holds it.
+
+What a client may learn only once it is safe waits here: receipts of publishers
+(`settle_after`), and packets that connections hold back (`Sender.hold`). The driver seals a
+batch, writes it and reports `committed`; there is one batch under way at a time. Where the disk
+refuses, the same batch is tried again until it is written: nobody who waits is answered before,
+and new publishes that would need the disk are refused at the door (`must_refuse`).
+
+No clock and no I/O: times become wall clock by `epoch`, the wall clock's lead on the monotonic
+one.
+"""
+
+# A session's journal and the journal are two parts of one.
+# ruff: noqa: SLF001
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import TYPE_CHECKING, Protocol
+
+from broker.message import Message
+from broker.mqtt.enums import PacketType
+from broker.mqtt.properties import WILL, write_properties
+from broker.outbox import Delivery
+from broker.records import (
+    Batch,
+    DeliveryRow,
+    IncomingRow,
+    MessageRecord,
+    MessageRow,
+    RetainedRow,
+    SessionRow,
+    SubscriptionRow,
+    WillRow,
+)
+
+if TYPE_CHECKING:
+    from broker.core import Core
+    from broker.session import Session
+    from broker.topic_tree import Plan
+
+
+class Waiting(Protocol):
+    """A receipt that waits for the commit among its answers."""
+
+    def settle(self, reason_code: int) -> None:
+        """Take the commit's answer."""
+
+
+class Holding(Protocol):
+    """A connection that holds packets back."""
+
+    def send_held(self, number: int) -> None:
+        """Send what was held for this commit or one before it."""
+
+    def send_held_connack(self) -> None:
+        """The disk refuses: the client is not kept waiting for its CONNACK."""
+
+
+class SessionJournal:
+    """One durable session's side of the journal.
+
+    Attributes:
+        session: whose.
+        row: its number in the database.
+        lost_at: monotonic seconds at which its connection ended; None while it has one.
+    """
+
+    __slots__ = ("_is_ended", "_is_stored", "_journal", "lost_at", "row", "session")
+
+    def __init__(self, journal: Journal, session: Session, row: int, *, is_stored: bool) -> None:
+        self._journal = journal
+        self._is_stored = is_stored
+        self._is_ended = False
+        self.session = session
+        self.row = row
+        self.lost_at: float | None = None
+
+    def watch(self) -> None:
+        """Be told by outbox and inflight window from now on."""
+        self.session.outbox.journal = self.session.inflight.journal = self
+
+    def changed(self, delivery: Delivery) -> None:
+        """A QoS 1 or 2 delivery has come to the session, gone on its way, or left it."""
+        journal = self._journal
+        journal._deliveries[delivery] = self
+        journal._note()
+
+    def finished(self, delivery: Delivery) -> None:
+        """A delivery was acknowledged: one that is not stored yet never will be."""
+        journal = self._journal
+        if delivery.row:
+            self.changed(delivery)
+        elif journal._deliveries.pop(delivery, None) is not None and not journal.is_dirty:
+            journal._hurry()
+
+    def subscription_changed(self, topic_filter: str) -> None:
+        """A subscription was made, replaced or given up."""
+        self._journal._subscriptions[self, topic_filter] = None
+        self._journal._note()
+
+    def incoming_changed(self, packet_id: int) -> None:
+        """A QoS 2 message was received, or released, under this packet identifier."""
+        self._journal._incoming[self, packet_id] = None
+        self._journal._note()
+
+    def opened(self) -> None:
+        """A client has connected to the session."""
+        self.lost_at = None
+        self._changed()
+
+    def connection_lost(self, now: float) -> None:
+        """The session has no connection from now on."""
+        self.lost_at = now
+        self._changed()
+
+    def ended(self) -> None:
+        """The session ends: its messages, still in their places, go with it."""
+        self._is_ended = True
+        journal = self._journal
+        session = self.session
+        for delivery in (*session.outbox.waiting(), *session.inflight):
+            journal._deliveries.pop(delivery, None)
+            if delivery.row:
+                journal._ended.append(delivery)
+        session.journal = session.outbox.journal = session.inflight.journal = None
+        self._changed()
+
+    def _changed(self) -> None:
+        self._journal._sessions[self] = None
+        self._journal._note()
+
+    def _to_row(self, epoch: float) -> SessionRow:
+        session = self.session
+        return SessionRow(
+            self.row,
+            session.client_id,
+            session.username,
+            session.version,
+            session.expiry_interval,
+            None if self.lost_at is None else self.lost_at + epoch,
+        )
+
+
+class Journal:
+    """What has changed since the last commit of one broker, and who waits for the next.
+
+    Attributes:
+        number: of the commit that what changes now will be in.
+        n_changes: changes noted so far; equal before and after a call that changed nothing.
+        sealed: the batch that is being written, or None.
+        is_failing: the disk refused the batch that is tried again and again.
+        is_awake: `wake` was called since the last `seal`.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        wake: Callable[[], None],
+        hurry: Callable[[], None],
+        max_pending_messages: int,
+        max_pending_bytes: int,
+    ) -> None:
+        """Make the journal of a broker, and have the broker use it.
+
+        Args:
+            core: the broker; without sessions so far.
+            wake: called when there is something to commit, and nothing was before.
+            hurry: called when all that was to commit has come to nothing, while somebody waits.
+            max_pending_messages: publishes that may wait for their commit.
+            max_pending_bytes: the same in payload bytes.
+        """
+        self.number = 1
+        self.n_changes = 0
+        self.sealed: Batch | None = None
+        self.is_failing = False
+        self._core = core
+        self._wake = wake
+        self._hurry_driver = hurry
+        self._max_pending_messages = max_pending_messages
+        self._max_pending_bytes = max_pending_bytes
+        self.is_awake = False
+        self._next_row = 1
+        self._sessions: dict[SessionJournal, None] = {}
+        self._subscriptions: dict[tuple[SessionJournal, str], None] = {}
+        self._incoming: dict[tuple[SessionJournal, int], None] = {}
+        self._deliveries: dict[Delivery, SessionJournal] = {}
+        self._ended: list[Delivery] = []
+        self._retained: dict[str, None] = {}
+        self._stored_retained: dict[str, Message] = {}
+        self._wills: dict[str, None] = {}
+        self._stored_wills: set[str] = set()
+        self._receipts: list[Waiting] = []
+        self._connections: dict[Holding, None] = {}
+        self._n_bytes = 0
+        self._sealed_receipts: list[Waiting] = []
+        self._sealed_connections: dict[Holding, None] = {}
+        self._sealed_bytes = 0
+        core.journal = self
+        core.retained.on_change = self.retained_changed
+
+    # -- what has changed -----------------------------------------------------------------
+
+    def _note(self) -> None:
+        self.n_changes += 1
+        if not self.is_awake:
+            self.is_awake = True
+            self._wake()
+
+    def opened(self, session: Session) -> None:
+        """A client has connected, and its session is as its CONNECT says.
+
+        A session that outlives its connection is durable from here to its end.
+        """
+        if session.journal is not None:
+            session.journal.opened()
+        elif session.expiry_interval != 0:
+            self.keep(session)
+        self.will_changed(session)
+
+    def connection_lost(self, session: Session, now: float) -> None:
+        """A session has lost its connection; what is due of its will is done."""
+        if session.journal is not None:
+            session.journal.connection_lost(now)
+        self.will_changed(session)
+
+    def keep(self, session: Session) -> None:
+        """Make a session durable from now on."""
+        own = session.journal = SessionJournal(self, session, self._take_row(), is_stored=False)
+        own.watch()
+        own._changed()
+
+    def restored(self, session: Session, row: int, lost_at: float | None) -> SessionJournal:
+        """A session was read from the database; its deliveries are watched once they are there.
+
+        Args:
+            session: newly made.
+            row: its number.
+            lost_at: monotonic seconds when it lost its connection; None where it had one.
+        """
+        own = session.journal = SessionJournal(self, session, row, is_stored=True)
+        own.lost_at = lost_at
+        self._next_row = max(self._next_row, row + 1)
+        return own
+
+    def restored_message(self, message: Message, row: int) -> None:
+        """A message was read from the database; what refers to it comes after."""
+        message.record = MessageRecord(row)
+        self._next_row = max(self._next_row, row + 1)
+
+    def restored_delivery(self, delivery: Delivery, row: int) -> None:
+        """A delivery was read from the database; it is in its session's hands from now on."""
+        assert delivery.message.record is not None  # noqa: S101 (restored before it)
+        delivery.row = row
+        delivery.message.record.n_references += 1
+        self._next_row = max(self._next_row, row + 1)
+
+    def restored_retained(self, message: Message) -> None:
+        """A topic's retained message was read from the database."""
+        assert message.record is not None  # noqa: S101 (restored before it)
+        message.record.n_references += 1
+        self._stored_retained[message.topic] = message
+
+    def restored_will(self, client_id: str) -> None:
+        """A client's will was read from the database."""
+        self._stored_wills.add(client_id)
+
+    def retained_changed(self, topic: str) -> None:
+        """The retained message of a topic was set or removed."""
+        if not topic.startswith("$SYS/"):  # the broker's own, and soon another
+            self._retained[topic] = None
+            self._note()
+
+    def will_changed(self, session: Session) -> None:
+        """A client's will may have come, been sent or become void."""
+        if session.will is not None or session.client_id in self._stored_wills:
+            self._wills[session.client_id] = None
+            self._note()
+
+    # -- who waits ------------------------------------------------------------------------
+
+    def settle_after(self, receipt: Waiting, n_bytes: int) -> None:
+        """Settle a receipt once all that has changed until now is safe.
+
+        Args:
+            receipt: of one publish.
+            n_bytes: of its payload.
+        """
+        self._receipts.append(receipt)
+        self._n_bytes += n_bytes
+        self._be_awake()
+
+    def hold_for(self, connection: Holding) -> int:
+        """Note that a connection holds a packet back; return the commit it is to wait for."""
+        self._connections[connection] = None
+        self._be_awake()
+        return self.number
+
+    def _be_awake(self) -> None:
+        if not self.is_awake:
+            self.is_awake = True
+            self._wake()
+
+    def _hurry(self) -> None:
+        if self.sealed is None and (self._receipts or self._connections):
+            self._hurry_driver()
+
+    def must_refuse(self, publisher: Session, plan: Plan, message: Message) -> bool:
+        """Say whether a QoS 1 or 2 publish cannot be made safe in time.
+
+        Args:
+            publisher: whose publish it is.
+            plan: where it is to go.
+            message: what is published.
+        """
+        if (
+            not self.is_failing
+            and len(self._receipts) + len(self._sealed_receipts) < self._max_pending_messages
+            and self._n_bytes + self._sealed_bytes < self._max_pending_bytes
+        ):
+            return False
+        if message.retain or (message.qos == 2 and publisher.journal is not None):
+            return True
+        members = chain.from_iterable(share.members for share in plan.shares)
+        return any(t.qos and t.session.journal is not None for t in chain(plan.targets, members))
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether anything has changed that no batch holds."""
+        return bool(
+            self._deliveries
+            or self._ended
+            or self._sessions
+            or self._subscriptions
+            or self._incoming
+            or self._retained
+            or self._wills
+        )
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that ever changed is safe."""
+        return self.sealed is None and not self.is_dirty
+
+    # -- commits --------------------------------------------------------------------------
+
+    def seal(self, epoch: float) -> Batch | None:
+        """Make the rows of what has changed; the batch before must have been committed.
+
+        Args:
+            epoch: seconds of the wall clock at which the monotonic clock was 0.
+
+        Returns:
+            The batch, maybe an empty one, to be written and then reported by `committed`; None
+            where nothing has changed and nobody waits.
+        """
+        assert self.sealed is None  # noqa: S101 (one at a time)
+        self.is_awake = False
+        if not (self.is_dirty or self._receipts or self._connections):
+            return None
+        batch = self.sealed = Batch(number=self.number)
+        self.number += 1
+        released: list[Message] = []
+        self._put_sessions(batch, epoch)
+        self._put_deliveries(batch, released, epoch)
+        self._put_retained(batch, released, epoch)
+        self._put_wills(batch)
+        for message in released:
+            record = message.record
+            assert record is not None  # noqa: S101 (something stored referred to it)
+            record.n_references -= 1
+            if not record.n_references:
+                batch.gone_messages.append((record.row,))
+                message.record = None
+        self._sealed_receipts, self._receipts = self._receipts, []
+        self._sealed_connections, self._connections = self._connections, {}
+        self._sealed_bytes, self._n_bytes = self._n_bytes, 0
+        return batch
+
+    def committed(self) -> None:
+        """The sealed batch is safe: those who waited for it go on."""
+        assert self.sealed is not None  # noqa: S101 (what was committed else)
+        number = self.sealed.number
+        self.sealed = None
+        self.is_failing = False
+        receipts, self._sealed_receipts = self._sealed_receipts, []
+        connections, self._sealed_connections = self._sealed_connections, {}
+        self._sealed_bytes = 0
+        for receipt in receipts:
+            receipt.settle(0)
+        for connection in connections:
+            connection.send_held(number)
+
+    def failed(self) -> None:
+        """The disk has refused the sealed batch, which will be tried again."""
+        self.is_failing = True
+        for connection in (*self._sealed_connections, *self._connections):
+            connection.send_held_connack()
+
+    def _take_row(self) -> int:
+        row = self._next_row
+        self._next_row += 1
+        return row
+
+    def _put_sessions(self, batch: Batch, epoch: float) -> None:
+        for own in self._sessions:
+            if not own._is_ended:
+                own._is_stored = True
+                batch.sessions.append(own._to_row(epoch))
+            elif own._is_stored:
+                batch.gone_sessions.append((own.row,))
+        self._sessions.clear()
+        for own, topic_filter in self._subscriptions:
+            found = None if own._is_ended else own.session.subscriptions.get(topic_filter)
+            if found is None:
+                batch.gone_subscriptions.append((own.row, topic_filter))
+            else:
+                batch.subscriptions.append(
+                    SubscriptionRow(
+                        own.row,
+                        topic_filter,
+                        found.qos,
+                        found.no_local,
+                        found.retain_as_published,
+                        found.subscription_id,
+                    )
+                )
+        self._subscriptions.clear()
+        for own, packet_id in self._incoming:
+            if not own._is_ended and packet_id in own.session.incoming:
+                batch.incoming.append(IncomingRow(own.row, packet_id))
+            else:
+                batch.gone_incoming.append((own.row, packet_id))
+        self._incoming.clear()
+
+    def _put_deliveries(self, batch: Batch, released: list[Message], epoch: float) -> None:
+        ended, self._ended = self._ended, []
+        for delivery, own in self._deliveries.items():
+            inflight = own.session.inflight
+            is_inflight = inflight.holds(delivery)
+            if not is_inflight and not delivery.is_waiting:
+                if delivery.row:
+                    ended.append(delivery)
+                continue
+            message = delivery.message
+            record = message.record
+            if not delivery.row or record is None:
+                record = self._refer(batch, message, epoch)
+                delivery.row = self._take_row()
+            batch.deliveries.append(
+                DeliveryRow(
+                    delivery.row,
+                    own.row,
+                    record.row,
+                    delivery.qos,
+                    delivery.retain,
+                    ",".join(map(str, delivery.subscription_ids)) or None,
+                    delivery.packet_id if is_inflight else 0,
+                    is_inflight and inflight.is_released(delivery.packet_id),
+                    delivery.share,
+                )
+            )
+        self._deliveries.clear()
+        for delivery in ended:
+            batch.gone_deliveries.append((delivery.row,))
+            delivery.row = 0
+            released.append(delivery.message)
+
+    def _put_retained(self, batch: Batch, released: list[Message], epoch: float) -> None:
+        by_topic = self._core.retained.by_topic
+        for topic in self._retained:
+            before = self._stored_retained.get(topic)
+            message = by_topic.get(topic)
+            if message is before:
+                continue
+            if message is not None:
+                record = self._refer(batch, message, epoch)
+                batch.retained.append(RetainedRow(topic, record.row))
+                self._stored_retained[topic] = message
+            else:
+                batch.gone_retained.append((topic,))
+                del self._stored_retained[topic]
+            if before is not None:
+                released.append(before)
+        self._retained.clear()
+
+    def _put_wills(self, batch: Batch) -> None:
+        for client_id in self._wills:
+            session = self._core.sessions.get(client_id)
+            will = session.will if session is not None else None
+            if session is None or will is None:
+                batch.gone_wills.append((client_id,))
+                self._stored_wills.discard(client_id)
+                continue
+            self._stored_wills.add(client_id)
+            batch.wills.append(
+                WillRow(
+                    client_id,
+                    session.username,
+                    will.topic,
+                    will.payload,
+                    will.qos,
+                    will.retain,
+                    write_properties(will.properties, WILL),
+                )
+            )
+        self._wills.clear()
+
+    def _refer(self, batch: Batch, message: Message, epoch: float) -> MessageRecord:
+        """Count one more reference to a message, which is stored with the first."""
+        record = message.record
+        if record is None:
+            record = message.record = MessageRecord(self._take_row())
+            batch.messages.append(self._message_row(record.row, message, epoch))
+        record.n_references += 1
+        return record
+
+    def _message_row(self, row: int, message: Message, epoch: float) -> MessageRow:
+        payload: bytes | None
+        try:
+            payload = message.read_payload()
+        except OSError as error:  # it cannot be delivered either
+            self._core.on_extension_error(type(self._core.payload_store).__name__, error)
+            payload = None
+        properties = None
+        if message.properties:
+            properties = write_properties(message.properties, PacketType.PUBLISH)
+        expires_at = message.expires_at
+        return MessageRow(
+            row,
+            message.topic,
+            payload,
+            message.qos,
+            message.retain,
+            message.arrived_at + epoch,
+            None if expires_at is None else expires_at + epoch,
+            properties,
+            message.publisher,
+        )

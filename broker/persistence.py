@@ -1,0 +1,208 @@
+"""The journal's driver: one thread that writes, and the loop's thread that hears of it.
+
+All that changes while one batch is written goes into the next. `commit_wait_seconds` after the
+first change, or as soon as nothing is left to write, the batch is sealed; an empty one needs no
+disk. A batch that the disk refuses is tried again every `RETRY_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+from broker.errors import PeerError
+from broker.journal import Journal
+from broker.persistence_config import Persistence
+from broker.records import Batch
+from broker.restoring import restore
+from broker.session_database import DatabaseStartError, DatabaseWriteError, SessionDatabase
+
+if TYPE_CHECKING:
+    from broker.core import Core
+
+RETRY_SECONDS: Final = 1.0
+"""Between two tries of a batch that the disk has refused."""
+
+LOG_PERIOD_SECONDS: Final = 60.0
+"""How often a disk that goes on refusing is logged."""
+
+CLOSE_SECONDS: Final = 10.0
+"""How long the end of the broker waits for a disk that refuses."""
+
+
+class PersistentState:
+    """The journal of one broker on its database.
+
+    Attributes:
+        journal: what has changed and who waits.
+    """
+
+    def __init__(
+        self,
+        config: Persistence,
+        core: Core,
+        *,
+        clock: Callable[[], float],
+        settle: Callable[[Callable[[], None]], None],
+        logger: logging.Logger,
+    ) -> None:
+        """Open the database and bring the broker to where its last commit has left it.
+
+        Args:
+            config: from the policy file; its durability is not ``memory``.
+            core: without clients; its plugins have started.
+            clock: monotonic seconds, as every `now` of the core.
+            settle: runs a call into the core as a turn of the driver.
+            logger: told what was restored, and when the disk refuses.
+
+        Raises:
+            DatabaseStartError: the database cannot be used.
+        """
+        self._config = config
+        self._clock = clock
+        self._settle = settle
+        self._logger = logger
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._logged_at = -math.inf
+        self._idle: asyncio.Future[None] | None = None
+        self._is_closed = False
+        self._database = SessionDatabase(config.path, is_flushed=config.durability == "full")
+        self._writer = ThreadPoolExecutor(1, "penstock-persistence")
+        self.journal = Journal(
+            core,
+            wake=self._wake,
+            hurry=self._hurry,
+            max_pending_messages=config.max_pending_messages,
+            max_pending_bytes=config.max_pending_bytes,
+        )
+        try:
+            self._restore(core)
+        except BaseException:
+            self._end()
+            raise
+
+    def _epoch(self) -> float:
+        return time.time() - self._clock()
+
+    def _restore(self, core: Core) -> None:
+        stored = self._database.read()
+        try:
+            restore(core, self.journal, stored, epoch=self._epoch(), now=self._clock())
+        except (PeerError, KeyError, ValueError, TypeError) as error:
+            raise DatabaseStartError(
+                f"persistence database {self._config.path}: read rows that do not fit together: "
+                f"{error!r}; allowed: what this broker has written. To begin without what it "
+                "holds, move the file away"
+            ) from error
+        except OSError as error:
+            raise DatabaseStartError(
+                f"persistence database {self._config.path}: a payload cannot be kept: {error}"
+            ) from error
+        self._logger.info(
+            "persistence: %d sessions, %d messages for them, %d retained messages restored from %s",
+            len(stored.sessions),
+            len(stored.deliveries),
+            len(stored.retained),
+            self._config.path,
+        )
+
+    def _wake(self) -> None:
+        if self._timer is None and self.journal.sealed is None and not self._is_closed:
+            self._timer = self._loop.call_later(self._config.commit_wait_seconds, self._commit)
+
+    def _hurry(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._is_closed:
+            return
+        self._timer = self._loop.call_later(0, self._commit)
+
+    def _commit(self) -> None:
+        """Seal what has changed and have it written."""
+        self._timer = None
+        if self.journal.sealed is not None:
+            return
+        batch = self.journal.seal(self._epoch())
+        if batch is None:
+            self._rest()
+        elif batch.is_empty():
+            self._committed()
+        else:
+            self._write(batch)
+
+    def _write(self, batch: Batch) -> None:
+        self._timer = None
+        written = self._loop.run_in_executor(self._writer, self._database.write, batch)
+        written.add_done_callback(self._written)
+
+    def _written(self, written: asyncio.Future[None]) -> None:
+        if written.cancelled():
+            return
+        error = written.exception()
+        if error is None:
+            if self.journal.is_failing:
+                self._logger.warning("persistence: the disk takes commits again")
+                self._logged_at = -math.inf
+            self._committed()
+            return
+        now = self._clock()
+        if now - self._logged_at >= LOG_PERIOD_SECONDS:
+            self._logged_at = now
+            self._logger.error(
+                "persistence: %s; until it is written, publishes to sessions that must keep them "
+                "are refused",
+                error,
+                exc_info=None if isinstance(error, DatabaseWriteError) else error,
+            )
+        self._settle(self.journal.failed)
+        batch = self.journal.sealed
+        assert batch is not None  # noqa: S101 (it was being written)
+        self._timer = self._loop.call_later(RETRY_SECONDS, self._write, batch)
+
+    def _committed(self) -> None:
+        self._settle(self.journal.committed)
+        if self.journal.is_awake:
+            self._wake()
+        else:
+            self._rest()
+
+    def _rest(self) -> None:
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    async def flush(self) -> bool:
+        """Wait until all that has changed is safe; False where the disk refuses for too long."""
+        if self.journal.is_settled and not self.journal.is_awake:
+            return True
+        self._idle = self._loop.create_future()
+        if self.journal.sealed is None:
+            self._hurry()
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._idle
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Commit everything, then close the file."""
+        if not await self.flush():
+            self._logger.error(
+                "persistence: %s could not be written: what was not acknowledged is lost",
+                self._config.path,
+            )
+        self._end()
+
+    def _end(self) -> None:
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._writer.shutdown(wait=True)
+        self._database.close()

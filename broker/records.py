@@ -1,0 +1,178 @@
+"""What a journal writes and a restart reads: rows, and the changes of one commit.
+
+All times are seconds of the wall clock, as a row outlives the monotonic one. Row numbers only
+go up while a broker runs, so that their order is the order of arrival.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
+
+
+class MessageRecord:
+    """Where a message is in the database, while something there refers to it.
+
+    Attributes:
+        row: its number.
+        n_references: deliveries and retained messages that refer to it.
+    """
+
+    __slots__ = ("n_references", "row")
+
+    def __init__(self, row: int, n_references: int = 0) -> None:
+        self.row = row
+        self.n_references = n_references
+
+
+class SessionRow(NamedTuple):
+    """One session that outlives its connection.
+
+    Attributes:
+        row: its number.
+        client_id: Client Identifier.
+        username: user name of the newest connection, or None.
+        version: protocol version of the newest connection.
+        expiry_interval: seconds it outlives its connection; None for ever.
+        lost_at: when its connection ended; None while it has one.
+    """
+
+    row: int
+    client_id: str
+    username: str | None
+    version: int
+    expiry_interval: float | None
+    lost_at: float | None
+
+
+class SubscriptionRow(NamedTuple):
+    """One subscription of a session; see `broker.topic_tree.Subscription`."""
+
+    session: int
+    topic_filter: str
+    qos: int
+    no_local: bool
+    retain_as_published: bool
+    subscription_id: int
+
+
+class MessageRow(NamedTuple):
+    """One message, once for all that refer to it.
+
+    Attributes:
+        row: its number.
+        topic: Topic Name.
+        payload: None where its store could not read it back.
+        qos: it was published with.
+        retain: it was published with.
+        arrived_at: when.
+        expires_at: when, or None for never.
+        properties: as in a PUBLISH, or None for none.
+        publisher: Client Identifier of the publisher.
+    """
+
+    row: int
+    topic: str
+    payload: bytes | None
+    qos: int
+    retain: bool
+    arrived_at: float
+    expires_at: float | None
+    properties: bytes | None
+    publisher: str
+
+
+class DeliveryRow(NamedTuple):
+    """One message on its way to one session.
+
+    Attributes:
+        row: its number; the order of arrival within a session.
+        session: row of the session.
+        message: row of the message.
+        qos: of the delivery.
+        retain: RETAIN flag of the delivery.
+        subscription_ids: numbers with a comma between them, or None for none.
+        packet_id: while it is inflight, else 0.
+        is_released: its PUBREC has come.
+        share: topic filter of the shared subscription by which it came, or "".
+    """
+
+    row: int
+    session: int
+    message: int
+    qos: int
+    retain: bool
+    subscription_ids: str | None
+    packet_id: int
+    is_released: bool
+    share: str
+
+
+class IncomingRow(NamedTuple):
+    """The packet identifier of a QoS 2 message that was received and not released."""
+
+    session: int
+    packet_id: int
+
+
+class RetainedRow(NamedTuple):
+    """The retained message of a topic."""
+
+    topic: str
+    message: int
+
+
+class WillRow(NamedTuple):
+    """The will of a client, also of one whose session ends with its connection."""
+
+    client_id: str
+    username: str | None
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+    properties: bytes
+
+
+@dataclass(slots=True)
+class Stored:
+    """Everything that a database holds; deliveries in the order of their rows."""
+
+    sessions: list[SessionRow] = field(default_factory=list)
+    subscriptions: list[SubscriptionRow] = field(default_factory=list)
+    messages: list[MessageRow] = field(default_factory=list)
+    deliveries: list[DeliveryRow] = field(default_factory=list)
+    incoming: list[IncomingRow] = field(default_factory=list)
+    retained: list[RetainedRow] = field(default_factory=list)
+    wills: list[WillRow] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Batch(Stored):
+    """The changes of one commit: rows to be put in place of what was there, and keys that go.
+
+    To write a batch twice is to write it once.
+
+    Attributes:
+        number: of the commit; they are written in order.
+        gone_sessions: rows of sessions, with all their subscriptions and packet identifiers.
+        gone_subscriptions: (session, topic filter).
+        gone_messages: rows.
+        gone_deliveries: rows.
+        gone_incoming: (session, packet identifier).
+        gone_retained: topics.
+        gone_wills: client identifiers.
+    """
+
+    number: int = 0
+    gone_sessions: list[tuple[int]] = field(default_factory=list)
+    gone_subscriptions: list[tuple[int, str]] = field(default_factory=list)
+    gone_messages: list[tuple[int]] = field(default_factory=list)
+    gone_deliveries: list[tuple[int]] = field(default_factory=list)
+    gone_incoming: list[tuple[int, int]] = field(default_factory=list)
+    gone_retained: list[tuple[str]] = field(default_factory=list)
+    gone_wills: list[tuple[str]] = field(default_factory=list)
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not any(getattr(self, f.name) for f in fields(self) if f.name != "number")

@@ -1,0 +1,274 @@
+"""The SQLite file behind a journal: its lock, its format, reading it whole and writing batches.
+
+The file is written in write-ahead mode. With `durability: full` the log is flushed on each
+commit, with `normal` it is left to the operating system, which outlives the process. One process
+has the file at a time, held by a lock on ``PATH.lock`` that goes with the process, however it
+ends: two brokers would each believe in sessions of their own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from contextlib import closing, suppress
+from typing import Any, Final
+
+from broker.errors import PenstockError
+from broker.records import (
+    Batch,
+    DeliveryRow,
+    IncomingRow,
+    MessageRow,
+    RetainedRow,
+    SessionRow,
+    Stored,
+    SubscriptionRow,
+    WillRow,
+)
+
+APPLICATION_ID: Final = 0x50455353
+"""Stands in the file's header, so that no other program's database is taken for ours."""
+SCHEMA_VERSION: Final = 1
+PAGE_BYTES: Final = 8192
+CHECKPOINT_PAGES: Final = 1000
+"""8 MiB of write-ahead log: a checkpoint then holds up the commit behind it for some ten
+milliseconds, not hundreds."""
+LOG_LIMIT_BYTES: Final = 64 * 1024 * 1024
+BUSY_SECONDS: Final = 5.0
+"""How long a write waits for another program, such as one that makes a copy."""
+
+_TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
+    "sessions": (
+        "session",
+        SessionRow,
+        """row INTEGER PRIMARY KEY, client_id TEXT NOT NULL, username TEXT,
+        version INTEGER NOT NULL, expiry_interval REAL, lost_at REAL""",
+    ),
+    "subscriptions": (
+        "subscription",
+        SubscriptionRow,
+        """session INTEGER NOT NULL, topic_filter TEXT NOT NULL, qos INTEGER NOT NULL,
+        no_local INTEGER NOT NULL, retain_as_published INTEGER NOT NULL,
+        subscription_id INTEGER NOT NULL, PRIMARY KEY (session, topic_filter)""",
+    ),
+    "messages": (
+        "message",
+        MessageRow,
+        """row INTEGER PRIMARY KEY, topic TEXT NOT NULL, payload BLOB, qos INTEGER NOT NULL,
+        retain INTEGER NOT NULL, arrived_at REAL NOT NULL, expires_at REAL, properties BLOB,
+        publisher TEXT NOT NULL""",
+    ),
+    "deliveries": (
+        "delivery",
+        DeliveryRow,
+        """row INTEGER PRIMARY KEY, session INTEGER NOT NULL, message INTEGER NOT NULL,
+        qos INTEGER NOT NULL, retain INTEGER NOT NULL, subscription_ids TEXT,
+        packet_id INTEGER NOT NULL, is_released INTEGER NOT NULL, share TEXT NOT NULL""",
+    ),
+    "incoming": (
+        "incoming",
+        IncomingRow,
+        """session INTEGER NOT NULL, packet_id INTEGER NOT NULL,
+        PRIMARY KEY (session, packet_id)""",
+    ),
+    "retained": (
+        "retained",
+        RetainedRow,
+        "topic TEXT PRIMARY KEY, message INTEGER NOT NULL",
+    ),
+    "wills": (
+        "will",
+        WillRow,
+        """client_id TEXT PRIMARY KEY, username TEXT, topic TEXT NOT NULL,
+        payload BLOB NOT NULL, qos INTEGER NOT NULL, retain INTEGER NOT NULL,
+        properties BLOB NOT NULL""",
+    ),
+}
+"""Field of `Stored` to its table, the class of its rows and the table's columns."""
+
+_GONE: Final = (
+    ("gone_sessions", "DELETE FROM session WHERE row = ?"),
+    ("gone_sessions", "DELETE FROM subscription WHERE session = ?"),
+    ("gone_sessions", "DELETE FROM incoming WHERE session = ?"),
+    ("gone_subscriptions", "DELETE FROM subscription WHERE session = ? AND topic_filter = ?"),
+    ("gone_incoming", "DELETE FROM incoming WHERE session = ? AND packet_id = ?"),
+    ("gone_deliveries", "DELETE FROM delivery WHERE row = ?"),
+    ("gone_retained", "DELETE FROM retained WHERE topic = ?"),
+    ("gone_messages", "DELETE FROM message WHERE row = ?"),
+    ("gone_wills", "DELETE FROM will WHERE client_id = ?"),
+)
+
+
+class DatabaseStartError(PenstockError):
+    """The database cannot be used; the program ends with status 2."""
+
+
+class DatabaseWriteError(PenstockError):
+    """A batch was not written; nothing of it is in the database, or all of it."""
+
+
+class SessionDatabase:
+    """One open database, for use by one thread at a time.
+
+    Attributes:
+        path: name of the file.
+    """
+
+    def __init__(self, path: str, *, is_flushed: bool) -> None:
+        """Open the file, or make it.
+
+        Args:
+            path: name of the file.
+            is_flushed: each commit is on the disk before it is reported.
+
+        Raises:
+            DatabaseStartError: it is in use, not ours, damaged, or cannot be made.
+        """
+        self.path = path
+        self._lock = _lock_file(path)
+        try:
+            self._connection = sqlite3.connect(
+                path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            try:
+                self._prepare(is_flushed=is_flushed)
+            except BaseException:
+                self._connection.close()
+                raise
+        except sqlite3.Error as error:
+            os.close(self._lock)
+            raise self._start_error(_text(error)) from error
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _start_error(self, read: str) -> DatabaseStartError:
+        return DatabaseStartError(
+            f"persistence database {self.path}: read {read}; allowed: a database of this broker "
+            "that can be written, or a path where nothing is and a file can be made. To begin "
+            "without what it holds, move the file away"
+        )
+
+    def _prepare(self, *, is_flushed: bool) -> None:
+        """Set a new file up, or check that it is one of ours."""
+        connection = self._connection
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (n_tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if n_tables and application_id != APPLICATION_ID:
+            raise self._start_error("another program's database")
+        if n_tables and version != SCHEMA_VERSION:
+            raise DatabaseStartError(
+                f"persistence database {self.path}: read format {version}; allowed: "
+                f"{SCHEMA_VERSION}. It was written by another version of Penstock: start that, "
+                "or move the file away to begin without what it holds"
+            )
+        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise DatabaseStartError(
+                f"persistence database {self.path}: read journal mode {mode}; allowed: a file "
+                "system that can share memory, which network file systems cannot"
+            )
+        connection.execute(f"PRAGMA synchronous = {'FULL' if is_flushed else 'NORMAL'}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        connection.execute(f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES}")
+        # Some builds overwrite what is deleted, which doubles the writes.
+        connection.execute("PRAGMA secure_delete = OFF")
+        # Begins with a write, so that a file that cannot be written is refused at the start.
+        connection.execute("BEGIN IMMEDIATE")
+        if not n_tables:
+            for table, _, columns in _TABLES.values():
+                suffix = "" if "row INTEGER" in columns else " WITHOUT ROWID"
+                connection.execute(f"CREATE TABLE {table} ({columns}){suffix}")
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+
+    def read(self) -> Stored:
+        """Return all that the file holds.
+
+        Raises:
+            DatabaseStartError: it is damaged.
+        """
+        stored = Stored()
+        try:
+            for name, (table, kind, _) in _TABLES.items():
+                order = " ORDER BY row" if table == "delivery" else ""
+                columns = ", ".join(kind._fields)
+                rows = self._connection.execute(f"SELECT {columns} FROM {table}{order}")  # noqa: S608 (names of ours)
+                with closing(rows):
+                    setattr(stored, name, [kind._make(row) for row in rows])
+        except sqlite3.Error as error:
+            raise self._start_error(_text(error)) from error
+        return stored
+
+    def write(self, batch: Batch) -> None:
+        """Write a batch in one transaction, all of it or nothing.
+
+        Raises:
+            DatabaseWriteError: SQLite refused.
+        """
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                for name, (table, kind, _) in _TABLES.items():
+                    rows = getattr(batch, name)
+                    if rows:
+                        places = ", ".join("?" * len(kind._fields))
+                        connection.executemany(
+                            f"INSERT OR REPLACE INTO {table} ({', '.join(kind._fields)})"  # noqa: S608 (names of ours)
+                            f" VALUES ({places})",
+                            rows,
+                        )
+                for name, statement in _GONE:
+                    keys = getattr(batch, name)
+                    if keys:
+                        connection.executemany(statement, keys)
+                connection.execute("COMMIT")
+            except BaseException:
+                # Some errors have rolled back by themselves.
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            with suppress(sqlite3.Error):  # what the log holds twice may be the space that lacks
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            raise DatabaseWriteError(f"persistence database {self.path}: {_text(error)}") from error
+
+    def close(self) -> None:
+        """Close the file and let go of its lock."""
+        # A last checkpoint may fail on a full disk; the log is read at the next start.
+        with suppress(sqlite3.Error):
+            self._connection.close()
+        os.close(self._lock)
+
+
+def _lock_file(path: str) -> int:
+    """Take the lock that keeps other processes out; return the descriptor that holds it."""
+    name = f"{path}.lock"
+    try:
+        lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise DatabaseStartError(
+            f"persistence database {path}: {name} cannot be made: {error.strerror}; allowed: a "
+            "path in a directory that is there and can be written"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
+        os.close(lock)
+        raise DatabaseStartError(
+            f"persistence database {path}: in use by process {holder or 'unknown'}; allowed: one "
+            "broker at a time, each with a path of its own"
+        ) from error
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    return lock
+
+
+def _text(error: sqlite3.Error) -> str:
+    return f"{error} ({getattr(error, 'sqlite_errorname', type(error).__name__)})"

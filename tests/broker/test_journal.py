@@ -1,0 +1,276 @@
+"""What is kept over the end of the process, and who waits for it, on a virtual disk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.mqtt.packets import (
+    ConnAck,
+    Connect,
+    PingReq,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    SubAck,
+    Subscribe,
+    Subscription,
+    UnsubAck,
+    Unsubscribe,
+)
+from tests.helpers.durable import DurableBroker
+from tests.helpers.virtual import VirtualClient
+
+
+def keep(seconds: int = 3600) -> dict[str, Any]:
+    """Return the options of a client whose session outlives its connection."""
+    return {"clean_start": False, "properties": {"session_expiry_interval": seconds}}
+
+
+def subscribed(broker: DurableBroker, topic_filter: str = "t/#", qos: int = 2) -> VirtualClient:
+    """Return the client ``s`` with a durable session and a subscription."""
+    client = broker.connect("s", **keep())
+    client.subscribe(topic_filter, qos)
+    return client
+
+
+def test_a_clean_session_is_not_written() -> None:
+    """What ends with its connection costs no disk, nor does QoS 0."""
+    broker = DurableBroker()
+    client = broker.connect("c")
+    client.subscribe("t", 2)
+    broker.connect("p").publish("t", b"x", qos=1)
+    subscribed(broker)
+    broker.commits_at_once = False
+    n_changes = broker.journal.n_changes
+    client.publish("t/1", b"x")
+    assert broker.journal.n_changes == n_changes
+    assert client.session.journal is None
+    assert [row.client_id for row in broker.disk.sessions.values()] == ["s"]
+    assert not broker.disk.messages
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_publisher_is_answered_after_the_commit(qos: int) -> None:
+    """Nothing is acknowledged that the end of the process could lose."""
+    broker = DurableBroker()
+    subscribed(broker).lose()
+    publisher = broker.connect("p")
+    broker.commits_at_once = False
+    publisher.publish("t/1", b"x", qos=qos)
+    assert not publisher.inbox
+    broker.commit()
+    publisher.take(PubAck if qos == 1 else PubRec)
+    client = broker.crash().connect("s", **keep())
+    assert client.connack.session_present
+    assert client.payloads() == [b"x"]
+
+
+def test_without_a_durable_target_nobody_waits() -> None:
+    """A message that only clean sessions get is acknowledged at once, with an idle disk."""
+    broker = DurableBroker()
+    broker.connect("c").subscribe("t", 1)
+    publisher = broker.connect("p")
+    broker.commits_at_once = False
+    publisher.publish("t", b"x", qos=1)
+    publisher.take(PubAck)
+    assert broker.seal() is None
+
+
+def test_acknowledgements_keep_their_order() -> None:
+    """[MQTT-4.6.0-2]: one that need not wait for the disk waits for the one before it."""
+    broker = DurableBroker()
+    subscribed(broker).lose()
+    publisher = broker.connect("p")
+    broker.commits_at_once = False
+    publisher.publish("t/1", b"x", qos=1, packet_id=1)
+    publisher.publish("other", b"x", qos=1, packet_id=2)
+    assert not publisher.inbox
+    broker.commit()
+    assert [packet.packet_id for packet in publisher.take_all(PubAck)] == [1, 2]
+
+
+def test_what_is_acknowledged_before_the_commit_is_never_written() -> None:
+    """A subscriber that is there answers sooner than the disk, and spares it."""
+    broker = DurableBroker()
+    client = subscribed(broker)
+    publisher = broker.connect("p")
+    broker.commits_at_once = False
+    publisher.publish("t/1", b"x", qos=1)
+    assert client.acknowledge() == [b"x"]
+    assert broker.hurried == 1
+    batch = broker.seal()
+    assert batch is not None
+    assert batch.is_empty()
+    broker.is_disk_full = True  # which an empty batch does not notice
+    assert broker.write()
+    publisher.take(PubAck)
+
+
+def test_a_qos_2_message_leaves_after_the_commit() -> None:
+    """Before it, a repeat of its publisher after a restart would be another message."""
+    broker = DurableBroker()
+    client = subscribed(broker)
+    publisher = broker.connect("p", **keep())
+    broker.commits_at_once = False
+    publisher.publish("t/1", b"x", qos=2, packet_id=7)
+    assert not client.inbox
+    broker.seal()
+    publisher.publish("t/1", b"y", qos=2, packet_id=8)
+    broker.write()
+    assert client.payloads() == [b"x"]
+    assert publisher.take(PubRec).packet_id == 7
+    assert not publisher.inbox
+    broker.commit()
+    assert client.payloads() == [b"y"]
+    broker = broker.crash()
+    publisher = broker.connect("p", **keep())
+    publisher.publish("t/1", b"x", qos=2, packet_id=7, dup=True)
+    publisher.take(PubRec)
+    client = broker.connect("s", **keep())
+    again = client.take_all(Publish)
+    assert [(p.payload, p.dup) for p in again] == [(b"x", True), (b"y", True)]
+
+
+def test_pubrel_and_pubcomp_leave_after_the_commit() -> None:
+    """A subscriber that has discarded an identifier must not see its PUBLISH again."""
+    broker = DurableBroker()
+    client = subscribed(broker)
+    publisher = broker.connect("p", **keep())
+    publisher.publish("t/1", b"x", qos=2, packet_id=7)
+    packet_id = client.take(Publish).packet_id
+    publisher.take(PubRec)
+    broker.commits_at_once = False
+    client.send(PubRec(packet_id))
+    publisher.send(PubRel(7))
+    assert not client.inbox
+    assert not publisher.inbox
+    broker.commit()
+    assert client.take(PubRel).packet_id == packet_id
+    assert publisher.take(PubComp).packet_id == 7
+    broker = broker.crash()
+    client = broker.connect("s", **keep())
+    assert client.take(PubRel).packet_id == packet_id
+    client.send(PubComp(packet_id))
+    assert not client.inbox
+    publisher = broker.connect("p", **keep())
+    publisher.publish("t/1", b"new", qos=2, packet_id=7)
+    assert client.payloads() == [b"new"]
+
+
+def test_subscribing_is_answered_after_the_commit() -> None:
+    """SUBACK and UNSUBACK too say what a restart must know; retained messages come behind."""
+    broker = DurableBroker()
+    broker.connect("p").publish("t/1", b"kept", qos=1, retain=True)
+    client = broker.connect("s", **keep())
+    broker.commits_at_once = False
+    client.send(Subscribe(1, (Subscription("t/#", 1, no_local=True, retain_as_published=True),)))
+    assert not client.inbox
+    broker.commit()
+    client.take(SubAck)
+    assert client.acknowledge() == [b"kept"]
+    broker.commit()
+    broker = broker.crash()
+    restored = broker.session("s").subscriptions["t/#"]
+    assert (restored.qos, restored.no_local, restored.retain_as_published) == (1, True, True)
+    client = broker.connect("s", **keep())
+    broker.commits_at_once = False
+    client.send(Unsubscribe(2, ("t/#",)))
+    assert not client.take_all(UnsubAck)
+    broker.commit()
+    client.take(UnsubAck)
+    assert not broker.crash().session("s").subscriptions
+
+
+def test_connack_says_what_is_safe() -> None:
+    """Nothing comes before it, and a clean start is one after a restart too."""
+    broker = DurableBroker()
+    subscribed(broker).lose()
+    broker.connect("p").publish("t/1", b"x", qos=1)
+    broker.commits_at_once = False
+    client = VirtualClient(broker)
+    options: dict[str, Any] = keep() | {"client_id": "s", "keep_alive": 0}
+    client.send(Connect(**options), PingReq())
+    assert not client.inbox
+    broker.commit()
+    assert client.take(ConnAck).session_present
+    assert [type(packet).__name__ for packet in client.inbox] == ["PingResp", "Publish"]
+    client = VirtualClient(broker)
+    client.send(Connect(**options | {"clean_start": True}))
+    assert not client.inbox
+    broker.commit()
+    assert not client.take(ConnAck).session_present
+    session = broker.crash().session("s")
+    assert not session.subscriptions
+    assert not session.outbox.n_messages
+
+
+def test_a_session_ends_on_the_disk_too() -> None:
+    """With all that was only its own."""
+    broker = DurableBroker()
+    client = subscribed(broker)
+    publisher = broker.connect("p")
+    publisher.publish("t/1", b"inflight", qos=1)
+    client.lose()
+    publisher.publish("t/1", b"queued", qos=1)
+    assert len(broker.disk.deliveries) == 2
+    broker.advance(3600)
+    broker.settle()
+    assert not broker.disk.sessions
+    assert not broker.disk.subscriptions
+    assert not broker.disk.deliveries
+    assert not broker.disk.messages
+
+
+def test_a_full_disk_refuses_at_the_door_and_answers_who_waits_later() -> None:
+    """Nobody is told that something is safe before it is; clients come and go meanwhile."""
+    broker = DurableBroker()
+    subscribed(broker).lose()
+    publisher = broker.connect("p")
+    old = broker.connect("old", 4)
+    broker.is_disk_full = True
+    broker.commits_at_once = False
+    publisher.publish("t/1", b"waits", qos=1, packet_id=1)
+    held = VirtualClient(broker)
+    held.send(Connect(client_id="held", keep_alive=0, **keep()))
+    assert not held.inbox
+    broker.commit()
+    held.take(ConnAck)
+    assert not publisher.inbox
+    publisher.publish("t/1", b"refused", qos=1, packet_id=2)
+    publisher.publish("elsewhere", b"x", qos=1, packet_id=3)
+    publisher.publish("t/1", b"x", retain=True)
+    assert not publisher.inbox  # [MQTT-4.6.0-2]
+    old.publish("t/1", b"refused", qos=1)
+    assert old.is_lost  # MQTT 3.1.1 has no word for it
+    assert broker.connect("late", **keep()).subscribe("t/#", 1) == 0x97
+    broker.is_disk_full = False
+    broker.commit()
+    answers = [(p.packet_id, p.reason_code) for p in publisher.take_all(PubAck)]
+    assert answers == [(1, 0), (2, 0x97), (3, 0x10)]
+    publisher.publish("t/1", b"taken", qos=1)
+    broker.commit()
+    publisher.take(PubAck)
+    broker = broker.crash()
+    assert broker.connect("s", **keep()).payloads() == [b"waits", b"taken"]
+    assert broker.core.sessions.get("late") is not None
+
+
+@pytest.mark.parametrize("bound", ["messages", "bytes"])
+def test_what_waits_for_its_commit_is_bounded(bound: str) -> None:
+    """Past the bound a publish is refused, until there was a commit."""
+    options: dict[str, Any] = {f"max_pending_{bound}": 2 if bound == "messages" else 8}
+    broker = DurableBroker(**options)
+    subscribed(broker).lose()
+    publisher = broker.connect("p")
+    broker.commits_at_once = False
+    for packet_id in (1, 2, 3):
+        publisher.publish("t/1", b"1234", qos=1, packet_id=packet_id)
+    broker.commit()
+    assert [p.reason_code for p in publisher.take_all(PubAck)] == [0, 0, 0x97]
+    publisher.publish("t/1", b"1234", qos=1, packet_id=4)
+    broker.commit()
+    assert publisher.take(PubAck).reason_code == 0

@@ -1,0 +1,207 @@
+"""What a restart brings back, and what has run on meanwhile, on a virtual disk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.extensions import Verdict
+from broker.limits import Limits
+from broker.link import Link
+from broker.message import Message
+from broker.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel
+from broker.outbox import OpenGate
+from tests.helpers.durable import DurableBroker
+from tests.helpers.virtual import VirtualClient, will
+
+
+def keep(seconds: int = 3600) -> dict[str, Any]:
+    """Return the options of a client whose session outlives its connection."""
+    return {"clean_start": False, "properties": {"session_expiry_interval": seconds}}
+
+
+def subscribed(broker: DurableBroker, topic_filter: str = "t/#", qos: int = 2) -> VirtualClient:
+    """Return the client ``s`` with a durable session and a subscription."""
+    client = broker.connect("s", **keep())
+    client.subscribe(topic_filter, qos)
+    return client
+
+
+def test_an_inflight_message_comes_again_with_its_packet_id_and_dup() -> None:
+    """[MQTT-4.4.0-1] holds over the end of the process."""
+    broker = DurableBroker()
+    client = subscribed(broker, qos=1)
+    broker.connect("p").publish("t/1", b"x", qos=1)
+    first = client.take(Publish)
+    broker = broker.crash()
+    client = broker.connect("s", **keep())
+    again = client.take(Publish)
+    assert (again.packet_id, again.payload, again.dup) == (first.packet_id, b"x", True)
+    client.send(PubAck(again.packet_id))
+    assert not broker.disk.deliveries
+    assert not broker.disk.messages
+    client.session.check_invariants()
+
+
+def test_expiry_runs_while_the_broker_is_down() -> None:
+    """Of sessions, of messages, and of what was connected from the restart on."""
+    broker = DurableBroker()
+    subscribed(broker).lose()
+    connected = broker.connect("there", **keep(60))
+    connected.subscribe("t/#", 1)
+    publisher = broker.connect("p")
+    publisher.publish("t/1", b"short", qos=1, properties={"message_expiry_interval": 50})
+    publisher.publish("t/1", b"long", qos=1, properties={"message_expiry_interval": 5000})
+    broker = broker.crash(down_seconds=100)
+    assert broker.core.sessions.get("there") is not None
+    broker.advance(60)
+    assert broker.core.sessions.get("there") is None
+    client = broker.connect("s", **keep())
+    (message,) = client.take_all(Publish)
+    assert (message.payload, message.properties) == (b"long", {"message_expiry_interval": 4840})
+    assert client.session.ledger.expired == 1
+    client.send(Disconnect())
+    assert broker.crash(down_seconds=3600).core.sessions.get("s") is None
+
+
+def test_retained_messages_are_kept() -> None:
+    """Set, replaced and removed, with their properties; a payload is stored once."""
+    broker = DurableBroker()
+    subscribed(broker).lose()
+    publisher = broker.connect("p")
+    properties = {"user_property": [("a", "b")], "correlation_data": b"\xff\0"}
+    publisher.publish("t/1", b"old", qos=1, retain=True)
+    publisher.publish("t/1", b"new", qos=1, retain=True, properties=properties)
+    publisher.publish("t/2", b"gone", retain=True)
+    publisher.publish("t/2", b"", retain=True)
+    publisher.publish("$SYS/x", b"ours", retain=True)
+    assert len(broker.disk.messages) == 2  # the old one is queued still
+    reader = broker.crash().connect("r")
+    reader.subscribe("#", 1)
+    (message,) = reader.take_all(Publish)
+    assert (message.topic, message.payload, message.retain) == ("t/1", b"new", True)
+    assert message.properties == properties
+
+
+def test_wills_of_who_was_connected_are_due_at_the_restart() -> None:
+    """[MQTT-3.1.2-8]: the process' end is the connection's; a Will Delay runs from there."""
+    broker = DurableBroker()
+    subscribed(broker, "will/#").lose()
+    broker.connect("clean", will=will("will/clean", qos=1))
+    broker.connect("kept", will=will("will/kept", qos=1, retain=True), **keep())
+    delayed = will("will/delayed", qos=1, properties={"will_delay_interval": 30})
+    broker.connect("delayed", will=delayed, **keep())
+    broker.connect("returns", will=delayed, **keep())
+    broker.connect("said goodbye", will=will("will/no", qos=1)).send(Disconnect())
+    broker.connect("told", will=will("will/told", qos=1)).lose()
+    broker = broker.crash()
+    client = broker.connect("s", **keep())
+    assert {p.topic for p in client.take_all(Publish)} == {"will/told", "will/clean", "will/kept"}
+    broker.connect("returns", **keep())
+    broker.advance(29)
+    assert not client.inbox
+    broker.advance(1)
+    assert client.take(Publish).topic == "will/delayed"
+    assert not client.inbox
+    assert not broker.disk.wills
+    assert broker.core.sessions.get("clean") is None
+    assert "will/kept" in broker.core.retained.by_topic
+
+
+def test_a_delayed_will_counts_from_the_loss() -> None:
+    """A Will Delay that has passed while the broker was down is over."""
+    broker = DurableBroker()
+    subscribed(broker, "will/#").lose()
+    delayed = will("will/delayed", qos=1, properties={"will_delay_interval": 30})
+    broker.connect("delayed", will=delayed, **keep()).lose()
+    broker.advance(10)
+    broker = broker.crash(down_seconds=10)
+    client = broker.connect("s", **keep())
+    broker.advance(9)
+    assert not client.inbox
+    broker.advance(1)
+    assert client.acknowledge() == [b"gone"]
+
+
+def test_the_order_of_messages_is_kept() -> None:
+    """[MQTT-4.6.0-1]: what was inflight comes first, then what waited, each as it came."""
+    broker = DurableBroker(limits=Limits(inflight_messages=2))
+    client = subscribed(broker)
+    publisher = broker.connect("p")
+    for number in range(6):
+        publisher.publish("t/1", b"%d" % number, qos=1 + number % 2, packet_id=1 + number)
+    assert client.payloads() == [b"0", b"1"]
+    broker = broker.crash()
+    client = broker.connect("s", **keep())
+    got = []
+    while packets := client.take_all(Publish):
+        for packet in packets:
+            got.append((packet.payload, packet.dup))
+            client.send(PubAck(packet.packet_id) if packet.qos == 1 else PubRec(packet.packet_id))
+        for release in client.take_all(PubRel):
+            client.send(PubComp(release.packet_id))
+    assert got == [(b"%d" % number, number < 2) for number in range(6)]
+    client.session.check_invariants()
+    assert not broker.disk.messages
+
+
+def test_limits_hold_anew() -> None:
+    """A smaller outbox after the restart drops what is beyond it, there and on the disk."""
+    broker = DurableBroker()
+    subscribed(broker).lose()
+    publisher = broker.connect("p")
+    for number in range(4):
+        publisher.publish("t/1", b"%d" % number, qos=1)
+    broker = DurableBroker(broker.disk, limits=Limits(queued_messages=2))
+    session = broker.session("s")
+    assert session.ledger.dropped == {"queue_full": 2}
+    session.check_invariants()
+    assert len(broker.disk.messages) == 2
+    assert broker.connect("s", **keep()).payloads() == [b"0", b"1"]
+
+
+class LargeAbove(OpenGate):
+    """A gate that lets nothing large go."""
+
+    def threshold_s(self, topic: str) -> int | None:  # noqa: ARG002 (a gate's signature)
+        """Every topic has large messages."""
+        return 3
+
+    def decide(
+        self,
+        message: Message,  # noqa: ARG002
+        link: Link,  # noqa: ARG002
+        sojourn: float,  # noqa: ARG002
+        now: float,  # noqa: ARG002
+    ) -> Verdict:
+        """Withhold."""
+        return Verdict(deliver=False, reason="large")
+
+
+def test_withheld_messages_wait_again() -> None:
+    """What was withheld is so after the restart, by the thresholds that hold then."""
+    broker = DurableBroker()
+    subscribed(broker).lose()
+    publisher = broker.connect("p")
+    publisher.publish("t/1", b"large", qos=1)
+    publisher.publish("t/2", b"s", qos=1)
+    broker = DurableBroker(broker.disk, gate=LargeAbove())
+    client = broker.connect("s", **keep())
+    assert client.acknowledge() == [b"s"]
+    assert client.session.outbox.n_withheld == 1
+
+
+def test_a_payload_that_is_lost_is_dropped_and_counted() -> None:
+    """Where its store could not read it back when it was written, there is nothing to restore."""
+    broker = DurableBroker()
+    subscribed(broker).lose()
+    publisher = broker.connect("p")
+    publisher.publish("t/1", b"x", qos=1)
+    publisher.publish("t/2", b"y", qos=1, retain=True)
+    for key, row in broker.disk.messages.items():
+        broker.disk.messages[key] = row._replace(payload=None)
+    broker = broker.crash()
+    session = broker.session("s")
+    assert session.ledger.dropped == {"payload_lost": 2}
+    assert not broker.core.retained.by_topic
+    assert not broker.disk.messages
+    session.check_invariants()

@@ -1,0 +1,174 @@
+"""The SQLite file: what is written is read, and a file that is not ours is refused."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.records import (
+    Batch,
+    DeliveryRow,
+    IncomingRow,
+    MessageRow,
+    RetainedRow,
+    SessionRow,
+    Stored,
+    SubscriptionRow,
+    WillRow,
+)
+from broker.session_database import DatabaseStartError, DatabaseWriteError, SessionDatabase
+
+SESSION = SessionRow(1, "c", "user", 5, 60.0, 1.5)
+ROWS: dict[str, list[Any]] = {
+    "sessions": [SESSION, SessionRow(2, "é", None, 4, None, None)],
+    "subscriptions": [SubscriptionRow(1, "t/#", 1, True, False, 7)],
+    "messages": [
+        MessageRow(3, "t/1", b"\0payload", 2, True, 1.0, 2.0, b"\2\1\1", "p"),
+        MessageRow(4, "t/2", None, 1, False, 1.0, None, None, ""),
+    ],
+    "deliveries": [
+        DeliveryRow(5, 1, 3, 2, True, "1,2", 9, True, ""),
+        DeliveryRow(6, 1, 4, 1, False, None, 0, False, "$share/g/t/#"),
+    ],
+    "incoming": [IncomingRow(1, 12)],
+    "retained": [RetainedRow("t/1", 3)],
+    "wills": [WillRow("c", None, "w", b"gone", 1, False, b"\0")],
+}
+
+
+def whole() -> Batch:
+    """Return a batch that puts all rows."""
+    batch = Batch()
+    for name, rows in ROWS.items():
+        setattr(batch, name, rows)
+    return batch
+
+
+def opened(path: Path) -> SessionDatabase:
+    """Return a database, opened or made."""
+    return SessionDatabase(str(path), is_flushed=False)
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_what_is_written_is_read(tmp_path: Path, *, is_flushed: bool) -> None:
+    """By another process too; a batch that is written twice is there once."""
+    path = str(tmp_path / "s.db")
+    database = SessionDatabase(path, is_flushed=is_flushed)
+    assert database.read() == Stored()
+    batch = whole()
+    database.write(batch)
+    database.write(batch)
+    database.close()
+    database = SessionDatabase(path, is_flushed=is_flushed)
+    stored = database.read()
+    database.close()
+    assert {name: getattr(stored, name) for name in ROWS} == ROWS
+    assert all(isinstance(row, SessionRow) for row in stored.sessions)
+
+
+def test_what_goes_is_gone(tmp_path: Path) -> None:
+    """Each by its key; a session takes its subscriptions and packet identifiers along."""
+    database = opened(tmp_path / "s.db")
+    database.write(whole())
+    gone = Batch(
+        gone_sessions=[(1,)],
+        gone_messages=[(3,)],
+        gone_deliveries=[(5,)],
+        gone_retained=[("t/1",)],
+        gone_wills=[("c",)],
+    )
+    database.write(gone)
+    stored = database.read()
+    assert stored == Stored(
+        sessions=ROWS["sessions"][1:],
+        messages=ROWS["messages"][1:],
+        deliveries=ROWS["deliveries"][1:],
+    )
+    database.write(whole())
+    database.write(Batch(gone_subscriptions=[(1, "t/#")], gone_incoming=[(1, 12)]))
+    stored = database.read()
+    database.close()
+    assert not stored.subscriptions
+    assert not stored.incoming
+
+
+def test_a_row_put_again_replaces(tmp_path: Path) -> None:
+    """As a session does that has lost its connection."""
+    database = opened(tmp_path / "s.db")
+    database.write(Batch(sessions=[SESSION]))
+    database.write(Batch(sessions=[SESSION._replace(lost_at=None)]))
+    assert database.read().sessions == [SESSION._replace(lost_at=None)]
+    database.close()
+
+
+def test_a_batch_is_written_whole_or_not(tmp_path: Path) -> None:
+    """A row that SQLite does not take leaves nothing of its batch behind."""
+    database = opened(tmp_path / "s.db")
+    bad = Batch(sessions=[SESSION], retained=[RetainedRow("t", None)])  # type: ignore[arg-type]
+    with pytest.raises(DatabaseWriteError, match=r"s\.db"):
+        database.write(bad)
+    assert database.read() == Stored()
+    database.write(Batch(sessions=[SESSION]))
+    assert database.read().sessions == [SESSION]
+    database.close()
+
+
+def refused(path: Path) -> str:
+    """Return why a file is refused."""
+    with pytest.raises(DatabaseStartError) as caught:
+        opened(path).read()
+    return str(caught.value)
+
+
+def test_one_broker_has_the_file_at_a_time(tmp_path: Path) -> None:
+    """The second is told whose it is; it is free once the first has closed."""
+    database = opened(tmp_path / "s.db")
+    assert "in use by process" in refused(tmp_path / "s.db")
+    database.close()
+    opened(tmp_path / "s.db").close()
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    """With what was read and what is allowed."""
+    path = tmp_path / "s.db"
+    opened(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    assert "read format 99; allowed: 1" in refused(path)
+
+
+def test_another_programs_database_is_refused(tmp_path: Path) -> None:
+    """And left as it is."""
+    path = tmp_path / "s.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE theirs (a)")
+    assert "another program's database" in refused(path)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    """Whether its header or what it holds is no database; what can be done is said."""
+    path = tmp_path / "s.db"
+    path.write_bytes(b"not a database" * 1000)
+    assert "not a database" in refused(path)
+    assert "move the file away" in refused(path)
+    path = tmp_path / "t.db"
+    database = opened(path)
+    database.write(whole())
+    database.close()
+    data = bytearray(path.read_bytes())
+    data[8192:] = b"\xee" * (len(data) - 8192)
+    path.write_bytes(data)
+    assert "malformed" in refused(path)
+
+
+def test_a_path_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    """A directory that is not there, or a directory in place of the file."""
+    assert "cannot be made" in refused(tmp_path / "no" / "s.db")
+    (tmp_path / "d").mkdir()
+    assert "unable to open" in refused(tmp_path / "d")

@@ -1,0 +1,166 @@
+"""A virtual broker whose disk is a dictionary, which may end at any commit and start again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.journal import Journal
+from broker.limits import Limits
+from broker.records import (
+    Batch,
+    DeliveryRow,
+    IncomingRow,
+    MessageRow,
+    RetainedRow,
+    SessionRow,
+    Stored,
+    SubscriptionRow,
+    WillRow,
+)
+from broker.restoring import restore
+from tests.helpers.virtual import VirtualBroker
+
+EPOCH = 1_700_000_000.0
+"""The wall clock when a virtual broker's monotonic clock is 0."""
+
+
+class MemoryDisk:
+    """What an SQLite file would hold, by the keys of its tables."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[Any, SessionRow] = {}
+        self.subscriptions: dict[Any, SubscriptionRow] = {}
+        self.messages: dict[Any, MessageRow] = {}
+        self.deliveries: dict[Any, DeliveryRow] = {}
+        self.incoming: dict[Any, IncomingRow] = {}
+        self.retained: dict[Any, RetainedRow] = {}
+        self.wills: dict[Any, WillRow] = {}
+
+    def write(self, batch: Batch) -> None:
+        """Do what a batch says."""
+        self.sessions |= {(row.row,): row for row in batch.sessions}
+        self.subscriptions |= {row[:2]: row for row in batch.subscriptions}
+        self.messages |= {(row.row,): row for row in batch.messages}
+        self.deliveries |= {(row.row,): row for row in batch.deliveries}
+        self.incoming |= {row[:]: row for row in batch.incoming}
+        self.retained |= {(row.topic,): row for row in batch.retained}
+        self.wills |= {(row.client_id,): row for row in batch.wills}
+        tables: list[tuple[dict[Any, Any], list[Any]]] = [
+            (self.sessions, batch.gone_sessions),
+            (self.subscriptions, batch.gone_subscriptions),
+            (self.incoming, batch.gone_incoming),
+            (self.messages, batch.gone_messages),
+            (self.deliveries, batch.gone_deliveries),
+            (self.retained, batch.gone_retained),
+            (self.wills, batch.gone_wills),
+        ]
+        for table, gone in tables:
+            for key in gone:
+                table.pop(key, None)
+        gone_sessions = {session for (session,) in batch.gone_sessions}
+        for table in (self.subscriptions, self.incoming):
+            for key in [key for key in table if key[0] in gone_sessions]:
+                del table[key]
+
+    def read(self) -> Stored:
+        """Return all that is there."""
+        return Stored(
+            sessions=list(self.sessions.values()),
+            subscriptions=list(self.subscriptions.values()),
+            messages=list(self.messages.values()),
+            deliveries=[row for _, row in sorted(self.deliveries.items())],
+            incoming=list(self.incoming.values()),
+            retained=list(self.retained.values()),
+            wills=list(self.wills.values()),
+        )
+
+    def check(self) -> None:
+        """Check that every row is referred to, and that what it refers to is there."""
+        used = {row.message for row in self.deliveries.values()}
+        used |= {row.message for row in self.retained.values()}
+        assert used == {row.row for row in self.messages.values()}
+        sessions = {row.row for row in self.sessions.values()}
+        assert {row.session for row in self.subscriptions.values()} <= sessions
+        assert {row.session for row in self.incoming.values()} <= sessions
+        assert {row.session for row in self.deliveries.values()} <= sessions
+
+
+class DurableBroker(VirtualBroker):
+    """A virtual broker with a journal; nothing is committed but by `commit` or `settle`.
+
+    Attributes:
+        disk: survives `crash`.
+        is_disk_full: commits fail.
+        commits_at_once: `settle` commits whatever has changed.
+        hurried: times the journal asked for an early commit.
+    """
+
+    def __init__(
+        self,
+        disk: MemoryDisk | None = None,
+        *,
+        limits: Limits | None = None,
+        now: float = 1000.0,
+        max_pending_messages: int = 1000,
+        max_pending_bytes: int = 1_000_000,
+        **extensions: Any,
+    ) -> None:
+        super().__init__(limits, **extensions)
+        self.now = now
+        self.disk = disk or MemoryDisk()
+        self.is_disk_full = False
+        self.commits_at_once = True
+        self.hurried = 0
+        self.journal = Journal(
+            self.core,
+            wake=lambda: None,
+            hurry=self._hurry,
+            max_pending_messages=max_pending_messages,
+            max_pending_bytes=max_pending_bytes,
+        )
+        self._options: dict[str, Any] = {
+            "limits": limits,
+            "max_pending_messages": max_pending_messages,
+            "max_pending_bytes": max_pending_bytes,
+            **extensions,
+        }
+        restore(self.core, self.journal, self.disk.read(), epoch=EPOCH, now=now)
+        self.commit()
+
+    def _hurry(self) -> None:
+        self.hurried += 1
+
+    def settle(self) -> None:
+        """Serve every connection, and commit where that is not in the test's hands."""
+        super().settle()
+        while self.commits_at_once and self.seal() is not None:
+            self.write()
+
+    def seal(self) -> Batch | None:
+        """Make a batch of what has changed, if one is due; return the one to be written."""
+        if self.journal.sealed is None:
+            return self.journal.seal(EPOCH)
+        return self.journal.sealed
+
+    def write(self) -> bool:
+        """Write the sealed batch and report it; return whether the disk has taken it."""
+        batch = self.journal.sealed
+        assert batch is not None
+        if self.is_disk_full and not batch.is_empty():
+            self.journal.failed()
+            super().settle()
+            return False
+        self.disk.write(batch)
+        self.disk.check()
+        self.journal.committed()
+        super().settle()
+        return True
+
+    def commit(self) -> None:
+        """Commit all that has changed, and what that causes."""
+        while self.seal() is not None and self.write():
+            pass
+
+    def crash(self, *, down_seconds: float = 0.0) -> DurableBroker:
+        """End this broker without a word; return one that starts on its disk later."""
+        return DurableBroker(self.disk, now=self.now + down_seconds, **self._options)
