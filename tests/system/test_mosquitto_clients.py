@@ -154,3 +154,15 @@ def test_wildcards_and_sys_topics(broker: BrokerProcess) -> None:
             seen += lines(everything, 1)
         assert not [line for line in seen if line.startswith("$SYS")]
         assert {"wild/a/x 0 0 1", "wild/a/b/x 0 0 2"} <= set(seen)
+
+
+@pytest.mark.parametrize("version", ["311", "5"])
+def test_members_of_a_share_get_equal_parts(broker: BrokerProcess, version: str) -> None:
+    """Each message goes to one of them, and they take turns, in both versions."""
+    topic = f"jobs/{version}"
+    share = ("-V", version, "-q", "1", "-t", f"$share/workers/{topic}")
+    with subscribed(broker, *share, form="%p") as one, subscribed(broker, *share, form="%p") as two:
+        jobs = "".join(f"{number}\n" for number in range(20))
+        publish(broker, topic, "-q", "1", "-l", stdin=jobs.encode())
+        came = lines(one, 10) + lines(two, 10)
+    assert sorted(map(int, came)) == list(range(20))
