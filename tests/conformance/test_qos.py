@@ -202,7 +202,7 @@ def test_after_a_refusal_a_packet_identifier_is_that_of_a_new_message() -> None:
 def test_qos_2_that_expires_before_its_pubrel_is_brought_to_its_end() -> None:
     """A publisher's exchange does not depend on what became of the message."""
     broker = VirtualBroker()
-    publisher = broker.connect("p")
+    publisher, _ = pair(broker, 5)
     publisher.publish("t", b"x", qos=2, packet_id=3, properties={"message_expiry_interval": 1})
     broker.advance(10)
     publisher.publish(
