@@ -20,6 +20,7 @@ from broker.mqtt.packets import (
     Unsubscribe,
 )
 from broker.mqtt.reason_codes import ReasonCode
+from broker.mqtt_options import MqttOptions
 from tests.conformance.clients import (
     IN_EACH_VERSION,
     MALFORMED,
@@ -328,3 +329,17 @@ def test_a_publish_that_is_not_allowed_is_acknowledged_in_mqtt_3_1_1(qos: int) -
     assert publisher.inbox == [PubAck(5) if qos == 1 else PubRec(5)]
     assert not publisher.is_lost
     assert subscriber.inbox == []
+
+
+# -- topic aliases
+
+
+@pytest.mark.mqtt5("3.2.2-17", "3.2.2-18", "3.3.2-9", "4.13.1-1")
+@pytest.mark.parametrize(("maximum", "alias"), [(3, 4), (3, 65_535), (0, 1)])
+def test_an_alias_beyond_the_brokers_maximum_ends_the_connection(maximum: int, alias: int) -> None:
+    """Where CONNACK names no Topic Alias Maximum, every alias is beyond it."""
+    broker = VirtualBroker(options=MqttOptions(topic_alias_maximum=maximum))
+    client = broker.connect()
+    assert client.connack.properties.get("topic_alias_maximum", 0) == maximum
+    client.publish("t", properties={"topic_alias": alias})
+    assert_closed(client, ReasonCode.TOPIC_ALIAS_INVALID)
