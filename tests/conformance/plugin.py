@@ -19,7 +19,6 @@ from tests.conformance.statements import (
     ROOT,
     VERSIONS,
     Statement,
-    open_statements,
     statements,
 )
 from tests.conformance.table import PASSED, problems, render
@@ -37,18 +36,15 @@ class ConformancePlugin:
     Attributes:
         root: of the repository.
         statements: by marker.
-        open_numbers: by marker.
     """
 
     def __init__(
         self,
         root: Path = ROOT,
         known: Mapping[str, Mapping[str, Statement]] | None = None,
-        open_numbers: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
         self.root = root
         self.statements = known or {marker: statements(marker) for marker in VERSIONS}
-        self.open_numbers = open_statements() if open_numbers is None else open_numbers
         self._numbers: dict[str, list[tuple[str, str]]] = {}
         self._outcomes: dict[str, str] = {}
         self._is_narrowed = False
@@ -101,9 +97,7 @@ class ConformancePlugin:
         proofs = self._proofs()
         for marker in VERSIONS:
             marked = {number: min(tests) for number, tests in proofs[marker].items()}
-            self._complaints += problems(
-                marker, self.statements[marker], marked, self.open_numbers[marker]
-            )
+            self._complaints += problems(marker, self.statements[marker], marked)
         text = render(proofs, self.statements)
         before = self.file.read_text() if self.file.exists() else ""
         if text != before:

@@ -46,13 +46,6 @@ def statements(marker: str) -> dict[str, Statement]:
     return {number: Statement(number=number, **row) for number, row in rows.items()}
 
 
-@cache
-def open_statements() -> dict[str, frozenset[str]]:
-    """Return, by marker, the numbers that no test proves yet."""
-    rows: dict[str, list[str]] = yaml.safe_load((FOLDER / "open.yaml").read_text())
-    return {marker: frozenset(rows.get(marker) or ()) for marker in VERSIONS}
-
-
 def sort_key(number: str) -> tuple[int, ...]:
     """Return what puts statement numbers into the order of the chapters."""
     section, _, rest = number.partition("-")

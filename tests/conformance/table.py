@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from tests.conformance.statements import VERSIONS, Statement
@@ -30,7 +30,6 @@ def problems(
     marker: str,
     statements: Mapping[str, Statement],
     marked: Mapping[str, str],
-    open_numbers: Collection[str] = (),
 ) -> list[str]:
     """Return what is wrong between the statements of a version and the marks, in words.
 
@@ -38,7 +37,6 @@ def problems(
         marker: key of `VERSIONS`.
         statements: of the version.
         marked: number to one place where it is marked.
-        open_numbers: statements that may be without a test yet.
     """
     name = VERSIONS[marker]
     found = []
@@ -48,7 +46,7 @@ def problems(
         elif statements[number].not_applicable:
             found.append(f"{place}: {name} statement {number} is declared not applicable")
     for number, statement in statements.items():
-        if number not in marked and not statement.not_applicable and number not in open_numbers:
+        if number not in marked and not statement.not_applicable:
             found.append(f"{name} statement {number} has neither a test nor a reason")
     return found
 
@@ -65,8 +63,8 @@ def render(proofs: Mapping[str, Proofs], statements: Mapping[str, Mapping[str, S
     for marker, name in VERSIONS.items():
         counts.append(_count(name, proofs[marker], statements[marker]))
         chapters.append(_chapter(name, proofs[marker], statements[marker]))
-    head = "| Version | Statements | Proven | Failing | Not applicable | Open |"
-    rows = [head, "| --- | --- | --- | --- | --- | --- |", *counts]
+    head = "| Version | Statements | Proven | Not proven | Not applicable |"
+    rows = [head, "| --- | --- | --- | --- | --- |", *counts]
     return "\n".join([INTRODUCTION, *rows, "", *chapters])
 
 
@@ -74,14 +72,12 @@ def _state(number: str, proofs: Proofs, statement: Statement) -> str:
     if statement.not_applicable:
         return "not applicable"
     outcomes = proofs.get(number)
-    if not outcomes:
-        return "open"
-    return "proven" if set(outcomes.values()) == {PASSED} else "failing"
+    return "proven" if outcomes and set(outcomes.values()) == {PASSED} else "not proven"
 
 
 def _count(name: str, proofs: Proofs, statements: Mapping[str, Statement]) -> str:
     states = [_state(number, proofs, statement) for number, statement in statements.items()]
-    columns = [len(states), *map(states.count, ("proven", "failing", "not applicable", "open"))]
+    columns = [len(states), *map(states.count, ("proven", "not proven", "not applicable"))]
     return f"| {name} | {' | '.join(map(str, columns))} |"
 
 
@@ -89,11 +85,10 @@ def _chapter(name: str, proofs: Proofs, statements: Mapping[str, Statement]) -> 
     rows = [f"## {name}", "", "| Statement | Binds | What it asks for | Proven by |"]
     rows.append("| --- | --- | --- | --- |")
     for number, statement in statements.items():
-        state = _state(number, proofs, statement)
-        if state == "not applicable":
+        if statement.not_applicable:
             proof = f"*not applicable*: {statement.not_applicable}"
-        elif state == "open":
-            proof = "**open**"
+        elif not proofs.get(number):
+            proof = "**no test**"
         else:
             proof = ", ".join(
                 _test(test, outcome) for test, outcome in sorted(proofs[number].items())
