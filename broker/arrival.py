@@ -51,6 +51,13 @@ class Reception:
         self.timeout = timeout
         self.in_layers: set[Arrival] = set()
 
+    def cut_off(self, transport: asyncio.Transport) -> None:
+        """Drop a connection of a flood; the log tells ever less often."""
+        transport.abort()
+        n_connections = self.counters.connections_refused["cut_off"]
+        if not n_connections & (n_connections - 1):
+            self.logger.warning("%d connections above the limits cut off so far", n_connections)
+
     def close(self) -> None:
         """Drop every connection that does not speak MQTT yet."""
         for arrival in list(self.in_layers):
@@ -131,7 +138,7 @@ class Arrival:
         self.accepted_at = self._reception.clock()
         place = self.place = self._reception.admission.enter(self._room)
         if place is None:
-            transport.abort()
+            self._reception.cut_off(transport)
             return False
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -159,7 +166,7 @@ class Arrival:
     def _count_address(self) -> bool:
         if self.place is None or self.place.came_from(self.remote_address):
             return True
-        self.transport.abort()
+        self._reception.cut_off(self.transport)
         return False
 
     def enter_layers(self) -> None:

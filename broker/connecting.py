@@ -17,7 +17,7 @@ from broker.events import ClientConnected
 from broker.extensions import Accepted, Admittance, ConnectAttempt
 from broker.mqtt.enums import ProtocolVersion
 from broker.mqtt.packets import ConnAck, Connect
-from broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode
+from broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
 from broker.wills import will_message
 
 if TYPE_CHECKING:
@@ -51,6 +51,12 @@ def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
         connection.disconnected(now)
         return
     if connection.refusal is not None:  # no place for it
+        connection.core.logger.info(
+            "client %s: refused, %s, from %s",
+            packet.client_id,
+            describe_reason_code(connection.refusal),
+            connection.peer(),
+        )
         refuse_connect(connection, connection.refusal)
         connection.disconnected(now)
         return

@@ -9,7 +9,7 @@ import os
 import socket
 import ssl
 import stat
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from broker.admission import Room
 from broker.arrival import Arrival, Layer, Reception
@@ -18,7 +18,9 @@ from broker.listener_config import Listener, Tls
 from broker.proxy_header import ProxyHeaderError, read_proxy_header
 from broker.tls import TlsFilesError, TlsLayer, make_context, problem_of_certificate
 from broker.transport import Driver, MqttProtocol
-from broker.websocket import WebSocketLayer
+
+if TYPE_CHECKING:
+    from broker.websocket import WebSocketLayer
 
 BACKLOG: Final = 1024
 """Connections that may wait to be accepted: a fleet that reconnects comes all at once."""
@@ -93,6 +95,7 @@ class Listening:
         self._logger = reception.logger
         self._room = Room(listener.max_connections, waits=listener.when_full == "wait")
         self._context: ssl.SSLContext | None = None
+        self._websocket_layer: type[WebSocketLayer] | None = None
         self._inode = 0
         self._servers: list[asyncio.Server] = []
 
@@ -108,6 +111,11 @@ class Listening:
                 self._context = self._new_context(listener.tls)
             except TlsFilesError as error:
                 raise ListenError(f"listener {listener.name}: {error}") from error
+        if listener.is_websocket:
+            # Its library costs time and memory, which most brokers can do without.
+            from broker.websocket import WebSocketLayer  # noqa: PLC0415
+
+            self._websocket_layer = WebSocketLayer
         if listener.socket_path is not None:
             await self._open_unix(listener.socket_path)
         else:
@@ -214,9 +222,9 @@ class Listening:
             self._reception, listener.name, self._room, is_behind_proxy=listener.proxy_protocol
         )
         protocol: asyncio.Protocol = MqttProtocol(self._driver, arrival)
-        if listener.is_websocket:
+        if self._websocket_layer is not None:
             max_bytes = self._driver.limits.maximum_packet_size
-            protocol = WebSocketLayer(protocol, arrival, listener, max_bytes)
+            protocol = self._websocket_layer(protocol, arrival, listener, max_bytes)
         if self._context is not None:
             protocol = TlsLayer(protocol, arrival, self._context)
         if listener.proxy_protocol:

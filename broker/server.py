@@ -156,10 +156,18 @@ class Server:
     async def _listen(self) -> None:
         driver = self._driver
         limits = self._policy.limits
+        most = most_connections()
+        if limits.connections is not None and limits.connections > most:
+            self._logger.warning(
+                "limits.connections: %d, but the process may have files for %d; allow it more, "
+                "as by LimitNOFILE of systemd",
+                limits.connections,
+                most,
+            )
         self._reception = Reception(
             Admission(
                 self.core.counters,
-                connections=limits.connections or most_connections(),
+                connections=limits.connections or most,
                 connections_per_address=limits.connections_per_address,
             ),
             self.core.counters,

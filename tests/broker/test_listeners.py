@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from broker.admission import MAX_REFUSED
 from broker.errors import PenstockError
 from broker.listeners import ListenError
 from broker.mqtt.packets import Connect
-from broker.mqtt.reason_codes import ReasonCode
+from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from broker.mqtt.writer import write_packet
 from broker.server import Server
 from tests.broker.serving import make_server, port_of, protocol_of, serving, until
@@ -277,9 +278,14 @@ async def test_health_check_is_no_line_of_the_log(caplog: pytest.LogCaptureFixtu
 )
 @pytest.mark.parametrize("version", [4, 5])
 async def test_client_above_a_limit_learns_why(
-    listener: dict[str, Any], limits: dict[str, Any], reason_code: ReasonCode, version: int
+    caplog: pytest.LogCaptureFixture,
+    listener: dict[str, Any],
+    limits: dict[str, Any],
+    reason_code: ReasonCode,
+    version: int,
 ) -> None:
     """CONNACK says it, in MQTT 3.1.1 as "server unavailable"; then the connection closes."""
+    caplog.set_level(logging.INFO)
     listeners = {"default": {"bind": "127.0.0.1:0", **listener}}
     async with (
         serving(listeners=listeners, limits=limits) as server,
@@ -296,6 +302,28 @@ async def test_client_above_a_limit_learns_why(
         await until(lambda: n_connections(server) == 0)
         async with await connected(port_of(server), version=version):
             pass
+    assert f"client second: refused, {describe_reason_code(reason_code)}, from " in caplog.text
+
+
+async def test_flood_is_told_in_a_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """Those who are cut off without a word are counted in $SYS and now and then in the log."""
+    async with serving(limits={"connections": 1}) as server:
+        clients = [await WireClient.dial(port_of(server)) for _ in range(MAX_REFUSED + 9)]
+        refused = server.core.counters.connections_refused
+        await until(lambda: refused.get("cut_off") == 8)
+        for client in clients:
+            client.close()
+    told = [line for line in caplog.messages if "cut off" in line]
+    assert told == [f"{n} connections above the limits cut off so far" for n in (1, 2, 4, 8)]
+
+
+async def test_limit_that_the_system_does_not_allow_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Better than connections that are never accepted."""
+    async with serving(limits={"connections": 2**31 - 1}):
+        pass
+    assert "limits.connections: 2147483647, but the process may have files for" in caplog.text
 
 
 async def test_address_that_the_proxy_tells_is_the_one_that_counts() -> None:
