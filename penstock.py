@@ -13,6 +13,10 @@ PROGRAMS: Final[dict[str, tuple[str, str]]] = {
     "proxy": ("edge_proxy.__main__", "run the edge proxy in front of any broker"),
     "queue": ("plugins.queue.gateway", "run the queue's HTTP gateway alone"),
     "passwd": ("plugins.access.passwd", "write users' passwords into a password file"),
+    "import-mosquitto": (
+        "broker.import_mosquitto.__main__",
+        "write a policy file from a mosquitto.conf",
+    ),
     "spark": ("spark_bridge.__main__", "stream a queue into Parquet with Spark"),
     "bench": ("benchmarks.__main__", "measure Penstock beside its peers (from a checkout)"),
 }

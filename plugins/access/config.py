@@ -20,8 +20,9 @@ class Rules:
     Relative file names are taken from the directory the broker was started in.
 
     Attributes:
-        allow_anonymous: clients without a user name may connect. False, as in mosquitto 2.0:
-            an open broker should be somebody's decision.
+        allow_anonymous: clients without a user name may connect, and where no file names
+            users those with any. False, as in mosquitto 2.0: an open broker should be
+            somebody's decision.
         password_file: users, as mosquitto_passwd or ``penstock passwd`` write them; null for
             none. A user whom it does not know is left to other plugins.
         acl_file: topics, in mosquitto's format; null allows every topic.

@@ -114,7 +114,8 @@ class FileAccess:
                 return False
             return True if rules.allow_anonymous else None
         if rules.password_file is None:
-            return None
+            has_users = rules.scram_file is not None
+            return True if rules.allow_anonymous and not has_users else None
         stored = scope.passwords.get(username)
         if stored is None:
             if scope.decoy is None:

@@ -74,6 +74,7 @@ LAYERS: Final = (
             "amqtt_host",
             "arrival",
             "client_log",
+            "import_mosquitto",
             "listeners",
             "open_files",
             "persistence",

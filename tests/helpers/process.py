@@ -45,7 +45,8 @@ class BrokerProcess:
 
     Attributes:
         process: the running program.
-        port: of the listener `default`; 0 where the program has ended instead.
+        port: of the listener `default`, or of the last one where none has that name; 0 where
+            the program has ended instead.
     """
 
     def __init__(self, policy: Mapping[str, Any] | str, folder: Path) -> None:
@@ -69,8 +70,9 @@ class BrokerProcess:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self._wait(lambda: "listener default: listening" in self.log)
-        self.port = self.ports.get("default", 0)
+        awaited = _awaited_listener(text)
+        self._wait(lambda: f"listener {awaited}: listening" in self.log)
+        self.port = self.ports.get(awaited, 0)
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -124,6 +126,16 @@ class BrokerProcess:
         """End the program at once, as the kernel does when memory is short."""
         self.process.kill()
         self.wait()
+
+
+def _awaited_listener(text: str) -> str:
+    """Return the name of the listener after which a broker with this policy serves."""
+    try:
+        listeners = yaml.safe_load(text)["listeners"]
+    except (yaml.YAMLError, TypeError, KeyError):
+        return "default"
+    names = list(listeners) if isinstance(listeners, dict) else []
+    return "default" if "default" in names or not names else names[-1]
 
 
 @contextlib.contextmanager

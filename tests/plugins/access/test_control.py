@@ -133,6 +133,14 @@ async def test_clients_without_a_name_connect_where_that_is_allowed(files: Files
     assert connect(broker, username="eve", password=b"e") == REFUSED
 
 
+async def test_where_no_file_names_users_any_name_is_as_good_as_none(files: Files) -> None:
+    """As with mosquitto; a file of SCRAM's users names some."""
+    assert connect(await broker_of(allow_anonymous=True), username="eve") == 0
+    broker = await broker_of(allow_anonymous=True, scram_file=str(files.scram))
+    assert connect(broker, username="ann") == REFUSED
+    assert connect(broker) == 0
+
+
 @pytest.mark.parametrize("iterations", [10, MAX_ITERATIONS_AT_ONCE + 1])
 @pytest.mark.parametrize(
     ("username", "password", "said"),
@@ -218,7 +226,7 @@ async def test_a_listener_may_have_rules_of_its_own(files: Files) -> None:
     )
     assert await answer(plugin, listener="default") is True
     assert await answer(plugin, listener="other") is None
-    assert await answer(plugin, "ann", b"a", listener="default") is None
+    assert await answer(plugin, "ann", b"x", listener="default") is True
     assert await answer(plugin, "ann", b"a", listener="other") is True
     broker = VirtualBroker(access=plugin.access)
     client = broker.connect()

@@ -1,0 +1,1 @@
+"""From a mosquitto.conf to a policy file."""

@@ -1,0 +1,83 @@
+"""``penstock import-mosquitto mosquitto.conf``: write a policy file that does the same."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from broker.config import parse_policy
+from broker.errors import ConfigError, PenstockError
+from broker.import_mosquitto.conf_file import read_conf
+from broker.import_mosquitto.translate import Note, translate
+from broker.program import exit_status, new_app
+
+app = new_app()
+
+REFUSED_HERE = 1
+"""Exit status: the file was written, and the broker would refuse it on this machine."""
+
+
+class OutputError(PenstockError):
+    """The policy file cannot be written; the program ends with status 2."""
+
+
+@app.command()
+def import_mosquitto(
+    conf: Annotated[Path, typer.Argument(metavar="MOSQUITTO.CONF", help="As mosquitto reads it.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="A new file; default: standard output.")
+    ] = None,
+) -> None:
+    """Write a policy file with the same listeners, users, topics and limits."""
+    policy, notes = translate(read_conf(conf))
+    text = _as_text(conf, policy, notes)
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        try:
+            with output.open("x", encoding="utf-8") as opened:
+                opened.write(text)
+        except OSError as error:
+            raise OutputError(f"{output}: cannot be written: {error.strerror}") from error
+    for note in notes:
+        sys.stderr.write(f"{note.line.file}: {note}\n")
+    try:
+        parse_policy(text, str(output or "policy"))
+    except ConfigError as error:
+        sys.stderr.write(f"as it is, the broker would refuse this file here:\n{error}\n")
+        raise typer.Exit(REFUSED_HERE) from error
+
+
+def _as_text(conf: Path, policy: dict[str, Any], notes: list[Note]) -> str:
+    """Return the policy file, its notes as comments before it."""
+    comments = [f"# Made of {conf} by penstock import-mosquitto."]
+    if notes:
+        comments += ["#", "# What mosquitto did by these lines is not done, or not as they say:"]
+        comments += [
+            f"# {line}" if note.line.file == str(conf) else f"# {note.line.file}, {line}"
+            for note in notes
+            for line in [str(note)]
+        ]
+    body = yaml.safe_dump(policy, sort_keys=False, allow_unicode=True)
+    return "\n".join(comments) + "\n\n" + body
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program.
+
+    Args:
+        argv: arguments after the program's name; None for those of the process.
+
+    Returns:
+        Exit status: 0; 1 where the broker would refuse what was written, on this machine;
+        2 for a mistake in arguments or in the file, with nothing written.
+    """
+    return exit_status(app, argv, "penstock import-mosquitto")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""The lines of a mosquitto.conf, as mosquitto 2.0 takes them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from broker.errors import ConfigError, ConfigProblem
+
+T = TypeVar("T")
+
+
+class Line(NamedTuple):
+    """One directive as it stands in a file.
+
+    Attributes:
+        file: its name.
+        number: of the line, from 1.
+        name: the first word.
+        value: all that follows, without blanks around it; "" for nothing.
+    """
+
+    file: str
+    number: int
+    name: str
+    value: str
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for people."""
+        return f"line {self.number}"
+
+
+def parse_lines(text: str, file: str) -> list[Line]:
+    """Return the directives of one file, in their order.
+
+    Args:
+        text: the whole file.
+        file: its name.
+    """
+    lines = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("#") or not line.strip():
+            continue
+        name, _, value = line.strip().partition(" ")
+        lines.append(Line(file, number, name, value.strip()))
+    return lines
+
+
+def read_conf(path: Path) -> list[Line]:
+    """Return the directives of a file and of the folders it includes, in the order they count.
+
+    Raises:
+        ConfigError: a file or folder cannot be read.
+    """
+    lines: list[Line] = []
+    for line in parse_lines(_read(path), str(path)):
+        lines.append(line)
+        if line.name != "include_dir" or not line.value:
+            continue
+        for included in _included(Path(line.value), line):
+            inner = parse_lines(_read(included), str(included))
+            # mosquitto takes no further folder from an included file.
+            _refuse_nested(inner)
+            lines += inner
+    return lines
+
+
+def _included(folder: Path, line: Line) -> list[Path]:
+    """Return the files of an included folder, as mosquitto orders them: A before a before B."""
+    found = _reading(
+        lambda: [path for path in folder.iterdir() if path.name.endswith(".conf")],
+        line.file,
+        f"{line.place}, include_dir {line.value}",
+        "a folder that can be read",
+    )
+    return sorted(found, key=lambda path: (path.name.lower(), path.name))
+
+
+def _refuse_nested(lines: list[Line]) -> None:
+    for line in lines:
+        if line.name == "include_dir":
+            problem = ConfigProblem(line.place, "include_dir", "in the main file alone")
+            raise ConfigError(line.file, [problem])
+
+
+def _read(path: Path) -> str:
+    return _reading(
+        lambda: path.read_text(encoding="utf-8"), str(path), "file", "a file that can be read"
+    )
+
+
+def _reading(read: Callable[[], T], file: str, place: str, allowed: str) -> T:
+    try:
+        return read()
+    except OSError as error:
+        problem = ConfigProblem(place, error.strerror or str(error), allowed)
+        raise ConfigError(file, [problem]) from error
+    except UnicodeDecodeError as error:
+        problem = ConfigProblem(f"byte {error.start}", "no UTF-8", "text in UTF-8")
+        raise ConfigError(file, [problem]) from error

@@ -1,0 +1,414 @@
+"""From directives to the keys of a policy file.
+
+What cannot be carried over is noted. Where the policy would then let in or show more than
+mosquitto did, it is closed instead: a listener that cannot be as strict is left out, and where a
+plugin decided about clients nobody connects until somebody has decided again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from broker.config import suggest
+from broker.errors import ConfigError, ConfigProblem
+from broker.import_mosquitto.conf_file import Line
+from broker.import_mosquitto.directives import (
+    DIRECTIVES,
+    Directive,
+    Loosens,
+    Place,
+    find,
+    problem_of,
+)
+
+UNBOUNDED_MESSAGES: Final = 1_000_000_000
+UNBOUNDED_BYTES: Final = 2**50
+"""What 0, no limit, becomes where Penstock always has one."""
+
+INFLIGHT_MAXIMUM: Final = 65_535
+"""As many packet identifiers as there are."""
+
+MINIMUM_PACKET_SIZE: Final = 256
+LARGEST_HEADER_BYTES: Final = 65_535 + 4_096
+"""Beside the payload in a PUBLISH: the longest topic, and room for properties."""
+
+SESSIONS_FILE: Final = "penstock-sessions.db"
+
+_HOUR: Final = 3_600
+_DURATIONS: Final = {
+    "h": _HOUR,
+    "d": 24 * _HOUR,
+    "w": 7 * 24 * _HOUR,
+    "m": 30 * 24 * _HOUR,
+    "y": 365 * 24 * _HOUR,
+}
+
+_TLS_NAMES: Final = ("cafile", "capath", "certfile", "keyfile", "ciphers")
+_TLS_VERSIONS: Final = {"tlsv1.3": 1.3, "tlsv1.2": 1.2, "tlsv1.1": 1.2}
+
+_EVERY_ADDRESS: Final = {"ipv4": "0.0.0.0", "ipv6": "::"}  # noqa: S104 (as mosquitto has it)
+
+
+class Note(NamedTuple):
+    """Something that the policy does not do as mosquitto did.
+
+    Attributes:
+        line: the directive.
+        text: why, and what comes nearest.
+    """
+
+    line: Line
+    text: str
+
+    def __str__(self) -> str:
+        """Return it for people; the line's file goes before it."""
+        stands = f"{self.line.name} {self.line.value}".strip()
+        return f"{self.line.place}: {stands}: {self.text}"
+
+
+class Translation(NamedTuple):
+    """A policy file and what it leaves out.
+
+    Attributes:
+        policy: the file's top level.
+        notes: in the order of the lines.
+    """
+
+    policy: dict[str, Any]
+    notes: list[Note]
+
+
+@dataclass(slots=True)
+class _Listener:
+    """One listener of mosquitto's.
+
+    Attributes:
+        line: that of ``listener``; of the default one None.
+        port: None where none is given.
+        host: address, name or path of a Unix socket; None for all interfaces.
+        set: other directives of it, by name.
+    """
+
+    line: Line | None
+    port: int | None = None
+    host: str | None = None
+    set: dict[str, Line] = field(default_factory=dict)
+
+    def text(self, name: str) -> str | None:
+        line = self.set.get(name)
+        return None if line is None else line.value
+
+    def flag(self, name: str) -> bool:
+        return self.text(name) == "true"
+
+
+def translate(lines: Iterable[Line]) -> Translation:
+    """Return the policy that does what a mosquitto.conf says.
+
+    Raises:
+        ConfigError: of the first file in which a directive is unknown or has a wrong value,
+            with all such places of it.
+    """
+    reading = _Reading()
+    reading.read(lines)
+    return reading.translation()
+
+
+class _Reading:
+    """One pass over the lines, then one over what they say."""
+
+    def __init__(self) -> None:
+        self.notes: list[Note] = []
+        self._problems: dict[str, list[ConfigProblem]] = {}
+        self._set: dict[str, Line] = {}
+        self._default = _Listener(None)
+        self._listeners: list[_Listener] = []
+        self._is_closed = False
+
+    # -- the lines ------------------------------------------------------------------------
+
+    def read(self, lines: Iterable[Line]) -> None:
+        for line in lines:
+            directive = find(line.name)
+            if directive is None:
+                known = [name for name in DIRECTIVES if not name.endswith("*")]
+                self._wrong(line, "an unknown directive", suggest(line.name, known))
+                continue
+            allowed = problem_of(directive, line.value)
+            if allowed:
+                self._wrong(line, line.value or "nothing", allowed)
+                continue
+            self._keep(line, directive)
+        for file, problems in self._problems.items():
+            raise ConfigError(file, problems)
+
+    def _wrong(self, line: Line, read: str, allowed: str) -> None:
+        problem = ConfigProblem(f"{line.place}, {line.name}", read, allowed)
+        self._problems.setdefault(line.file, []).append(problem)
+
+    def _keep(self, line: Line, directive: Directive) -> None:
+        if line.name == "listener":
+            self._keep_listener(line)
+            return
+        here = self._place_of(line, directive)
+        if line.name in here and not directive.may_repeat and _is_text(directive):
+            self._wrong(line, f"again, after {here[line.name].place}", "once")
+        if line.name == "persistent_client_expiration" and _seconds(line.value) is None:
+            self._wrong(line, line.value, "a whole number and h, d, w, m or y, such as 14d")
+        here[line.name] = line
+        if directive.note and line.value not in directive.same:
+            self.notes.append(Note(line, directive.note))
+            self._is_closed |= directive.loosens is Loosens.ACCESS
+
+    def _keep_listener(self, line: Line) -> None:
+        port, _, host = line.value.partition(" ")
+        if not (port.isascii() and port.isdecimal() and int(port) <= 65_535):
+            self._wrong(line, line.value, "a port from 0 to 65535, then perhaps an address")
+        elif port == "0" and not host:
+            self._wrong(line, line.value, "for port 0 the path of a Unix socket")
+        else:
+            self._listeners.append(_Listener(line, int(port), host.strip() or None))
+
+    def _place_of(self, line: Line, directive: Directive) -> dict[str, Line]:
+        current = self._listeners[-1] if self._listeners else self._default
+        if directive.place is Place.LISTENER:
+            # Both are the default listener's, wherever they stand.
+            is_default = line.name in ("port", "bind_address")
+            return self._default.set if is_default else current.set
+        if directive.place is Place.SECURITY and self._is_per_listener:
+            return current.set
+        if line.name == "per_listener_settings" and line.value == "true":
+            before = [
+                name
+                for name in self._set
+                if DIRECTIVES.get(name, directive).place is Place.SECURITY
+            ]
+            if before:
+                self._wrong(line, f"after {before[0]}", "before all security settings")
+        return self._set
+
+    @property
+    def _is_per_listener(self) -> bool:
+        return self._text("per_listener_settings") == "true"
+
+    def _text(self, name: str) -> str | None:
+        line = self._set.get(name)
+        return None if line is None else line.value
+
+    def _number(self, name: str) -> int | None:
+        text = self._text(name)
+        return None if text is None else int(text)
+
+    def _note(self, line: Line, text: str) -> None:
+        self.notes.append(Note(line, text))
+
+    # -- the policy -----------------------------------------------------------------------
+
+    def translation(self) -> Translation:
+        listeners = self._all_listeners()
+        names = _names(listeners)
+        kept = {
+            name: (listener, self._listener_keys(listener))
+            for name, listener in names.items()
+            if not self._is_left_out(listener)
+        }
+        policy: dict[str, Any] = {"listeners": {name: keys for name, (_, keys) in kept.items()}}
+        if limits := self._limits():
+            policy["limits"] = limits
+        if mqtt := self._mqtt([listener for listener, _ in kept.values()]):
+            policy["mqtt"] = mqtt
+        if self._text("persistence") == "true":
+            folder = (self._text("persistence_location") or "").rstrip("/")
+            path = f"{folder}/{SESSIONS_FILE}" if folder else SESSIONS_FILE
+            policy["persistence"] = {"path": path, "durability": "normal"}
+        if self._text("sys_interval") is not None:
+            policy["sys_interval"] = self._number("sys_interval")
+        expiration = self._text("persistent_client_expiration")
+        if expiration is not None:
+            policy["session_expiry_interval"] = _seconds(expiration)
+        access = self._access({name: listener for name, (listener, _) in kept.items()})
+        policy["plugins"] = {"access": access}
+        self.notes.sort(key=lambda note: (note.line.file, note.line.number))
+        return Translation(policy, self.notes)
+
+    def _all_listeners(self) -> list[_Listener]:
+        """Return those that mosquitto would start."""
+        default = self._default
+        if default.set or not self._listeners:
+            default.port = int(default.text("port") or 1883)
+            default.host = default.text("bind_address")
+            if not self._listeners and not default.set:
+                default.host = "localhost"  # without any, mosquitto serves its own machine
+            return [default, *self._listeners]
+        return self._listeners
+
+    @property
+    def _is_local_only(self) -> bool:
+        return not self._listeners and not self._default.set
+
+    def _is_left_out(self, listener: _Listener) -> bool:
+        return any(
+            DIRECTIVES[line.name].loosens is Loosens.LISTENER for line in listener.set.values()
+        )
+
+    def _listener_keys(self, listener: _Listener) -> dict[str, Any]:
+        keys: dict[str, Any] = {}
+        if listener.text("protocol") == "websockets":
+            keys["type"] = "ws"
+        keys["bind"] = self._bind(listener)
+        connections = listener.text("max_connections")
+        if connections is not None and int(connections) > 0:
+            keys["max_connections"] = int(connections)
+            keys["when_full"] = "refuse"
+        if listener.text("certfile") is None and listener.text("keyfile") is None:
+            return keys
+        keys["ssl"] = True
+        keys |= {name: value for name in _TLS_NAMES if (value := listener.text(name)) is not None}
+        if listener.flag("require_certificate"):
+            keys["require_certificate"] = True
+        version = listener.text("tls_version")
+        if version is not None:
+            keys["tls_minimum_version"] = _TLS_VERSIONS[version]
+            if version == "tlsv1.1":
+                self._note(listener.set["tls_version"], "TLS 1.1 is broken; 1.2 is the oldest")
+        return keys
+
+    def _bind(self, listener: _Listener) -> str:
+        host, port = listener.host, listener.port
+        if port == 0 and host is not None and listener.line is not None:
+            return f"unix:{host}"
+        if host is None:
+            host = _EVERY_ADDRESS.get(listener.text("socket_domain") or "", "")
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def _limits(self) -> dict[str, int]:
+        limits: dict[str, int] = {}
+        self._packet_size(limits)
+
+        def take(name: str, key: str, unbounded: int) -> None:
+            number = self._number(name)
+            if number is not None:
+                limits[key] = number or unbounded
+                if not number:
+                    self._note(self._set[name], f"limits.{key} is always a number: {unbounded}")
+
+        take("max_inflight_messages", "inflight_messages", INFLIGHT_MAXIMUM)
+        take("max_inflight_bytes", "inflight_bytes", UNBOUNDED_BYTES)
+        take("max_queued_messages", "queued_messages", UNBOUNDED_MESSAGES)
+        take("max_queued_bytes", "queued_bytes", UNBOUNDED_BYTES)
+        keep_alive = self._number("max_keepalive")
+        if keep_alive:
+            limits["maximum_keep_alive"] = keep_alive
+            if keep_alive < 65_535:
+                self._note(
+                    self._set["max_keepalive"],
+                    "limits.maximum_keep_alive holds clients of MQTT 3.1.1 too, which are not "
+                    "told: one that asks for more must still send something in that time",
+                )
+        return limits
+
+    def _packet_size(self, limits: dict[str, int]) -> None:
+        size = self._number("max_packet_size")
+        payload = self._number("message_size_limit")
+        if size is not None:
+            limits["maximum_packet_size"] = max(size, MINIMUM_PACKET_SIZE)
+            if size < MINIMUM_PACKET_SIZE:
+                self._note(self._set["max_packet_size"], f"the least is {MINIMUM_PACKET_SIZE}")
+        if payload:
+            largest = payload + LARGEST_HEADER_BYTES
+            limits["maximum_packet_size"] = min(largest, limits.get("maximum_packet_size", largest))
+            self._note(
+                self._set["message_size_limit"],
+                "limits.maximum_packet_size is the nearest: it bounds the packet, whose topic may "
+                "be long, and closes the connection that exceeds it",
+            )
+
+    def _mqtt(self, listeners: list[_Listener]) -> dict[str, Any]:
+        mqtt: dict[str, Any] = {}
+        if self._text("retain_available") == "false":
+            mqtt["retain_available"] = False
+        for name, key, default, choose in (
+            ("max_qos", "maximum_qos", 2, min),
+            ("max_topic_alias", "topic_alias_maximum", 10, max),
+        ):
+            self._of_all_listeners(mqtt, listeners, name, key, default, choose)
+        return mqtt
+
+    def _of_all_listeners(
+        self,
+        mqtt: dict[str, Any],
+        listeners: list[_Listener],
+        name: str,
+        key: str,
+        default: int,
+        choose: Callable[[Iterable[int]], int],
+    ) -> None:
+        """Take what mosquitto has for each listener and Penstock for all."""
+        lines = [listener.set[name] for listener in listeners if name in listener.set]
+        if not lines:
+            return
+        values = {int(listener.text(name) or default) for listener in listeners}
+        mqtt[key] = choose(values)
+        if len(values) > 1:
+            for line in lines:
+                self._note(line, f"mqtt.{key} holds for all listeners; it is {mqtt[key]}")
+
+    # -- access ---------------------------------------------------------------------------
+
+    def _access(self, listeners: dict[str, _Listener]) -> dict[str, Any]:
+        if self._is_closed:
+            return {}
+        if self._is_per_listener:
+            return {
+                "listeners": {
+                    name: self._rules(listener.set, listener)
+                    for name, listener in listeners.items()
+                }
+            }
+        common = self._rules(self._set, _Listener(None))
+        own = {name: self._rules(self._set, listener) for name, listener in listeners.items()}
+        differing = {name: rules for name, rules in own.items() if rules != common}
+        return common | ({"listeners": differing} if differing else {})
+
+    def _rules(self, settings: dict[str, Line], listener: _Listener) -> dict[str, Any]:
+        rules: dict[str, Any] = {}
+        anonymous = settings.get("allow_anonymous")
+        if anonymous.value == "true" if anonymous is not None else self._is_local_only:
+            rules["allow_anonymous"] = True
+        for name in ("password_file", "acl_file"):
+            if name in settings:
+                rules[name] = settings[name].value
+        if listener.flag("use_identity_as_username"):
+            rules["certificate_username"] = "cn"
+        elif listener.flag("use_subject_as_username"):
+            rules["certificate_username"] = "subject"
+        if listener.flag("use_username_as_clientid"):
+            rules["username_as_client_id"] = True
+        return rules
+
+
+def _is_text(directive: Directive) -> bool:
+    return not directive.values and directive.minimum is None
+
+
+def _seconds(duration: str) -> int | None:
+    """Return a duration such as ``14d`` in seconds, or None where it is none."""
+    number, unit = duration[:-1], duration[-1:]
+    if not (number.isascii() and number.isdecimal()) or unit not in _DURATIONS:
+        return None
+    return int(number) * _DURATIONS[unit]
+
+
+def _names(listeners: list[_Listener]) -> dict[str, _Listener]:
+    """Return the listeners by names that tell them apart."""
+    names: dict[str, _Listener] = {}
+    for listener in listeners:
+        kind = "websockets" if listener.text("protocol") == "websockets" else "mqtt"
+        base = f"{kind}-{listener.port}" if listener.port else f"{kind}-unix"
+        name, number = base, 2
+        while name in names:
+            name, number = f"{base}-{number}", number + 1
+        names[name] = listener
+    return names

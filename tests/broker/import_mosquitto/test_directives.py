@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from broker.import_mosquitto.directives import DIRECTIVES, Loosens, find, problem_of
+
+MANUAL = """
+acl_file address addresses allow_anonymous allow_duplicate_messages allow_zero_length_clientid
+auth_opt_* auth_plugin auth_plugin_deny_special_chars auto_id_prefix autosave_interval
+autosave_on_changes bind_address bind_interface bridge_alpn bridge_attempt_unsubscribe
+bridge_bind_address bridge_cafile bridge_capath bridge_certfile bridge_identity bridge_insecure
+bridge_keyfile bridge_max_packet_size bridge_outgoing_retain bridge_protocol_version bridge_psk
+bridge_require_ocsp bridge_tls_version cafile capath certfile check_retain_source ciphers
+ciphers_tls1.3 cleansession clientid clientid_prefixes connection connection_messages crlfile
+dhparamfile http_dir idle_timeout include_dir keepalive_interval keyfile listener
+local_cleansession local_clientid local_password local_username log_dest log_facility
+log_timestamp log_timestamp_format log_type max_connections max_inflight_bytes
+max_inflight_messages max_keepalive max_packet_size max_qos max_queued_bytes
+max_queued_messages max_topic_alias memory_limit message_size_limit mount_point
+notification_topic notifications notifications_local_only password password_file
+per_listener_settings persistence persistence_file persistence_location
+persistent_client_expiration pid_file port protocol psk_file psk_hint queue_qos0_messages
+remote_clientid remote_password remote_username require_certificate restart_timeout
+retain_available round_robin set_tcp_nodelay socket_domain start_type sys_interval threshold
+tls_engine tls_engine_kpass_sha1 tls_keyform tls_version topic try_private
+upgrade_outgoing_qos use_identity_as_username use_subject_as_username
+use_username_as_clientid user username websockets_headers_size websockets_log_level
+"""
+"""Every directive in the manual page mosquitto.conf(5) of mosquitto 2.0.11."""
+
+
+@pytest.mark.parametrize("name", MANUAL.split())
+def test_every_directive_of_the_manual_is_known(name: str) -> None:
+    """And says what it applies to; what is closed for want of it has a note."""
+    directive = find(name.replace("*", "x"))
+    assert directive is not None
+    assert directive.note or directive.loosens is Loosens.NOTHING
+
+
+def test_others_are_not() -> None:
+    """A slip is no directive; a prefix alone neither."""
+    for name in ("prot", "", "auth_opt_", "auth_opt_*", "plugin_opt", "Port"):
+        assert find(name) is None
+    assert find("plugin_opt_config_file") is DIRECTIVES["plugin_opt_*"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("allow_anonymous", "true", ""),
+        ("allow_anonymous", "yes", "true or false"),
+        ("allow_anonymous", "", "true or false"),
+        ("max_qos", "2", ""),
+        ("max_qos", "3", "a whole number from 0 to 2"),
+        ("max_qos", "two", "a whole number from 0 to 2"),
+        ("max_connections", "-1", ""),
+        ("max_connections", "-2", "a whole number from -1 to 2147483647"),
+        ("max_packet_size", "19", "a whole number from 20 to 2147483647"),
+        ("protocol", "mqttsn", "mqtt or websockets"),
+        ("password_file", "", "a value"),
+        ("password_file", "/etc/passwords", ""),
+    ],
+)
+def test_values_are_those_of_the_manual(name: str, value: str, allowed: str) -> None:
+    """What may stand there is told."""
+    assert problem_of(DIRECTIVES[name], value) == allowed

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.config import load_policy
+from broker.import_mosquitto.__main__ import main
+
+
+@pytest.fixture
+def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the name of a file that is not there yet, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    return Path("mosquitto.conf")
+
+
+def test_a_policy_file_is_written_with_its_notes(
+    conf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As comments at its top, and on standard error with the name of their file."""
+    Path("more").mkdir()
+    Path("more/a.conf").write_text("pid_file /run/ä\n")
+    conf.write_text("listener 1883 127.0.0.1\nuser m\ninclude_dir more\n")
+    assert main([str(conf), "-o", "policy.yaml"]) == 0
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert [line.partition(": the service")[0] for line in told.err.splitlines()] == [
+        "more/a.conf: line 1: pid_file /run/ä",
+        "mosquitto.conf: line 2: user m",
+    ]
+    comments = [line for line in Path("policy.yaml").read_text().splitlines() if line[:1] == "#"]
+    assert comments[0] == "# Made of mosquitto.conf by penstock import-mosquitto."
+    assert comments[-2].startswith("# more/a.conf, line 1: pid_file /run/ä: ")
+    assert comments[-1].startswith("# line 2: user m: ")
+    assert list(load_policy("policy.yaml").listeners) == ["mqtt-1883"]
+
+
+def test_without_a_name_it_goes_to_standard_output(
+    conf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is written anywhere else."""
+    conf.write_text("")
+    assert main([str(conf)]) == 0
+    told = capsys.readouterr()
+    assert "bind: localhost:1883" in told.out
+    assert told.err == ""
+    assert list(Path().iterdir()) == [conf]
+
+
+def test_a_mistake_ends_with_status_2_and_writes_nothing(
+    conf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """File, line, what was read, what is allowed."""
+    conf.write_text("listener 1883\nmax_qos 3\n")
+    assert main([str(conf), "-o", "policy.yaml"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("penstock import-mosquitto: mosquitto.conf: line 2, max_qos: read 3;")
+    assert not Path("policy.yaml").exists()
+
+
+def test_what_the_broker_would_refuse_here_is_told_with_status_1(
+    conf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is written: the certificates may be on another machine."""
+    conf.write_text("listener 8883\ncertfile none.crt\nkeyfile none.key\n")
+    assert main([str(conf), "-o", "policy.yaml"]) == 1
+    told = capsys.readouterr().err
+    assert "listeners.mqtt-8883.certfile: read none.crt; allowed: a path that exists" in told
+    assert "certfile: none.crt" in Path("policy.yaml").read_text()
+
+
+def test_no_file_is_overwritten(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It may have been worked on."""
+    conf.write_text("")
+    Path("policy.yaml").write_text("mine")
+    assert main([str(conf), "-o", "policy.yaml"]) == 2
+    assert "policy.yaml: cannot be written: File exists" in capsys.readouterr().err
+    assert Path("policy.yaml").read_text() == "mine"

@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.config import Policy, parse_policy
+from broker.errors import ConfigError
+from broker.import_mosquitto.conf_file import parse_lines
+from broker.import_mosquitto.directives import DIRECTIVES, Loosens, Place
+from broker.import_mosquitto.translate import UNBOUNDED_BYTES, Translation, translate
+
+LISTENER = "listener 1883\n"
+
+
+def translated(text: str) -> Translation:
+    """Return what becomes of a mosquitto.conf."""
+    return translate(parse_lines(text, "m.conf"))
+
+
+def keys(text: str) -> dict[str, Any]:
+    """Return the keys of the policy, which the broker takes, of a file that needs no note."""
+    policy, notes = translated(text)
+    assert not notes
+    checked(policy)
+    return policy
+
+
+def checked(policy: dict[str, Any]) -> Policy:
+    """Return the policy as the broker reads it."""
+    return parse_policy(policy, "policy.yaml")
+
+
+def notes_of(text: str) -> list[str]:
+    """Return the notes as text."""
+    return [str(note) for note in translated(text).notes]
+
+
+def problems_of(text: str) -> list[tuple[str, str, str]]:
+    """Return (path, read, allowed) of a file that must be refused."""
+    with pytest.raises(ConfigError) as caught:
+        translated(text)
+    return [(problem.path, problem.read, problem.allowed) for problem in caught.value.problems]
+
+
+# -- listeners --------------------------------------------------------------------------------
+
+
+def test_an_empty_file_serves_its_own_machine() -> None:
+    """Everybody on it may connect, as in mosquitto 2.0."""
+    assert keys("") == {
+        "listeners": {"mqtt-1883": {"bind": "localhost:1883"}},
+        "plugins": {"access": {"allow_anonymous": True}},
+    }
+
+
+def test_with_a_listener_nobody_connects_unless_told() -> None:
+    """Mosquitto 2.0's default; the listener is on all interfaces."""
+    assert keys(LISTENER) == {
+        "listeners": {"mqtt-1883": {"bind": ":1883"}},
+        "plugins": {"access": {}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "listeners"),
+    [
+        ("port 1884\n", {"mqtt-1884": {"bind": ":1884"}}),
+        ("bind_address 127.0.0.1\n", {"mqtt-1883": {"bind": "127.0.0.1:1883"}}),
+        ("listener 1885 ::1\n", {"mqtt-1885": {"bind": "[::1]:1885"}}),
+        ("listener 1885\nsocket_domain ipv6\n", {"mqtt-1885": {"bind": "[::]:1885"}}),
+        ("listener 1885\nsocket_domain ipv4\n", {"mqtt-1885": {"bind": "0.0.0.0:1885"}}),
+        ("listener 0 /run/m.sock\n", {"mqtt-unix": {"bind": "unix:/run/m.sock"}}),
+        (
+            "listener 9001\nprotocol websockets\n",
+            {"websockets-9001": {"type": "ws", "bind": ":9001"}},
+        ),
+        (
+            "listener 1885\nmax_connections 10\nlistener 1886\nmax_connections -1\n",
+            {
+                "mqtt-1885": {"bind": ":1885", "max_connections": 10, "when_full": "refuse"},
+                "mqtt-1886": {"bind": ":1886"},
+            },
+        ),
+        (
+            "listener 1885 127.0.0.1\nlistener 1885 127.0.0.2\nport 1883\n",
+            {
+                "mqtt-1883": {"bind": ":1883"},
+                "mqtt-1885": {"bind": "127.0.0.1:1885"},
+                "mqtt-1885-2": {"bind": "127.0.0.2:1885"},
+            },
+        ),
+    ],
+)
+def test_listeners_listen_where_they_did(text: str, listeners: dict[str, Any]) -> None:
+    """By port, address or socket, and with as many connections."""
+    assert keys(text)["listeners"] == listeners
+
+
+def test_tls_keeps_its_files_and_versions() -> None:
+    """Files that are not on this machine are the broker's to refuse."""
+    text = (
+        "listener 8883\ncafile ca\ncapath cas\ncertfile cert\nkeyfile key\nciphers HIGH\n"
+        "require_certificate true\ntls_version tlsv1.3\n"
+    )
+    policy, notes = translated(text)
+    assert not notes
+    assert policy["listeners"]["mqtt-8883"] == {
+        "bind": ":8883",
+        "ssl": True,
+        "cafile": "ca",
+        "capath": "cas",
+        "certfile": "cert",
+        "keyfile": "key",
+        "ciphers": "HIGH",
+        "require_certificate": True,
+        "tls_minimum_version": 1.3,
+    }
+
+
+def test_tls_1_1_becomes_1_2() -> None:
+    """It is told."""
+    text = "listener 8883\ncertfile cert\nkeyfile key\ntls_version tlsv1.1\n"
+    policy, notes = translated(text)
+    assert policy["listeners"]["mqtt-8883"]["tls_minimum_version"] == 1.2
+    assert [note.line.number for note in notes] == [4]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name, known in DIRECTIVES.items() if known.loosens is Loosens.LISTENER],
+)
+def test_a_listener_that_would_be_more_open_is_left_out(name: str) -> None:
+    """The others stay; the note says why."""
+    policy, notes = translated(f"{LISTENER}listener 1884\n{name} x\n")
+    assert list(policy["listeners"]) == ["mqtt-1883"]
+    assert [note.line.name for note in notes] == [name]
+
+
+# -- users and topics -------------------------------------------------------------------------
+
+
+def test_files_of_users_and_topics_are_kept() -> None:
+    """For all listeners, wherever the lines stand."""
+    text = f"allow_anonymous true\n{LISTENER}password_file p\nacl_file a\nlistener 1884\n"
+    assert keys(text)["plugins"] == {
+        "access": {"allow_anonymous": True, "password_file": "p", "acl_file": "a"}
+    }
+
+
+def test_per_listener_settings_are_each_listeners_own() -> None:
+    """What stands above the first listener is the default one's, which then is there."""
+    text = (
+        "per_listener_settings true\nallow_anonymous true\nport 1883\n"
+        "listener 1884\npassword_file p\nlistener 1885\n"
+    )
+    assert keys(text)["plugins"] == {
+        "access": {
+            "listeners": {
+                "mqtt-1883": {"allow_anonymous": True},
+                "mqtt-1884": {"password_file": "p"},
+                "mqtt-1885": {},
+            }
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "rules"),
+    [
+        ("use_identity_as_username true", {"certificate_username": "cn"}),
+        ("use_subject_as_username true", {"certificate_username": "subject"}),
+        (
+            "use_subject_as_username true\nuse_identity_as_username true",
+            {"certificate_username": "cn"},
+        ),
+        ("use_username_as_clientid true", {"username_as_client_id": True}),
+    ],
+)
+def test_what_a_listener_makes_of_names_is_its_own(line: str, rules: dict[str, Any]) -> None:
+    """The files of all listeners count there too."""
+    text = f"password_file p\n{LISTENER}listener 1884\n{line}\n"
+    assert keys(text)["plugins"]["access"] == {
+        "password_file": "p",
+        "listeners": {"mqtt-1884": {"password_file": "p", **rules}},
+    }
+
+
+@pytest.mark.parametrize(
+    "line", ["plugin /lib/dynsec.so", "auth_plugin /lib/a.so", "clientid_prefixes x-"]
+)
+def test_where_something_else_decided_nobody_connects(line: str) -> None:
+    """Until somebody has decided again."""
+    text = f"{LISTENER}allow_anonymous true\npassword_file p\n{line}\n"
+    policy, notes = translated(text)
+    assert policy["plugins"] == {"access": {}}
+    assert len(notes) == 1
+
+
+def test_per_listener_settings_must_come_first() -> None:
+    """As in mosquitto."""
+    assert problems_of("allow_anonymous true\nper_listener_settings true\n") == [
+        (
+            "line 2, per_listener_settings",
+            "after allow_anonymous",
+            "before all security settings",
+        )
+    ]
+
+
+# -- the broker -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("max_packet_size 1000", {"limits": {"maximum_packet_size": 1000}}),
+        ("max_inflight_messages 20", {"limits": {"inflight_messages": 20}}),
+        ("max_inflight_bytes 2000", {"limits": {"inflight_bytes": 2000}}),
+        ("max_queued_messages 50", {"limits": {"queued_messages": 50}}),
+        ("max_queued_bytes 5000", {"limits": {"queued_bytes": 5000}}),
+        ("max_keepalive 65535", {"limits": {"maximum_keep_alive": 65_535}}),
+        ("sys_interval 0", {"sys_interval": 0}),
+        ("persistent_client_expiration 2h", {"session_expiry_interval": 7_200}),
+        ("persistent_client_expiration 2d", {"session_expiry_interval": 172_800}),
+        ("persistent_client_expiration 1w", {"session_expiry_interval": 604_800}),
+        ("persistent_client_expiration 1m", {"session_expiry_interval": 2_592_000}),
+        ("persistent_client_expiration 1y", {"session_expiry_interval": 31_536_000}),
+        ("persistence false", {}),
+        ("retain_available false", {"mqtt": {"retain_available": False}}),
+        ("retain_available true", {}),
+        ("max_qos 1", {"mqtt": {"maximum_qos": 1}}),
+        ("max_topic_alias 5", {"mqtt": {"topic_alias_maximum": 5}}),
+        ("set_tcp_nodelay true", {}),
+        ("queue_qos0_messages false", {}),
+    ],
+)
+def test_settings_keep_their_meaning(line: str, expected: dict[str, Any]) -> None:
+    """Each under the policy file's own key."""
+    policy = keys(f"{LISTENER}{line}\n")
+    for key, value in expected.items():
+        if isinstance(value, dict):
+            assert value.items() <= policy[key].items()
+        else:
+            assert policy[key] == value
+    assert set(policy) == {"listeners", "plugins", *expected}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("max_inflight_messages 0", {"inflight_messages": 65_535}),
+        ("max_queued_bytes 0", {"queued_bytes": UNBOUNDED_BYTES}),
+        ("max_packet_size 100", {"maximum_packet_size": 256}),
+        ("message_size_limit 1000", {"maximum_packet_size": 70_631}),
+        ("message_size_limit 1000\nmax_packet_size 900", {"maximum_packet_size": 900}),
+        ("max_keepalive 60", {"maximum_keep_alive": 60}),
+    ],
+)
+def test_what_is_only_nearly_the_same_is_told(line: str, expected: dict[str, int]) -> None:
+    """With the key that it has become."""
+    policy, notes = translated(f"{LISTENER}{line}\n")
+    checked(policy)
+    assert policy["limits"] == expected
+    assert len(notes) == 1
+
+
+def test_what_is_one_for_all_listeners_takes_the_stricter_qos() -> None:
+    """And more topic aliases, which refuse nobody; both are told."""
+    text = f"{LISTENER}max_qos 1\nmax_topic_alias 5\nlistener 1884\n"
+    policy, notes = translated(text)
+    assert policy["mqtt"] == {"maximum_qos": 1, "topic_alias_maximum": 10}
+    assert [note.line.name for note in notes] == ["max_qos", "max_topic_alias"]
+
+
+@pytest.mark.parametrize(
+    ("name", "directive"),
+    [
+        (name, known)
+        for name, known in DIRECTIVES.items()
+        if known.note and known.place is not Place.LISTENER
+    ],
+)
+def test_each_directive_without_a_counterpart_is_named(name: str, directive: Any) -> None:
+    """With its line, why, and what comes nearest."""
+    words = [word for word in directive.values if word not in directive.same]
+    value = words[0] if words else "1"
+    (told,) = notes_of(f"{LISTENER}{name.replace('*', 'x')} {value}\n")
+    assert told == f"line 2: {name.replace('*', 'x')} {value}: {directive.note}"
+
+
+def test_notes_stand_in_the_order_of_the_lines() -> None:
+    """So that the file can be read beside them."""
+    text = f"connection c\n{LISTENER}max_queued_messages 0\nuser mosquitto\nmount_point m/\n"
+    numbers = [note.line.number for note in translated(text).notes]
+    assert numbers == [1, 3, 4, 5]
+
+
+# -- mistakes ---------------------------------------------------------------------------------
+
+
+def test_every_mistake_is_told() -> None:
+    """By line and directive, with what was read and what is allowed."""
+    text = (
+        "lisener 1883\nlistener x\nlistener 0\nlistener 65536 a\nmax_qos 3\npersistence\n"
+        "persistent_client_expiration 14\npassword_file a\npassword_file b\n"
+    )
+    problems = problems_of(text)
+    assert [path for path, _, _ in problems] == [
+        "line 1, lisener",
+        "line 2, listener",
+        "line 3, listener",
+        "line 4, listener",
+        "line 5, max_qos",
+        "line 6, persistence",
+        "line 7, persistent_client_expiration",
+        "line 9, password_file",
+    ]
+    assert "(perhaps listener)" in problems[0][2]
+    assert problems[5] == ("line 6, persistence", "nothing", "true or false")
+    assert problems[7] == ("line 9, password_file", "again, after line 8", "once")
+
+
+def test_flags_and_numbers_may_be_given_again() -> None:
+    """The last one counts, as in mosquitto."""
+    text = (
+        f"{LISTENER}allow_anonymous true\nallow_anonymous false\nsys_interval 1\nsys_interval 2\n"
+    )
+    assert keys(text)["sys_interval"] == 2
+    assert keys(text)["plugins"] == {"access": {}}
