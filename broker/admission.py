@@ -119,10 +119,11 @@ class Place:
         Returns:
             False where the connection is to be cut off at once.
         """
-        if not address or self._key or self._has_left:
+        admission = self._admission
+        if not address or self._key or self._has_left or not admission.counts_addresses:
             return True
         self._key = address_key(address)
-        return self._admission.count_address(self, self._key)
+        return admission.count_address(self, self._key)
 
     def refuse(self, reason_code: ReasonCode) -> None:
         """Keep the connection for no more than its refusal."""
@@ -153,6 +154,10 @@ class Admission:
     """All places of one broker.
 
     Invariant: `n_connections` is the number of places that were taken and not left.
+
+    Attributes:
+        counts_addresses: there is a limit for each address.
+        n_connections: at the moment.
     """
 
     def __init__(
@@ -168,6 +173,7 @@ class Admission:
         self._counters = counters
         self._limit = connections
         self._limit_per_address = connections_per_address
+        self.counts_addresses = connections_per_address is not None
         self._per_address: dict[str, int] = {}
         self._n_refused = 0
         self.n_connections = 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from amqtt.contexts import BrokerConfig
 from broker.config import Policy, parse_policy
 from broker.errors import ConfigError
 from broker.listener_config import Listener, Tls, split_bind
+
+DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs" / "listeners.md"
 
 
 def problems_of(text: str) -> dict[str, tuple[str, str]]:
@@ -172,6 +175,17 @@ def test_wrong_key_of_a_listener(keys: str, key: str, read: str, allowed: str) -
     assert path in problems, problems
     assert read in problems[path][0]
     assert allowed in problems[path][1]
+
+
+def test_policy_of_the_documentation_is_one_that_loads(files: dict[str, Any]) -> None:
+    """What is copied from docs/listeners.md starts a broker, where the files are there."""
+    (text,) = re.findall(
+        r"^```yaml\n(.*?)^```$", DOCUMENTATION.read_text(), flags=re.MULTILINE | re.DOTALL
+    )
+    for key in ("certfile", "keyfile"):
+        text = re.sub(rf"{key}: \S+", f"{key}: {files[key]}", text)
+    policy = parse_policy(text, "listeners.md")
+    assert list(policy.listeners) == ["default", "secure", "web", "local", "balanced"]
 
 
 def test_the_same_socket_twice() -> None:

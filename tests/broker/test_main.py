@@ -52,7 +52,10 @@ def test_each_wrong_place_of_the_file_is_a_line(
     assert main(["-c", str(path)]) == 2
     told = capsys.readouterr().err
     assert f"{path}: limits.receive_maximum: read 0; allowed: " in told
-    assert f"{path}: listeners.default.bnd: read an unknown key; allowed: one of bind" in told
+    assert (
+        f"{path}: listeners.default.bnd: read an unknown key; allowed: one of allowed_origins, bind"
+        in told
+    )
     assert "Traceback" not in told
 
 
