@@ -195,6 +195,8 @@ def acknowledged(
     core = connection.core
     delivery = session.inflight.finish(packet_id, qos)
     if delivery is None:
+        if not packet_id:
+            raise ProtocolError("acknowledgement of packet identifier 0")  # [MQTT-2.2.1-3]
         core.counters.unexpected_acknowledgements += 1
         return
     if reason_code < 0x80:
