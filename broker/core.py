@@ -346,30 +346,49 @@ class Core:
         while (member := share.choose(message, refused)) is not None:
             session = member.session
             is_allowed = await self.is_allowed(access, session, message.topic, RECEIVE)
-            if is_allowed and self.sessions.get(session.client_id) is session:
+            if is_allowed and self._is_alive(session):
                 return member
             refused.add(session)
         return None
 
-    async def allowed_members(
+    async def allowed_recipients(
         self, plan: Plan, message: Message
-    ) -> list[tuple[SharedSubscription, Target]]:
-        """Return who gets a message of each shared subscription that the plan names."""
-        chosen = [(share, await self.choose_allowed(share, message)) for share in plan.shares]
-        return [(share, member) for share, member in chosen if member is not None]
+    ) -> tuple[list[Target], list[tuple[SharedSubscription, Target]]]:
+        """Return who may receive a message, as far as access control has a say.
 
-    async def allowed_targets(self, plan: Plan) -> list[Target]:
-        """Return the targets that access control lets receive the plan's topic."""
+        Args:
+            plan: of the message's topic.
+            message: to be delivered.
+
+        Returns:
+            (the targets, the member chosen of each shared subscription), all of sessions that
+            have not ended.
+        """
         access = self.access
-        if access is None or not access.checks_receive:
-            return plan.targets
-        allowed = [
-            target
-            for target in plan.targets
-            if await self.is_allowed(access, target.session, plan.topic, RECEIVE)
-        ]
-        # Others may have ended while this one was asked about.
-        return [t for t in allowed if self.sessions.get(t.session.client_id) is t.session]
+        targets = plan.targets
+        if access is not None and access.checks_receive:
+            targets = [
+                target
+                for target in plan.targets
+                if await self.is_allowed(access, target.session, plan.topic, RECEIVE)
+            ]
+        chosen: dict[SharedSubscription, Target] = {}
+        to_choose = list(plan.shares)
+        while to_choose:
+            for share in to_choose:
+                member = await self.choose_allowed(share, message)
+                if member is not None:
+                    chosen[share] = member
+                else:
+                    chosen.pop(share, None)
+            # Others may have ended while this one was asked about.
+            to_choose = [share for share, m in chosen.items() if not self._is_alive(m.session)]
+        if targets is not plan.targets:
+            targets = [target for target in targets if self._is_alive(target.session)]
+        return targets, list(chosen.items())
+
+    def _is_alive(self, session: Session) -> bool:
+        return self.sessions.get(session.client_id) is session
 
     async def is_allowed(
         self, access: AccessControl, session: SessionView, topic: str, action: Action
@@ -427,9 +446,9 @@ class Core:
         if message.retain:
             self.retain(message)
         plan = self.tree.plan(message.topic, message.topic_bytes)
-        targets = await self.allowed_targets(plan)
+        targets, chosen = await self.allowed_recipients(plan, message)
         self.route(message, targets, plan.sinks, _NO_RECEIPT if message.qos else None, now)
-        for share, member in await self.allowed_members(plan, message):
+        for share, member in chosen:
             self.deliver_shared(message, share, member, now)
         self.congested.clear()  # there is no publisher to slow down
 

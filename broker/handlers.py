@@ -155,7 +155,7 @@ def add_subscription(core: Core, subscription: Subscription) -> bool:
     if session.journal is not None:
         session.journal.subscription_changed(subscription.topic_filter)
     is_new = core.tree.add(subscription)
-    if is_new and session.shares:
+    if is_new and subscription.topic_filter in core.tree.shares:
         redelivery.member_came(session)
     if core.listeners.client_subscribed:
         event = ClientSubscribed(session, subscription.topic_filter, subscription.qos)

@@ -313,7 +313,7 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         if message.qos == 2:
             connection.session.incoming[packet_id] = None
             connection.send_packet(PubRec(packet_id, _taken(connection, plan)))
-        elif plan.targets:
+        elif plan.targets or plan.shares:
             connection.send_puback(packet_id)
         else:
             connection.send_packet(PubAck(packet_id, _taken(connection, plan)))
@@ -459,8 +459,7 @@ async def _take_checked(
             core.tell(core.listeners.message_routed, MessageRouted(session, message))
         if message.retain:
             core.retain(message)
-        targets = await core.allowed_targets(plan)
-        chosen = await core.allowed_members(plan, message)
+        targets, chosen = await core.allowed_recipients(plan, message)
     except BaseException:  # cancelled, such as by a plugin: the client must not wait for ever
         if receipt is not None:
             receipt.settle(ReasonCode.UNSPECIFIED_ERROR)

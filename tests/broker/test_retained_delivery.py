@@ -239,7 +239,8 @@ class RetainedMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.broker = VirtualBroker(Limits(queued_messages=4, inflight_messages=2))
+        # Room for all live messages of a run: with one that is dropped goes what is due of it.
+        self.broker = VirtualBroker(Limits(queued_messages=70, inflight_messages=2))
         self.publisher = self.broker.connect("p")
         self.client = self.broker.connect("c")
         self.is_paused = False

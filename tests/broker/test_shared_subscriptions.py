@@ -203,6 +203,26 @@ def test_a_message_goes_to_a_member_that_may_receive_it(*, waits: bool) -> None:
     assert [member.payloads() for member in members] == [[], [b"0", b"1", b"2"], []]
 
 
+def test_a_message_does_not_go_to_a_member_that_ends_while_another_is_asked_about() -> None:
+    """Of two shares, the member chosen for the first has gone when the second has answered."""
+    access = Access(publish=False, subscribe=False)
+    broker = VirtualBroker(access=access)
+    first, second = broker.connect("first"), broker.connect("second")
+    for member in (first, second):
+        member.subscribe(SHARE, 1)
+    other = broker.connect("other")
+    other.subscribe("$share/other/jobs", 1)
+    publisher = broker.connect("p")
+    access.waits = True
+    publisher.publish("jobs", b"x", qos=1)
+    suspended = publisher.connection.suspended
+    assert suspended is not None
+    suspended.send(None)  # the first share has its member; the second one is asked about
+    first.lose()
+    finish(publisher)
+    assert (second.payloads(), other.payloads()) == ([b"x"], [b"x"])
+
+
 def test_a_run_of_packets_is_spread_too() -> None:
     """Packets that come in one chunk are spread as those that come one by one."""
     broker = VirtualBroker()
