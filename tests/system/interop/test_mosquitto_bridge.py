@@ -11,7 +11,7 @@ from tests.helpers.paho_client import MQTT_3_1_1, PahoClient
 from tests.helpers.process import BrokerProcess
 from tests.system.interop.cases import fresh, until
 
-VERSIONS = pytest.mark.parametrize("version", ["mqttv311", "mqttv50"])
+VERSIONS = pytest.mark.parametrize("version", ["mqttv31", "mqttv311", "mqttv50"])
 
 
 @contextlib.contextmanager

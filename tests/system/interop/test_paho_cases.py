@@ -14,7 +14,7 @@ Ten cases of MQTT 3.1.1, and the same of MQTT 5.0, are here, each shown for both
 - topics that begin with $: `test_dollar_topics`
 - unsubscribe: `test_unsubscribe`
 
-Further cases of MQTT 5.0 are in `test_paho_cases_5`:
+The seventeen further cases of MQTT 5.0 are in `test_paho_cases_5`:
 
 - will: `test_will_message`; delayed: `test_will_delay`, `test_will_comes_with_the_end_of_session`,
   `test_will_delay_without_a_session`
@@ -25,9 +25,13 @@ Further cases of MQTT 5.0 are in `test_paho_cases_5`:
 - assigned Client Identifier: `test_assigned_client_id`
 - subscription identifiers: `test_subscription_identifiers`
 - request and response: `test_request_response`
+- topic alias of the client: `test_client_topic_alias`, `test_topic_aliases_end`,
+  `test_invalid_topic_alias`; of the server: `test_server_topic_alias`,
+  `test_no_server_topic_alias`
 - maximum packet size: `test_maximum_packet_size_of_server`, `test_maximum_packet_size_of_client`
 - server keep alive: `test_server_keep_alive`
 - flow control: `test_receive_maximum_of_client`, `test_receive_maximum_of_server`
+- shared subscriptions: `test_shared_subscription`
 """
 
 from __future__ import annotations

@@ -321,3 +321,94 @@ async def test_receive_maximum_of_server(cases: BrokerProcess) -> None:
         for number in range(maximum + 1):
             await client.send(Publish(topic, qos=2, packet_id=number + 1))
         assert ending(await client.rest()) == 0x93
+
+
+# -- topic aliases, shared subscriptions ------------------------------------------------------
+
+
+async def publish_by_alias(client: WireClient, topic: str, alias: int, number: int) -> None:
+    """Publish at QoS 1 with a topic alias, and take the acknowledgement."""
+    await client.send(Publish(topic, qos=1, packet_id=number, properties={"topic_alias": alias}))
+    assert (await client.take(PubAck)).reason_code < 0x80
+
+
+@pytest.mark.mqtt5("3.3.2-12")
+async def test_client_topic_alias(cases: BrokerProcess) -> None:
+    """A message without a topic goes where its alias was last set to."""
+    base = fresh("alias")
+    async with await connected(cases.port) as watcher, await WireClient.dial(cases.port) as client:
+        await watcher.subscribe(f"{base}/#", 0)
+        maximum = (await client.connect()).properties["topic_alias_maximum"]
+        for number, topic in enumerate((f"{base}/a", "", f"{base}/b", ""), 1):
+            await publish_by_alias(client, topic, maximum, number)
+        came = [await watcher.take(Publish) for _ in range(4)]
+        assert [m.topic for m in came] == [f"{base}/a"] * 2 + [f"{base}/b"] * 2
+        assert not any(m.properties for m in came)
+
+
+@pytest.mark.mqtt5("3.3.2-7")
+async def test_topic_aliases_end(cases: BrokerProcess) -> None:
+    """An alias is of its connection: after a reconnect nobody knows it, session or not."""
+    topic = fresh("alias ends")
+    kept: dict[str, Any] = {"properties": {"session_expiry_interval": 60}, "clean_start": False}
+    async with await connected(cases.port, topic, **kept) as client:
+        await publish_by_alias(client, topic, 1, 1)
+    async with await connected(cases.port, topic, **kept) as client:
+        await client.send(Publish("", properties={"topic_alias": 1}))
+        (said,) = await client.rest()
+        assert isinstance(said, Disconnect)
+        assert said.reason_code in (0x82, 0x94)
+
+
+@pytest.mark.mqtt5("3.3.2-8", "3.3.2-9")
+@pytest.mark.parametrize("beyond", [False, True])
+async def test_invalid_topic_alias(cases: BrokerProcess, *, beyond: bool) -> None:
+    """An alias of 0, or beyond the server's maximum, ends the connection."""
+    async with await WireClient.dial(cases.port) as client:
+        maximum = (await client.connect()).properties["topic_alias_maximum"]
+        alias = maximum + 1 if beyond else 0
+        await client.send(Publish("t", properties={"topic_alias": alias}))
+        (said,) = await client.rest()
+        assert isinstance(said, Disconnect)
+        assert said.reason_code == 0x94
+
+
+async def test_server_topic_alias(cases: BrokerProcess) -> None:
+    """A client that allows it is sent a topic once, and then its alias, at every QoS."""
+    topic = fresh("server alias")
+    async with await connected(cases.port) as other, await WireClient.dial(cases.port) as client:
+        await client.connect(properties={"topic_alias_maximum": 1})
+        await client.subscribe(topic, 2)
+        for qos in range(3):
+            await other.send(Publish(topic, qos=qos, packet_id=qos))
+        first, *rest = [await client.take(Publish) for _ in range(3)]
+        assert (first.topic, first.properties) == (topic, {"topic_alias": 1})
+        assert [(m.topic, m.properties) for m in rest] == [("", {"topic_alias": 1})] * 2
+
+
+@pytest.mark.mqtt5("3.1.2-27")
+@pytest.mark.parametrize("allowed", [{}, {"topic_alias_maximum": 0}])
+async def test_no_server_topic_alias(cases: BrokerProcess, allowed: dict[str, Any]) -> None:
+    """A client that allows none is sent every topic whole."""
+    topic = fresh("no alias")
+    async with await connected(cases.port) as other, await WireClient.dial(cases.port) as client:
+        await client.connect(properties=allowed)
+        await client.subscribe(topic, 2)
+        for qos in range(3):
+            await other.send(Publish(topic, qos=qos, packet_id=qos))
+        came = [await client.take(Publish) for _ in range(3)]
+        assert [(m.topic, m.properties) for m in came] == [(topic, {})] * 3
+
+
+def test_shared_subscription(cases: BrokerProcess) -> None:
+    """One member gets each message of the share; own subscriptions of both get theirs."""
+    topic = fresh("shared")
+    with connect(cases.port, topic) as one, connect(cases.port, f"{topic}-two") as two:
+        for client in (one, two):
+            assert client.subscribe(f"$share/{topic}/{topic}/work", 2)
+            assert client.subscribe(f"{topic}/news", 2)
+        for number in range(4):
+            one.publish(f"{topic}/work", b"%d" % number, 0)
+        one.publish(f"{topic}/news", b"end", 0)
+        came = [message.payload for client in (one, two) for message in until(client, b"end")]
+        assert sorted(came) == [b"0", b"1", b"2", b"3"]
