@@ -72,6 +72,7 @@ class Connection(Sender):
     __slots__ = (
         "_backlog",
         "_buffer",
+        "_inherited",
         "_is_answered",
         "_keep_alive",
         "_last_received",
@@ -139,6 +140,7 @@ class Connection(Sender):
         self._rate = RateLimit(core.limits, now) if core.limits.has_publish_rate else None
         self._rate_timer: Timer | None = None
         self.incoming_aliases = IncomingAliases(core.options.topic_alias_maximum)
+        self._inherited: frozenset[int] = frozenset()
         self._is_answered = False
         self._keep_alive = 0.0
         self._last_received = now
@@ -426,9 +428,11 @@ class Connection(Sender):
         """
         if self.version != ProtocolVersion.MQTT_5:
             return
-        n_messages = len(self.session.incoming)
-        if n_messages + len(self.receipts) < self._receive_maximum:
+        incoming = self.session.incoming
+        if len(incoming) + len(self.receipts) < self._receive_maximum:
             return  # whatever the receipts are for
+        # What is left of earlier connections is not of this one's quota (4.9).
+        n_messages = sum(1 for packet_id in incoming if packet_id not in self._inherited)
         n_messages += sum(1 for receipt in self.receipts if receipt.qos == 1)
         if n_messages >= self._receive_maximum:
             raise ProtocolError(
@@ -498,6 +502,7 @@ class Connection(Sender):
             self.timer = self.core.timers.at(
                 self._last_received + self._keep_alive, self._keep_alive_due
             )
+        self._inherited = frozenset(session.incoming)
         session.connection = self
         session.resend = deque(session.inflight)
         session.outbox.link_changed()

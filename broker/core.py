@@ -143,7 +143,9 @@ class Core:
         self.timers = Timers()
         self.counters = Counters()
         self.ended = Ledger()
-        self.retained = RetainedMessages(limits.retained_messages, limits.retained_bytes)
+        self.retained = RetainedMessages(
+            limits.retained_messages, limits.retained_bytes, timers=self.timers
+        )
         self.tree = TopicTree(self.sinks, self.gate.threshold_s)
         self.tree.on_plans_void = self._void_fast_plans
         self.sessions = SessionRegistry(self)

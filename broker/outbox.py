@@ -38,6 +38,10 @@ MIN_LOOK_AGAIN_SECONDS: Final = 0.001
 """A gate that wants to look again at once, for a rounding error maybe, is not asked sooner."""
 
 
+MIN_SWEEP_MESSAGES: Final = 64
+"""While fewer messages wait, those of them that have expired are not looked for."""
+
+
 class OpenGate:
     """The gate of a broker without withholding: no message is large, all may go."""
 
@@ -152,6 +156,7 @@ class Outbox:
         "_ready",
         "_ready0",
         "_sequence",
+        "_sweep_at",
         "gate_errors_total",
         "journal",
         "last_verdict",
@@ -196,6 +201,7 @@ class Outbox:
         self._sequence = 0
         self._passed_bytes = 0
         self._next_expiry = math.inf
+        self._sweep_at = 2 * MIN_SWEEP_MESSAGES
         self._ask = True
         self.n_messages = 0
         self.n_bytes = 0
@@ -243,6 +249,9 @@ class Outbox:
             if self._is_full(message):
                 self._ledger.drop("queue_full")
                 return False
+        elif self.n_messages >= self._sweep_at:
+            self._drop_expired(message.arrived_at)
+            self._sweep_at = 2 * max(self.n_messages, MIN_SWEEP_MESSAGES)
         expires_at = message.expires_at
         if expires_at is not None and expires_at < self._next_expiry:
             self._next_expiry = expires_at

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from broker.message import Message
+from broker.timers import Timer, Timers
 
 LEVEL_BYTES: Final = 256
 """What a topic level takes in CPython that no other topic shares."""
@@ -50,30 +51,43 @@ class RetainedMessages:
     """The retained message of each topic (MQTT 5.0, 3.3.1.3).
 
     Invariant: `n_limited` and `n_bytes` are those of all messages in `by_topic` but the broker's
-    own under `$SYS`, which no limit holds back.
+    own under `$SYS`, which no limit holds back. A message that expires has a timer, which
+    removes it [MQTT-3.3.2-5]; no other message has one.
 
     Attributes:
         by_topic: Topic Name to message; read it, change it only through `set` and `remove`.
         n_limited: messages that count towards the limit.
         n_bytes: about what these take of the memory: payload, topic, 256 bytes for each level.
         on_change: called with the topic of each message that was set or removed, or None.
+        expired_total: messages that left because their Message Expiry Interval had passed.
     """
 
-    def __init__(self, max_messages: int = sys.maxsize, max_bytes: int = sys.maxsize) -> None:
+    def __init__(
+        self,
+        max_messages: int = sys.maxsize,
+        max_bytes: int = sys.maxsize,
+        *,
+        timers: Timers | None = None,
+    ) -> None:
         """Keep nothing yet.
 
         Args:
             max_messages: limit of `n_limited`.
             max_bytes: limit of `n_bytes`.
+            timers: on which messages expire; None where nobody runs them.
         """
         self._root = _Node(0)
         self._n_sets = 0
+        self._root = _Node()
+        self._timers = timers if timers is not None else Timers()
+        self._expiries: dict[str, Timer] = {}
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self.by_topic: dict[str, Message] = {}
         self.n_limited = 0
         self.n_bytes = 0
         self.on_change: Callable[[str], None] | None = None
+        self.expired_total = 0
 
     def __len__(self) -> int:
         return len(self.by_topic)
@@ -109,7 +123,12 @@ class RetainedMessages:
         last = self.by_topic.get(message.topic)
         if last is not None:
             self._count(last, -1)
+            self._stop_expiry(message.topic)
         self._count(message, 1)
+        if message.expires_at is not None:
+            self._expiries[message.topic] = self._timers.at(
+                message.expires_at, lambda _now: self.expire(message.topic)
+            )
         node = self._root
         self._n_sets += 1
         for level in message.topic.split("/"):
@@ -132,6 +151,7 @@ class RetainedMessages:
         self._count(message, -1)
         if self.on_change is not None:
             self.on_change(topic)
+        self._stop_expiry(topic)
         path = []
         node = self._root
         for level in topic.split("/"):
@@ -143,6 +163,16 @@ class RetainedMessages:
             if child.children or child.message is not None:
                 break
             del parent.own_children()[level]
+
+    def expire(self, topic: str) -> None:
+        """Forget and count the message of a topic, whose interval has passed."""
+        self.expired_total += 1
+        self.remove(topic)
+
+    def _stop_expiry(self, topic: str) -> None:
+        timer = self._expiries.pop(topic, None)
+        if timer is not None:
+            timer.cancel()
 
     def _count(self, message: Message, sign: int) -> None:
         n_messages, n_bytes = _cost(message)
@@ -240,7 +270,7 @@ class RetainedWalk:
         if depth < n_levels or (depth > n_levels and not self._has_rest):
             return None
         if message.expires_at is not None and now >= message.expires_at:
-            self._store.remove(message.topic)
+            self._store.expire(message.topic)
             return None
         return message
 

@@ -110,6 +110,7 @@ class SysTopics:
             yield f"penstock/publish_refused/{reason}", str(n_messages)
         yield "penstock/publishers_slowed", str(core.counters.publishers_slowed)
         yield "penstock/retained_discarded", str(core.counters.retained_discarded)
+        yield "penstock/retained_expired", str(core.retained.expired_total)
         yield "penstock/retained_bytes", str(core.retained.n_bytes)
         for reason, n_requests in sorted(core.counters.subscribe_refused.items()):
             yield f"penstock/subscribe_refused/{reason}", str(n_requests)
