@@ -78,7 +78,6 @@ class RetainedMessages:
         """
         self._root = _Node(0)
         self._n_sets = 0
-        self._root = _Node()
         self._timers = timers if timers is not None else Timers()
         self._expiries: dict[str, Timer] = {}
         self._max_messages = max_messages

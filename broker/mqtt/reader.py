@@ -171,7 +171,9 @@ def read_connack(_first_byte: int, body: Buffer, version: int) -> ConnAck:
     _check_end(body, position, "CONNACK")
     if code and flags:
         raise ProtocolError("CONNACK refuses and has Session Present [MQTT-3.2.2-6]")
-    return ConnAck(bool(flags), code, properties)
+    # In MQTT 3.1 the byte of Session Present is reserved.
+    session_present = bool(flags) and version != ProtocolVersion.MQTT_3_1
+    return ConnAck(session_present, code, properties)
 
 
 def read_publish(first_byte: int, body: Buffer, version: int) -> Publish:
