@@ -145,6 +145,7 @@ class SessionJournal:
             self.row,
             session.client_id,
             session.username,
+            session.listener,
             session.version,
             session.expiry_interval,
             None if self.lost_at is None else self.lost_at + epoch,
@@ -507,6 +508,7 @@ class Journal:
                 WillRow(
                     client_id,
                     session.username,
+                    session.listener,
                     will.topic,
                     will.payload,
                     will.qos,

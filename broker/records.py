@@ -32,6 +32,7 @@ class SessionRow(NamedTuple):
         row: its number.
         client_id: Client Identifier.
         username: user name of the newest connection, or None.
+        listener: name of the newest connection's listener.
         version: protocol version of the newest connection.
         expiry_interval: seconds it outlives its connection; None for ever.
         lost_at: when its connection ended; None while it has one.
@@ -40,6 +41,7 @@ class SessionRow(NamedTuple):
     row: int
     client_id: str
     username: str | None
+    listener: str
     version: int
     expiry_interval: float | None
     lost_at: float | None
@@ -127,6 +129,7 @@ class WillRow(NamedTuple):
 
     client_id: str
     username: str | None
+    listener: str
     topic: str
     payload: bytes
     qos: int

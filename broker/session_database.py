@@ -43,7 +43,7 @@ _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
         "session",
         SessionRow,
         """row INTEGER PRIMARY KEY, client_id TEXT NOT NULL, username TEXT,
-        version INTEGER NOT NULL, expiry_interval REAL, lost_at REAL""",
+        listener TEXT NOT NULL, version INTEGER NOT NULL, expiry_interval REAL, lost_at REAL""",
     ),
     "subscriptions": (
         "subscription",
@@ -80,8 +80,8 @@ _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
     "wills": (
         "will",
         WillRow,
-        """client_id TEXT PRIMARY KEY, username TEXT, topic TEXT NOT NULL,
-        payload BLOB NOT NULL, qos INTEGER NOT NULL, retain INTEGER NOT NULL,
+        """client_id TEXT PRIMARY KEY, username TEXT, listener TEXT NOT NULL,
+        topic TEXT NOT NULL, payload BLOB NOT NULL, qos INTEGER NOT NULL, retain INTEGER NOT NULL,
         properties BLOB NOT NULL""",
     ),
 }

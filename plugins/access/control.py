@@ -108,7 +108,7 @@ class FileAccess:
         if rules.certificate_username is not None:
             name = _certificate_name(attempt, rules)
             return _named(rules, name) if name else False
-        username = attempt.username
+        username = attempt.username or None  # to mosquitto an empty one is none, too
         if username is None:
             if rules.username_as_client_id:
                 return False
@@ -147,7 +147,7 @@ class FileAccess:
         if access_list is None:
             return True
         wanted = WRITE if action is PUBLISH else READ
-        return access_list.allows(session.username, session.client_id, topic, wanted)
+        return access_list.allows(session.username or None, session.client_id, topic, wanted)
 
     def close(self) -> None:
         """End the threads; what is being verified is not waited for."""

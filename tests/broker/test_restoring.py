@@ -42,6 +42,17 @@ def test_an_inflight_message_comes_again_with_its_packet_id_and_dup() -> None:
     client.session.check_invariants()
 
 
+def test_a_session_keeps_the_names_that_its_rights_hang_on() -> None:
+    """User and listener, for what arrives while the client is away."""
+    broker = DurableBroker()
+    broker.connect("s", username="ann", **keep()).lose()
+    broker.connect("w", username="bob", will=will("t"))
+    (stored,) = broker.disk.wills.values()
+    assert (stored.username, stored.listener) == ("bob", "default")
+    session = broker.crash().session("s")
+    assert (session.username, session.listener) == ("ann", "default")
+
+
 def test_expiry_runs_while_the_broker_is_down() -> None:
     """Of sessions, of messages, and of what was connected from the restart on."""
     broker = DurableBroker()

@@ -22,9 +22,9 @@ from broker.records import (
 )
 from broker.session_database import DatabaseStartError, DatabaseWriteError, SessionDatabase
 
-SESSION = SessionRow(1, "c", "user", 5, 60.0, 1.5)
+SESSION = SessionRow(1, "c", "user", "default", 5, 60.0, 1.5)
 ROWS: dict[str, list[Any]] = {
-    "sessions": [SESSION, SessionRow(2, "é", None, 4, None, None)],
+    "sessions": [SESSION, SessionRow(2, "é", None, "default", 4, None, None)],
     "subscriptions": [SubscriptionRow(1, "t/#", 1, True, False, 7)],
     "messages": [
         MessageRow(3, "t/1", b"\0payload", 2, True, 1.0, 2.0, b"\2\1\1", "p"),
@@ -36,7 +36,7 @@ ROWS: dict[str, list[Any]] = {
     ],
     "incoming": [IncomingRow(1, 12)],
     "retained": [RetainedRow("t/1", 3)],
-    "wills": [WillRow("c", None, "w", b"gone", 1, False, b"\0")],
+    "wills": [WillRow("c", None, "default", "w", b"gone", 1, False, b"\0")],
 }
 
 

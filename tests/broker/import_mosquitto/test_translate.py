@@ -227,6 +227,11 @@ def test_per_listener_settings_must_come_first() -> None:
         ("persistent_client_expiration 1m", {"session_expiry_interval": 2_592_000}),
         ("persistent_client_expiration 1y", {"session_expiry_interval": 31_536_000}),
         ("persistence false", {}),
+        ("persistence true", {"persistence": {"path": "penstock-sessions.db"}}),
+        (
+            "persistence true\npersistence_location /var/lib/mosquitto/",
+            {"persistence": {"path": "/var/lib/mosquitto/penstock-sessions.db"}},
+        ),
         ("retain_available false", {"mqtt": {"retain_available": False}}),
         ("retain_available true", {}),
         ("max_qos 1", {"mqtt": {"maximum_qos": 1}}),

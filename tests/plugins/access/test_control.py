@@ -130,6 +130,7 @@ async def test_clients_without_a_name_connect_where_that_is_allowed(files: Files
     """Only those: a name that the file does not know is refused."""
     broker = await broker_of(allow_anonymous=True, password_file=str(files.passwords))
     assert connect(broker) == 0
+    assert connect(broker, username="", password=b"") == 0
     assert connect(broker, username="eve", password=b"e") == REFUSED
 
 
