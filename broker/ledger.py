@@ -75,7 +75,7 @@ DROP_REASONS = {
     "pushed_out": "waiting longest when the outbox was full, with queue_full: drop_oldest",
     "queue_full": "the outbox was at its limit of messages or bytes",
     "refused": "the subscriber answered with a reason code of 0x80 or above",
-    "share_refused": "moved from a member of a share to none: the others may not receive it",
     "session_ended": "waiting or inflight when the session ended",
+    "share_refused": "moved from a member of a share to none: the others may not receive it",
 }
 """Every reason for which a message may be dropped, and what it means."""
