@@ -24,6 +24,7 @@ from broker.mqtt.packets import (
 )
 from broker.outbox import OpenGate
 from tests.helpers.access import Access
+from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 SHARE = "$share/workers/jobs"
@@ -311,6 +312,24 @@ def test_what_no_member_may_receive_is_dropped_and_counted() -> None:
     member(broker, "refused")
     gone.lose()
     assert broker.core.ledger().dropped == {"share_refused": 1}
+    check_books(broker)
+
+
+def test_what_a_durable_member_held_goes_to_another_one_after_a_restart() -> None:
+    """Inflight or waiting when the process ended, it does not wait for the same member."""
+    broker = DurableBroker()
+    holder = member(broker, "holder", receive_maximum=2)
+    payloads = publish(broker, 5)
+    assert len(holder.take_all(Publish)) == 2
+    member(broker, "other", receive_maximum=1).lose()
+    broker = broker.crash()
+    other = broker.connect("other", clean_start=False, properties=LASTING)
+    assert other.connack.session_present
+    seen: list[bytes] = []
+    while more := other.acknowledge():
+        seen += more
+    assert sorted(seen) == payloads
+    assert not broker.disk.deliveries
     check_books(broker)
 
 
