@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from itertools import pairwise
+from typing import Any, cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from websockets.exceptions import InvalidStatus
 from websockets.frames import CloseCode
 from websockets.typing import Subprotocol
 
 from broker import websocket as websocket_module
+from broker.listener_config import Listener
 from broker.mqtt.packets import (
     ConnAck,
     Connect,
@@ -175,6 +179,89 @@ async def test_client_that_does_not_read_costs_little() -> None:
         client.close()
 
 
+class Sink:
+    """What is below and above of a layer, without a network.
+
+    Attributes:
+        received: what the layer has handed up.
+        written: what it has written.
+    """
+
+    def __init__(self) -> None:
+        self.received = b""
+        self.written: list[bytes] = []
+
+    def connection_made(self, transport: object) -> None:
+        """Take the layer for the transport."""
+        del transport
+
+    def data_received(self, data: bytes) -> None:
+        """Keep what comes up."""
+        self.received += data
+
+    def write(self, data: bytes) -> None:
+        """Keep what goes down."""
+        self.written.append(data)
+
+    def is_closing(self) -> bool:
+        """Return False."""
+        return False
+
+
+class Known:
+    """An arrival whose CONNECT was accepted."""
+
+    is_known = True
+
+
+def frame_bytes(payload: bytes, mask: bytes, first_byte: int) -> bytes:
+    """Return a client's frame, with each form of a length that may hold it."""
+    size = len(payload)
+    if size < 126:
+        length = bytes([0x80 | size])
+    elif size < 65_536:
+        length = b"\xfe" + size.to_bytes(2, "big")
+    else:
+        length = b"\xff" + size.to_bytes(8, "big")
+    body = bytes(byte ^ mask[index % 4] for index, byte in enumerate(payload))
+    return bytes([first_byte]) + length + mask + body
+
+
+@settings(max_examples=40)  # each is up to a few hundred kilobytes
+@given(st.data())
+@SECTION_6
+def test_however_the_stream_is_cut_the_same_bytes_come_out(data: st.DataObject) -> None:
+    """Whole messages, fragments and pings between them, in any pieces."""
+    sizes = st.one_of(st.integers(0, 130), st.sampled_from([125, 126, 127, 65_535, 65_536]))
+    stream, expected, n_pings = b"", b"", 0
+    for size in data.draw(st.lists(sizes, max_size=6)):
+        payload = bytes(index % 256 for index in range(size))
+        mask = data.draw(st.binary(min_size=4, max_size=4))
+        ping = frame_bytes(b"ping", mask, 0x89)
+        half = data.draw(st.integers(0, size))
+        match data.draw(st.sampled_from(["whole", "fragments", "ping"])):
+            case "whole":
+                stream += frame_bytes(payload, mask, 0x82)
+            case "fragments":
+                stream += frame_bytes(payload[:half], mask, 0x02) + ping
+                stream += frame_bytes(payload[half:], mask, 0x80)
+                n_pings += 1
+            case _:
+                stream += ping + frame_bytes(payload, mask, 0x82)
+                n_pings += 1
+        expected += payload
+    sink = Sink()
+    layer = WebSocketLayer(cast(Any, sink), cast(Any, Known()), Listener("ws", None, 0), 10**6)
+    layer.below = cast(Any, sink)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(REQUEST + stream)), max_size=20)))
+    whole = REQUEST + stream
+    for begin, end in pairwise([0, *cuts, len(whole)]):
+        if begin < end:
+            layer.data_received(whole[begin:end])
+    assert sink.received == expected
+    assert sum(one.startswith(b"\x8a") for one in sink.written) == n_pings
+
+
 # -- the end ----------------------------------------------------------------------------------
 
 
@@ -306,7 +393,11 @@ async def test_what_is_no_websocket_is_refused(data: bytes, status: bytes) -> No
         (masked(0x83, b"x"), CloseCode.PROTOCOL_ERROR),  # no such opcode
         (masked(0xC2, b"x"), CloseCode.PROTOCOL_ERROR),  # a reserved bit
         (masked(0x80, b"x"), CloseCode.PROTOCOL_ERROR),  # continues nothing
-        (b"\x82\xff" + b"\x7f" * 8, CloseCode.MESSAGE_TOO_BIG),
+        (masked(0x82, b"")[:1] + b"\xff" + b"\x7f" * 8, CloseCode.MESSAGE_TOO_BIG),
+        (masked(0x02, b"x") + masked(0x82, b"x"), CloseCode.PROTOCOL_ERROR),  # in between
+        (masked(0x89, bytes(126)), CloseCode.PROTOCOL_ERROR),  # a ping too long
+        (masked(0x09, b""), CloseCode.PROTOCOL_ERROR),  # a ping in fragments
+        (masked(0x88, b"x"), CloseCode.PROTOCOL_ERROR),  # half a code
     ],
 )
 async def test_wrong_frame_closes_the_connection(
