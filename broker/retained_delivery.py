@@ -242,5 +242,7 @@ def _give(due: RetainedDue, message: Message, now: float) -> None:
         and (not delivery.qos or connection.has_quota())
     ):
         connection.send_delivery(delivery, now)
-    elif session.outbox.add(delivery) and connection is not None:
-        connection.want_pump()
+    elif session.outbox.add(delivery):
+        session.is_direct = False
+        if connection is not None:
+            connection.want_pump()

@@ -9,7 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from broker.extensions import Verdict
 from broker.limits import Limits
+from broker.link import Link
+from broker.message import Message
 from broker.mqtt.packets import (
     PingReq,
     PingResp,
@@ -20,6 +23,7 @@ from broker.mqtt.packets import (
     Unsubscribe,
 )
 from broker.mqtt.writer import write_packet
+from broker.outbox import OpenGate
 from broker.retained_delivery import SLICE_MESSAGES, WRITE_BYTES
 from tests.helpers.access import Access
 from tests.helpers.virtual import VirtualBroker, VirtualClient
@@ -311,3 +315,31 @@ class RetainedMachine(RuleBasedStateMachine):
 
 TestRetainedMachine = RetainedMachine.TestCase
 TestRetainedMachine.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+
+
+class ClosedGate(OpenGate):
+    """Payloads above ten bytes are large, and wait for a second."""
+
+    def threshold_s(self, topic: str) -> int | None:
+        """The same for every topic."""
+        del topic
+        return 10
+
+    def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
+        """Hold for the second."""
+        del message, link
+        return Verdict(sojourn >= 1, now + 1 - sojourn, "test")
+
+
+def test_live_messages_do_not_overtake_a_large_retained_one_of_their_topic() -> None:
+    """[MQTT-4.6.0-6]: the last one that a SUBSCRIBE brings may have to wait like any other."""
+    broker = VirtualBroker(gate=ClosedGate())
+    publisher = broker.connect("p")
+    publisher.publish("cam", b"a large retained one", retain=True)
+    client = broker.connect("c")
+    client.subscribe("cam")
+    client.session.check_invariants()
+    publisher.publish("cam", b"live")
+    assert client.payloads() == []
+    broker.advance(1.1)
+    assert client.payloads() == [b"a large retained one", b"live"]

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Iterator
 from random import Random
 
+import psutil
 import pytest
 
-from broker.mqtt.packets import Connect, Disconnect, PubAck, Publish
+from broker.mqtt.packets import ConnAck, Connect, Disconnect, PingResp, PubAck, Publish
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
+from tests.helpers.malformed import CLOSED, TAKEN, Case, cases
 from tests.helpers.process import BrokerProcess, anonymous_policy, running_broker
 from tests.helpers.wire import WireClient, connected, ending
 
@@ -203,22 +206,73 @@ def garbage(rng: Random) -> tuple[bytes, bool]:
     return bytes([rng.choice(b"\x36\x00\x81\xf1\x3e")]) + rng.randbytes(300), True
 
 
-async def test_two_hundred_connections_of_garbage(broker: BrokerProcess) -> None:
-    """Each is closed, or is a client by chance; the traffic of others goes on undisturbed."""
+async def pour(port: int, data: bytes, *, is_connected: bool) -> None:
+    """Send bytes that make no sense and read whatever comes until the end."""
+    client = await connected(port, keep_alive=1) if is_connected else await WireClient.dial(port)
+    async with client:
+        with contextlib.suppress(ConnectionError):  # it may be closed before all is sent
+            await client.send_bytes(data)
+        await client.rest_bytes()
+
+
+async def test_two_thousand_connections_of_garbage(broker: BrokerProcess) -> None:
+    """Each is closed, or is a client by chance; others go on, and the memory stays flat."""
     rng = Random(20)  # noqa: S311 (the same garbage each time)
+    process = psutil.Process(broker.process.pid)
+    n_bytes = []
+    async with undisturbed(broker.port):
+        for _ in range(4):
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(500):
+                    data, is_connected = garbage(rng)
+                    tasks.create_task(pour(broker.port, data, is_connected=is_connected))
+            n_bytes.append(process.memory_info().rss)
+    assert n_bytes[-1] < n_bytes[0] + 12_000_000, n_bytes
 
-    async def pour(data: bytes, *, is_connected: bool) -> None:
-        client = (
-            await connected(broker.port, keep_alive=1)
-            if is_connected
-            else await WireClient.dial(broker.port)
-        )
-        async with client:
-            with contextlib.suppress(ConnectionError):  # it may be closed before all is sent
-                await client.send_bytes(data)
-            await client.rest_bytes()
 
-    async with undisturbed(broker.port), asyncio.TaskGroup() as tasks:
-        for _ in range(200):
-            data, is_connected = garbage(rng)
-            tasks.create_task(pour(data, is_connected=is_connected))
+@pytest.mark.parametrize("first", range(4))
+async def test_a_sample_of_all_wrong_packets(broker: BrokerProcess, first: int) -> None:
+    """On real sockets as on the virtual broker: the reason code, and nobody else notices."""
+    sample = list(cases())[first::150]
+    async with undisturbed(broker.port):
+        answers = await asyncio.gather(*(answer(broker.port, case) for case in sample))
+    wrong = [
+        f"{case.name}: {answered:#x}"
+        for case, answered in zip(sample, answers, strict=True)
+        if answered not in (case.codes if case.version == 5 or TAKEN in case.codes else (CLOSED,))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+async def answer(port: int, case: Case) -> int:
+    """Send a case's packet; return the reason code of the last answer, `CLOSED` or `TAKEN`."""
+    dial = WireClient.dial if case.is_connect else connected
+    async with await dial(port, version=case.version) as client:
+        await client.send_bytes(case.data)
+        if TAKEN in case.codes:
+            await client.send_bytes(b"\xc0\x00")
+            while (packet := await client.receive()) is not None:
+                if packet == PingResp():
+                    return TAKEN
+            return CLOSED
+        packets = await client.rest()
+    last = packets[-1] if packets else None
+    return last.reason_code if isinstance(last, ConnAck | Disconnect) else CLOSED
+
+
+async def test_senders_of_one_byte_at_a_time_are_served(broker: BrokerProcess) -> None:
+    """Each packet in as many chunks as it has bytes, from a hundred clients at once."""
+
+    async def dribble(number: int) -> None:
+        connect = write_packet(Connect(client_id=f"slow{number}"), 5)
+        publish = write_packet(Publish("slow", b"%d" % number, qos=1, packet_id=1), 5)
+        async with await WireClient.dial(broker.port) as client:
+            client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for byte in connect + publish:
+                await client.send_bytes(bytes([byte]))
+                await asyncio.sleep(0)
+            assert (await client.take(ConnAck)).reason_code == 0
+            assert (await client.take(PubAck)).reason_code < 0x80
+
+    async with undisturbed(broker.port):
+        await asyncio.gather(*(dribble(number) for number in range(100)))
