@@ -283,12 +283,8 @@ class TopicTree:
         if plan is not None:
             return plan
         by_session: dict[Session, list[Subscription]] = {}
-        shares: list[SharedSubscription] = []
-        for node in self._matching_nodes(topic):
-            for subscription in (node.subscriptions or {}).values():
-                by_session.setdefault(subscription.session, []).append(subscription)
-            if node.shares:
-                shares.extend(node.shares.values())
+        for subscription in self.match(topic):
+            by_session.setdefault(subscription.session, []).append(subscription)
         threshold_s = self._threshold_s(topic) if self._threshold_s is not None else None
         plan = Plan(
             topic,
@@ -296,7 +292,7 @@ class TopicTree:
             [Target(session, found) for session, found in by_session.items()],
             tuple(s for s in self._sinks if any(matches(f, topic) for f in s.topic_filters)),
             sys.maxsize if threshold_s is None else threshold_s,
-            tuple(shares),
+            tuple(self.match_shares(topic)) if self.shares else (),
         )
         if self._plan_bytes + plan.size_bytes() > MAX_PLAN_BYTES:
             self.void_plans()
@@ -309,6 +305,12 @@ class TopicTree:
         for node in self._matching_nodes(topic):
             if node.subscriptions:
                 yield from node.subscriptions.values()
+
+    def match_shares(self, topic: str) -> Iterator[SharedSubscription]:
+        """Yield every shared subscription whose filter matches a topic."""
+        for node in self._matching_nodes(topic):
+            if node.shares:
+                yield from node.shares.values()
 
     def _matching_nodes(self, topic: str) -> Iterator[_Node]:
         """Yield the node of every filter that matches a topic.

@@ -182,3 +182,27 @@ def test_a_filter_of_many_levels_is_no_trouble() -> None:
     subscribe(tree, ONE, "/".join(["+"] * 20_001))
     assert len(list(tree.match("/" * 20_000))) == 1
     assert tree.remove(ONE, "/".join(["+"] * 20_001))
+
+
+@given(st.lists(st.tuples(st.booleans(), FILTERS), max_size=10), TOPICS)
+def test_shares_match_as_subscriptions_do(steps: list[tuple[bool, str]], topic: str) -> None:
+    """A share stands at its filter while it has a member, and leaves nothing behind."""
+    tree = TopicTree()
+    members: dict[str, set[Session]] = {}
+    for is_one, topic_filter in steps:
+        name = f"$share/g/{topic_filter}"
+        who = ONE if is_one else OTHER
+        assert subscribe(tree, who, name) == (who not in members.setdefault(name, set()))
+        members[name].add(who)
+        plan = tree.plan(topic, topic.encode())
+        assert plan.targets == []
+        expected = sorted(m for m in members if matches(m.removeprefix("$share/g/"), topic))
+        assert sorted(share.topic_filter for share in plan.shares) == expected
+    assert tree.n_subscriptions == sum(map(len, members.values()))
+    for name, those in members.items():
+        for who in those:
+            assert tree.remove(who, name)
+            assert not tree.remove(who, name)
+    assert not tree.plan(topic, topic.encode()).shares
+    assert tree._root.is_empty()
+    assert not ONE.shares

@@ -9,6 +9,7 @@ import pytest
 from broker import transport as transport_module
 from broker.connection import Connection
 from broker.extensions import Action, ConnectAttempt, SessionView
+from broker.message import Message
 from broker.mqtt.packets import (
     ConnAck,
     Connect,
@@ -77,6 +78,19 @@ async def test_packets_may_come_byte_by_byte() -> None:
         assert (await client.take(SubAck)).reason_codes == (0,)
         assert (await client.take(Publish)).payload == b"data"
         assert (await client.take(PubAck)).packet_id == 2
+
+
+async def test_a_search_for_retained_messages_that_finds_none_for_long_goes_on() -> None:
+    """A connection that has nothing to write yet is served again until it has."""
+    async with serving() as server, await WireClient.dial(port_of(server)) as client:
+        for number in range(2000):
+            server.core.retained.set(Message(f"a/{number}/other", b"x", retain=True))
+        server.core.retained.set(Message("a/last/wanted", b"found", retain=True))
+        await client.send(Connect(client_id="c", keep_alive=0))
+        await client.take(ConnAck)
+        await client.send(Subscribe(1, (Subscription("+/+/wanted"),)))
+        await client.take(SubAck)
+        assert (await client.take(Publish)).payload == b"found"
 
 
 async def test_nothing_is_handled_while_access_control_takes_its_time() -> None:

@@ -150,6 +150,7 @@ async def test_subscription_that_a_topic_plugin_refuses_is_not_made() -> None:
     session = context.get_session("c")
     assert await broker_of_plugin.add_subscription(("allowed", 1), session) == 1
     assert await broker_of_plugin.add_subscription(("refused", 1), session) == 0x80
+    assert await broker_of_plugin.add_subscription(("$share/g/refused", 1), session) == 0x80
     assert list(context.subscriptions) == ["allowed"]
     with pytest.raises(ValueError, match="opic"):
         await broker_of_plugin.add_subscription(("a/#/b", 1), session)
