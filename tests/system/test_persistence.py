@@ -1,0 +1,202 @@
+"""What survives ``kill -9`` of the real broker, told by real clients."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+
+from broker.mqtt.packets import PubAck, Publish, Will
+from tests.helpers.paho_client import (
+    MQTT_3_1_1,
+    MQTT_5,
+    PahoClient,
+    connect_properties,
+    publish_properties,
+)
+from tests.helpers.process import SECONDS, BrokerProcess, anonymous_policy, running_broker
+from tests.helpers.wire import WireClient, connected
+
+
+def durable_policy(port: int = 0, **keys: Any) -> dict[str, Any]:
+    """Return a policy whose state survives the end of the process."""
+    section = {"path": "sessions.db", "durability": "normal"}
+    policy = anonymous_policy(persistence=section | keys, sys_interval=0)
+    policy["listeners"]["default"]["bind"] = f"127.0.0.1:{port}"
+    return policy
+
+
+class Flow:
+    """A paho client with a session that is kept, which connects again by itself.
+
+    Attributes:
+        n_acknowledged: publishes that were answered.
+        got: payloads that came, by how often.
+        order: payloads as they came.
+    """
+
+    def __init__(self, port: int, client_id: str, version: MQTTProtocolVersion) -> None:
+        self.n_acknowledged = 0
+        self.got: Counter[bytes] = Counter()
+        self.order: list[bytes] = []
+        self._changed = threading.Condition()
+        options: dict[str, Any] = {"clean_session": False} if version == MQTT_3_1_1 else {}
+        self.paho = paho.Client(
+            CallbackAPIVersion.VERSION2, client_id=client_id, protocol=version, **options
+        )
+        self.paho.max_inflight_messages_set(50)
+        self.paho.reconnect_delay_set(1, 1)
+        self.paho.on_publish = self._published
+        self.paho.on_message = self._received
+        self.paho.on_subscribe = self._subscribed
+        self.is_subscribed = False
+        options = {}
+        if version == MQTT_5:
+            properties = connect_properties(SessionExpiryInterval=3600)
+            options = {"clean_start": False, "properties": properties}
+        self.paho.connect("127.0.0.1", port, **options)
+        self.paho.loop_start()
+
+    def _published(self, *_: Any) -> None:
+        with self._changed:
+            self.n_acknowledged += 1
+            self._changed.notify_all()
+
+    def _received(self, _client: Any, _userdata: Any, message: paho.MQTTMessage) -> None:
+        with self._changed:
+            self.got[bytes(message.payload)] += 1
+            self.order.append(bytes(message.payload))
+            self._changed.notify_all()
+
+    def _subscribed(self, *_: Any) -> None:
+        with self._changed:
+            self.is_subscribed = True
+            self._changed.notify_all()
+
+    def wait(self, condition: Any, what: str) -> None:
+        """Wait for something that paho's thread brings about."""
+        with self._changed:
+            assert self._changed.wait_for(condition, 2 * SECONDS), what
+
+    def subscribe(self, topic_filter: str) -> None:
+        """Subscribe at QoS 2."""
+        self.paho.subscribe(topic_filter, 2)
+        self.wait(lambda: self.is_subscribed, "SUBACK")
+
+    def close(self) -> None:
+        """Disconnect."""
+        self.paho.disconnect()
+        self.paho.loop_stop()
+
+
+def test_nothing_is_lost_or_comes_twice_over_kills(tmp_path: Path) -> None:
+    """Killed in the middle of a load, again and again: QoS 1 all, QoS 2 exactly once, in order."""
+    n_messages = 1200
+    broker = BrokerProcess(durable_policy(), tmp_path)
+    policy = durable_policy(broker.port)
+    subscriber = Flow(broker.port, "s", MQTT_5)
+    publisher = Flow(broker.port, "p", MQTT_3_1_1)
+    try:
+        subscriber.subscribe("load/#")
+        for number in range(n_messages):
+            qos = 1 + number % 2
+            publisher.paho.publish(f"load/{qos}", b"%d %d" % (qos, number), qos)
+        for n_acknowledged in (200, 500, 800):
+            publisher.wait(lambda n=n_acknowledged: publisher.n_acknowledged >= n, "load")
+            broker.kill()
+            broker = BrokerProcess(policy, tmp_path)
+            assert broker.port, broker.log
+        publisher.wait(lambda: publisher.n_acknowledged >= n_messages, "the publisher's end")
+        subscriber.wait(lambda: len(subscriber.got) >= n_messages, "the subscriber's end")
+    finally:
+        publisher.close()
+        subscriber.close()
+        broker.stop()
+    assert "Traceback" not in broker.log
+    exactly_once = [payload for payload in subscriber.order if payload.startswith(b"2")]
+    assert exactly_once == [b"2 %d" % number for number in range(1, n_messages, 2)]
+
+
+async def test_all_kinds_of_state_are_there_after_a_kill(tmp_path: Path) -> None:
+    """Subscriptions, queued messages with their properties, retained messages, wills."""
+    with running_broker(durable_policy(), tmp_path) as broker:
+        kept = connect_properties(SessionExpiryInterval=3600)
+        with PahoClient(broker.port, "s", MQTT_5) as client:
+            assert client.connect(clean_start=False, properties=kept)
+            assert client.subscribe("t/#", 2)
+            assert client.subscribe("will/#", 1)
+        with PahoClient(broker.port, "p", MQTT_5) as publisher:
+            publisher.connect()
+            properties = publish_properties(ContentType="text/plain", UserProperty=[("a", "b")])
+            publisher.publish("t/1", b"queued", 2, properties=properties)
+            publisher.publish("state", b"retained", 1, retain=True)
+        async with await WireClient.dial(broker.port) as dying:
+            await dying.connect("dying", will=Will("will/dying", b"gone", 1))
+            await asyncio.to_thread(broker.kill)
+    with running_broker(durable_policy(), tmp_path) as broker:
+        assert "1 sessions, 1 messages for them, 1 retained messages restored" in broker.log
+        with PahoClient(broker.port, "s", MQTT_5) as client:
+            assert client.connect(clean_start=False, properties=kept)
+            assert client.connack[0], "Session Present"
+            told, queued = sorted((client.message(), client.message()), key=lambda m: m.qos)
+            assert (queued.payload, queued.qos) == (b"queued", 2)
+            assert queued.properties is not None
+            found = queued.properties.json()  # type: ignore[no-untyped-call]
+            assert found["ContentType"] == "text/plain"
+            assert found["UserProperty"] == [("a", "b")]
+            assert (told.topic, told.payload) == ("will/dying", b"gone")
+            assert client.subscribe("state", 1)
+            state = client.message()
+            assert (state.payload, state.retain) == (b"retained", True)
+
+
+def limit_files(broker: BrokerProcess, n_bytes: int = resource.RLIM_INFINITY) -> None:
+    """Let no file grow beyond a length that the broker writes to: to it, its disk is full."""
+    _, hard = resource.prlimit(broker.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(broker.process.pid, resource.RLIMIT_FSIZE, (n_bytes, hard))
+
+
+async def kept_client(port: int) -> WireClient:
+    """Return the client ``s``, whose session is kept."""
+    properties = {"session_expiry_interval": 3600}
+    return await connected(port, "s", clean_start=False, properties=properties)
+
+
+async def test_a_full_disk_is_told_and_ends_nothing(tmp_path: Path) -> None:
+    """0x97 while there is no room, a PUBACK once there is; what was acknowledged is there."""
+    with running_broker(durable_policy(), tmp_path) as broker:
+        async with await kept_client(broker.port) as client:
+            await client.subscribe("t", 1)
+        async with (
+            await connected(broker.port) as publisher,
+            await connected(broker.port) as other,
+        ):
+            await publisher.publish("t", b"0")
+            limit_files(broker, 1)
+            await publisher.send(Publish("t", b"1", qos=1, packet_id=1))
+            await asyncio.to_thread(broker.wait_for_log, "are refused")
+            assert (await other.publish("t", b"refused")).reason_code == 0x97
+            assert (await other.publish("elsewhere", b"")).reason_code < 0x80
+            limit_files(broker)
+            assert (await publisher.take(PubAck)).reason_code == 0
+            assert (await other.publish("t", b"2")).reason_code == 0
+        broker.kill()
+    with running_broker(durable_policy(), tmp_path) as broker:
+        async with await kept_client(broker.port) as client:
+            assert [(await client.take(Publish)).payload for _ in range(3)] == [b"0", b"1", b"2"]
+
+
+def test_a_database_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
+    """Status 2 and one line: the file, what was read, what to do; never a traceback."""
+    (tmp_path / "sessions.db").write_bytes(b"no database at all" * 1000)
+    damaged = BrokerProcess(durable_policy(), tmp_path)
+    assert damaged.wait() == 2
+    assert "sessions.db: read file is not a database" in damaged.log
+    assert "move the file away" in damaged.log
+    assert "Traceback" not in damaged.log
