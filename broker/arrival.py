@@ -293,6 +293,14 @@ class Layer(asyncio.Protocol, asyncio.Transport):
         """Return whether nothing more can be written."""
         return self.below.is_closing()
 
+    def can_write_eof(self) -> bool:
+        """Return whether the socket's own transport can end one direction alone."""
+        return self.below.can_write_eof()
+
+    def write_eof(self) -> None:
+        """Pass it on."""
+        self.below.write_eof()
+
     def pause_reading(self) -> None:
         """Pass it on."""
         self.below.pause_reading()

@@ -541,6 +541,8 @@ class Connection(Sender):
         self.core.logger.warning("%s: closed: %s", self.peer(), error)
         peer_errors = self.core.counters.peer_errors
         peer_errors[error.reason_code] = peer_errors.get(error.reason_code, 0) + 1
+        is_5 = self.version == ProtocolVersion.MQTT_5
+        self.is_heard_out = is_5 if self.is_open else self._is_answered
         if self.is_open:
             self.close(error.reason_code, now, **explained(error.detail))
         else:

@@ -67,6 +67,8 @@ class Sender:
         is_explained: Request Problem Information: the client wants Reason Strings.
         send_quota: QoS 1 and 2 messages that may be inflight to this client.
         send_quota_bytes: payload bytes inflight from which on no further message is sent.
+        is_heard_out: to be closed when the peer has read why: what it sends to a closed socket
+            may cost it what it has not read yet.
         is_open: CONNECT was accepted and the connection has not ended.
         is_paused: the transport has more unsent bytes than it should.
         is_touched: on the core's list for the driver.
@@ -83,6 +85,7 @@ class Sender:
         "held",
         "held_bytes",
         "is_explained",
+        "is_heard_out",
         "is_open",
         "is_paused",
         "is_touched",
@@ -111,6 +114,7 @@ class Sender:
         self.is_explained = True
         self.send_quota = 0
         self.send_quota_bytes = core.limits.inflight_bytes
+        self.is_heard_out = False
         self.is_open = False
         self.is_paused = False
         self.is_touched = False

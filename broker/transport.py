@@ -319,7 +319,7 @@ class MqttProtocol(asyncio.Protocol):
         transport = self.transport
         if connection is None:
             return
-        if transport.is_closing():
+        if transport.is_closing() or self._close_timer is not None:
             connection.data_to_send()
             self._run_suspended(connection)  # what was received before the end still counts
             return
@@ -338,7 +338,7 @@ class MqttProtocol(asyncio.Protocol):
             self.driver.later(connection)
         self._read_or_not(connection)
         if connection.is_closing:
-            self._close()
+            self._close(connection)
 
     def _run_suspended(self, connection: Connection) -> None:
         suspended = connection.suspended
@@ -355,9 +355,20 @@ class MqttProtocol(asyncio.Protocol):
             else:
                 self.transport.pause_reading()
 
-    def _close(self) -> None:
-        """Close once the transport has sent the rest, and not much later."""
-        self.transport.close()
+    def _close(self, connection: Connection) -> None:
+        """Close once the transport has sent the rest, and not much later.
+
+        A client that is to read why sees the end of what is sent to it, and what it still
+        sends is read and thrown away until it closes too.
+        """
+        transport = self.transport
+        if connection.is_heard_out and transport.can_write_eof():
+            transport.write_eof()
+            if not self._is_reading:
+                self._is_reading = True
+                transport.resume_reading()
+        else:
+            transport.close()
         self._close_timer = self.driver._loop.call_later(  # noqa: SLF001 (same module)
-            CLOSE_TIMEOUT_SECONDS, self.transport.abort
+            CLOSE_TIMEOUT_SECONDS, transport.abort
         )

@@ -272,6 +272,10 @@ class WebSocketLayer(Layer):
         """Return whether nothing more can be written."""
         return self._is_closing or self.below.is_closing()
 
+    def can_write_eof(self) -> bool:
+        """Return False: `close` waits for the client's goodbye."""
+        return False
+
     def close(self) -> None:
         """Say goodbye behind all that was written; the client's answer ends the connection."""
         if self._is_closing:

@@ -237,6 +237,29 @@ async def test_connection_that_is_closed_sends_what_was_put_before() -> None:
         assert [type(packet) for packet in packets] == [Publish, Disconnect]
 
 
+async def test_client_that_is_still_sending_reads_why_it_is_disconnected() -> None:
+    """What it sends after its mistake is thrown away; no reset takes the reason from it."""
+    async with serving() as server, await connected(port_of(server), "c") as client:
+        await client.send_bytes(b"\x36\x03\x00\x01t")  # QoS 3
+        await until(lambda: not server.core.counters.clients_connected)
+        for _ in range(50):
+            await client.send(Publish("t", bytes(100_000)))
+        (said,) = await client.rest()
+        assert isinstance(said, Disconnect)
+        assert said.reason_code == ReasonCode.MALFORMED_PACKET
+        assert server.core.counters.publish_received == 1
+    await until(lambda: not driver_of(server).protocols)
+
+
+async def test_client_that_stays_after_its_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not close its side has not for ever."""
+    monkeypatch.setattr(transport_module, "CLOSE_TIMEOUT_SECONDS", 0.05)
+    async with serving() as server, await connected(port_of(server), "c") as client:
+        await client.send_bytes(b"\x36\x03\x00\x01t")
+        await client.rest()
+        await until(lambda: not driver_of(server).protocols)
+
+
 async def test_client_that_takes_nothing_of_its_end_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
