@@ -30,9 +30,6 @@ from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
 from tests.helpers.streams import WebSocketClient
 from tests.helpers.wire import WireClient, connected
 
-SECTION_6 = pytest.mark.mqtt5("6.0.0-1", "6.0.0-2", "6.0.0-4")
-SECTION_6_OLD = pytest.mark.mqtt311("6.0.0-1", "6.0.0-2", "6.0.0-4")
-
 REQUEST = (
     b"GET /mqtt HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\nSec-WebSocket-Version: 13\r\n"
@@ -69,8 +66,8 @@ async def upgraded(port: int) -> WireClient:
 # -- MQTT in messages -------------------------------------------------------------------------
 
 
-@SECTION_6
-@SECTION_6_OLD
+@pytest.mark.mqtt5("6.0.0-1", "6.0.0-4")
+@pytest.mark.mqtt311("6.0.0-1", "6.0.0-4")
 @pytest.mark.parametrize("version", [4, 5])
 async def test_messages_of_all_sizes_go_both_ways(version: int) -> None:
     """Every length of a frame's header; what is sent are binary messages of sub-protocol mqtt."""
@@ -89,8 +86,8 @@ async def test_messages_of_all_sizes_go_both_ways(version: int) -> None:
         client.close()
 
 
-@SECTION_6
-@SECTION_6_OLD
+@pytest.mark.mqtt5("6.0.0-2")
+@pytest.mark.mqtt311("6.0.0-2")
 async def test_packets_need_not_keep_to_frames() -> None:
     """A packet may span messages, a message hold many, and both be cut into fragments."""
     packets = b"".join(
@@ -117,8 +114,8 @@ async def test_packets_need_not_keep_to_frames() -> None:
             client.close()
 
 
-@SECTION_6
-@SECTION_6_OLD
+@pytest.mark.mqtt5("6.0.0-1")
+@pytest.mark.mqtt311("6.0.0-1")
 async def test_text_closes_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     """MQTT travels in binary messages alone."""
     caplog.set_level(logging.INFO)

@@ -380,6 +380,41 @@ def test_a_client_without_a_will_leaves_in_silence(version: int) -> None:
     assert watcher.inbox == []
 
 
+@pytest.mark.mqtt5("3.1.2-8")
+@pytest.mark.parametrize(
+    ("delay", "expiry", "due"), [(0, 100, 0), (20, 100, 20), (20, 10, 10), (20, 0, 0)]
+)
+def test_a_will_waits_for_its_delay_or_the_end_of_its_session(
+    delay: int, expiry: int, due: int
+) -> None:
+    """Whichever comes first."""
+    broker = VirtualBroker()
+    _, watcher = pair(broker, 5)
+    will = Will("w", b"gone", properties={"will_delay_interval": delay})
+    broker.connect("c", will=will, **keep(5, expiry)).lose()
+    if due:
+        broker.advance(due - 0.1)
+        assert watcher.inbox == []
+        broker.advance(0.2)
+    assert watcher.payloads() == [b"gone"]
+
+
+@pytest.mark.mqtt5("3.1.2-8", "3.1.3-9")
+@pytest.mark.parametrize("is_taken_over", [False, True])
+def test_a_client_that_is_back_in_time_has_no_will_of_before(*, is_taken_over: bool) -> None:
+    """Back in its session before the delay is over, it was not gone."""
+    broker = VirtualBroker()
+    _, watcher = pair(broker, 5)
+    will = Will("w", b"gone", properties={"will_delay_interval": 20})
+    client = broker.connect("c", will=will, **keep(5))
+    if not is_taken_over:
+        client.lose()
+        broker.advance(19)
+    broker.connect("c", **keep(5))
+    broker.advance(1000)
+    assert watcher.inbox == []
+
+
 @pytest.mark.mqtt5("3.1.3-10")
 def test_the_user_properties_of_a_will_keep_their_order() -> None:
     """Names may come twice, and each stays in its place."""

@@ -23,6 +23,7 @@ from tests.conformance.clients import (
     keep,
     pair,
 )
+from tests.helpers.access import Access, finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 BREACHES = {
@@ -79,7 +80,7 @@ def test_mqtt_3_1_1_closes_without_a_word(breach: str) -> None:
 @pytest.mark.mqtt5("3.14.0-1")
 @pytest.mark.parametrize("breach", BREACHES)
 def test_no_disconnect_comes_before_connack(breach: str) -> None:
-    """Neither instead of a CONNECT, nor after a refused one, nor at its timeout."""
+    """Neither instead of a CONNECT nor after a refused one."""
     broker = limited()
     client = VirtualClient(broker)
     client.send_bytes(BREACHES[breach][0])
@@ -90,10 +91,23 @@ def test_no_disconnect_comes_before_connack(breach: str) -> None:
     client.send_bytes(BREACHES[breach][0])
     assert client.is_lost
     assert client.take_all(Disconnect) == []
-    client = VirtualClient(broker)
+
+
+@pytest.mark.mqtt5("3.14.0-1")
+def test_no_disconnect_comes_to_who_has_not_connected() -> None:
+    """Neither at the time-out of CONNECT, nor when the broker stops, nor while it judges."""
+    access = Access()
+    access.waits = True
+    broker = VirtualBroker(access=access)
+    silent, stopped, judged = (VirtualClient(broker) for _ in range(3))
+    judged.send(Connect(client_id="c"))
+    for client in (stopped, judged):
+        client.connection.shut_down(broker.now)
+    finish(judged)
     broker.advance(1000)
-    assert client.is_lost
-    assert client.inbox == []
+    for client in (silent, stopped, judged):
+        assert client.is_lost
+        assert client.inbox == []
 
 
 @pytest.mark.mqtt5("3.14.4-1")

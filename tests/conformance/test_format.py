@@ -187,6 +187,7 @@ def test_a_length_longer_than_needed_is_malformed() -> None:
             marks=[pytest.mark.mqtt5("3.14.1-1"), pytest.mark.mqtt311("3.14.1-1")],
             id="DISCONNECT",
         ),
+        pytest.param(0xF1, "", marks=pytest.mark.mqtt5("3.15.1-1"), id="AUTH"),
         pytest.param(0x41, "0001", id="PUBACK"),
         pytest.param(0x52, "0001", id="PUBREC"),
         pytest.param(0x74, "0001", id="PUBCOMP"),
