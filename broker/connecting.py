@@ -15,6 +15,7 @@ from broker.capabilities import check_connect, connack_properties, redirection
 from broker.errors import ProtocolError
 from broker.events import ClientConnected
 from broker.extensions import Accepted, Admittance, ConnectAttempt
+from broker.fitting import fit_packet
 from broker.mqtt.enums import ProtocolVersion
 from broker.mqtt.packets import ConnAck, Connect
 from broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
@@ -92,7 +93,7 @@ def _check_client_id(packet: Connect) -> None:
 
 async def _connect(connection: Connection, packet: Connect, now: float) -> None:
     core = connection.core
-    client_id = packet.client_id or core.new_client_id()
+    client_id = packet.client_id or _assigned_client_id(core)
     will = will_message(packet.will, client_id, now) if packet.will is not None else None
     attempt = ConnectAttempt(
         client_id=client_id,
@@ -153,17 +154,25 @@ def let_in(
         accepted: the names that authentication has given it.
         extra_properties: of the CONNACK, beside those that say what the broker allows.
         now: monotonic seconds.
+
+    Raises:
+        ProtocolError: packet too large, as the client takes no CONNACK that accepts it.
     """
     core = connection.core
     journal = core.journal
     n_changes = journal.n_changes if journal is not None else 0
+    client_id = accepted.client_id or client_id
+    keep_alive = _keep_alive(core, packet.keep_alive)
+    expiry_interval = _expiry_interval(core, packet)
+    properties = _connack_properties(core, packet, client_id, keep_alive, expiry_interval)
+    properties |= extra_properties
+    _check_connack_fits(connection, packet, properties)
     session, session_present = core.sessions.open(
-        accepted.client_id or client_id, clean_start=packet.clean_start, now=now
+        client_id, clean_start=packet.clean_start, now=now
     )
     username = packet.username if accepted.username is None else accepted.username
+    session.expiry_interval = expiry_interval
     _set_up(session, connection, packet, username)
-    keep_alive = _keep_alive(core, packet.keep_alive)
-    properties = _connack_properties(connection, packet, session, keep_alive) | extra_properties
     connack = ConnAck(session_present, ReasonCode.SUCCESS, properties)
     if journal is None or journal.is_failing or journal.n_changes == n_changes:
         connection.send_packet(connack)
@@ -178,6 +187,13 @@ def let_in(
     core.tell_samplers(lambda sampler: sampler.connected(session.link, now))
     if core.listeners.client_connected:
         core.tell(core.listeners.client_connected, ClientConnected(session))
+
+
+def _assigned_client_id(core: Core) -> str:
+    """Return a Client Identifier that no session has [MQTT-3.2.2-16]."""
+    while core.sessions.get(client_id := core.new_client_id()) is not None:
+        pass
+    return client_id
 
 
 async def _authenticate(core: Core, attempt: ConnectAttempt) -> Admittance:
@@ -218,13 +234,15 @@ def _set_up(
     session.link.username = username
     session.listener = connection.listener
     session.will = packet.will
-    if packet.protocol_version == ProtocolVersion.MQTT_5:
-        interval = packet.properties.get("session_expiry_interval", 0)
-    else:
-        interval = 0 if packet.clean_start else SESSION_NEVER_EXPIRES
-    session.expiry_interval = expiry_seconds(core, interval)
     if core.journal is not None:
         core.journal.opened(session)
+
+
+def _expiry_interval(core: Core, packet: Connect) -> float | None:
+    """Return how long the session of a CONNECT outlives its connection; None for ever."""
+    if packet.protocol_version == ProtocolVersion.MQTT_5:
+        return expiry_seconds(core, packet.properties.get("session_expiry_interval", 0))
+    return expiry_seconds(core, 0 if packet.clean_start else SESSION_NEVER_EXPIRES)
 
 
 def expiry_seconds(core: Core, interval: int) -> float | None:
@@ -249,25 +267,51 @@ def _keep_alive(core: Core, asked: int) -> int:
 
 
 def _connack_properties(
-    connection: Connection, packet: Connect, session: Session, keep_alive: int
+    core: Core,
+    packet: Connect,
+    client_id: str,
+    keep_alive: int,
+    expiry_interval: float | None,
 ) -> dict[str, Any]:
     """Say what the broker allows and what it has changed (MQTT 5.0, 3.2.2.3)."""
     if packet.protocol_version != ProtocolVersion.MQTT_5:
         return {}
-    limits = connection.core.limits
+    limits = core.limits
     properties: dict[str, Any] = {
         "receive_maximum": limits.receive_maximum,
         "maximum_packet_size": limits.maximum_packet_size,
     }
-    properties |= connack_properties(connection.core.options, session.client_id, packet)
+    properties |= connack_properties(core.options, client_id, packet)
     if not packet.client_id:
-        properties["assigned_client_identifier"] = session.client_id  # [MQTT-3.2.2-16]
+        properties["assigned_client_identifier"] = client_id  # [MQTT-3.2.2-16]
     if keep_alive != packet.keep_alive:
         properties["server_keep_alive"] = keep_alive  # [MQTT-3.1.2-21]
     asked = packet.properties.get("session_expiry_interval", 0)
-    if session.expiry_interval != _uncapped(asked):
-        properties["session_expiry_interval"] = int(session.expiry_interval or 0)
+    if expiry_interval != _uncapped(asked):
+        properties["session_expiry_interval"] = int(expiry_interval or 0)
     return properties
+
+
+def _check_connack_fits(
+    connection: Connection, packet: Connect, properties: dict[str, Any]
+) -> None:
+    """Check that the client takes the CONNACK that accepts it.
+
+    Without one, no other packet may be sent to it [MQTT-3.2.0-1].
+
+    Raises:
+        ProtocolError: packet too large.
+    """
+    if "maximum_packet_size" not in packet.properties:
+        return
+    maximum = connection.send_maximum
+    connack = ConnAck(properties=properties)
+    is_explained = connection.is_explained
+    if fit_packet(connack, connection.version, maximum, is_explained=is_explained) is None:
+        raise ProtocolError(
+            f"CONNECT: Maximum Packet Size {maximum}; allowed: room for the CONNACK",
+            ReasonCode.PACKET_TOO_LARGE,
+        )
 
 
 def _uncapped(interval: int) -> float | None:

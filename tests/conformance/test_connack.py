@@ -113,3 +113,35 @@ def test_a_server_keep_alive_is_what_the_client_is_held_to() -> None:
     assert not client.is_lost
     broker.advance(0.2)
     assert_closed(client, ReasonCode.KEEP_ALIVE_TIMEOUT)
+
+
+@pytest.mark.mqtt5("3.1.2-24", "3.2.0-1", "3.2.2-7", "3.14.0-1")
+@pytest.mark.parametrize("maximum", range(1, 24))
+def test_a_client_that_takes_no_connack_is_not_accepted(maximum: int) -> None:
+    """Without a CONNACK nothing else may be sent: it is told in five bytes, where it takes them."""
+    broker = VirtualBroker()
+    kept = broker.connect("s", **keep(5))
+    kept.subscribe("t")
+    client = VirtualClient(broker)
+    options = keep(5, maximum_packet_size=maximum)
+    came = answer(client, Connect(client_id="s", keep_alive=0, **options))
+    broker.connect("p").publish("t", b"")
+    if came[2:4] == b"\x01\x00":
+        assert 5 < len(came) <= maximum
+        assert client.take(Publish).topic == "t"
+    else:
+        assert came == (b"" if maximum < 5 else b"\x20\x03\x00\x95\x00")
+        assert client.is_lost
+        assert client.inbox == []
+        assert kept.take(Publish).topic == "t"
+
+
+@pytest.mark.mqtt5("3.2.2-16")
+@pytest.mark.mqtt311("3.1.3-6")
+@IN_EACH_VERSION
+def test_an_assigned_identifier_is_nobody_elses(version: int) -> None:
+    """Not even where a client has chosen one that the broker would have made."""
+    broker = VirtualBroker()
+    early = broker.connect("assigned-1", version)
+    assert broker.connect("", version).session.client_id == "assigned-2"
+    assert not early.is_lost

@@ -11,8 +11,10 @@ from broker.mqtt.packets import (
     PingReq,
     PingResp,
     PubAck,
+    PubComp,
     Publish,
     PubRec,
+    PubRel,
     SubAck,
     Subscribe,
     Subscription,
@@ -315,6 +317,26 @@ def test_receive_maximum_holds_back_publish_and_nothing_else(qos: int) -> None:
     client.inbox.clear()
     publisher.publish("t", b"0")
     assert client.payloads() == [b"0"]
+
+
+@pytest.mark.mqtt5("3.3.4-9", "4.9.0-2")
+def test_a_qos_2_message_keeps_its_place_until_pubcomp() -> None:
+    """PUBREC alone makes no room for another message; one that refuses does."""
+    broker = VirtualBroker()
+    publisher = broker.connect("p")
+    client = broker.connect("s", properties={"receive_maximum": 1})
+    client.subscribe("t", 2)
+    for packet_id in range(1, 4):
+        publisher.publish("t", b"%d" % packet_id, qos=2, packet_id=packet_id)
+    first = client.take(Publish)
+    client.send(PubRec(first.packet_id))
+    assert client.inbox == [PubRel(first.packet_id)]
+    client.inbox.clear()
+    client.send(PubComp(first.packet_id))
+    second = client.take(Publish)
+    assert second.payload == b"2"
+    client.send(PubRec(second.packet_id, ReasonCode.QUOTA_EXCEEDED))
+    assert client.payloads() == [b"3"]
 
 
 @pytest.mark.mqtt311("3.3.5-2")
