@@ -226,7 +226,8 @@ def frame_bytes(payload: bytes, mask: bytes, first_byte: int) -> bytes:
 
 @settings(max_examples=40)  # each is up to a few hundred kilobytes
 @given(st.data())
-@SECTION_6
+@pytest.mark.mqtt5("6.0.0-2")
+@pytest.mark.mqtt311("6.0.0-2")
 def test_however_the_stream_is_cut_the_same_bytes_come_out(data: st.DataObject) -> None:
     """Whole messages, fragments and pings between them, in any pieces."""
     sizes = st.one_of(st.integers(0, 130), st.sampled_from([125, 126, 127, 65_535, 65_536]))
