@@ -96,6 +96,8 @@ def _read_version_1(data: bytes) -> ProxyHeader | None:
         kind(destination.decode("ascii"))
     except ValueError as error:  # no ASCII is one, too
         raise ProxyHeaderError(f"version 1: read {line!r}; allowed: two addresses") from error
+    if b"%" in line:  # an interface is no part of an address that comes from elsewhere
+        raise ProxyHeaderError(f"version 1: read {line!r}; allowed: addresses without a zone")
     for port in ports:
         if not port.isdigit() or len(port) > 5 or int(port) > 65_535:
             raise ProxyHeaderError(f"version 1: read port {port!r}; allowed: 0 to 65535")

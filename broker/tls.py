@@ -25,8 +25,8 @@ from broker.listener_config import Tls
 SLICE_BYTES: Final = 65_536
 """Plaintext that is encrypted before the transport below is asked again whether it has room."""
 
-READ_BYTES: Final = 65_536
-"""Asked of OpenSSL at a time; it gives one record, of 16 KiB at most."""
+READ_BYTES: Final = 16_384
+"""Asked of OpenSSL at a time: the longest record there is."""
 
 _CONNECT_BYTE: Final = 0x10
 
@@ -173,9 +173,13 @@ class TlsLayer(Layer):
         chunks: list[bytes] = []
         has_ended = False
         try:
-            while chunk := self._ssl.read(READ_BYTES):
-                chunks.append(chunk)
-            has_ended = True  # by a close_notify
+            while not has_ended:
+                if chunk := self._ssl.read(READ_BYTES):
+                    chunks.append(chunk)
+                    if not (self._incoming.pending or self._ssl.pending()):
+                        break
+                else:  # a close_notify
+                    has_ended = True
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:

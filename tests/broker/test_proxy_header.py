@@ -95,6 +95,7 @@ WRONG = {
     "wrong family": b"PROXY TCP4 ::1 ::1 1 2\r\n",
     "no address": b"PROXY TCP4 1.2.3 1.2.3.4 1 2\r\n",
     "no ASCII": "PROXY TCP4 1.2.3.٤ 1.2.3.4 1 2\r\n".encode(),
+    "address with a zone": b"PROXY TCP6 fe80::1%eth0 fe80::1 1 2\r\n",
     "port too large": b"PROXY TCP4 1.2.3.4 1.2.3.4 65536 2\r\n",
     "port with a sign": b"PROXY TCP4 1.2.3.4 1.2.3.4 +1 2\r\n",
     "line without an end": b"PROXY UNKNOWN " + b"f" * MAX_V1_BYTES,

@@ -24,7 +24,7 @@ from broker.tls import (
 from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
 from tests.helpers.access import Access
 from tests.helpers.certificates import Authority, CertificateFiles
-from tests.helpers.streams import StreamClient
+from tests.helpers.streams import StreamClient, WebSocketClient
 from tests.helpers.wire import WireClient, connected
 
 
@@ -149,6 +149,22 @@ async def test_client_that_says_goodbye_to_tls_is_gone(authority: Authority) -> 
         client.close()
         await until(lambda: not driver_of(server).protocols)
         assert server.core.counters.clients_connected == 0
+
+
+async def test_kernel_knows_the_path_below_tls(authority: Authority) -> None:
+    """A sampler gets the socket of the connection, whatever lies over it."""
+    probing = {"sources": ["tcp_info"], "probe_period": 0.05, "max_age_seconds": 60.0}
+    listeners = {"default": authority.listener_keys(type="ws")}
+    async with serving(listeners=listeners, plugins={"probing": probing}) as server:
+        client = await WebSocketClient.dial_websocket(
+            port_of(server), ssl=authority.client_context()
+        )
+        await client.connect("c")
+        session = server.core.sessions.get("c")
+        assert session is not None
+        link = session.link
+        await until(lambda: link.rtt_source == "tcp_info")
+        client.close()
 
 
 async def test_alpn_names_mqtt(authority: Authority) -> None:

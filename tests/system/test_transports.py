@@ -17,6 +17,7 @@ import pytest
 from paho.mqtt.enums import MQTTProtocolVersion
 
 from broker.mqtt.packets import Publish
+from broker.open_files import most_connections
 from tests.helpers.certificates import Authority
 from tests.helpers.paho_client import MQTT_3_1_1, MQTT_5, PahoClient
 from tests.helpers.process import SECONDS, BrokerProcess, anonymous_policy, running_broker
@@ -242,6 +243,7 @@ async def test_certificates_are_read_again_at_sighup(tmp_path: Path) -> None:
 
 async def test_thousands_of_half_open_connections(tmp_path: Path) -> None:
     """Who connects and says nothing keeps nobody out, and costs little until it is gone."""
+    most_connections()  # raises the limit of files of this process, too
     authority = Authority(tmp_path)
     listeners = {"default": {"bind": "127.0.0.1:0"}, "tls": authority.listener_keys()}
     limits = {"connections": 2100, "connect_timeout_seconds": 600}
