@@ -1,0 +1,106 @@
+"""The plugin `access` on the real broker: its files, its signal and SCRAM on the wire."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scramp import ScramClient
+
+from broker.mqtt.packets import Auth, ConnAck, Connect, Publish
+from broker.mqtt.reason_codes import ReasonCode
+from tests.helpers.process import ROOT, running_broker
+from tests.helpers.wire import WireClient, connected
+
+METHOD = "SCRAM-SHA-256"
+REFUSED = ReasonCode.NOT_AUTHORIZED
+
+
+def passwd(folder: Path, *arguments: str, password: str) -> None:
+    """Write a user as an operator does."""
+    command = [sys.executable, "-m", "plugins.access", *arguments]
+    subprocess.run(
+        command,
+        check=True,
+        input=password,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> dict[str, Any]:
+    """Return a policy with files of users, each with one user, and topics."""
+    passwd(tmp_path, "passwords", "ann", password="a")
+    passwd(tmp_path, "--scram", "scram", "bob", password="b")
+    (tmp_path / "acl").write_text("user ann\ntopic ann/#\nuser bob\ntopic read ann/#\n")
+    files = {"password_file": "passwords", "acl_file": "acl", "scram_file": "scram"}
+    return {"listeners": {"default": {"bind": "127.0.0.1:0"}}, "plugins": {"access": files}}
+
+
+def step(data: str) -> dict[str, Any]:
+    """Return the properties of a packet of an exchange."""
+    return {"authentication_method": METHOD, "authentication_data": data.encode()}
+
+
+async def by_scram(client: WireClient, username: str, password: str) -> ConnAck:
+    """Connect by SCRAM with the library's client; return the answer."""
+    other = ScramClient([METHOD], username, password)
+    await client.send(
+        Connect(client_id=username, keep_alive=0, properties=step(other.get_client_first()))
+    )
+    challenge = await client.take(Auth)
+    assert challenge.reason_code == ReasonCode.CONTINUE_AUTHENTICATION
+    other.set_server_first(challenge.properties["authentication_data"].decode())
+    await client.send(Auth(ReasonCode.CONTINUE_AUTHENTICATION, step(other.get_client_final())))
+    connack = await client.take(ConnAck)
+    if not connack.reason_code:
+        other.set_server_final(connack.properties["authentication_data"].decode())
+    return connack
+
+
+async def test_users_topics_and_a_reload(tmp_path: Path, policy: dict[str, Any]) -> None:
+    """By password and by SCRAM; new files hold at SIGHUP for clients that stay connected."""
+    with running_broker(policy, tmp_path) as broker:
+        async with (
+            await WireClient.dial(broker.port) as bob,
+            await connected(broker.port, "ann", username="ann", password=b"a") as ann,
+        ):
+            assert (await by_scram(bob, "bob", "b")).reason_code == 0
+            await bob.subscribe("#")
+            assert (await ann.publish("ann/x", b"1")).reason_code == 0
+            assert (await bob.take(Publish)).payload == b"1"
+            assert (await ann.publish("new", b"")).reason_code == REFUSED
+
+            (tmp_path / "acl").write_text("topic nonsense nonsense\n")
+            broker.process.send_signal(signal.SIGHUP)
+            broker.wait_for_log("not reloaded: acl: line 1: read 'topic nonsense nonsense'")
+            assert (await ann.publish("ann/x", b"2")).reason_code == 0
+            assert (await bob.take(Publish)).payload == b"2"
+
+            (tmp_path / "acl").write_text("user ann\ntopic new\nuser bob\ntopic read new\n")
+            passwd(tmp_path, "passwords", "eve", password="e")
+            broker.process.send_signal(signal.SIGHUP)
+            while (await ann.publish("new", b"3")).reason_code == REFUSED:
+                pass
+            assert (await bob.take(Publish)).payload == b"3"
+            assert (await ann.publish("ann/x", b"")).reason_code == REFUSED
+            (await connected(broker.port, "eve", username="eve", password=b"e")).close()
+
+
+@pytest.mark.mqtt5("4.12.0-4")
+async def test_a_wrong_password_and_a_stranger_are_refused_alike(
+    tmp_path: Path, policy: dict[str, Any]
+) -> None:
+    """After as many packets; then the connection ends."""
+    with running_broker(policy, tmp_path) as broker:
+        for username in ("bob", "stranger"):
+            async with await WireClient.dial(broker.port) as client:
+                assert (await by_scram(client, username, "wrong")).reason_code == REFUSED
+                assert await client.receive() is None
