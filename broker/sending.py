@@ -199,11 +199,11 @@ class Sender:
                 break
         else:
             self.wants_more = True
-        self._after_pump(session)
+        self._after_pump(session, now)
         if is_refilled:
             self.want_pump()  # for more of it, after others had their turn
 
-    def _after_pump(self, session: Session) -> None:
+    def _after_pump(self, session: Session, now: float) -> None:
         if self.wants_more:
             self._pump_wanted = True
         elif session.outbox.n_messages <= self.send_quota:
@@ -211,11 +211,17 @@ class Sender:
                 session.is_direct = True
                 self.throttle.is_slow = False
             self.throttle.let_go()
-        self._set_look_timer(session)
+        self._set_look_timer(session, now)
 
-    def _set_look_timer(self, session: Session) -> None:
-        """See that the gate is asked again when it wants to be."""
+    def _set_look_timer(self, session: Session, now: float) -> None:
+        """See that the gate is asked again when it wants to be.
+
+        Where that time has come already, the inflight window was full: the acknowledgement that
+        makes room brings the next pump, and a timer would come at once, for ever.
+        """
         at = session.outbox.look_again_at
+        if at is not None and at <= now:
+            at = None
         timer = session.look_timer
         if timer is not None and timer.at == at and timer.action is not None:
             return

@@ -205,6 +205,24 @@ def test_the_gates_next_look_is_one_deadline_however_often_it_is_asked() -> None
     assert len(subscriber.payloads()) == 50
 
 
+def test_a_withheld_message_whose_time_comes_while_the_window_is_full_sets_no_timer() -> None:
+    """It cannot leave before an acknowledgement: a timer would come at once, for ever."""
+    gate = Gate()
+    broker = VirtualBroker(Limits(inflight_messages=2), gate=gate)
+    publisher, subscriber = pair(broker)
+    publisher.publish("cam", b"L" * 101, qos=1)
+    for _ in range(3):
+        publisher.publish("alarm", b"small", qos=1)
+    broker.advance(1.0)
+    gate.is_open = True
+    for _ in range(3):
+        deadline = broker.core.timers.next_deadline()
+        assert deadline is None or deadline > broker.now
+        broker.advance(1.0)
+    assert subscriber.acknowledge() == [b"small"] * 2
+    assert sorted(subscriber.acknowledge()) == [b"L" * 101, b"small"]
+
+
 def test_samplers_see_what_is_sent_and_acknowledged() -> None:
     """QoS 1 by its PUBACK, QoS 2 by its PUBREC; news lets the gate decide anew."""
     gate, sampler = Gate(), Sampler()
