@@ -514,6 +514,4 @@ def _refuse(
 def acknowledgement(receipt: PublishReceipt) -> PubAck | PubRec:
     """Return the packet that a settled receipt stands for."""
     kind = PubAck if receipt.qos == 1 else PubRec
-    code = receipt.reason_code
-    told = receipt.connection.core.options.told(code)
-    return kind(receipt.packet_id, told, explained(receipt.reason if told == code else ""))
+    return kind(receipt.packet_id, receipt.reason_code, explained(receipt.reason))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.process import SECONDS, BrokerProcess
+from tests.helpers.process import SECONDS, BrokerProcess, anonymous_policy, running_broker
 
 VERSIONS = ("31", "311", "5")
 QOS = (0, 1, 2)
@@ -166,3 +166,24 @@ def test_members_of_a_share_get_equal_parts(broker: BrokerProcess, version: str)
         publish(broker, topic, "-q", "1", "-l", stdin=jobs.encode())
         came = lines(one, 10) + lines(two, 10)
     assert sorted(map(int, came)) == list(range(20))
+
+
+def test_a_publisher_may_use_topic_aliases(broker: BrokerProcess) -> None:
+    """mosquitto_pub sends the topic with its first message alone."""
+    with subscribed(broker, "-t", "alias/#") as subscriber:
+        options = ("-V", "5", "-D", "publish", "topic-alias", "3", "-l")
+        publish(broker, "alias/topic", *options, stdin=b"1\n2\n3\n")
+        assert lines(subscriber, 3) == [f"alias/topic 0 0 {number}" for number in (1, 2, 3)]
+
+
+def test_a_fleet_is_sent_to_another_server(tmp_path: Path) -> None:
+    """Every client is refused by CONNACK, in the words of its version."""
+    policy = anonymous_policy(mqtt={"server_reference": "b.example", "redirect": "permanent"})
+    with running_broker(policy, tmp_path) as broker:
+        for version, words in (("5", "Server moved"), ("311", "broker unavailable")):
+            command = ["mosquitto_pub", "-p", str(broker.port), "-t", "t", "-n", "-V", version]
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=SECONDS, check=False
+            )
+            assert done.returncode
+            assert words in done.stderr + done.stdout
