@@ -107,6 +107,8 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
                 code = SUBACK_FAILURE_3_1_1  # [MQTT-3.9.3-2] of MQTT 3.1.1
             elif connection.version == ProtocolVersion.MQTT_3_1:
                 code = request.qos  # it has no word for a refusal
+            else:
+                code = connection.core.options.told(code)
         codes.append(code)
     suback = SubAck(packet.packet_id, tuple(codes))
     if granted:

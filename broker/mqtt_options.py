@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from broker.errors import PeerError
+from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.topics import validate_topic
 
 _STRICT: Final = ConfigDict(extra="forbid", strict=True)
@@ -51,6 +52,9 @@ class MqttOptions:
             unavailable.
         response_information: what a client that asks for it may build its response topics from,
             with its Client Identifier in place of ``{client_id}``; None for no answer.
+        reveal_refusals: tell MQTT 5 clients that a message or a subscription of theirs is not
+            authorized. Off, they are told no more than that it failed, as those of MQTT 3.1.1
+            always are, and who tries out what there is learns as little.
         check_payload_format: refuse a message that says its payload is UTF-8 where it is not.
             Off, as it looks through every such payload; subscribers may check themselves.
     """
@@ -66,6 +70,7 @@ class MqttOptions:
     server_reference: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     redirect: Literal["temporary", "permanent"] | None = None
     response_information: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    reveal_refusals: bool = True
     check_payload_format: bool = False
 
     def __post_init__(self) -> None:
@@ -80,6 +85,12 @@ class MqttOptions:
                 raise ValueError("response_information without +, # and null") from None
             if CLIENT_ID_MARK not in information:
                 raise ValueError(f"response_information with {CLIENT_ID_MARK} in it")
+
+    def told(self, reason_code: int) -> int:
+        """Return the reason code that an MQTT 5 client is told in place of the true one."""
+        if reason_code == ReasonCode.NOT_AUTHORIZED and not self.reveal_refusals:
+            return ReasonCode.UNSPECIFIED_ERROR  # "does not wish to reveal the reason" (3.9.3)
+        return reason_code
 
     def response_information_for(self, client_id: str) -> str | None:
         """Return what a client may build its response topics from (MQTT 5.0, 4.10.1).

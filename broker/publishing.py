@@ -514,4 +514,6 @@ def _refuse(
 def acknowledgement(receipt: PublishReceipt) -> PubAck | PubRec:
     """Return the packet that a settled receipt stands for."""
     kind = PubAck if receipt.qos == 1 else PubRec
-    return kind(receipt.packet_id, receipt.reason_code, explained(receipt.reason))
+    code = receipt.reason_code
+    told = receipt.connection.core.options.told(code)
+    return kind(receipt.packet_id, told, explained(receipt.reason if told == code else ""))

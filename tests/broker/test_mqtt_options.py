@@ -6,7 +6,10 @@ import pytest
 
 from broker.config import parse_policy
 from broker.errors import ConfigError
+from broker.mqtt.packets import PubAck
 from broker.mqtt_options import MqttOptions
+from tests.helpers.access import Access
+from tests.helpers.virtual import VirtualBroker
 
 
 def test_without_the_section_everything_is_offered() -> None:
@@ -42,3 +45,21 @@ def test_a_wrong_key_says_where_and_what_is_allowed(keys: str, path: str, allowe
     (problem,) = caught.value.problems
     assert problem.path == path
     assert allowed in problem.allowed
+
+
+@pytest.mark.parametrize(("reveals", "code"), [(True, 0x87), (False, 0x80)])
+def test_refusals_are_revealed_or_not(*, reveals: bool, code: int) -> None:
+    """Who may not publish or subscribe is told so, or that it failed; it counts as it is."""
+    access = Access()
+    access.refused = {("publish", "secret"), ("subscribe", "secret")}
+    broker = VirtualBroker(access=access, options=MqttOptions(reveal_refusals=reveals))
+    client = broker.connect()
+    assert client.subscribe("secret") == code
+    for topic in ("secret", "$SYS/x"):
+        client.publish(topic, b"data", qos=1)
+        answer = client.take(PubAck)
+        assert answer.reason_code == code
+        assert bool(answer.properties) is reveals
+    counters = broker.core.counters
+    assert counters.publish_refused == {"not authorized (0x87)": 2}
+    assert counters.subscribe_refused == {"not authorized (0x87)": 1}

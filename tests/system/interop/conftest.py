@@ -28,6 +28,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     policy = {
         "listeners": {"default": {"bind": "127.0.0.1:0"}},
         "limits": LIMITS,
+        "mqtt": {"reveal_refusals": False},
         "plugins": {ANONYMOUS: {"allow_anonymous": True}, "guard.Guard": {}},
     }
     with running_broker(policy, folder) as running:
