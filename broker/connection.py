@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker import eager, handlers, redelivery
 from broker.authenticating import Authentication, check_packet_type
 from broker.connecting import refuse_connect
+from broker.counters import count
 from broker.errors import PeerError, ProtocolError
 from broker.events import PacketReceived
 from broker.fitting import explained
@@ -513,6 +514,7 @@ class Connection(Sender):
 
     def _connect_timeout(self, now: float) -> None:
         self.core.logger.info("%s: no CONNECT in time", self.peer())
+        count(self.core.counters.connections_refused, "timeout")
         self.timer = None
         self._end(now)
 

@@ -151,9 +151,10 @@ class TlsLayer(Layer):
             context: of the listener.
         """
         super().__init__(above, arrival)
-        self._incoming = ssl.MemoryBIO()
-        self._outgoing = ssl.MemoryBIO()
-        self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._context = context
+        self._incoming: ssl.MemoryBIO
+        self._outgoing: ssl.MemoryBIO
+        self._ssl: ssl.SSLObject
         self._unsent: deque[Buffer] = deque()
         self._unsent_bytes = 0
         self._high = SLICE_BYTES
@@ -161,11 +162,17 @@ class TlsLayer(Layer):
         self._is_above_paused = False
         self._is_closing = False
 
+    def begin(self) -> None:
+        """Make OpenSSL's side, which a connection that is cut off at once must not cost."""
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._ssl = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+
     # -- reading ------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         """Decrypt what has come, and hand it on at once."""
-        if self._is_closing:
+        if self._is_closing or self.below.is_closing():
             return
         self._incoming.write(data)
         if not self.is_open and not self._shake_hands(data):

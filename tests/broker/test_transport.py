@@ -295,6 +295,7 @@ async def test_connection_without_connect_ends(caplog: pytest.LogCaptureFixture)
     async with serving(limits=limits) as server, await WireClient.dial(port_of(server)) as client:
         await client.send_bytes(write_packet(Connect(client_id="c"), 5)[:-1])
         assert await client.rest() == []
+        assert server.core.counters.connections_refused == {"timeout": 1}
     assert "no CONNECT in time" in caplog.text
 
 
