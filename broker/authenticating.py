@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.core import Core
 
-_TAKEN: Final = frozenset({PacketType.AUTH, PacketType.DISCONNECT})
+_NOT_TAKEN: Final = frozenset(PacketType) - {PacketType.AUTH, PacketType.DISCONNECT}
 
 LetIn: TypeAlias = Callable[[Accepted, dict[str, Any], float], None]
 """Opens the connection of a client: its names, properties for its CONNACK, now."""
@@ -78,9 +78,10 @@ def check_packet_type(packet_type: int) -> None:
     """Check a packet that comes between a CONNECT with a method and its CONNACK.
 
     Raises:
-        ProtocolError: it is neither AUTH nor DISCONNECT [MQTT-3.1.2-30].
+        ProtocolError: it is another than AUTH and DISCONNECT [MQTT-3.1.2-30]. A type that
+            there is not is left to the reader.
     """
-    if packet_type not in _TAKEN:
+    if packet_type in _NOT_TAKEN:
         raise ProtocolError(
             f"{PacketType(packet_type).name} before CONNACK; allowed: AUTH, DISCONNECT"
         )

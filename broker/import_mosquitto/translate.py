@@ -103,6 +103,10 @@ class _Listener:
     def flag(self, name: str) -> bool:
         return self.text(name) == "true"
 
+    @property
+    def has_tls(self) -> bool:
+        return "certfile" in self.set or "keyfile" in self.set
+
 
 def translate(lines: Iterable[Line]) -> Translation:
     """Return the policy that does what a mosquitto.conf says.
@@ -141,8 +145,7 @@ class _Reading:
                 self._wrong(line, line.value or "nothing", allowed)
                 continue
             self._keep(line, directive)
-        for file, problems in self._problems.items():
-            raise ConfigError(file, problems)
+        self._give_up()
 
     def _wrong(self, line: Line, read: str, allowed: str) -> None:
         problem = ConfigProblem(f"{line.place}, {line.name}", read, allowed)
@@ -214,6 +217,8 @@ class _Reading:
             for name, listener in names.items()
             if not self._is_left_out(listener)
         }
+        if not kept:
+            self._refuse_all(listeners)
         policy: dict[str, Any] = {"listeners": {name: keys for name, (_, keys) in kept.items()}}
         if limits := self._limits():
             policy["limits"] = limits
@@ -253,6 +258,24 @@ class _Reading:
             DIRECTIVES[line.name].loosens is Loosens.LISTENER for line in listener.set.values()
         )
 
+    def _refuse_all(self, listeners: list[_Listener]) -> None:
+        """Say that no listener is left; without any, a policy file has one of its own.
+
+        Raises:
+            ConfigError: with what each of them was left out for.
+        """
+        for listener in listeners:
+            for line in listener.set.values():
+                directive = DIRECTIVES[line.name]
+                if directive.loosens is Loosens.LISTENER:
+                    allowed = f"one listener without it; {directive.note}"
+                    self._wrong(line, line.value, allowed)
+        self._give_up()
+
+    def _give_up(self) -> None:
+        for file, problems in self._problems.items():
+            raise ConfigError(file, problems)
+
     def _listener_keys(self, listener: _Listener) -> dict[str, Any]:
         keys: dict[str, Any] = {}
         if listener.text("protocol") == "websockets":
@@ -262,7 +285,7 @@ class _Reading:
         if connections is not None and int(connections) > 0:
             keys["max_connections"] = int(connections)
             keys["when_full"] = "refuse"
-        if listener.text("certfile") is None and listener.text("keyfile") is None:
+        if not listener.has_tls:
             return keys
         keys["ssl"] = True
         keys |= {name: value for name in _TLS_NAMES if (value := listener.text(name)) is not None}
@@ -380,9 +403,10 @@ class _Reading:
         for name in ("password_file", "acl_file"):
             if name in settings:
                 rules[name] = settings[name].value
-        if listener.flag("use_identity_as_username"):
+        # Without TLS mosquitto passes over these two.
+        if listener.has_tls and listener.flag("use_identity_as_username"):
             rules["certificate_username"] = "cn"
-        elif listener.flag("use_subject_as_username"):
+        elif listener.has_tls and listener.flag("use_subject_as_username"):
             rules["certificate_username"] = "subject"
         if listener.flag("use_username_as_clientid"):
             rules["username_as_client_id"] = True

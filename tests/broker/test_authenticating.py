@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from broker.config import Limits
 from broker.extensions import Accepted, AuthExchange, AuthStep, Challenge, ConnectAttempt, Refused
+from broker.limits import Limits
 from broker.mqtt.packets import (
     Auth,
     ConnAck,
@@ -110,7 +110,7 @@ def open_client(riddle: Riddle) -> VirtualClient:
     return client
 
 
-@pytest.mark.mqtt5("4.12.0-2", "4.12.0-3", "4.12.0-5", "3.15.1-1", "3.15.2-1")
+@pytest.mark.mqtt5("4.12.0-2", "4.12.0-3", "4.12.0-5", "3.15.2-1")
 @pytest.mark.parametrize("waits", [False, True])
 def test_an_exchange_goes_on_by_auth_until_connack(*, waits: bool) -> None:
     """Each challenge and the CONNACK name the method; the last data is the CONNACK's."""
@@ -233,6 +233,20 @@ def test_before_connack_nothing_but_auth_and_disconnect_is_taken(
     assert client.take(ConnAck).reason_code == ReasonCode.PROTOCOL_ERROR
     assert client.is_lost
     assert client.inbox == []
+
+
+@pytest.mark.mqtt5("3.15.1-1")
+@pytest.mark.parametrize("data", [b"\xf1\x00", b"\x00\x00", b"\xf0\x01\x18", b"\xf0\x02\x17\x00"])
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_packet_that_is_none_ends_the_connection(data: bytes, *, is_open: bool) -> None:
+    """Flags, type, properties or reason code that AUTH does not have; others notice nothing."""
+    riddle = Riddle()
+    client = open_client(riddle) if is_open else asking(riddle)
+    client.take_all(Auth)
+    client.send_bytes(data)
+    told = client.take(Disconnect) if is_open else client.take(ConnAck)
+    assert told.reason_code in (ReasonCode.MALFORMED_PACKET, ReasonCode.PROTOCOL_ERROR)
+    assert client.is_lost
 
 
 def test_a_client_may_leave_in_the_middle() -> None:

@@ -11,6 +11,7 @@ from broker.import_mosquitto.directives import DIRECTIVES, Loosens, Place
 from broker.import_mosquitto.translate import UNBOUNDED_BYTES, Translation, translate
 
 LISTENER = "listener 1883\n"
+TLS = "certfile cert\nkeyfile key\n"
 
 
 def translated(text: str) -> Translation:
@@ -137,6 +138,13 @@ def test_a_listener_that_would_be_more_open_is_left_out(name: str) -> None:
     assert [note.line.name for note in notes] == [name]
 
 
+def test_where_no_listener_is_left_nothing_is_written() -> None:
+    """A policy without listeners would have one on every interface."""
+    (problem,) = problems_of("listener 1883\nmount_point m/\n")
+    assert problem[:2] == ("line 2, mount_point", "m/")
+    assert problem[2].startswith("one listener without it; its clients would see")
+
+
 # -- users and topics -------------------------------------------------------------------------
 
 
@@ -168,10 +176,10 @@ def test_per_listener_settings_are_each_listeners_own() -> None:
 @pytest.mark.parametrize(
     ("line", "rules"),
     [
-        ("use_identity_as_username true", {"certificate_username": "cn"}),
-        ("use_subject_as_username true", {"certificate_username": "subject"}),
+        (f"{TLS}use_identity_as_username true", {"certificate_username": "cn"}),
+        (f"{TLS}use_subject_as_username true", {"certificate_username": "subject"}),
         (
-            "use_subject_as_username true\nuse_identity_as_username true",
+            f"{TLS}use_subject_as_username true\nuse_identity_as_username true",
             {"certificate_username": "cn"},
         ),
         ("use_username_as_clientid true", {"username_as_client_id": True}),
@@ -180,10 +188,17 @@ def test_per_listener_settings_are_each_listeners_own() -> None:
 def test_what_a_listener_makes_of_names_is_its_own(line: str, rules: dict[str, Any]) -> None:
     """The files of all listeners count there too."""
     text = f"password_file p\n{LISTENER}listener 1884\n{line}\n"
-    assert keys(text)["plugins"]["access"] == {
+    policy, notes = translated(text)
+    assert not notes
+    assert policy["plugins"]["access"] == {
         "password_file": "p",
         "listeners": {"mqtt-1884": {"password_file": "p", **rules}},
     }
+
+
+def test_without_tls_there_is_no_certificate_to_name_a_user() -> None:
+    """Mosquitto passes over the directive; so does the policy, where it would refuse everybody."""
+    assert keys(f"{LISTENER}use_identity_as_username true\n")["plugins"] == {"access": {}}
 
 
 @pytest.mark.parametrize(
@@ -296,9 +311,9 @@ def test_each_directive_without_a_counterpart_is_named(name: str, directive: Any
 
 def test_notes_stand_in_the_order_of_the_lines() -> None:
     """So that the file can be read beside them."""
-    text = f"connection c\n{LISTENER}max_queued_messages 0\nuser mosquitto\nmount_point m/\n"
+    text = f"connection c\n{LISTENER}max_queued_messages 0\nuser m\nlistener 1\nmount_point m/\n"
     numbers = [note.line.number for note in translated(text).notes]
-    assert numbers == [1, 3, 4, 5]
+    assert numbers == [1, 3, 4, 6]
 
 
 # -- mistakes ---------------------------------------------------------------------------------
