@@ -8,6 +8,7 @@ disk. A batch that the disk refuses is tried again every `RETRY_SECONDS`.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import time
@@ -81,11 +82,16 @@ class PersistentState:
             max_pending_messages=config.max_pending_messages,
             max_pending_bytes=config.max_pending_bytes,
         )
+        was_collecting = gc.isenabled()
+        gc.disable()  # it would look at all that is made here again and again: half of the time
         try:
             self._restore(core)
         except BaseException:
             self._end()
             raise
+        finally:
+            if was_collecting:
+                gc.enable()
 
     def _epoch(self) -> float:
         return time.time() - self._clock()

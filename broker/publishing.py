@@ -297,76 +297,57 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         if plan.shares:
             core.route_shared(message, plan.shares, now)
         return connection.throttle.wait_for_congested(now)
-    if core.journal is not None:
-        return _take_durably(connection, core.journal, plan, message, packet_id, now)
+    journal = core.journal
+    n_changes = 0
+    if journal is not None:
+        n_changes = journal.n_changes
+        if journal.must_refuse(connection.session, plan, message):
+            code = ReasonCode.QUOTA_EXCEEDED
+            return _refuse(connection, plan.topic, packet_id, message.qos, code, _CANNOT_BE_SAFE)
     if message.retain:
         if not _may_retain(connection, message):
             code = ReasonCode.QUOTA_EXCEEDED
             return _refuse(connection, plan.topic, packet_id, message.qos, code, _NO_ROOM_TO_RETAIN)
         core.retain(message)
-    if not plan.sinks and not connection.receipts:
-        if message.qos == 2:
-            connection.check_receive_maximum()
-        core.route(message, plan.targets, (), None, now)
-        if plan.shares:
-            core.route_shared(message, plan.shares, now)
-        if message.qos == 2:
-            connection.session.incoming[packet_id] = None
-            connection.send_packet(PubRec(packet_id, _taken(connection, plan)))
-        elif plan.targets or plan.shares:
-            connection.send_puback(packet_id)
-        else:
-            connection.send_packet(PubAck(packet_id, _taken(connection, plan)))
-    else:
-        receipt = _receipt(connection, packet_id, message.qos, len(plan.sinks))
+    if plan.sinks or connection.receipts:
+        receipt = _receipt(connection, packet_id, message.qos, len(plan.sinks) + 1)
         receipt.reason_code = _taken(connection, plan)
         core.route(message, plan.targets, plan.sinks, receipt, now)
         if plan.shares:
             core.route_shared(message, plan.shares, now)
-        if not plan.sinks:
-            connection.receipt_settled(receipt)
-    return connection.throttle.wait_for_congested(now)
-
-
-def _take_durably(
-    connection: Connection,
-    journal: Journal,
-    plan: Plan,
-    message: Message,
-    packet_id: int,
-    now: float,
-) -> None:
-    """As `_take` for QoS 1 and 2, where the acknowledgement waits for what must be safe first."""
-    core = connection.core
-    reason = ""
-    if journal.must_refuse(connection.session, plan, message):
-        reason = _CANNOT_BE_SAFE
-    elif message.retain and not _may_retain(connection, message):
-        reason = _NO_ROOM_TO_RETAIN
-    if reason:
-        code = ReasonCode.QUOTA_EXCEEDED
-        return _refuse(connection, plan.topic, packet_id, message.qos, code, reason)
-    receipt = _receipt(connection, packet_id, message.qos, len(plan.sinks) + 1)
-    receipt.reason_code = _taken(connection, plan)
-    n_changes = journal.n_changes
-    if message.retain:
-        core.retain(message)
-    core.route(message, plan.targets, plan.sinks, receipt, now)
+        _settle_when_safe(receipt, journal, n_changes, connection.session, plan, message)
+        return connection.throttle.wait_for_congested(now)
+    if message.qos == 2:
+        connection.check_receive_maximum()
+    core.route(message, plan.targets, (), None, now)
     if plan.shares:
         core.route_shared(message, plan.shares, now)
-    _settle_when_safe(receipt, journal, n_changes, connection.session, plan, message)
+    if journal is not None and (
+        journal.n_changes != n_changes
+        or (message.qos == 2 and connection.session.journal is not None)
+    ):
+        receipt = _receipt(connection, packet_id, message.qos, 1)
+        receipt.reason_code = _taken(connection, plan)
+        _settle_when_safe(receipt, journal, n_changes, connection.session, plan, message)
+    elif message.qos == 2:
+        connection.session.incoming[packet_id] = None
+        connection.send_packet(PubRec(packet_id, _taken(connection, plan)))
+    elif plan.targets:
+        connection.send_puback(packet_id)
+    else:
+        connection.send_packet(PubAck(packet_id, _taken(connection, plan)))
     return connection.throttle.wait_for_congested(now)
 
 
 def _settle_when_safe(
     receipt: PublishReceipt,
-    journal: Journal,
+    journal: Journal | None,
     n_changes: int,
     session: Session,
     plan: Plan,
     message: Message,
 ) -> None:
-    """Give the receipt of a routed message the broker's own answer, after the commit.
+    """Give the receipt of a routed message the broker's own answer, after the commit if any.
 
     The packet identifier of a QoS 2 message is stored in the commit of the message itself, so
     that its repeat is known for one after any end of the process. Where a sink has a say, only
@@ -380,13 +361,14 @@ def _settle_when_safe(
         plan: where the message went.
         message: which was routed.
     """
+    if journal is None:
+        return receipt.settle(ReasonCode.SUCCESS)
     if receipt.qos == 2 and not plan.sinks and session.journal is not None:
         receipt.is_stored = True
         session.journal.incoming_changed(receipt.packet_id)
     if journal.n_changes == n_changes:
-        receipt.settle(ReasonCode.SUCCESS)
-    else:
-        journal.settle_after(receipt, message.payload_bytes)
+        return receipt.settle(ReasonCode.SUCCESS)
+    return journal.settle_after(receipt, message.payload_bytes)
 
 
 def _taken(connection: Connection, plan: Plan) -> int:
@@ -448,13 +430,16 @@ async def _take_checked(
             receipt.settle(ReasonCode.QUOTA_EXCEEDED)
             return
         journal = core.journal
-        if receipt is not None and journal is not None:
-            if journal.must_refuse(session, plan, message):
-                core.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED)
-                receipt.reason = _CANNOT_BE_SAFE
-                receipt.settle(ReasonCode.QUOTA_EXCEEDED)
-                return
-            n_changes = journal.n_changes
+        if (
+            receipt is not None
+            and journal is not None
+            and journal.must_refuse(session, plan, message)
+        ):
+            core.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED)
+            receipt.reason = _CANNOT_BE_SAFE
+            receipt.settle(ReasonCode.QUOTA_EXCEEDED)
+            return
+        n_changes = journal.n_changes if journal is not None else 0
         if core.listeners.message_routed:
             core.tell(core.listeners.message_routed, MessageRouted(session, message))
         if message.retain:
@@ -472,10 +457,7 @@ async def _take_checked(
         core.deliver_shared(message, share, member, now)
     connection.throttle.wait_for_congested(now)
     if receipt is not None:
-        if journal is None:
-            receipt.settle(ReasonCode.SUCCESS)
-        else:
-            _settle_when_safe(receipt, journal, n_changes, session, plan, message)
+        _settle_when_safe(receipt, journal, n_changes, session, plan, message)
 
 
 def _may_retain(connection: Connection, message: Message) -> bool:
