@@ -31,13 +31,9 @@ from broker.mqtt.packets import Disconnect
 from broker.mqtt.reader import answer_version, read_packet
 from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from broker.mqtt.receive_buffer import ReceiveBuffer, packet_too_large, read_remaining_length
-from broker.publishing import (
-    PublishReceipt,
-    acknowledgement,
-    deliver_run,
-    receive_publish,
-)
+from broker.publishing import deliver_run, receive_publish
 from broker.rate_limit import RateLimit
+from broker.receipts import PublishReceipt
 from broker.sending import Sender
 from broker.timers import Timer
 from broker.topic_aliases import IncomingAliases, OutgoingAliases
@@ -63,6 +59,8 @@ class Connection(Sender):
         ssl_object: the TLS connection, or None.
         certificate_name: common name of the client's verified certificate, or None.
         refusal: what its CONNECT is to be answered with, whatever it says; or None.
+        inherited: packet identifiers of QoS 2 messages that earlier connections left unreleased.
+        receive_maximum: QoS 1 and 2 messages the client may have unacknowledged.
         receipts: QoS 1 and 2 messages that are owed an acknowledgement, oldest first.
         is_bridge: the client has said that it is another broker's bridge.
         is_closing: to be closed once `out` is written; nothing more is received.
@@ -73,21 +71,21 @@ class Connection(Sender):
     __slots__ = (
         "_backlog",
         "_buffer",
-        "_inherited",
         "_is_answered",
         "_keep_alive",
         "_last_received",
         "_maximum_packet_size",
         "_rate",
         "_rate_timer",
-        "_receive_maximum",
         "authentication",
         "certificate_name",
         "incoming_aliases",
+        "inherited",
         "is_bridge",
         "is_closing",
         "listener",
         "receipts",
+        "receive_maximum",
         "refusal",
         "remote_address",
         "remote_port",
@@ -137,11 +135,11 @@ class Connection(Sender):
         self._backlog: list[bytes] = []
         self._buffer = ReceiveBuffer(core.limits.maximum_packet_size)
         self._maximum_packet_size = core.limits.maximum_packet_size
-        self._receive_maximum = core.limits.receive_maximum
+        self.receive_maximum = core.limits.receive_maximum
         self._rate = RateLimit(core.limits, now) if core.limits.has_publish_rate else None
         self._rate_timer: Timer | None = None
         self.incoming_aliases = IncomingAliases(core.options.topic_alias_maximum)
-        self._inherited: frozenset[int] = frozenset()
+        self.inherited: frozenset[int] = frozenset()
         self._is_answered = False
         self._keep_alive = 0.0
         self._last_received = now
@@ -197,7 +195,7 @@ class Connection(Sender):
             or self._rate_timer is not None
             or self.throttle.is_blocked
             or (
-                len(self.receipts) >= self._receive_maximum
+                len(self.receipts) >= self.receive_maximum
                 and self.version != ProtocolVersion.MQTT_5
             )
         )
@@ -419,56 +417,6 @@ class Connection(Sender):
             self.suspended = rest
             self.core.touch(self)
 
-    def check_receive_maximum(self) -> None:
-        """Check that an MQTT 5 client may send one more QoS 1 or 2 message [MQTT-3.3.4-9].
-
-        An MQTT 3.1.1 client knows no Receive Maximum: it is slowed down by not reading.
-
-        Raises:
-            ProtocolError: receive maximum exceeded.
-        """
-        if self.version != ProtocolVersion.MQTT_5:
-            return
-        incoming = self.session.incoming
-        if len(incoming) + len(self.receipts) < self._receive_maximum:
-            return  # whatever the receipts are for
-        # What is left of earlier connections is not of this one's quota (4.9).
-        n_messages = sum(1 for packet_id in incoming if packet_id not in self._inherited)
-        n_messages += sum(1 for receipt in self.receipts if receipt.qos == 1)
-        if n_messages >= self._receive_maximum:
-            raise ProtocolError(
-                f"{n_messages + 1} QoS 1 and 2 messages unacknowledged; "
-                f"allowed: {self._receive_maximum}",
-                ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
-            )
-
-    def receipt_settled(self, receipt: PublishReceipt) -> None:
-        """Send what is settled, in the order in which the messages came [MQTT-4.6.0-2]."""
-        session = self.session
-        if receipt.qos == 2:
-            if receipt.reason_code >= 0x80:
-                session.incoming.pop(receipt.packet_id, None)
-            else:
-                session.incoming[receipt.packet_id] = None
-                if session.journal is not None and not receipt.is_stored:
-                    session.journal.incoming_changed(receipt.packet_id)
-        if not self.is_open:
-            return None
-        receipts = self.receipts
-        n_before = len(receipts)
-        while receipts and receipts[0].is_settled:
-            first = receipts.popleft()
-            if first.reason_code >= 0x80 and self.version != ProtocolVersion.MQTT_5:
-                # No PUBACK can say it: the client keeps the message and comes again.
-                return self.close(ReasonCode(first.reason_code), None)
-            if first.qos == 1 and not first.reason_code:
-                self.send_puback(first.packet_id)
-            else:
-                self.send_packet(acknowledgement(first))
-        if n_before >= self._receive_maximum > len(receipts):
-            self.core.touch(self)
-        return None
-
     # -- the life of the connection ---------------------------------------------------------
 
     def open(
@@ -503,7 +451,7 @@ class Connection(Sender):
             self.timer = self.core.timers.at(
                 self._last_received + self._keep_alive, self._keep_alive_due
             )
-        self._inherited = frozenset(session.incoming)
+        self.inherited = frozenset(session.incoming)
         session.connection = self
         session.resend = deque(session.inflight)
         session.outbox.link_changed()

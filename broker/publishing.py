@@ -10,7 +10,6 @@ from broker.capabilities import check_publish, is_payload_valid
 from broker.errors import MalformedPacketError, ProtocolError
 from broker.events import MessageReceived, MessageRouted
 from broker.extensions import PUBLISH
-from broker.fitting import explained
 from broker.message import Message, Properties
 from broker.mqtt.enums import ProtocolVersion
 from broker.mqtt.packets import PubAck, PubRec
@@ -18,6 +17,7 @@ from broker.mqtt.properties import read_publish_properties
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.receive_buffer import read_remaining_length
 from broker.mqtt.topics import validate_topic
+from broker.receipts import PublishReceipt, book_receipt, check_receive_maximum
 from broker.topic_tree import Plan
 
 if TYPE_CHECKING:
@@ -36,56 +36,6 @@ _TOPIC_ALIAS_ALONE: Final = b"\x03\x23"
 _NOT_AUTHORIZED: Final = "not authorized to publish to this topic"
 _NO_ROOM_TO_RETAIN: Final = "no room for one more retained message"
 _CANNOT_BE_SAFE: Final = "the disk refuses, or too many messages wait for it"
-
-
-class PublishReceipt:
-    """What a publisher is owed for one QoS 1 or 2 message.
-
-    It is settled once as many answers have come as it waits for.
-
-    Attributes:
-        connection: on which the acknowledgement goes out.
-        packet_id: of the PUBLISH.
-        qos: 1 or 2.
-        reason_code: why the message was refused; below 0x80 where it was not.
-        reason: the same in words for the publisher, or "".
-        is_settled: every answer has come.
-        is_stored: the packet identifier is stored in the commit of the message.
-    """
-
-    __slots__ = (
-        "_n_waiting",
-        "connection",
-        "is_settled",
-        "is_stored",
-        "packet_id",
-        "qos",
-        "reason",
-        "reason_code",
-    )
-
-    def __init__(self, connection: Connection, packet_id: int, qos: int, n_answers: int) -> None:
-        self.connection = connection
-        self.packet_id = packet_id
-        self.qos = qos
-        self.reason_code = 0
-        self.reason = ""
-        self.is_settled = not n_answers
-        self.is_stored = False
-        self._n_waiting = n_answers
-
-    def wait_for(self, n_answers: int) -> None:
-        """Wait for more answers, while one at least is missing."""
-        self._n_waiting += n_answers
-
-    def settle(self, reason_code: int) -> None:
-        """Take one answer; the last one sends the acknowledgement."""
-        if reason_code >= 0x80:
-            self.reason_code = reason_code
-        self._n_waiting -= 1
-        if self._n_waiting == 0:
-            self.is_settled = True
-            self.connection.receipt_settled(self)
 
 
 def receive_publish(
@@ -310,7 +260,7 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
             return _refuse(connection, plan.topic, packet_id, message.qos, code, _NO_ROOM_TO_RETAIN)
         core.retain(message)
     if plan.sinks or connection.receipts:
-        receipt = _receipt(connection, packet_id, message.qos, len(plan.sinks) + 1)
+        receipt = book_receipt(connection, packet_id, message.qos, len(plan.sinks) + 1)
         receipt.reason_code = _taken(connection, plan)
         core.route(message, plan.targets, plan.sinks, receipt, now)
         if plan.shares:
@@ -318,7 +268,7 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         _settle_when_safe(receipt, journal, n_changes, connection.session, plan, message)
         return connection.throttle.wait_for_congested(now)
     if message.qos == 2:
-        connection.check_receive_maximum()
+        check_receive_maximum(connection)
     core.route(message, plan.targets, (), None, now)
     if plan.shares:
         core.route_shared(message, plan.shares, now)
@@ -326,13 +276,13 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         journal.n_changes != n_changes
         or (message.qos == 2 and connection.session.journal is not None)
     ):
-        receipt = _receipt(connection, packet_id, message.qos, 1)
+        receipt = book_receipt(connection, packet_id, message.qos, 1)
         receipt.reason_code = _taken(connection, plan)
         _settle_when_safe(receipt, journal, n_changes, connection.session, plan, message)
     elif message.qos == 2:
         connection.session.incoming[packet_id] = None
         connection.send_packet(PubRec(packet_id, _taken(connection, plan)))
-    elif plan.targets:
+    elif plan.targets or plan.shares:
         connection.send_puback(packet_id)
     else:
         connection.send_packet(PubAck(packet_id, _taken(connection, plan)))
@@ -378,22 +328,6 @@ def _taken(connection: Connection, plan: Plan) -> int:
     return ReasonCode.NO_MATCHING_SUBSCRIBERS
 
 
-def _receipt(connection: Connection, packet_id: int, qos: int, n_answers: int) -> PublishReceipt:
-    """Book a QoS 1 or 2 PUBLISH as owed, in the order of arrival [MQTT-4.6.0-2].
-
-    Raises:
-        ProtocolError: an MQTT 5 client has more unacknowledged than Receive Maximum.
-    """
-    connection.check_receive_maximum()
-    receipt = PublishReceipt(connection, packet_id, qos, n_answers)
-    connection.receipts.append(receipt)
-    if qos == 2:
-        connection.session.incoming[packet_id] = receipt
-    if not connection.wants_reading:
-        connection.core.touch(connection)
-    return receipt
-
-
 async def _take_checked(
     connection: Connection,
     session: Session,
@@ -408,7 +342,7 @@ async def _take_checked(
     back on another connection meanwhile and repeat the message [MQTT-4.3.3-10].
     """
     core = connection.core
-    receipt = _receipt(connection, packet_id, message.qos, 1) if message.qos else None
+    receipt = book_receipt(connection, packet_id, message.qos, 1) if message.qos else None
     try:
         access = core.access
         is_allowed = (
@@ -486,16 +420,8 @@ def _refuse(
     connection.core.refuse(connection.session.client_id, topic, reason_code)
     if not qos:
         return
-    receipt = _receipt(connection, packet_id, qos, 1)
+    receipt = book_receipt(connection, packet_id, qos, 1)
     receipt.reason = reason
     is_5 = connection.version == ProtocolVersion.MQTT_5
     is_told = is_5 or reason_code != ReasonCode.NOT_AUTHORIZED
     receipt.settle(reason_code if is_told else ReasonCode.SUCCESS)
-
-
-def acknowledgement(receipt: PublishReceipt) -> PubAck | PubRec:
-    """Return the packet that a settled receipt stands for."""
-    kind = PubAck if receipt.qos == 1 else PubRec
-    code = receipt.reason_code
-    told = receipt.connection.core.options.told(code)
-    return kind(receipt.packet_id, told, explained(receipt.reason if told == code else ""))

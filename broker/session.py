@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.core import Core
     from broker.journal import SessionJournal
-    from broker.publishing import PublishReceipt
+    from broker.receipts import PublishReceipt
     from broker.shared_subscriptions import SharedSubscription
 
 DIRECT_BYTES: Final = 1024 * 1024

@@ -50,6 +50,7 @@ LAYERS: Final = (
             "ledger",
             "outbox",
             "publishing",
+            "receipts",
             "rate_limit",
             "redelivery",
             "restoring",

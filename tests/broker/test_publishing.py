@@ -211,26 +211,6 @@ def test_qos2_is_delivered_once_however_often_it_comes() -> None:
     assert subscriber.acknowledge() == [b"next"]
 
 
-@pytest.mark.mqtt5("3.3.4-7")
-def test_what_an_earlier_connection_left_is_not_of_the_new_ones_quota() -> None:
-    """MQTT 5.0, 4.9: the quota begins anew; more than Receive Maximum on one connection is 0x93."""
-    broker = VirtualBroker(Limits(receive_maximum=2))
-    keep: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 60}}
-    publisher = broker.connect("p", **keep)
-    for packet_id in (1, 2):
-        publisher.publish("t", b"x", qos=2, packet_id=packet_id)
-    publisher.lose()
-    publisher = broker.connect("p", **keep)
-    for packet_id in (3, 4):
-        publisher.publish("t", b"x", qos=2, packet_id=packet_id)
-    assert [packet.packet_id for packet in publisher.take_all(PubRec)] == [3, 4]
-    publisher.send(PubRel(1), PubRel(3))
-    publisher.publish("t", b"x", qos=2, packet_id=5)
-    assert not publisher.is_lost
-    publisher.publish("t", b"x", qos=2, packet_id=6)
-    assert publisher.take_all(Disconnect)[0].reason_code == ReasonCode.RECEIVE_MAXIMUM_EXCEEDED
-
-
 def test_qos2_is_delivered_once_over_two_connections() -> None:
     """The state of a QoS 2 message belongs to the session."""
     broker = VirtualBroker()
