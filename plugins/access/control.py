@@ -2,8 +2,9 @@
 
 A CONNECT is judged by the rules of its listener. A password file that knows the user decides by
 the password; any other user is left to the broker's other sources, and refused if there are
-none. To verify a password of many iterations takes a thread, of which there are few: a fleet
-that reconnects waits for its turn, and the messages of others go on.
+none. To verify a password of many iterations takes a thread, of which there are few, so that the
+messages of others go on. A password that was right is known again by a keyed digest, as long as
+the file is not read anew: a fleet that reconnects does not wait for its turn.
 
 All files are read again at `reload`, and taken only if all of them are right.
 """
@@ -11,7 +12,9 @@ All files are read again at `reload`, and taken only if all of them are right.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import hmac
+import secrets
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -54,6 +57,9 @@ class Scope:
         passwords: by user name.
         access_list: None allows every topic.
         scram_users: None where SCRAM is not for these listeners.
+        decoy: what an unknown user's password is compared with, so that the answer takes as
+            long as for a known one; None without users.
+        verified: digests of passwords that were right, by user name.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -74,7 +80,7 @@ class Scope:
         if rules.scram_file is not None:
             file = rules.scram_file
             self.scram_users = Users(parse_users(_read(file), file, parse_credentials))
-        # What an unknown user's password is compared with, so that its answer takes as long.
+        self.verified: dict[str, bytes] = {}
         some = next(iter(self.passwords.values()), None)
         self.decoy = None if some is None else some._replace(digest=bytes(len(some.digest)))
 
@@ -96,6 +102,7 @@ class FileAccess:
         has_list = any(rules.acl_file is not None for rules in config.all_rules())
         self.checks_publish = self.checks_receive = has_list
         self._threads = ThreadPoolExecutor(VERIFYING_THREADS, "penstock-verify")
+        self._digest_key = secrets.token_bytes(32)
 
     def scope_of(self, listener: str) -> Scope:
         """Return the rules of a listener."""
@@ -117,29 +124,49 @@ class FileAccess:
             has_users = rules.scram_file is not None
             return True if rules.allow_anonymous and not has_users else None
         stored = scope.passwords.get(username)
-        if stored is None:
-            if scope.decoy is None:
-                return None
-            return self._verify(attempt, scope.decoy, lambda _: None)
-        answer = _named(rules, username) if rules.username_as_client_id else True
-        return self._verify(attempt, stored, lambda is_right: answer if is_right else False)
+        if stored is not None:
+            answer = _named(rules, username) if rules.username_as_client_id else True
+            return self._verify(scope, username, attempt.password or b"", stored, answer)
+        if scope.decoy is None:
+            return None
+        return self._verify(scope, username, attempt.password or b"", scope.decoy, None)
 
     def _verify(
         self,
-        attempt: ConnectAttempt,
+        scope: Scope,
+        username: str,
+        password: bytes,
         stored: PasswordHash,
-        answer: Callable[[bool], Admittance],
+        answer: Admittance,
     ) -> Admittance | Awaitable[Admittance]:
-        password = attempt.password or b""
+        """Return `answer` for the right password, False for a wrong one.
+
+        Where there is no such user, `answer` is None, and so is what is returned.
+        """
         if stored.iterations <= MAX_ITERATIONS_AT_ONCE:
-            return answer(verify(password, stored))
-        return self._verify_later(password, stored, answer)
+            is_right = verify(password, stored)
+            return answer if is_right or answer is None else False
+        digest = hmac.digest(self._digest_key, password, "sha256")
+        if hmac.compare_digest(digest, scope.verified.get(username, b"")):
+            return answer
+        return self._verify_later(scope, username, password, stored, answer, digest)
 
     async def _verify_later(
-        self, password: bytes, stored: PasswordHash, answer: Callable[[bool], Admittance]
+        self,
+        scope: Scope,
+        username: str,
+        password: bytes,
+        stored: PasswordHash,
+        answer: Admittance,
+        digest: bytes,
     ) -> Admittance:
         loop = asyncio.get_running_loop()
-        return answer(await loop.run_in_executor(self._threads, verify, password, stored))
+        is_right = await loop.run_in_executor(self._threads, verify, password, stored)
+        if answer is None:
+            return None
+        if is_right:
+            scope.verified[username] = digest
+        return answer if is_right else False
 
     def authorize(self, session: SessionView, topic: str, action: Action) -> bool:
         """Ask the ACL file of the session's listener, if it has one."""

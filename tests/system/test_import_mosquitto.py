@@ -40,7 +40,8 @@ pattern deny by-name/%u/sealed
 pattern read end
 """
 
-PASSWORDS: Final = {"admin": "root", "ann": "a", "bob": "b"}
+PASSWORDS: Final = {"ann": "a", "bob": "b"}
+"""Of users that mosquitto_passwd makes; penstock passwd makes ``admin``."""
 
 TOPICS: Final = (
     "public",
@@ -175,6 +176,8 @@ def settings(folder: Path, authority: Authority, tls: int, websocket: int) -> st
         kind = ["-H", "sha512"] if username == "bob" else []
         command = ["mosquitto_passwd", *kind, "-b", str(passwords), username, password]
         subprocess.run(command, check=True, capture_output=True)
+    command = [sys.executable, "-m", "plugins.access", str(passwords), "admin"]
+    subprocess.run(command, check=True, input="root", text=True, cwd=ROOT)
     certfile, keyfile = authority.issue()
     return (
         f"user {getpass.getuser()}\n"

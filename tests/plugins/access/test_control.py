@@ -77,11 +77,11 @@ def connect(broker: VirtualBroker, client_id: str = "c", **options: Any) -> int:
     return broker.connect(client_id, **options).connack.reason_code
 
 
-async def answer(
-    plugin: AccessPlugin, username: str | None = None, password: bytes | None = None, **told: Any
-) -> Admittance:
-    """Return what the plugin says of a CONNECT."""
-    attempt = ConnectAttempt(
+def attempt(
+    username: str | None = None, password: bytes | None = None, **told: Any
+) -> ConnectAttempt:
+    """Return what the plugin is told of a CONNECT."""
+    return ConnectAttempt(
         client_id="c",
         username=username,
         password=password,
@@ -94,7 +94,13 @@ async def answer(
         listener=told.pop("listener", "default"),
         **told,
     )
-    said = plugin.access.authenticate(attempt)
+
+
+async def answer(
+    plugin: AccessPlugin, username: str | None = None, password: bytes | None = None, **told: Any
+) -> Admittance:
+    """Return what the plugin says of a CONNECT."""
+    said = plugin.access.authenticate(attempt(username, password, **told))
     return await said if isinstance(said, Awaitable) else said
 
 
@@ -178,6 +184,28 @@ async def test_a_login_that_takes_long_holds_up_nobody(files: Files) -> None:
         await other.subscribe("t")
         assert (await echo(other, "t", b"x")) == b"x"
         assert (await client.take(ConnAck)).reason_code == 0
+
+
+async def test_a_fleet_that_comes_back_is_known_again(files: Files) -> None:
+    """A password that was right needs no thread, until the file is read anew; a wrong one does."""
+    files.write_passwords(MAX_ITERATIONS_AT_ONCE + 1)
+    plugin = await plugin_of(password_file=str(files.passwords))
+    ask = plugin.access.authenticate
+    ann, wrong = attempt("ann", b"a"), attempt("ann", b"x")
+    for asked, said in ((wrong, False), (ann, True), (wrong, False)):
+        waited = ask(asked)
+        assert isinstance(waited, Awaitable)
+        assert await waited is said
+    assert ask(ann) is True
+    other = ask(attempt("bob", b"a"))
+    assert isinstance(other, Awaitable)
+    assert await other is False
+    files.passwords.write_text(f"ann:{make_hash(b'new', b'salt', MAX_ITERATIONS_AT_ONCE + 1)}\n")
+    await plugin.reload()
+    waited = ask(ann)
+    assert isinstance(waited, Awaitable)
+    assert await waited is False
+    await plugin.close()
 
 
 async def test_the_user_name_may_stand_for_the_client_identifier(files: Files) -> None:
