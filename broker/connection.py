@@ -510,8 +510,8 @@ class Connection(Sender):
         """
         if self.is_closing:
             return
-        self.drop_held()
-        if self.is_open and self.version == ProtocolVersion.MQTT_5:
+        is_answered = not self.drop_held()
+        if self.is_open and is_answered and self.version == ProtocolVersion.MQTT_5:
             self.send_packet(Disconnect(reason_code, properties))
         self.core.logger.debug("%s: %s", self.peer(), describe_reason_code(reason_code))
         self._end(self._last_received if now is None else now)

@@ -82,14 +82,12 @@ def subscribed(subscription: Subscription, retain_handling: int, *, is_new: bool
     """
     session = subscription.session
     name = subscription.topic_filter
+    all_due = session.retained_due
     if retain_handling == 0 or (retain_handling == 1 and is_new):
-        unsubscribed(session, name)
-        due = RetainedDue(subscription, session.core.retained.walk(name))
-        session.retained_due.append(due)
-        return
-    for due in session.retained_due:  # still owed, to the subscription as it is now
-        if due.subscription.topic_filter == name:
-            due.subscription = subscription
+        all_due.pop(name, None)
+        all_due[name] = RetainedDue(subscription, session.core.retained.walk(name))
+    elif name in all_due:  # still owed, to the subscription as it is now
+        all_due[name].subscription = subscription
 
 
 def begin(session: Session, now: float) -> None:
@@ -104,14 +102,14 @@ def begin(session: Session, now: float) -> None:
 
 def unsubscribed(session: Session, topic_filter: str) -> None:
     """Nothing more is due to a subscription that is gone [MQTT-3.10.4-2]."""
-    due = session.retained_due
-    due[:] = [d for d in due if d.subscription.topic_filter != topic_filter]
+    session.retained_due.pop(topic_filter, None)
 
 
 def connection_lost(session: Session) -> None:
     """Nothing more is due at QoS 0: it was for the connection that has ended."""
-    due = session.retained_due
-    due[:] = [d for d in due if d.subscription.qos]
+    all_due = session.retained_due
+    for name in [name for name, due in all_due.items() if not due.subscription.qos]:
+        del all_due[name]
 
 
 def send_due(session: Session, now: float, n_messages: int = SLICE_MESSAGES) -> bool:
@@ -126,7 +124,7 @@ def send_due(session: Session, now: float, n_messages: int = SLICE_MESSAGES) -> 
         True where it is worth while to go on at once.
     """
     all_due = session.retained_due
-    due = all_due[0]
+    due = next(iter(all_due.values()))
     if due.is_asking or not _has_room(session):
         return False
     access = session.core.access
@@ -137,12 +135,12 @@ def send_due(session: Session, now: float, n_messages: int = SLICE_MESSAGES) -> 
             session.core.spawn(rest)
         return not due.is_asking
     for _ in range(SLICE_LEVELS):
-        due = all_due[0]
         message = due.next(now)
         if due.walk.is_done:
-            del all_due[0]
+            all_due.popitem(last=False)
             if not all_due:
                 break
+            due = next(iter(all_due.values()))
         elif message is not None:
             _give(due, message, now)
             n_messages -= 1
@@ -167,7 +165,7 @@ async def _send_asked(session: Session, due: RetainedDue, now: float, n_messages
                 access, session, message.topic, RECEIVE
             )
             due.asked = None
-            if due not in session.retained_due:
+            if not _is_due(due):
                 break  # it was unsubscribed from, or has ended, meanwhile
             if is_allowed and message.topic not in due.early:
                 _give(due, message, now)
@@ -177,8 +175,8 @@ async def _send_asked(session: Session, due: RetainedDue, now: float, n_messages
     finally:
         due.is_asking = False
         due.asked = None
-        if due.walk.is_done and due in session.retained_due:
-            session.retained_due.remove(due)
+        if due.walk.is_done and _is_due(due):
+            del session.retained_due[due.subscription.topic_filter]
         if session.connection is not None:
             session.connection.want_pump()
 
@@ -188,7 +186,7 @@ def send_before(session: Session, topic: str, now: float) -> None:
 
     Access control is not asked: it has just let the client receive the live message.
     """
-    for due in session.retained_due:
+    for due in session.retained_due.values():
         if topic in due.early or not matches(due.subscription.topic_filter, topic):
             continue
         message = due.walk.ahead(topic)
@@ -202,6 +200,12 @@ def send_before(session: Session, topic: str, now: float) -> None:
         is_expired = message.expires_at is not None and now >= message.expires_at
         if not is_expired and not (is_own and subscription.no_local):
             _give(due, message, now)
+
+
+def _is_due(due: RetainedDue) -> bool:
+    """Say whether it was neither replaced nor unsubscribed from, and the session has not ended."""
+    subscription = due.subscription
+    return subscription.session.retained_due.get(subscription.topic_filter) is due
 
 
 def _has_room(session: Session) -> bool:

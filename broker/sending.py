@@ -305,10 +305,15 @@ class Sender:
         self.held_bytes -= len(header) + len(payload)
         self._put(first_byte, header, payload)
 
-    def drop_held(self) -> None:
-        """Forget what is held: the connection ends."""
+    def drop_held(self) -> bool:
+        """Forget what is held, for the connection ends; return whether CONNACK was among it.
+
+        The client may then be sent nothing more, not even a DISCONNECT [MQTT-3.14.0-1].
+        """
+        has_connack = bool(self.held) and self.held[0][1] == _CONNACK_BYTE
         self.held.clear()
         self.held_bytes = 0
+        return has_connack
 
     def send_puback(self, packet_id: int) -> None:
         """Put the PUBACK of a message that was accepted into `out`."""

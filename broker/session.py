@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final
 
 from broker.inflight import Inflight
@@ -42,7 +42,8 @@ class Session:
         connection: the network connection, or None.
         is_direct: a small message may be written at once, with nothing to overtake.
         subscriptions: by topic filter.
-        retained_due: retained messages that its subscriptions have still to get, in order.
+        retained_due: retained messages that its subscriptions have still to get, by their
+            topic filters, in order; a client may have very many.
         shares: the shared subscriptions that this session is a member of.
         outbox: what waits to be sent.
         inflight: what was sent and is not acknowledged.
@@ -97,7 +98,7 @@ class Session:
         self.connection: Connection | None = None
         self.is_direct = False
         self.subscriptions: dict[str, Subscription] = {}
-        self.retained_due: list[RetainedDue] = []
+        self.retained_due: OrderedDict[str, RetainedDue] = OrderedDict()
         self.shares: tuple[SharedSubscription, ...] = ()
         self.ledger = Ledger()
         self.n_direct = 0

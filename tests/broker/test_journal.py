@@ -21,6 +21,7 @@ from broker.mqtt.packets import (
     UnsubAck,
     Unsubscribe,
 )
+from broker.mqtt.writer import write_packet
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualClient
 
@@ -223,6 +224,24 @@ def test_a_session_ends_on_the_disk_too() -> None:
     assert not broker.disk.subscriptions
     assert not broker.disk.deliveries
     assert not broker.disk.messages
+
+
+@pytest.mark.mqtt5("3.2.0-1", "3.14.0-1")
+def test_a_client_whose_connack_waits_is_sent_nothing_before_it() -> None:
+    """Taken over, or wrong in what it sent at once, it is dropped without a DISCONNECT."""
+    broker = DurableBroker()
+    broker.commits_at_once = False
+    clients = []
+    for name, more in (("c", b""), ("c", b""), ("d", b"\x36\x03\x00\x01t")):
+        client = VirtualClient(broker)
+        connect = Connect(client_id=name, keep_alive=0, **keep())
+        client.send_bytes(write_packet(connect, 5) + more)
+        clients.append(client)
+    broker.commit()
+    assert [client.is_lost for client in clients] == [True, False, True]
+    assert not clients[0].inbox
+    assert not clients[2].inbox
+    clients[1].take(ConnAck)
 
 
 def test_a_full_disk_refuses_at_the_door_and_answers_who_waits_later() -> None:

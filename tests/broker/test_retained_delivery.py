@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from broker import retained_delivery
 from broker.extensions import Verdict
 from broker.limits import Limits
 from broker.link import Link
@@ -24,7 +26,7 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.writer import write_packet
 from broker.outbox import OpenGate
-from broker.retained_delivery import SLICE_MESSAGES, WRITE_BYTES
+from broker.retained_delivery import SLICE_MESSAGES, WRITE_BYTES, RetainedDue
 from tests.helpers.access import Access
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
@@ -199,8 +201,27 @@ def test_a_session_that_ends_is_owed_nothing() -> None:
     client.send(Subscribe(1, (Subscription("r/#", 1),)))
     session = client.session
     client.lose()
-    assert session.retained_due == []
+    assert not session.retained_due
     assert broker.core.ledger().outstanding() == 0
+
+
+def test_the_cost_of_a_subscribe_grows_as_its_filters_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is looked up among all that is due: thousands of filters would stop the broker."""
+    n_looks = 0
+
+    class Counting(RetainedDue):
+        def __getattribute__(self, name: str) -> Any:
+            nonlocal n_looks
+            n_looks += name == "subscription"
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(retained_delivery, "RetainedDue", Counting)
+    broker = VirtualBroker()
+    client = broker.connect("c")
+    filters = tuple(Subscription(f"many/{number}/+") for number in range(300))
+    for _ in range(2):
+        client.send(Subscribe(1, filters))
+    assert n_looks < 3000
 
 
 @pytest.mark.parametrize("ends", ["unsubscribe", "lose"])
