@@ -1,4 +1,4 @@
-"""The name of a client in its TLS certificate."""
+"""The subject of a client's TLS certificate, as text."""
 
 from __future__ import annotations
 
@@ -20,30 +20,19 @@ _SHORT_NAMES: Final = {
 _ESCAPED: Final = frozenset(',+"\\<>;')
 
 
-def common_name(certificate: Mapping[str, Any]) -> str | None:
-    """Return the subject's Common Name, the last one where it has several; None for none.
-
-    Args:
-        certificate: as `ssl.SSLObject.getpeercert` returns it.
-    """
-    names = [value for key, value in _attributes(certificate) if key == "commonName"]
-    return names[-1] if names else None
-
-
 def subject(certificate: Mapping[str, Any]) -> str | None:
     """Return the whole subject in the form of RFC 2253, its last part first; None for none.
 
     This is the form that mosquitto gives it, such as ``CN=client,O=Example,C=GB``.
+
+    Args:
+        certificate: as `ssl.SSLObject.getpeercert` returns it.
     """
     parts = [
         "+".join(f"{_SHORT_NAMES.get(key, key)}={_escape(value)}" for key, value in name)
         for name in reversed(certificate.get("subject", ()))
     ]
     return ",".join(parts) or None
-
-
-def _attributes(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [attribute for name in certificate.get("subject", ()) for attribute in name]
 
 
 def _escape(value: str) -> str:

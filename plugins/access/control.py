@@ -227,11 +227,10 @@ def _named(rules: Rules, username: str) -> Accepted:
 
 def _certificate_name(attempt: ConnectAttempt, rules: Rules) -> str | None:
     """Return the user name in the client's certificate; None where there is no such thing."""
+    if rules.certificate_username == "cn":
+        return attempt.certificate_name
     found = attempt.ssl_object.getpeercert() if attempt.ssl_object is not None else None
-    if not found:
-        return None
-    is_whole = rules.certificate_username == "subject"
-    return certificate.subject(found) if is_whole else certificate.common_name(found)
+    return certificate.subject(found) if found else None
 
 
 def _read(file: str) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from plugins.access.certificate import common_name, subject
+from plugins.access.certificate import subject
 
 
 def certificate(*names: tuple[str, str]) -> dict[str, Any]:
@@ -18,14 +18,6 @@ WHOLE = certificate(
     ("organizationalUnitName", "Production"),
     ("commonName", "test client"),
 )
-
-
-def test_the_common_name_is_the_user() -> None:
-    """The last one, which is the most specific."""
-    assert common_name(WHOLE) == "test client"
-    assert common_name(certificate(("commonName", "a"), ("commonName", "b"))) == "b"
-    assert common_name(certificate(("organizationName", "x"))) is None
-    assert common_name({}) is None
 
 
 def test_the_subject_is_written_as_in_rfc_2253() -> None:

@@ -233,17 +233,22 @@ class Tls:
 
 
 async def test_a_certificate_may_name_the_user(files: Files) -> None:
-    """Without a password; a client without a certificate, or without a name in it, is refused."""
-    certified = Tls(("organizationName", "Example"), ("commonName", "ann"))
+    """Without a password, by its common name; a client without one is refused."""
     keys = {"password_file": str(files.passwords), "allow_anonymous": True}
-    by_name = await plugin_of(certificate_username="cn", **keys)
-    assert await answer(by_name, "eve", b"", ssl_object=certified) == Accepted("ann")
-    whole = await plugin_of(certificate_username="subject", username_as_client_id=True)
+    plugin = await plugin_of(certificate_username="cn", **keys)
+    assert await answer(plugin, "eve", b"", certificate_name="ann") == Accepted("ann")
+    assert await answer(plugin, "ann", b"a") is False
+    assert await answer(plugin) is False
+
+
+async def test_the_whole_subject_may_be_the_user() -> None:
+    """Where the TLS connection is the broker's own; a client without one is refused."""
+    plugin = await plugin_of(certificate_username="subject", username_as_client_id=True)
+    certified = Tls(("organizationName", "Example"), ("commonName", "ann"))
     subject = "CN=ann,O=Example"
-    assert await answer(whole, ssl_object=certified) == Accepted(subject, subject)
-    nameless = Tls(("organizationName", "Example"))
-    for other in (None, Tls(), nameless):
-        assert await answer(by_name, "ann", b"a", ssl_object=other) is False
+    assert await answer(plugin, ssl_object=certified) == Accepted(subject, subject)
+    for other in (None, Tls()):
+        assert await answer(plugin, "ann", ssl_object=other, certificate_name="ann") is False
 
 
 async def test_a_listener_may_have_rules_of_its_own(files: Files) -> None:
