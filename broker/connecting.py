@@ -31,15 +31,13 @@ SESSION_NEVER_EXPIRES: Final = 0xFFFFFFFF
 
 
 def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
-    """Take a client's CONNECT (section 3.1).
+    """Take a client's first CONNECT (section 3.1).
 
     Raises:
-        ProtocolError: it is the second one [MQTT-3.1.0-2], asks for an authentication
-            method that nobody brings [MQTT-4.12.0-1], has a Will Topic beyond the limits
-            (MQTT 5.0, 3.2.2.2), or needs what the broker does not offer.
+        ProtocolError: it asks for an authentication method that nobody brings
+            [MQTT-4.12.0-1], has a Will Topic beyond the limits (MQTT 5.0, 3.2.2.2), or needs
+            what the broker does not offer.
     """
-    if connection.is_open:
-        raise ProtocolError("a second CONNECT")
     connection.version = packet.protocol_version
     connection.is_bridge = packet.is_bridge
     connection.send_maximum = packet.properties.get("maximum_packet_size", connection.send_maximum)

@@ -28,7 +28,7 @@ from broker.events import PacketReceived
 from broker.fitting import explained
 from broker.mqtt.enums import PacketType, ProtocolVersion
 from broker.mqtt.packets import Disconnect
-from broker.mqtt.reader import answer_version, read_packet
+from broker.mqtt.reader import answer_version
 from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from broker.mqtt.receive_buffer import ReceiveBuffer, packet_too_large, read_remaining_length
 from broker.publishing import deliver_run, receive_publish
@@ -395,8 +395,7 @@ class Connection(Sender):
         elif first_byte == 0x40 and stop - start == 2:
             handlers.acknowledged(self, (data[start] << 8) | data[start + 1], 1, now)
         else:
-            packet = read_packet(first_byte, data[start:stop], self.version)
-            handlers.handle(self, packet, now)
+            handlers.receive(self, first_byte, data[start:stop], now)
             if core.catch_up is not None:
                 self._let_catch_up(core.catch_up())
 

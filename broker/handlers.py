@@ -20,7 +20,7 @@ from broker.counters import count
 from broker.errors import ProtocolError
 from broker.events import ClientSubscribed, ClientUnsubscribed
 from broker.extensions import SUBSCRIBE
-from broker.mqtt.enums import ProtocolVersion
+from broker.mqtt.enums import PacketType, ProtocolVersion
 from broker.mqtt.packets import (
     Auth,
     Connect,
@@ -38,6 +38,7 @@ from broker.mqtt.packets import (
     Unsubscribe,
 )
 from broker.mqtt.packets import Subscription as Request
+from broker.mqtt.reader import read_packet
 from broker.mqtt.reason_codes import (
     SUBACK_FAILURE_3_1_1,
     ReasonCode,
@@ -50,6 +51,24 @@ if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.core import Core
     from broker.session import Session
+
+
+def receive(connection: Connection, first_byte: int, body: bytes, now: float) -> None:
+    """Read one packet and handle it.
+
+    Args:
+        connection: it came on.
+        first_byte: packet type and flags.
+        body: all that follows the Remaining Length.
+        now: monotonic seconds.
+
+    Raises:
+        PeerError: it is malformed or not allowed; a second CONNECT is not, whatever is in it
+            [MQTT-3.1.0-2].
+    """
+    if connection.is_open and first_byte >> 4 == PacketType.CONNECT:
+        raise ProtocolError("a second CONNECT")
+    handle(connection, read_packet(first_byte, body, connection.version), now)
 
 
 def handle(connection: Connection, packet: Packet, now: float) -> None:

@@ -30,6 +30,7 @@ from tests.conformance.clients import (
     assert_closed,
     assert_refused,
     connect_bytes,
+    frame,
     keep,
     pair,
 )
@@ -39,13 +40,25 @@ from tests.helpers.virtual import VirtualBroker, VirtualClient
 WILL_FLAG, USERNAME_FLAG, PASSWORD_FLAG = 0x04, 0x80, 0x40
 
 
-@pytest.mark.mqtt5("3.1.0-2")
+@pytest.mark.mqtt5("3.1.0-2", "3.14.2-1")
 @pytest.mark.mqtt311("3.1.0-2")
+@pytest.mark.parametrize(
+    "second",
+    [
+        connect_bytes(4, 0x02, "0001 63"),
+        connect_bytes(5, 0x02, "0001 63"),
+        connect_bytes(6, 0x02, "0001 63"),
+        connect_bytes(5, 0x03, "0001 63"),
+        connect_bytes(4, 0x00, "0000"),
+        frame(0x10, "00"),
+    ],
+    ids=["3.1.1", "5.0", "another version", "reserved flag", "no identifier", "cut off"],
+)
 @IN_EACH_VERSION
-def test_a_second_connect_ends_the_connection(version: int) -> None:
-    """A client says who it is once."""
+def test_a_second_connect_ends_the_connection(version: int, second: bytes) -> None:
+    """A client says who it is once; whatever else is wrong with it, that is the error."""
     client = VirtualBroker().connect("c", version)
-    client.send(Connect(client_id="c", protocol_version=version))
+    client.send_bytes(second)
     assert_closed(client, PROTOCOL_ERROR)
 
 
