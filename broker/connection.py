@@ -44,10 +44,6 @@ if TYPE_CHECKING:
 
 _CONNECT_BYTE: Final = PacketType.CONNECT << 4
 
-MAX_CONNECT_BYTES: Final = 1024 * 1024
-"""Of a CONNECT, which nobody has judged yet: all its strings at their longest, three times over.
-The larger `maximum_packet_size` would let strangers fill the memory."""
-
 
 class Connection(Sender):
     """The server's side of one network connection.
@@ -244,7 +240,7 @@ class Connection(Sender):
             if data[0] != _CONNECT_BYTE and self.authentication is None:  # [MQTT-3.1.0-1]
                 # Said at the first byte: who speaks another protocol is not waited for.
                 raise ProtocolError("the first packet is not CONNECT")
-            maximum = min(maximum, MAX_CONNECT_BYTES)
+            maximum = min(maximum, core.limits.control_bytes)
         end = len(data)
         position = 0
         n_packets = 0
@@ -263,6 +259,8 @@ class Connection(Sender):
                 if stop - position > maximum:
                     raise self._too_large(data[start : start + 7], stop - position, maximum)
                 if stop > end:
+                    if first_byte >> 4 != PacketType.PUBLISH:
+                        core.limits.check_control_bytes("packet", stop - position)
                     break
                 if first_byte == 0x30 and length > 2:
                     topic_end = start + 2 + ((data[start] << 8) | data[start + 1])
@@ -395,6 +393,7 @@ class Connection(Sender):
         elif first_byte == 0x40 and stop - start == 2:
             handlers.acknowledged(self, (data[start] << 8) | data[start + 1], 1, now)
         else:
+            core.limits.check_control_bytes("packet", stop - position)
             handlers.receive(self, first_byte, data[start:stop], now)
             if core.catch_up is not None:
                 self._let_catch_up(core.catch_up())

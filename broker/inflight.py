@@ -19,7 +19,7 @@ class Inflight:
     acknowledgement for it; those in `_released` owe a PUBCOMP, the others a PUBACK or PUBREC.
 
     Attributes:
-        n_bytes: payload bytes of them all.
+        n_bytes: `size_bytes` of all messages.
         journal: told of every change; None where the session is not durable.
     """
 
@@ -52,7 +52,7 @@ class Inflight:
         self._last_packet_id = packet_id
         deliveries[packet_id] = delivery
         delivery.packet_id = packet_id
-        self.n_bytes += delivery.message.payload_bytes
+        self.n_bytes += delivery.message.size_bytes
         if self.journal is not None:
             self.journal.changed(delivery)
         return packet_id
@@ -61,7 +61,7 @@ class Inflight:
         """Take up a delivery that was inflight when the broker ended, in the order of sending."""
         self._deliveries[packet_id] = delivery
         self._last_packet_id = packet_id
-        self.n_bytes += delivery.message.payload_bytes
+        self.n_bytes += delivery.message.size_bytes
         delivery.packet_id = packet_id
         if is_released:
             self._released.add(packet_id)
@@ -77,7 +77,7 @@ class Inflight:
             return None
         del self._deliveries[packet_id]
         self._released.discard(packet_id)
-        self.n_bytes -= delivery.message.payload_bytes
+        self.n_bytes -= delivery.message.size_bytes
         if self.journal is not None:
             self.journal.finished(delivery)
         return delivery
@@ -115,6 +115,6 @@ class Inflight:
 
     def check_invariants(self) -> None:
         """Raise AssertionError where the class's invariants do not hold."""
-        n_bytes = sum(delivery.message.payload_bytes for delivery in self)
+        n_bytes = sum(delivery.message.size_bytes for delivery in self)
         assert n_bytes == self.n_bytes, "n_bytes"  # noqa: S101 (this is the check)
         assert self._released <= self._deliveries.keys(), "_released"  # noqa: S101

@@ -11,7 +11,9 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from broker.errors import ProtocolError
 from broker.mqtt.enums import MAX_REMAINING_LENGTH, MAX_STRING_BYTES
+from broker.mqtt.reason_codes import ReasonCode
 
 # Five bytes short of the longest packet there is: clients such as paho take a larger Maximum
 # Packet Size for a protocol error.
@@ -36,6 +38,10 @@ class Limits:
         maximum_packet_size: bytes of the largest packet a client may send. As much as the
             format has by default: what aMQTT carried passes here too, and what a packet costs
             is bounded by what its sender has really sent.
+        control_bytes: of the largest packet that is no PUBLISH, and of the properties of one; a
+            CONNECT is refused for it (0x95), a client closed (0x97). Packets of many small parts
+            take up to 25 times their bytes in memory, and a CONNECT comes from a stranger. All
+            strings of a CONNECT at their longest fit three times over.
         topic_bytes: of the longest Topic Name or Topic Filter. As much as the format has: it is
             the levels that make a topic cost more than its bytes.
         topic_levels: of the deepest Topic Name or Topic Filter, `a/b` having two. A level costs
@@ -51,7 +57,8 @@ class Limits:
         inflight_bytes: the same in payload bytes: from so many on nothing more is sent at
             QoS 1 and 2 until some are acknowledged, so that one message of any size may leave.
         queued_messages: messages that may wait for one session. A day of one message a second.
-        queued_bytes: the same in payload bytes, each payload counted in full for each
+        queued_bytes: the same in payload bytes, and in those that properties of more than 1 KiB
+            take of the memory, each message counted in full for each
             session though it is stored once. 100,000 messages of 1 KiB fit.
         queue_full: what happens when a session is at one of the two: `drop_newest` drops what
             comes, `drop_oldest` what has waited longest, QoS 0 first. `disconnect` drops what
@@ -84,6 +91,7 @@ class Limits:
     connections: _Positive | None = None
     connections_per_address: _Positive | None = None
     maximum_packet_size: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = _MAX_PACKET_SIZE
+    control_bytes: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = 1024 * 1024
     topic_bytes: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES)] = MAX_STRING_BYTES
     topic_levels: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES + 1)] = 128
     subscriptions: _Positive = 10_000
@@ -115,6 +123,22 @@ class Limits:
         """Whether there is a limit to how fast one client may publish."""
         rates = (self.publish_messages_per_second, self.publish_bytes_per_second)
         return any(rate is not None for rate in rates)
+
+    def check_control_bytes(self, kind: str, n_bytes: int) -> None:
+        """Check the size of a packet that is no PUBLISH, or of the properties of one.
+
+        Args:
+            kind: what it is, for the error.
+            n_bytes: what it has.
+
+        Raises:
+            ProtocolError: quota exceeded; it may be within Maximum Packet Size all the same.
+        """
+        if n_bytes > self.control_bytes:
+            raise ProtocolError(
+                f"{kind} of {n_bytes} bytes; allowed: at most {self.control_bytes}",
+                ReasonCode.QUOTA_EXCEEDED,
+            )
 
     def topic_problem(self, topic: str) -> str:
         """Say what limit a Topic Name or Topic Filter exceeds; "" for none.

@@ -30,6 +30,8 @@ class Message:
         expires_at: monotonic seconds, or None where it never expires (MQTT 5.0, 3.3.2.3.3).
         properties: PUBLISH properties that travel on to subscribers; empty for most.
         publisher: Client Identifier of the publisher; "" for the broker itself.
+        size_bytes: what it counts towards limits of bytes: its payload, and its properties where
+            they are not small.
         record: the journal's: where it is stored, or None.
     """
 
@@ -44,6 +46,7 @@ class Message:
         "qos",
         "record",
         "retain",
+        "size_bytes",
         "topic",
         "topic_bytes",
     )
@@ -65,7 +68,7 @@ class Message:
         self.topic = topic
         self.topic_bytes = topic.encode() if topic_bytes is None else topic_bytes
         self.payload = payload
-        self.payload_bytes = len(payload)
+        self.payload_bytes = self.size_bytes = len(payload)
         self.qos = qos
         self.retain = retain
         self.is_large = is_large

@@ -268,7 +268,7 @@ class Outbox:
     def _is_full(self, message: Message) -> bool:
         return (
             self.n_messages >= self._max_messages
-            or self.n_bytes + message.payload_bytes > self._max_bytes
+            or self.n_bytes + message.size_bytes > self._max_bytes
         )
 
     def _push_out_for(self, delivery: Delivery) -> None:
@@ -278,7 +278,7 @@ class Outbox:
         it was sent, so no packet identifier stands for it and no order is lost.
         """
         message = delivery.message
-        if message.payload_bytes > self._max_bytes:
+        if message.size_bytes > self._max_bytes:
             return
         while self._is_full(message):
             source = self._ready0 or self._ready
@@ -408,14 +408,14 @@ class Outbox:
     def _enter(self, delivery: Delivery) -> None:
         delivery.is_waiting = True
         self.n_messages += 1
-        self.n_bytes += delivery.message.payload_bytes
+        self.n_bytes += delivery.message.size_bytes
         if self.journal is not None and delivery.qos:
             self.journal.changed(delivery)
 
     def _remove(self, delivery: Delivery) -> None:
         delivery.is_waiting = False
         self.n_messages -= 1
-        self.n_bytes -= delivery.message.payload_bytes
+        self.n_bytes -= delivery.message.size_bytes
         if self.journal is not None and delivery.qos:
             self.journal.changed(delivery)
 
@@ -530,7 +530,7 @@ class Outbox:
         """Raise AssertionError where the class's invariants do not hold."""
         waiting = list(self.waiting())
         assert len(waiting) == self.n_messages, "n_messages"  # noqa: S101 (this is the check)
-        n_bytes = sum(d.message.payload_bytes for d in waiting)
+        n_bytes = sum(d.message.size_bytes for d in waiting)
         assert n_bytes == self.n_bytes, "n_bytes"  # noqa: S101
         large_topics = [d.message.topic for d in self._large]
         assert sorted(large_topics) == sorted(self._behind), "_behind"  # noqa: S101

@@ -11,6 +11,7 @@ from broker.errors import MalformedPacketError, ProtocolError
 from broker.events import MessageReceived, MessageRouted
 from broker.extensions import PUBLISH
 from broker.message import Message, Properties
+from broker.mqtt.data_types import read_variable_byte_integer
 from broker.mqtt.enums import ProtocolVersion
 from broker.mqtt.packets import PubAck, PubRec
 from broker.mqtt.properties import read_publish_properties
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.journal import Journal
     from broker.session import Session
+
+SMALL_PROPERTIES_BYTES: Final = 1024
+"""Properties of so few bytes, which is most, do not count towards limits of bytes."""
+
+MEMORY_PER_PROPERTY_BYTE: Final = 16
+"""What each byte of larger properties takes in CPython at the worst, in empty user properties."""
 
 MAX_LOGGED_TOPIC: Final = 80
 """Characters of a topic that is refused for its length, in the log."""
@@ -72,6 +79,7 @@ def receive_publish(
         if not packet_id:
             raise ProtocolError("PUBLISH: packet identifier 0")  # [MQTT-2.2.1-3]
     properties: dict[str, Any] | None = None
+    n_properties_bytes = 0
     if connection.version == ProtocolVersion.MQTT_5:
         if position < stop and not data[position]:
             position += 1
@@ -80,9 +88,9 @@ def receive_publish(
             topic_bytes = connection.incoming_aliases.resolve(alias, topic_bytes)
             position += 4
         else:
-            properties, position = read_publish_properties(data, position)
-            if position > stop:
-                raise MalformedPacketError("PUBLISH: ends within its properties")
+            n_properties_bytes = -position
+            properties, position = _read_properties(connection, data, position, stop)
+            n_properties_bytes += position
             if "topic_alias" in properties:
                 alias = properties.pop("topic_alias")
                 topic_bytes = connection.incoming_aliases.resolve(alias, topic_bytes)
@@ -104,6 +112,8 @@ def receive_publish(
     if message is None:
         reason = "the broker cannot keep the payload"
         return _refuse(connection, plan.topic, packet_id, qos, ReasonCode.QUOTA_EXCEEDED, reason)
+    if n_properties_bytes > SMALL_PROPERTIES_BYTES:
+        message.size_bytes += n_properties_bytes * MEMORY_PER_PROPERTY_BYTE
     is_sys = topic_bytes.startswith(b"$SYS")
     if is_sys and not may_publish_sys(connection.session.client_id, plan.topic):
         reason = "topics that begin with $SYS are the broker's own"
@@ -221,6 +231,25 @@ def _message(
         publisher=connection.session.client_id,
         topic_bytes=plan.topic_bytes,
     )
+
+
+def _read_properties(
+    connection: Connection, data: bytes, position: int, stop: int
+) -> tuple[dict[str, Any], int]:
+    """Return the properties of a PUBLISH and the position of its payload.
+
+    Raises:
+        MalformedPacketError: they cannot be read, or end outside of the packet.
+        ProtocolError: they are not allowed, or too many.
+    """
+    limits = connection.core.limits
+    if stop - position > limits.control_bytes:
+        n_bytes, _ = read_variable_byte_integer(data, position)
+        limits.check_control_bytes("properties of PUBLISH", n_bytes)
+    properties, position = read_publish_properties(data, position)
+    if position > stop:
+        raise MalformedPacketError("PUBLISH: ends within its properties")
+    return properties, position
 
 
 def _is_repeat(connection: Connection, packet_id: int) -> bool:

@@ -295,4 +295,4 @@ def _cost(message: Message) -> tuple[int, int]:
     if message.topic.startswith("$SYS") and not message.publisher:
         return 0, 0
     n_levels = message.topic.count("/") + 1
-    return 1, message.payload_bytes + len(message.topic_bytes) + n_levels * LEVEL_BYTES
+    return 1, message.size_bytes + len(message.topic_bytes) + n_levels * LEVEL_BYTES

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker.connection import MAX_CONNECT_BYTES
 from broker.extensions import Receipt
 from broker.limits import Limits
 from broker.message import Message
@@ -47,7 +46,7 @@ def test_a_first_packet_that_is_no_connect_is_not_waited_for(first: bytes) -> No
 
 
 def test_a_connect_is_bounded_however_large_other_packets_may_be() -> None:
-    """A client that nobody knows is closed when it announces more than MAX_CONNECT_BYTES."""
+    """A client that nobody knows is closed when it announces more than Limits().control_bytes."""
     broker = VirtualBroker()
     client = VirtualClient(broker)
     client.send_bytes(b"\x10\x80\x80\x40")  # a Remaining Length of 1 MiB
@@ -60,7 +59,7 @@ def test_a_large_packet_may_follow_connect_in_one_chunk() -> None:
     broker = VirtualBroker()
     watcher = broker.connect("w")
     watcher.subscribe("t")
-    payload = bytes(MAX_CONNECT_BYTES + 1)
+    payload = bytes(Limits().control_bytes + 1)
     VirtualClient(broker).send(Connect(client_id="c"), Publish("t", payload))
     assert watcher.payloads() == [payload]
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from broker.connection import MAX_CONNECT_BYTES
 from broker.limits import Limits
-from broker.mqtt.packets import ConnAck, Connect, Disconnect, PubAck, Publish
+from broker.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    PubAck,
+    Publish,
+    Subscribe,
+    Subscription,
+)
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
@@ -70,7 +79,7 @@ def test_a_connect_of_the_maximum_size_passes_and_no_larger_one(version: int) ->
 )
 def test_a_stranger_has_less_room(body: bytes, answer: list[int]) -> None:
     """Whatever the maximum for clients, and before the bytes have come."""
-    length = MAX_CONNECT_BYTES - 4 + 1
+    length = Limits().control_bytes - 4 + 1
     header = bytes([0x10, length & 0x7F | 0x80, length >> 7 & 0x7F | 0x80, length >> 14])
     client = VirtualClient(VirtualBroker())
     client.send_bytes(header + body)
@@ -90,3 +99,55 @@ def test_no_session_outlives_its_bound(version: int) -> None:
         assert len(broker.core.sessions) == is_there
         again = broker.connect("c", version, clean_start=False, properties=keep)
         assert again.connack.session_present == is_there
+
+
+def test_other_packets_than_publish_have_a_limit_of_their_own() -> None:
+    """Many small filters take much more memory than their bytes; a payload does not."""
+    broker = VirtualBroker(Limits(control_bytes=500))
+    for n_filters, is_allowed in ((98, True), (99, False)):
+        for is_whole in (True, False):
+            client = broker.connect("c")
+            packet = Subscribe(1, (Subscription("ab"),) * n_filters)
+            data = write_packet(packet, 5)
+            assert (len(data) <= 500) == is_allowed
+            client.send_bytes(data if is_whole else data[:100])
+            if is_allowed:
+                assert not client.is_lost
+            else:
+                assert client.take(Disconnect).reason_code == ReasonCode.QUOTA_EXCEEDED
+            client.lose()
+    client = broker.connect("c")
+    client.publish("t", bytes(100_000), qos=1)
+    assert client.take(PubAck).packet_id == 1
+
+
+def user_properties(n_bytes: int) -> dict[str, Any]:
+    """Return user properties of so many bytes, a multiple of five."""
+    return {"user_property": [("", "")] * (n_bytes // 5)}
+
+
+def test_the_properties_of_a_publish_have_the_same_limit() -> None:
+    """Whatever its payload has."""
+    broker = VirtualBroker(Limits(control_bytes=500))
+    for n_bytes, is_allowed in ((500, True), (505, False)):
+        client = broker.connect("c")
+        client.publish("t", bytes(1000), properties=user_properties(n_bytes))
+        assert client.is_lost == (not is_allowed)
+    assert client.take(Disconnect).reason_code == ReasonCode.QUOTA_EXCEEDED
+
+
+def test_large_properties_count_towards_what_a_session_may_have_waiting() -> None:
+    """Messages without payload must not fill the memory past `queued_bytes`."""
+    broker = VirtualBroker(Limits(queued_bytes=100_000))
+    away = broker.connect("away", clean_start=False, properties={"session_expiry_interval": 60})
+    away.subscribe("#", 1)
+    away.lose()
+    publisher = broker.connect("p")
+    for n_bytes, n_waiting in ((1000, 50), (5000, 1)):
+        for _ in range(50):
+            publisher.publish("t", qos=1, properties=user_properties(n_bytes))
+        session = broker.session("away")
+        session.check_invariants()
+        assert session.outbox.n_messages == n_waiting
+        session.outbox.drop_all("session_ended")
+    assert session.ledger.dropped["queue_full"] == 49
