@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 
-from broker.extensions import Accepted, AuthExchange, AuthStep, Challenge, ConnectAttempt, Refused
 from broker.limits import Limits
 from broker.mqtt.packets import (
     Auth,
@@ -19,61 +17,12 @@ from broker.mqtt.packets import (
     Subscription,
 )
 from broker.mqtt.reason_codes import ReasonCode
-from tests.helpers.access import Access, Later, finish
+from tests.helpers.access import Access, finish
+from tests.helpers.riddle import Riddle
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 CONTINUE = ReasonCode.CONTINUE_AUTHENTICATION
 AGAIN = ReasonCode.REAUTHENTICATE
-
-
-class Riddle:
-    """An authenticator that asks ``why`` and lets in who says ``because``, as user ``sphinx``.
-
-    Attributes:
-        waits: each step takes a wait.
-        is_broken: `start` raises.
-        reason_code: with which a wrong answer is refused.
-        username: of who is let in.
-        attempts: every exchange that was started.
-    """
-
-    method = "RIDDLE"
-
-    def __init__(self) -> None:
-        self.waits = False
-        self.is_broken = False
-        self.reason_code = ReasonCode.NOT_AUTHORIZED
-        self.username: str | None = "sphinx"
-        self.attempts: list[ConnectAttempt] = []
-
-    def start(self, attempt: ConnectAttempt) -> AuthExchange:
-        """Begin."""
-        if self.is_broken:
-            raise OSError("no riddle")
-        self.attempts.append(attempt)
-        return RiddleExchange(self)
-
-
-class RiddleExchange:
-    """One client's answers."""
-
-    def __init__(self, riddle: Riddle) -> None:
-        self.riddle = riddle
-
-    def step(self, data: bytes | None) -> AuthStep | Awaitable[AuthStep]:
-        """Judge an answer."""
-        if data == b"crash":
-            raise ZeroDivisionError
-        answer: AuthStep
-        if data is None:
-            answer = Challenge(b"why")
-        elif data == b"hm":
-            answer = Challenge()
-        elif data == b"because":
-            answer = Accepted(self.riddle.username, data=b"well done")
-        else:
-            answer = Refused(self.riddle.reason_code)
-        return Later(answer) if self.riddle.waits else answer
 
 
 def asking(
