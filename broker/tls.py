@@ -158,7 +158,6 @@ class TlsLayer(Layer):
         self._unsent: deque[Buffer] = deque()
         self._unsent_bytes = 0
         self._high = SLICE_BYTES
-        self._low = SLICE_BYTES // 4
         self._is_above_paused = False
         self._is_closing = False
 
@@ -273,15 +272,18 @@ class TlsLayer(Layer):
             self.below.write(self._outgoing.read())
 
     def _tell_above(self) -> None:
-        """Pause or resume the protocol above, by what is unsent in all."""
+        """Pause or resume the protocol above.
+
+        It goes on once the transport below has had room for all that waited: from then on that
+        one tells nothing, until it is paused again.
+        """
         if not self.is_open:
             return
-        size = self.get_write_buffer_size()
         if self._is_above_paused:
-            if size <= self._low:
+            if not self._unsent and not self.is_below_paused:
                 self._is_above_paused = False
                 self.above.resume_writing()
-        elif size > self._high:
+        elif self.get_write_buffer_size() > self._high:
             self._is_above_paused = True
             self.above.pause_writing()
 
@@ -301,8 +303,7 @@ class TlsLayer(Layer):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Set the marks of unsent bytes between which the protocol above is paused."""
         self._high = SLICE_BYTES if high is None else high
-        self._low = self._high // 4 if low is None else low
-        self.below.set_write_buffer_limits(self._high, self._low)
+        self.below.set_write_buffer_limits(self._high, low)
 
     def get_write_buffer_size(self) -> int:
         """Return the bytes that were written and not sent, encrypted or not."""

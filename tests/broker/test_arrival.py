@@ -119,6 +119,18 @@ async def test_layers_have_only_so_long(caplog: pytest.LogCaptureFixture) -> Non
     assert caplog.messages == ["192.0.2.1:5 on listener default: no CONNECT in time"]
 
 
+async def test_connection_that_came_through_is_left_alone() -> None:
+    """The time for the layers ends with them."""
+    reception, arrival = make()
+    below = Below()
+    Layer(Above(), arrival).connection_made(below)
+    arrival.leave_layers()
+    later = asyncio.Event()
+    asyncio.get_running_loop().call_later(2 * reception.timeout, later.set)
+    await later.wait()
+    assert not below.is_aborted
+
+
 async def test_refused_peer_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it is told may take a while, and no longer."""
     monkeypatch.setattr(arrival_module, "CLOSE_TIMEOUT_SECONDS", 0.02)

@@ -9,6 +9,9 @@ from typing import cast
 
 import pytest
 
+from broker.admission import Admission, Room
+from broker.arrival import Arrival, Reception
+from broker.counters import Counters
 from broker.extensions import ConnectAttempt
 from broker.listener_config import Tls
 from broker.mqtt.packets import ConnAck, Connect, Disconnect, PubAck, Publish, SubAck, Subscribe
@@ -176,6 +179,158 @@ async def test_alpn_names_mqtt(authority: Authority) -> None:
         await StreamClient.dial_tls(port_of(server), context) as client,
     ):
         assert client.writer.get_extra_info("ssl_object").selected_alpn_protocol() == "mqtt"
+
+
+# -- without a network ------------------------------------------------------------------------
+
+MARK = 32_768
+
+
+class Pipe(asyncio.Transport):
+    """A transport that sends nothing until it is told to.
+
+    Attributes:
+        unsent: what was written and not sent.
+        is_closed: it was closed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer: TlsLayer
+        self.unsent = b""
+        self.is_paused = False
+        self.is_closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Keep it, and pause the protocol above the mark."""
+        self.unsent += data
+        if len(self.unsent) > MARK and not self.is_paused:
+            self.is_paused = True
+            self.layer.pause_writing()
+
+    def send(self) -> bytes:
+        """Return what was written, and resume the protocol."""
+        sent, self.unsent = self.unsent, b""
+        if self.is_paused:
+            self.is_paused = False
+            self.layer.resume_writing()
+        return sent
+
+    def get_write_buffer_size(self) -> int:
+        """Return what is unsent."""
+        return len(self.unsent)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Take them as they are for granted."""
+        assert (high, low) == (MARK, 1000)
+
+    def is_closing(self) -> bool:
+        """Return whether it was closed."""
+        return self.is_closed
+
+    def close(self) -> None:
+        """Note it."""
+        self.is_closed = True
+
+    def abort(self) -> None:
+        """Note it."""
+        self.is_closed = True
+
+
+class Above(asyncio.Protocol):
+    """A protocol that notes how it is told to write.
+
+    Attributes:
+        told: names of calls, in order.
+    """
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def pause_writing(self) -> None:
+        """Note it."""
+        self.told.append("pause")
+
+    def resume_writing(self) -> None:
+        """Note it."""
+        self.told.append("resume")
+
+
+def shaken_hands(
+    authority: Authority, above: asyncio.Protocol
+) -> tuple[TlsLayer, Pipe, ssl.SSLObject, ssl.MemoryBIO]:
+    """Return a layer that is open, what is below, and its client with what comes in to it."""
+    counters = Counters()
+    admission = Admission(counters, connections=9, connections_per_address=None)
+    logger = logging.getLogger("test")
+    reception = Reception(admission, counters, logger, clock=lambda: 0.0, timeout=60.0)
+    pipe = Pipe()
+    context = make_context(Tls(*authority.issue()), ("mqtt",))
+    layer = pipe.layer = TlsLayer(above, Arrival(reception, "default", Room()), context)
+    layer.connection_made(pipe)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = authority.client_context().wrap_bio(incoming, outgoing, server_hostname="localhost")
+    while True:
+        try:
+            client.do_handshake()
+            break
+        except ssl.SSLWantReadError:
+            layer.data_received(outgoing.read())
+            incoming.write(pipe.send())
+    layer.data_received(outgoing.read())
+    layer.arrival.leave_layers()
+    layer.set_write_buffer_limits(MARK, 1000)
+    return layer, pipe, client, incoming
+
+
+def decrypted(client: ssl.SSLObject) -> bytes:
+    """Return everything that a client can read now; b"" at the end of the connection."""
+    received = b""
+    try:
+        while chunk := client.read(100_000):
+            received += chunk
+    except ssl.SSLWantReadError:
+        assert received
+    return received
+
+
+async def test_large_payload_is_encrypted_only_as_fast_as_it_is_sent(authority: Authority) -> None:
+    """It waits by reference; what is unsent is known to the byte, and so is when to go on."""
+    above = Above()
+    layer, pipe, client, incoming = shaken_hands(authority, above)
+    payload = bytes(range(256)) * 8000
+    layer.writelines([b"header", payload])
+    assert above.told == ["pause"]
+    n_unsent = layer.get_write_buffer_size()
+    assert len(payload) < n_unsent < len(payload) * 1.01
+    received = b""
+    n_sent = 0
+    while layer.get_write_buffer_size():
+        assert len(pipe.unsent) < 2 * SLICE_BYTES
+        sent = pipe.send()
+        n_sent += len(sent)
+        incoming.write(sent)
+        received += decrypted(client)
+    assert received == b"header" + payload
+    assert n_sent < len(payload) * 1.01
+    assert above.told == ["pause", "resume"]
+
+
+async def test_close_sends_what_waits_and_says_goodbye(authority: Authority) -> None:
+    """A client can tell the end of the connection from one that was cut."""
+    layer, pipe, client, incoming = shaken_hands(authority, Above())
+    payload = bytes(500_000)
+    layer.write(payload)
+    layer.close()
+    layer.write(b"too late")
+    assert layer.is_closing()
+    received = b""
+    while not pipe.is_closed:
+        incoming.write(pipe.send())
+        received += decrypted(client)
+    incoming.write(pipe.send())
+    assert received + decrypted(client) == payload
+    assert client.read() == b""
 
 
 # -- certificates of clients ------------------------------------------------------------------
