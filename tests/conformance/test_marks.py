@@ -6,13 +6,11 @@ from tests.conformance.marks import Mark, all_marks, marks_of
 from tests.conformance.statements import VERSIONS, statements
 from tests.conformance.table import problems
 
-MARKS = all_marks()
-
 
 @pytest.mark.parametrize("marker", VERSIONS)
 def test_each_statement_has_a_test_or_a_reason(marker: str) -> None:
     """A statement is marked by a test or declared not applicable; marks name what there is."""
-    marked = {mark.number: mark.place for mark in MARKS if mark.marker == marker}
+    marked = {mark.number: mark.place for mark in all_marks() if mark.marker == marker}
     found = problems(marker, statements(marker), marked)
     assert not found, "\n".join(found)
 
