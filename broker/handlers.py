@@ -20,6 +20,7 @@ from broker.counters import count
 from broker.errors import ProtocolError
 from broker.events import ClientSubscribed, ClientUnsubscribed
 from broker.extensions import SUBSCRIBE
+from broker.fitting import explained
 from broker.mqtt.enums import PacketType, ProtocolVersion
 from broker.mqtt.packets import (
     Auth,
@@ -101,12 +102,13 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
     session = connection.session
     found = packet.properties.get("subscription_identifier") or [0]
     codes = []
+    reasons = []
     granted: list[tuple[Subscription, Request, bool]] = []
     wanted = packet.subscriptions
     if connection.is_bridge:
         wanted = tuple(map(of_bridge, wanted))
     for request in wanted:
-        code = await _judge(connection, request)
+        code, reason = await _judge(connection, request)
         if not connection.is_open:
             return
         if code < 0x80:
@@ -126,10 +128,12 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
                 code = SUBACK_FAILURE_3_1_1  # [MQTT-3.9.3-2] of MQTT 3.1.1
             elif connection.version == ProtocolVersion.MQTT_3_1:
                 code = request.qos  # it has no word for a refusal
+            elif code == connection.core.options.told(code):
+                reasons.append(f"{request.topic_filter}: {reason}")
             else:
                 code = connection.core.options.told(code)
         codes.append(code)
-    suback = SubAck(packet.packet_id, tuple(codes))
+    suback = SubAck(packet.packet_id, tuple(codes), explained("; ".join(reasons)))
     if granted:
         connection.send_when_safe(suback)
     else:
@@ -141,32 +145,33 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
     retained_delivery.begin(session, now)
 
 
-async def _judge(connection: Connection, request: Request) -> int:
-    """Return the reason code for one requested subscription."""
+async def _judge(connection: Connection, request: Request) -> tuple[int, str]:
+    """Return the reason code for one requested subscription, and why it is refused."""
     core = connection.core
     if core.journal is not None and core.journal.is_failing and connection.session.journal:
-        return ReasonCode.QUOTA_EXCEEDED
+        return ReasonCode.QUOTA_EXCEEDED, "the disk refuses"
     # A share opens no topic that its filter alone would not: it is judged as that filter.
     topic_filter = parse_share(request.topic_filter).topic_filter
-    if core.limits.topic_problem(topic_filter):
-        return ReasonCode.TOPIC_FILTER_INVALID
+    problem = core.limits.topic_problem(topic_filter)
+    if problem:
+        return ReasonCode.TOPIC_FILTER_INVALID, problem
     code = refusal_of_filter(core.options, request.topic_filter)
     if code is not None:
-        return code
+        return code, describe_reason_code(code)
     subscriptions = connection.session.subscriptions
     if (
         len(subscriptions) >= core.limits.subscriptions
         and request.topic_filter not in subscriptions
     ):
-        return ReasonCode.QUOTA_EXCEEDED
+        return ReasonCode.QUOTA_EXCEEDED, f"allowed: {core.limits.subscriptions} subscriptions"
     access = core.access
     if (
         access is not None
         and access.checks_subscribe
         and not await core.is_allowed(access, connection.session, topic_filter, SUBSCRIBE)
     ):
-        return ReasonCode.NOT_AUTHORIZED
-    return min(request.qos, core.options.maximum_qos)
+        return ReasonCode.NOT_AUTHORIZED, "not authorized to subscribe"
+    return min(request.qos, core.options.maximum_qos), ""
 
 
 def add_subscription(core: Core, subscription: Subscription) -> bool:

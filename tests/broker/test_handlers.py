@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from broker.events import Listeners
+from broker.limits import Limits
 from broker.mqtt.packets import (
     ConnAck,
     Connect,
@@ -345,3 +346,18 @@ def test_packets_that_only_servers_send_are_protocol_errors() -> None:
     client = VirtualBroker().connect()
     client.send(SubAck(1, (0,)))
     assert client.take(Disconnect).reason_code == ReasonCode.PROTOCOL_ERROR
+
+
+@pytest.mark.mqtt5("3.9.2-1", "3.1.2-29")
+@pytest.mark.parametrize("wants_reasons", [1, 0])
+def test_suback_says_why_in_words(wants_reasons: int) -> None:
+    """Of each filter that is refused, where the client wants to know."""
+    access = Access(subscribe=True)
+    access.refused = {("subscribe", "secret")}
+    broker = VirtualBroker(Limits(subscriptions=1), access=access)
+    client = broker.connect("c", properties={"request_problem_information": wants_reasons})
+    client.send(Subscribe(1, tuple(Subscription(name) for name in ("secret", "a", "b"))))
+    suback = client.take(SubAck)
+    assert suback.reason_codes == (ReasonCode.NOT_AUTHORIZED, 0, ReasonCode.QUOTA_EXCEEDED)
+    reason = "secret: not authorized to subscribe; b: allowed: 1 subscriptions"
+    assert suback.properties == ({"reason_string": reason} if wants_reasons else {})

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker.errors import ProtocolError
 from broker.mqtt.packets import Disconnect, PubAck, Publish, PubRec
@@ -99,6 +101,25 @@ def test_an_alias_that_was_not_told_is_free_again() -> None:
     assert aliases.use(b"too/large") == (1, False)
     aliases.forget(b"too/large")
     assert aliases.use(b"other") == (1, False)
+
+
+@given(st.integers(1, 6), st.lists(st.tuples(st.integers(0, 12), st.booleans())))
+def test_a_client_always_knows_which_topic_is_meant(
+    maximum: int, messages: list[tuple[int, bool]]
+) -> None:
+    """What its table says of an alias is the topic, also where a message was not sent."""
+    aliases = OutgoingAliases(maximum)
+    table: dict[int, bytes] = {}
+    for number, is_sent in messages:
+        topic = b"topic/%d" % number
+        alias, is_known = aliases.use(topic)
+        assert 0 <= alias <= maximum
+        if is_known:
+            assert table[alias] == topic
+        elif alias and is_sent:
+            table[alias] = topic
+        elif alias:
+            aliases.forget(topic)
 
 
 # -- from clients

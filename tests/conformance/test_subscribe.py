@@ -91,7 +91,8 @@ def test_one_suback_answers_for_each_filter_in_order(version: int) -> None:
     requests = [("a", 2), ("no", 1), ("b", 0), ("a", 1)]
     client.send(Subscribe(77, tuple(Subscription(name, qos) for name, qos in requests)))
     refused = ReasonCode.NOT_AUTHORIZED if version == 5 else 0x80
-    assert client.inbox == [SubAck(77, (2, refused, 0, 1))]
+    suback = client.take(SubAck)
+    assert (suback.packet_id, suback.reason_codes) == (77, (2, refused, 0, 1))
     client.inbox.clear()
     client.publish("a", b"x", qos=2)
     assert client.take(Publish).qos == 1  # the last one to "a" holds
