@@ -157,7 +157,6 @@ class TlsLayer(Layer):
         self._ssl: ssl.SSLObject
         self._unsent: deque[Buffer] = deque()
         self._unsent_bytes = 0
-        self._high = SLICE_BYTES
         self._is_above_paused = False
         self._is_closing = False
 
@@ -272,23 +271,16 @@ class TlsLayer(Layer):
             self.below.write(self._outgoing.read())
 
     def _tell_above(self) -> None:
-        """Pause or resume the protocol above.
-
-        It goes on once the transport below has had room for all that waited: from then on that
-        one tells nothing, until it is paused again.
-        """
-        if not self.is_open:
-            return
-        if self._is_above_paused:
-            if not self._unsent and not self.is_below_paused:
-                self._is_above_paused = False
+        """Pause or resume the protocol above: as long as the transport below is full, so are we."""
+        if self.is_open and self._is_above_paused != self.is_below_paused:
+            self._is_above_paused = self.is_below_paused
+            if self._is_above_paused:
+                self.above.pause_writing()
+            else:
                 self.above.resume_writing()
-        elif self.get_write_buffer_size() > self._high:
-            self._is_above_paused = True
-            self.above.pause_writing()
 
     def pause_writing(self) -> None:
-        """Encrypt nothing more for now."""
+        """Encrypt nothing more for now; the protocol above is told when it has written."""
         self.is_below_paused = True
 
     def resume_writing(self) -> None:
@@ -299,11 +291,6 @@ class TlsLayer(Layer):
             self._close_below()
         else:
             self._tell_above()
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set the marks of unsent bytes between which the protocol above is paused."""
-        self._high = SLICE_BYTES if high is None else high
-        self.below.set_write_buffer_limits(self._high, low)
 
     def get_write_buffer_size(self) -> int:
         """Return the bytes that were written and not sent, encrypted or not."""

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from broker.admission import Admission, Room
 from broker.arrival import Arrival, Reception
@@ -314,6 +316,40 @@ async def test_large_payload_is_encrypted_only_as_fast_as_it_is_sent(authority: 
     assert received == b"header" + payload
     assert n_sent < len(payload) * 1.01
     assert above.told == ["pause", "resume"]
+
+
+@settings(max_examples=30)
+@given(
+    steps=st.lists(
+        st.one_of(st.just(0), st.lists(st.integers(1, 200_000), min_size=1, max_size=4)),
+        max_size=12,
+    )
+)
+def test_whoever_is_paused_is_resumed(authority: Authority, steps: list[int | list[int]]) -> None:
+    """A protocol above that waits is told to go on, whatever the sizes of what it has written."""
+
+    async def run() -> None:
+        above = Above()
+        layer, pipe, client, incoming = shaken_hands(authority, above)
+        n_bytes = 0
+        received = b""
+        for step in steps:
+            if isinstance(step, list):
+                layer.writelines([bytes(size) for size in step])
+                n_bytes += sum(step)
+            else:
+                incoming.write(pipe.send())
+            is_paused = above.told[-1:] == ["pause"]
+            assert is_paused == (layer.get_write_buffer_size() > MARK)
+        while layer.get_write_buffer_size():
+            incoming.write(pipe.send())
+        if n_bytes:
+            received += decrypted(client)
+        assert len(received) == n_bytes
+        assert above.told[-1:] != ["pause"]
+        assert above.told == ["pause", "resume"] * (len(above.told) // 2)
+
+    asyncio.run(run())
 
 
 async def test_close_sends_what_waits_and_says_goodbye(authority: Authority) -> None:
