@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 from paho.mqtt.enums import MQTTProtocolVersion
@@ -10,7 +15,7 @@ from pwdlib import PasswordHash
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 from tests.helpers.paho_client import MQTT_3_1_1, MQTT_5, PahoClient
-from tests.helpers.process import BrokerProcess, running_broker
+from tests.helpers.process import SECONDS, BrokerProcess, running_broker
 
 OWN_PLUGIN = '''
 """A plugin as aMQTT's documentation has it: configuration, authentication, topics, events."""
@@ -82,9 +87,14 @@ def client() -> Iterator[Connect]:
     clients: list[PahoClient] = []
 
     def client(
-        broker: BrokerProcess, client_id: str, version: MQTTProtocolVersion = MQTT_3_1_1
+        broker: BrokerProcess,
+        client_id: str,
+        version: MQTTProtocolVersion = MQTT_3_1_1,
+        **options: Any,
     ) -> PahoClient:
-        clients.append(PahoClient(broker.port, client_id, version, reconnect_on_failure=False))
+        clients.append(
+            PahoClient(broker.port, client_id, version, reconnect_on_failure=False, **options)
+        )
         return clients[-1]
 
     yield client
@@ -204,3 +214,52 @@ def test_wrong_file_ends_with_status_2_and_one_clear_line(
     assert "policy.yaml: " in broker.log
     assert said in broker.log
     assert "Traceback" not in broker.log
+
+
+def test_amqtts_persistence_plugin_keeps_what_it_keeps(tmp_path: Path, client: Connect) -> None:
+    """`SessionDBPlugin` unchanged: subscriptions and retained messages survive `kill -9`."""
+    database = tmp_path / "amqtt.db"
+    policy = f"""
+listeners: {{default: {{bind: '127.0.0.1:0'}}}}
+plugins:
+  amqtt.plugins.authentication.AnonymousAuthPlugin: {{allow_anonymous: true}}
+  amqtt.contrib.persistence.SessionDBPlugin:
+    connection: sqlite+aiosqlite:///{database}
+    clear_on_shutdown: false
+"""
+    with running_broker(policy, tmp_path) as broker:
+        kept = client(broker, "kept", clean_session=False)
+        assert kept.connect("ann")
+        assert kept.subscribe("t/#", 1)
+        publisher = client(broker, "p")
+        assert publisher.connect()
+        publisher.publish("state", b"retained", retain=True)
+        # The plugin stores what it is told in tasks of its own.
+        wait_for_rows(database, "SELECT 1 FROM stored_messages WHERE topic = 'state'")
+        wait_for_rows(database, "SELECT 1 FROM stored_sessions WHERE subscriptions LIKE '%t/#%'")
+        broker.kill()
+    with running_broker(policy, tmp_path) as broker:
+        broker.wait_for_log("Restored 1 sessions.")  # it begins once listeners are open
+        publisher = client(broker, "p")
+        assert publisher.connect()
+        assert publisher.subscribe("state", 1)
+        assert received(publisher) == ("state", b"retained")
+        publisher.publish("t/1", b"while away")
+        kept = client(broker, "kept", clean_session=False)
+        assert kept.connect("ann")
+        assert kept.connack[0], "Session Present"
+        assert received(kept) == ("t/1", b"while away")
+
+
+def wait_for_rows(database: Path, query: str) -> None:
+    """Wait until a query of another program's database finds something."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        with (
+            contextlib.suppress(sqlite3.OperationalError),
+            closing(sqlite3.connect(database)) as own,
+        ):
+            if own.execute(query).fetchone():
+                return
+        time.sleep(0.01)
+    raise AssertionError(f"nothing found by {query}")
