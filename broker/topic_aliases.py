@@ -93,13 +93,14 @@ class OutgoingAliases:
         maximum: the highest alias, at least 1.
     """
 
-    __slots__ = ("_candidates", "_free", "_n_messages", "_uses", "maximum")
+    __slots__ = ("_candidates", "_free", "_highest", "_n_messages", "_uses", "maximum")
 
     def __init__(self, maximum: int) -> None:
         self.maximum = maximum
         self._uses: OrderedDict[bytes, _Use] = OrderedDict()
         self._candidates: OrderedDict[bytes, int] = OrderedDict()
-        self._free = list(range(maximum, 0, -1))
+        self._free: list[int] = []
+        self._highest = 0
         self._n_messages = 0
 
     def use(self, topic_bytes: bytes) -> tuple[int, bool]:
@@ -118,10 +119,19 @@ class OutgoingAliases:
             return use.alias, True
         if len(topic_bytes) <= PROPERTY_BYTES:
             return 0, False
-        alias = self._free.pop() if self._free else self._taken_over(topic_bytes)
+        alias = self._unused() or self._taken_over(topic_bytes)
         if alias:
             self._uses[topic_bytes] = _Use(alias, self._n_messages)
         return alias, False
+
+    def _unused(self) -> int:
+        """Return an alias that stands for nothing yet; 0 for none."""
+        if self._free:
+            return self._free.pop()
+        if self._highest == self.maximum:
+            return 0
+        self._highest += 1
+        return self._highest
 
     def _taken_over(self, topic_bytes: bytes) -> int:
         """Return the alias of the least recently used topic, if that is used less than this one."""

@@ -299,10 +299,11 @@ async def test_message_that_is_refused_is_received_and_not_broadcast() -> None:
     assert broker.plugin(Recorder).names() == ["connected", "received"]
 
 
-async def test_packets_are_told_in_the_shape_of_amqtt() -> None:
+@pytest.mark.parametrize("version", [3, 4, 5])
+async def test_packets_are_told_in_the_shape_of_amqtt(version: int) -> None:
     """A plugin that asks for packets gets each one with its session."""
     broker = Broker({ANONYMOUS: None, named(PacketRecorder): None})
-    client = await broker.connect("c", protocol_version=5)
+    client = await broker.connect("c", protocol_version=version)
     await client.send(Publish("t", b"data", properties={"user_property": [("a", "b")]}))
     await client.send(PingReq())
     client.received()
