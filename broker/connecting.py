@@ -172,10 +172,15 @@ def let_in(
     session.expiry_interval = expiry_interval
     _set_up(session, connection, packet, username)
     connack = ConnAck(session_present, ReasonCode.SUCCESS, properties)
-    if journal is None or journal.is_failing or journal.n_changes == n_changes:
-        connection.send_packet(connack)
-    else:
+    if (
+        journal is not None
+        and not journal.is_failing
+        # What is sent again behind it must be safe, too.
+        and (journal.n_changes != n_changes or (session.inflight and not journal.is_settled))
+    ):
         connection.hold(connack)
+    else:
+        connection.send_packet(connack)
     connection.open(
         session,
         keep_alive=keep_alive,

@@ -369,7 +369,11 @@ class Sender:
             session.inflight.finish(packet_id, delivery.qos)
 
     def _send_again(self, delivery: Delivery, now: float) -> None:
-        """Repeat what the last connection left unacknowledged [MQTT-4.4.0-1]."""
+        """Repeat what the last connection left unacknowledged [MQTT-4.4.0-1].
+
+        It is safe since before CONNACK, so that nothing is held and all goes in its order
+        [MQTT-4.6.0-1]; unless CONNACK could not wait, as the disk refuses.
+        """
         inflight = self.session.inflight
         if not inflight.holds(delivery):  # acknowledged before it was repeated
             return
@@ -377,7 +381,7 @@ class Sender:
             self.send_when_safe(PubRel(delivery.packet_id))
             return
         payload = self._read(delivery.message)
-        is_held = delivery.qos == 2 and self.session.journal is not None
+        is_held = delivery.qos == 2 and self.session.journal is not None and self._is_disk_failing()
         if payload is None or not self._put_publish(
             self._header(delivery, now, dup=True), payload, is_held=is_held
         ):
