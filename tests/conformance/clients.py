@@ -6,11 +6,21 @@ from typing import Any, Final
 
 import pytest
 
+from broker.limits import Limits
 from broker.mqtt.data_types import write_variable_byte_integer
 from broker.mqtt.packets import ConnAck, Disconnect, Packet
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
+from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient
+
+
+class OnDisk(DurableBroker):
+    """A virtual broker that keeps durable sessions on a disk, made as `VirtualBroker` is."""
+
+    def __init__(self, limits: Limits | None = None, **extensions: Any) -> None:
+        super().__init__(limits=limits, **extensions)
+
 
 IN_EACH_VERSION: Final = pytest.mark.parametrize("version", [4, 5], ids=["3.1.1", "5.0"])
 
@@ -46,19 +56,15 @@ def frame(first_byte: int, digits: str) -> bytes:
 
 
 def answer(client: VirtualClient, *packets: Packet | bytes) -> bytes:
-    """Send packets, or bytes as they are, and return the bytes that come back."""
+    """Send packets, or bytes as they are; take and return the bytes that come back."""
     data = b"".join(
         packet if isinstance(packet, bytes) else write_packet(packet, client.version)
         for packet in packets
     )
-    core, now = client.broker.core, client.broker.now
-    core.in_turn = True
-    client.connection.receive_data(data, now)
-    core.in_turn = False
-    client.connection.pump(0, now)
-    came = b"".join(client.connection.data_to_send())
-    client.broker.settle()
-    return came
+    n_bytes = len(client.received)
+    client.send_bytes(data)
+    client.inbox.clear()
+    return bytes(client.received[n_bytes:])
 
 
 def assert_closed(client: VirtualClient, code: ReasonCode) -> None:

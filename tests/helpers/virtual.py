@@ -101,6 +101,7 @@ class VirtualClient:
 
     Attributes:
         inbox: packets that came and were not taken yet, oldest first.
+        received: all bytes that ever came.
         is_lost: the broker has closed the connection.
         unsent_bytes: what the transport says it holds.
         is_reading: the broker reads from this client.
@@ -111,6 +112,7 @@ class VirtualClient:
         self.version = version
         self.connack: ConnAck
         self.inbox: list[Packet] = []
+        self.received = bytearray()
         self.is_lost = False
         self.is_reading = True
         self.unsent_bytes = 0
@@ -128,6 +130,7 @@ class VirtualClient:
         while True:
             connection.pump(self.unsent_bytes, self.broker.now)
             data = b"".join(connection.data_to_send())
+            self.received += data
             for first_byte, body in self._buffer.frames(self._buffer.receive_data(data)):
                 self.inbox.append(read_packet(first_byte, body, self.version))
             if not data or connection.is_paused or not connection.wants_more:
