@@ -53,6 +53,9 @@ if TYPE_CHECKING:
     from broker.core import Core
     from broker.session import Session
 
+MIN_FILTERS: Final = 1_000
+"""Filters that one SUBSCRIBE may have at least: up to so many, SUBACK says which are refused."""
+
 
 def receive(connection: Connection, first_byte: int, body: bytes, now: float) -> None:
     """Read one packet and handle it.
@@ -91,8 +94,16 @@ def handle_subscribe(connection: Connection, packet: Subscribe, now: float) -> N
     """Take a SUBSCRIBE (section 3.8).
 
     Raises:
-        ProtocolError: it needs what an MQTT 5 client was told not to use.
+        ProtocolError: it needs what an MQTT 5 client was told not to use; or quota exceeded: it
+            has more filters than a session may, and others would wait while each is refused.
     """
+    n_filters = len(packet.subscriptions)
+    maximum = max(connection.core.limits.subscriptions, MIN_FILTERS)
+    if n_filters > maximum:
+        raise ProtocolError(
+            f"SUBSCRIBE: {n_filters} filters; allowed: at most {maximum}",
+            ReasonCode.QUOTA_EXCEEDED,
+        )
     if connection.version == ProtocolVersion.MQTT_5:
         check_subscribe(connection.core.options, packet)
     connection.run(_subscribe(connection, packet, now))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from broker.handlers import MIN_FILTERS
 from broker.limits import Limits
 from broker.mqtt.packets import (
     ConnAck,
@@ -127,3 +128,18 @@ def test_one_subscription_more_than_allowed_is_refused(version: int, code: int) 
     assert broker.core.counters.subscribe_refused == {"quota exceeded (0x97)": 2}
     broker.connect("p").publish("b", b"x")
     assert client.take_all(Publish) == []
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_one_packet_with_more_filters_than_a_session_may_have_closes(version: int) -> None:
+    """Others do not wait while a hundred thousand filters are refused one by one."""
+    broker = VirtualBroker(Limits(subscriptions=3))
+    client = broker.connect("c", version)
+    client.send(Subscribe(1, (Subscription("a"),) * MIN_FILTERS))
+    assert client.take(SubAck).reason_codes == (0,) * MIN_FILTERS
+    client.send(Subscribe(1, (Subscription("a"),) * (MIN_FILTERS + 1)))
+    codes = [packet.reason_code for packet in client.take_all(Disconnect)]
+    assert codes == ([ReasonCode.QUOTA_EXCEEDED] if version == 5 else [])
+    assert client.inbox == []
+    assert client.is_lost
+    assert broker.core.counters.peer_errors == {ReasonCode.QUOTA_EXCEEDED: 1}
