@@ -34,7 +34,7 @@ from broker.mqtt.receive_buffer import ReceiveBuffer, packet_too_large, read_rem
 from broker.publishing import deliver_run, receive_publish
 from broker.rate_limit import RateLimit
 from broker.receipts import PublishReceipt
-from broker.sending import Sender
+from broker.sending import UNREAD_BYTES, Sender
 from broker.timers import Timer
 from broker.topic_aliases import IncomingAliases, OutgoingAliases
 
@@ -190,6 +190,7 @@ class Connection(Sender):
             self.suspended is not None
             or self._rate_timer is not None
             or self.throttle.is_blocked
+            or self.unread_bytes > UNREAD_BYTES
             or (
                 len(self.receipts) >= self.receive_maximum
                 and self.version != ProtocolVersion.MQTT_5

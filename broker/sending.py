@@ -38,6 +38,13 @@ JOIN_BELOW_BYTES: Final = 4096
 PUMP_BYTES: Final = 65_536
 """What one pump moves at most before it is written: enough to make the write worth it."""
 
+UNREAD_BYTES: Final = 1024 * 1024
+"""Memory that answers may take for a client that does not read them. A client that first sends
+and then reads gets far with it; who only sends must not fill the memory."""
+
+_ANSWER_BYTES: Final = 64
+"""What an answer takes of the memory beside its bytes, of which there are often two or four."""
+
 _CONNACK_BYTE: Final = PacketType.CONNACK << 4
 
 _PUBACK_SUCCESS: Final = b"\x40\x02"
@@ -67,6 +74,8 @@ class Sender:
         is_explained: Request Problem Information: the client wants Reason Strings.
         send_quota: QoS 1 and 2 messages that may be inflight to this client.
         send_quota_bytes: payload bytes inflight from which on no further message is sent.
+        unread_bytes: about what the memory holds of answers to this client that were put while
+            the transport had no room; above `UNREAD_BYTES` the client is not read from.
         is_heard_out: to be closed when the peer has read why: what it sends to a closed socket
             may cost it what it has not read yet.
         is_open: CONNECT was accepted and the connection has not ended.
@@ -96,6 +105,7 @@ class Sender:
         "send_quota_bytes",
         "session",
         "throttle",
+        "unread_bytes",
         "version",
         "wants_more",
     )
@@ -114,6 +124,7 @@ class Sender:
         self.is_explained = True
         self.send_quota = 0
         self.send_quota_bytes = core.limits.inflight_bytes
+        self.unread_bytes = 0
         self.is_heard_out = False
         self.is_open = False
         self.is_paused = False
@@ -144,6 +155,7 @@ class Sender:
     def resume_sending(self, now: float) -> None:
         """The transport has room again."""
         self.is_paused = False
+        self.unread_bytes = 0
         self.throttle.resumed(now)
         self.want_pump()
 
@@ -484,6 +496,8 @@ class Sender:
         size = len(header) + len(payload)
         self.out_bytes += size
         core.counters.packets_sent += 1
+        if self.is_paused:
+            self.unread_bytes += len(header) + _ANSWER_BYTES
         if not payload:
             self.out.append(header)
         elif len(payload) <= JOIN_BELOW_BYTES:

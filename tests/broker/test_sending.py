@@ -13,6 +13,8 @@ from broker.link import Link
 from broker.message import Message
 from broker.mqtt.packets import (
     Connect,
+    Packet,
+    PingReq,
     PubAck,
     PubComp,
     Publish,
@@ -385,3 +387,25 @@ def test_a_few_bytes_cannot_ask_for_more_than_one_turn_may_write() -> None:
     received = Counter(packet.topic for packet in client.take_all(Publish))
     assert len(received) == 100
     assert min(received.values()) == len(filters)
+
+
+@pytest.mark.parametrize(
+    ("packet", "n_packets"),
+    [(PingReq(), 20_000), (Publish("t", qos=1, packet_id=1), 20_000), (PubRel(1), 20_000)],
+)
+@pytest.mark.parametrize("version", [4, 5])
+def test_client_that_only_sends_is_not_read_from(
+    packet: Packet, n_packets: int, version: int
+) -> None:
+    """Answers that nobody reads do not fill the memory; who reads them is heard again."""
+    broker = VirtualBroker()
+    client = broker.connect("c", version)
+    client.connection.pause_sending(broker.now)
+    client.send(*[packet] * 1000)
+    assert client.is_reading
+    client.send(*[packet] * n_packets)
+    assert not client.is_reading
+    client.connection.resume_sending(broker.now)
+    broker.settle()
+    assert client.is_reading
+    assert len(client.inbox) == 1000 + n_packets
