@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -67,12 +68,21 @@ class Timers:
         return heap[0][0] if heap else None
 
     def run(self, now: float) -> None:
-        """Call every action that is due; actions may set timers, which wait for the next run."""
-        due = []
+        """Call every action that is due; actions may set timers, which wait for the next run.
+
+        Raises:
+            Exception: an action's; those that were due after it come at the next run.
+        """
+        due: deque[Timer] = deque()
         heap = self._heap
         while heap and heap[0][0] <= now:
             due.append(heapq.heappop(heap)[2])
-        for timer in due:
-            action, timer.action = timer.action, None
-            if action is not None:
-                action(now)
+        try:
+            while due:
+                timer = due.popleft()
+                action, timer.action = timer.action, None
+                if action is not None:
+                    action(now)
+        finally:
+            for timer in due:
+                heapq.heappush(heap, (timer.at, next(self._order), timer))

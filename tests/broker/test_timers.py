@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from broker.timers import MIN_CANCELLED, Timers
 
 
@@ -68,3 +70,21 @@ def test_cancelled_timers_do_not_pile_up() -> None:
     timers.run(6.0)
     assert ran == [6.0, 6.0]
     assert len(timers) <= MIN_CANCELLED
+
+
+def test_what_is_due_after_an_action_that_raises_is_not_lost() -> None:
+    """One deadline's fault must not be the next one's."""
+    timers = Timers()
+    seen: list[float] = []
+
+    def fail(_now: float) -> None:
+        raise ZeroDivisionError
+
+    timers.at(1.0, fail)
+    timers.at(1.0, seen.append)
+    timers.at(2.0, seen.append)
+    with pytest.raises(ZeroDivisionError):
+        timers.run(3.0)
+    assert timers.next_deadline() == 1.0
+    timers.run(4.0)
+    assert seen == [4.0, 4.0]
