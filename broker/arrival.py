@@ -81,6 +81,7 @@ class Arrival:
 
     __slots__ = (
         "_is_behind_proxy",
+        "_is_ending",
         "_reception",
         "_room",
         "_timer",
@@ -116,6 +117,7 @@ class Arrival:
         self.certificate_name: str | None = None
         self.connection: Connection | None = None
         self._is_behind_proxy = is_behind_proxy
+        self._is_ending = False
         self._reception = reception
         self._room = room
         self._timer: asyncio.TimerHandle | None = None
@@ -195,6 +197,17 @@ class Arrival:
         """
         self.note(reason, detail, is_loud=is_loud)
         self.transport.close()
+        self.end_in_time()
+
+    def end_in_time(self) -> None:
+        """Drop the connection, which is being closed, if that takes long; once.
+
+        A transport closes when all that was written is sent: never, for a peer that ends what it
+        sends itself and reads nothing.
+        """
+        if self._is_ending:
+            return
+        self._is_ending = True
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(
@@ -263,6 +276,10 @@ class Layer(asyncio.Protocol, asyncio.Transport):
         """Tell the protocol above of its connection."""
         self.is_open = True
         self.above.connection_made(self)
+
+    def eof_received(self) -> None:
+        """The peer sends nothing more: the transport closes."""
+        self.arrival.end_in_time()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Pass the end on to whoever was told of the beginning."""

@@ -194,6 +194,7 @@ class TlsLayer(Layer):
         if chunks:
             self.above.data_received(chunks[0] if len(chunks) == 1 else b"".join(chunks))
         if has_ended:
+            self.arrival.end_in_time()
             self.close()
 
     def _shake_hands(self, data: bytes) -> bool:

@@ -297,6 +297,10 @@ class MqttProtocol(asyncio.Protocol):
         if self.connection is not None:
             self.connection.resume_sending(self.driver.clock())
 
+    def eof_received(self) -> None:
+        """The client sends nothing more: the transport closes."""
+        self.arrival.end_in_time()
+
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's)
         """The network connection is gone."""
         driver = self.driver

@@ -247,6 +247,7 @@ class WebSocketLayer(Layer):
                 if protocol.parser_exc is not None and not self._is_closing and self.is_open:
                     self.arrival.note("websocket", f"closed: {protocol.parser_exc}")
                 self._is_closing = True
+                self.arrival.end_in_time()
                 self.below.close()
             elif data[0] != _PONG or not self.is_below_paused:
                 # Who pings and does not read gets no pongs, of which only the last one matters

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,15 @@ from broker import arrival as arrival_module
 from broker.admission import Admission, Room
 from broker.arrival import Arrival, Layer, Reception
 from broker.counters import Counters
-from broker.mqtt.packets import Connect, Disconnect
+from broker.mqtt.packets import Connect, Disconnect, Subscribe, Subscription
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
+from broker.server import Server
 from tests.broker.serving import port_of, serving, until
 from tests.helpers.certificates import Authority
+from tests.helpers.process import SECONDS
 from tests.helpers.streams import StreamClient
-from tests.helpers.wire import WireClient
+from tests.helpers.wire import WireClient, connected
 
 
 class Below(asyncio.Transport):
@@ -199,3 +204,63 @@ async def test_time_for_a_connect_counts_from_the_beginning(tmp_path: Path) -> N
         assert connection.timer is not None
         assert connection.timer.at == protocol.arrival.accepted_at + 1.0
         client.close()
+
+
+_SUBSCRIBER = write_packet(Connect(client_id="stalled", keep_alive=0), 5) + write_packet(
+    Subscribe(1, (Subscription("t", 1),)), 5
+)
+
+_WEBSOCKET_REQUEST = (
+    b"GET /mqtt HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Protocol: mqtt\r\n\r\n"
+)
+
+
+def dial_stalled(server: Server, kind: str, authority: Authority) -> socket.socket:
+    """Return a subscriber that will read nothing more."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.settimeout(SECONDS)
+    sock.connect(("127.0.0.1", port_of(server, kind)))
+    if kind == "tls":
+        sock = authority.client_context().wrap_socket(sock, server_hostname="localhost")
+    elif kind == "ws":
+        sock.sendall(_WEBSOCKET_REQUEST)
+        assert b" 101 " in sock.recv(4096)
+        sock.sendall(bytes((0x82, 0x80 | len(_SUBSCRIBER), 0, 0, 0, 0)))
+    sock.sendall(_SUBSCRIBER)
+    return sock
+
+
+def end_own_side(sock: socket.socket, kind: str) -> None:
+    """Say that nothing more will be sent, in the words of the transport."""
+    if isinstance(sock, ssl.SSLSocket):
+        sock.setblocking(False)
+        with contextlib.suppress(ssl.SSLError):  # the broker has not said goodbye, and will not
+            sock.unwrap()
+    elif kind == "ws":
+        sock.sendall(bytes((0x88, 0x82, 0, 0, 0, 0, 0x03, 0xE8)))  # Close, 1000
+    else:
+        sock.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("kind", ["default", "tls", "ws"])
+async def test_client_that_ends_its_side_and_reads_nothing_is_cut_off(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was sent before its end has only so long, or it would hold its place for ever."""
+    monkeypatch.setattr(arrival_module, "CLOSE_TIMEOUT_SECONDS", 0.05)
+    authority = Authority(tmp_path)
+    listeners = {
+        "default": {"bind": "127.0.0.1:0"},
+        "tls": authority.listener_keys(),
+        "ws": {"bind": "127.0.0.1:0", "type": "ws"},
+    }
+    async with serving(listeners=listeners) as server, await connected(port_of(server)) as sender:
+        with await asyncio.to_thread(dial_stalled, server, kind, authority) as sock:
+            await until(lambda: server.core.tree.plan("t", b"t").targets)
+            await sender.publish("t", bytes(8_000_000))
+            end_own_side(sock, kind)
+            await until(lambda: len(server.core.sessions) == 1)
+            await until(lambda: server._reception.admission.n_connections == 1)
