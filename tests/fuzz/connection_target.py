@@ -1,14 +1,15 @@
 """Any bytes from any clients: no exception comes out of the core, and its books balance.
 
-An input is a byte that sets the broker up and then steps of a few bytes each: a client connects,
-sends a packet that is right, sends bytes that may be anything, leaves, gets room or loses it;
-time passes.
+An input is two bytes that set the broker up and then steps of a few bytes each: a client
+connects, sends a packet that is right, sends bytes that may be anything, leaves, gets room or
+loses it; time passes; the disk takes what has changed, or the broker ends and starts again.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+from broker.errors import PeerError
 from broker.extensions import Verdict
 from broker.limits import Limits, QueueFull
 from broker.link import Link
@@ -29,8 +30,10 @@ from broker.mqtt.packets import (
     Will,
 )
 from broker.mqtt.writer import write_packet
+from broker.mqtt_options import MqttOptions
 from broker.outbox import OpenGate
 from tests.helpers.access import Access, finish
+from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 MAX_STEPS: Final = 200
@@ -90,7 +93,7 @@ class Bytes:
 class Run:
     """One broker with up to four clients."""
 
-    def __init__(self, setup: int) -> None:
+    def __init__(self, setup: int, more: int) -> None:
         limits = Limits(
             maximum_packet_size=2048,
             topic_bytes=100,
@@ -109,7 +112,21 @@ class Run:
             publish_rate_exceeded="disconnect" if setup & 16 else "slow_down",
         )
         access = Access() if setup & 32 else None
-        self.broker = VirtualBroker(limits, gate=Gate(), access=access)
+        options = MqttOptions(
+            topic_alias_maximum=2,
+            outgoing_topic_aliases=2,
+            maximum_qos=1 if more & 1 else 2,
+            wildcard_subscription_available=not more & 2,
+            retain_available=not more & 4,
+            check_payload_format=bool(more & 8),
+        )
+        extensions: dict[str, Any] = {"gate": Gate(), "access": access, "options": options}
+        self.broker: VirtualBroker
+        if more & 16:
+            self.broker = DurableBroker(limits=limits, max_pending_messages=4, **extensions)
+            self.broker.commits_at_once = not more & 32
+        else:
+            self.broker = VirtualBroker(limits, **extensions)
         if access is not None:
             access.waits = bool(setup & 64)
             access.refused = {("publish", "a/b"), ("subscribe", "+/b"), ("receive", "ä")}
@@ -117,18 +134,17 @@ class Run:
 
     def step(self, data: Bytes) -> None:
         """Do one thing."""
-        what = data.one(12)
+        what = data.one(14)
         if what == 0 or not self.peers:
             self._connect(data)
             return
         peer = self.peers[data.one(len(self.peers))]
         if what <= 5:
-            version = 4 + data.one(2)
-            peer.send_bytes(write_packet(packet(data, version), version))
+            peer.send_bytes(written(data, 3 + data.one(3)))
         elif what == 6:
             peer.send_bytes(data.some(1 + data.one(64)))
         elif what == 7:
-            sent = bytearray(write_packet(packet(data, peer.version), peer.version))
+            sent = bytearray(written(data, peer.version))
             sent[data.one(len(sent))] = data.one()
             peer.send_bytes(bytes(sent))
         elif what == 8:
@@ -138,9 +154,26 @@ class Run:
             self.broker.finish_waiting()
         elif what == 10:
             self.broker.advance(data.one() / 16)
-        else:
+        elif what == 11:
             peer.lose()
+        elif isinstance(self.broker, DurableBroker):
+            self._disk(self.broker, data)
         peer.inbox.clear()
+
+    def _disk(self, broker: DurableBroker, data: Bytes) -> None:
+        kind = data.one(4)
+        if kind == 0:
+            broker.commits_at_once = False
+            broker.is_disk_full = not broker.is_disk_full
+        elif kind == 1:
+            suspended = [peer.connection.suspended for peer in self.peers]
+            for rest in (*suspended, *broker.waiting):
+                if rest is not None:
+                    rest.close()  # as it ends with the process
+            self.peers.clear()
+            self.broker = broker.crash(down_seconds=data.one() / 16)
+        else:
+            broker.commit()
 
     def _connect(self, data: Bytes) -> None:
         for gone in self.peers[:-3]:
@@ -148,13 +181,15 @@ class Run:
             finish(gone)
         peer = Peer(self.broker)
         self.peers = [*self.peers[-3:], peer]
-        version = 4 + data.one(2)
+        version = 3 + data.one(3)
         flags = data.one()
         properties = {"session_expiry_interval": flags & 15} if version == 5 else {}
         if version == 5 and flags & 64:
             properties["receive_maximum"] = 1
         if version == 5 and flags & 128:
             properties["maximum_packet_size"] = 30
+        if version == 5:
+            properties["topic_alias_maximum"] = data.one(3)
         will = Will(TOPICS[flags % 6], b"will", qos=flags % 3, retain=bool(flags & 16))
         peer.send_bytes(
             write_packet(
@@ -203,18 +238,30 @@ def packet(data: Bytes, version: int) -> Packet:
     kind, packet_id, number = data.one(11), 1 + data.one(4), data.one()
     if kind <= 2:
         qos = number % 3
+        properties: dict[str, Any] = {}
+        if is_5 and number & 64:
+            properties = publish_properties(data.one())
+        topic = TOPICS[data.one(len(TOPICS))]
         return Publish(
-            TOPICS[data.one(len(TOPICS))],
+            "" if "topic_alias" in properties and number & 8 else topic,
             bytes(data.one(40)),
             qos=qos,
             packet_id=packet_id if qos else 0,
             retain=bool(number & 16),
             dup=bool(number & 32 and qos),
-            properties={"message_expiry_interval": number & 3} if is_5 and number & 64 else {},
+            properties=properties,
         )
     if kind == 3:
-        request = Subscription(FILTERS[number % len(FILTERS)], data.one(3))
-        return Subscribe(packet_id, (request,))
+        options = data.one()
+        request = Subscription(
+            FILTERS[number % len(FILTERS)],
+            options & 1 | (options & 2 if not options & 1 else 0),
+            no_local=is_5 and bool(options & 4),
+            retain_as_published=is_5 and bool(options & 8),
+            retain_handling=(options >> 4) % 3 if is_5 else 0,
+        )
+        identifier = {"subscription_identifier": [1 + packet_id]} if is_5 and options & 64 else {}
+        return Subscribe(packet_id, (request,), identifier)
     if kind == 4:
         return Unsubscribe(packet_id, (FILTERS[number % len(FILTERS)],))
     reason_code = 0x80 if is_5 and number & 128 else 0
@@ -229,12 +276,36 @@ def packet(data: Bytes, version: int) -> Packet:
     return PingReq() if kind == 9 else Disconnect(4 if is_5 and number & 1 else 0)
 
 
+def publish_properties(flags: int) -> dict[str, Any]:
+    """Return some properties of a PUBLISH."""
+    properties: dict[str, Any] = {}
+    if flags & 1:
+        properties["message_expiry_interval"] = flags >> 6
+    if flags & 2:
+        properties["topic_alias"] = 1 + (flags >> 5)
+    if flags & 4:
+        properties["user_property"] = [("k", "v" * (flags >> 4))] * 2
+    if flags & 8:
+        properties["payload_format_indicator"] = 1
+    if flags & 16:
+        properties |= {"response_topic": "a", "correlation_data": b"c"}
+    return properties
+
+
+def written(data: Bytes, version: int) -> bytes:
+    """Return a packet's bytes; a PINGREQ where a version has no such packet."""
+    try:
+        return write_packet(packet(data, version), version)
+    except (PeerError, ValueError):  # the codec does not let us write it
+        return b"\xc0\x00"
+
+
 def run(data: bytes) -> None:
     """Do the steps of an input, with a look at the books after each."""
     if not data:
         return
     left = Bytes(data[1:])
-    one = Run(data[0])
+    one = Run(data[0], left.one())
     for _ in range(MAX_STEPS):
         if not left:
             break
