@@ -2,15 +2,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
-from broker.mqtt.packets import Disconnect, PubAck, Publish
+from broker.mqtt.packets import Disconnect, PubAck, Publish, Subscribe, Subscription
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
 from tests.helpers.process import BrokerProcess, anonymous_policy, running_broker
 from tests.helpers.wire import WireClient, connected
 
 LIMITS = {
+    "control_bytes": 100_000,
     "topic_levels": 6,
     "subscriptions": 2,
     "retained_messages": 1,
@@ -90,3 +92,33 @@ async def test_a_stalled_subscriber_is_cut_off(broker: BrokerProcess, version: i
     said = [packet for packet in packets if not isinstance(packet, Publish)]
     assert said == ([Disconnect(QUOTA)] if version == 5 else [])
     assert await figure(broker, "ledger/dropped/queue_full") >= 1
+
+
+async def test_packets_as_large_as_can_be_leave_nothing_behind(broker: BrokerProcess) -> None:
+    """Each is refused by its code or taken; the memory is as before."""
+    many = write_packet(Subscribe(1, (Subscription("a"),) * 20_000), 5)
+    properties = {"user_property": [("", "")] * 19_000}
+    large = {
+        "filters": (many, QUOTA),
+        "announced filters": (b"\x82\xff\xff\xff\x3f", QUOTA),
+        "properties": (write_packet(Publish("t", properties=properties), 5), 0),
+        "more properties": (
+            write_packet(Publish("t", properties={"user_property": [("", "")] * 21_000}), 5),
+            QUOTA,
+        ),
+        "levels": (
+            write_packet(Publish("/" * 65_535, qos=0), 5),
+            ReasonCode.TOPIC_NAME_INVALID,
+        ),
+        "payload": (write_packet(Publish("t", bytes(20_000_000)), 5), 0),
+    }
+    process = psutil.Process(broker.process.pid)
+    n_bytes = []
+    for _ in range(3):
+        for name, (data, code) in large.items():
+            async with await connected(broker.port) as client:
+                await client.send_bytes(data + write_packet(Disconnect(), 5))
+                said = [p.reason_code for p in await client.rest() if isinstance(p, Disconnect)]
+                assert said == ([code] if code else []), name
+        n_bytes.append(process.memory_info().rss)
+    assert n_bytes[-1] < n_bytes[0] + 10_000_000, n_bytes
