@@ -44,6 +44,9 @@ DEFAULT_SYS_INTERVAL = 10.0
 
 T = TypeVar("T")
 
+_AMQTT_PERSISTENCE = {"amqtt.contrib.persistence.SessionDBPlugin"}
+"""Plugins that bring sessions back themselves, and refuse to where they find some."""
+
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
 
@@ -140,6 +143,9 @@ class _Reading:
             own = self._underscored(keys.persistence, "persistence")
             persistence = self._checked(Persistence, own, "persistence")
         short, dotted = self._plugins(keys)
+        if persistence is not None and persistence.durability != "memory":
+            for name in _AMQTT_PERSISTENCE & dotted.keys():
+                self._wrong("persistence", f"{name} beside it", "one of the two")
         if self.problems or limits is None or mqtt is None:
             raise ConfigError(self.file, self.problems)
         sys_interval = keys.sys_interval

@@ -104,7 +104,7 @@ class SessionJournal:
             journal._hurry()
 
     def subscription_changed(self, topic_filter: str) -> None:
-        """A subscription was made, replaced or given up."""
+        """A subscription was made, replaced, given up, or got the last retained message due."""
         self._journal._subscriptions[self, topic_filter] = None
         self._journal._note()
 
@@ -434,6 +434,7 @@ class Journal:
                         found.no_local,
                         found.retain_as_published,
                         found.subscription_id,
+                        topic_filter in own.session.retained_due,
                     )
                 )
         self._subscriptions.clear()

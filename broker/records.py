@@ -48,7 +48,17 @@ class SessionRow(NamedTuple):
 
 
 class SubscriptionRow(NamedTuple):
-    """One subscription of a session; see `broker.topic_tree.Subscription`."""
+    """One subscription of a session; see `broker.topic_tree.Subscription`.
+
+    Attributes:
+        session: row of the session.
+        topic_filter: as given.
+        qos: granted QoS.
+        no_local: as given.
+        retain_as_published: as given.
+        subscription_id: Subscription Identifier, or 0 for none.
+        is_retained_due: retained messages that match are still to be sent to it.
+    """
 
     session: int
     topic_filter: str
@@ -56,6 +66,7 @@ class SubscriptionRow(NamedTuple):
     no_local: bool
     retain_as_published: bool
     subscription_id: int
+    is_retained_due: bool
 
 
 class MessageRow(NamedTuple):

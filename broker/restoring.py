@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from broker import retained_delivery
 from broker.message import Message
 from broker.mqtt.enums import PacketType
 from broker.mqtt.packets import Will
@@ -40,6 +41,7 @@ def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: 
     sessions: dict[int, Session] = {}
     absent: dict[Session, float] = {}
     owns: list[SessionJournal] = []
+    due: list[Subscription] = []
     for known in stored.sessions:
         session = sessions[known.row] = core.sessions.create(known.client_id)
         session.username = session.link.username = known.username
@@ -60,6 +62,8 @@ def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: 
             subscription_id=granted.subscription_id,
         )
         core.tree.add(subscription)
+        if granted.is_retained_due and granted.qos:  # at QoS 0 it was for the connection
+            due.append(subscription)
     for incoming in stored.incoming:
         sessions[incoming.session].incoming[incoming.packet_id] = None
     messages = _messages(core, journal, stored.messages, epoch)
@@ -74,6 +78,8 @@ def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: 
         journal.restored_retained(message)
         if retained.message in lost or not core.retained.set(message):
             journal.retained_changed(message.topic)
+    for subscription in due:
+        retained_delivery.restore(subscription)
     for will in stored.wills:
         session = _restore_will(core, journal, will)
         absent.setdefault(session, now)

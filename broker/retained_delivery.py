@@ -86,6 +86,8 @@ def subscribed(subscription: Subscription, retain_handling: int, *, is_new: bool
     if retain_handling == 0 or (retain_handling == 1 and is_new):
         all_due.pop(name, None)
         all_due[name] = RetainedDue(subscription, session.core.retained.walk(name))
+        if session.journal is not None:
+            session.journal.subscription_changed(name)
     elif name in all_due:  # still owed, to the subscription as it is now
         all_due[name].subscription = subscription
 
@@ -137,7 +139,7 @@ def send_due(session: Session, now: float, n_messages: int = SLICE_MESSAGES) -> 
     for _ in range(SLICE_LEVELS):
         message = due.next(now)
         if due.walk.is_done:
-            all_due.popitem(last=False)
+            _finish(due)
             if not all_due:
                 break
             due = next(iter(all_due.values()))
@@ -176,9 +178,24 @@ async def _send_asked(session: Session, due: RetainedDue, now: float, n_messages
         due.is_asking = False
         due.asked = None
         if due.walk.is_done and _is_due(due):
-            del session.retained_due[due.subscription.topic_filter]
+            _finish(due)
         if session.connection is not None:
             session.connection.want_pump()
+
+
+def _finish(due: RetainedDue) -> None:
+    """A subscription has got all that was due to it."""
+    session = due.subscription.session
+    del session.retained_due[due.subscription.topic_filter]
+    if session.journal is not None:
+        session.journal.subscription_changed(due.subscription.topic_filter)
+
+
+def restore(subscription: Subscription) -> None:
+    """Begin anew with what was due to a subscription when the broker ended."""
+    session = subscription.session
+    name = subscription.topic_filter
+    session.retained_due[name] = RetainedDue(subscription, session.core.retained.walk(name))
 
 
 def send_before(session: Session, topic: str, now: float) -> None:

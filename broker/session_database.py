@@ -50,7 +50,8 @@ _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
         SubscriptionRow,
         """session INTEGER NOT NULL, topic_filter TEXT NOT NULL, qos INTEGER NOT NULL,
         no_local INTEGER NOT NULL, retain_as_published INTEGER NOT NULL,
-        subscription_id INTEGER NOT NULL, PRIMARY KEY (session, topic_filter)""",
+        subscription_id INTEGER NOT NULL, is_retained_due INTEGER NOT NULL,
+        PRIMARY KEY (session, topic_filter)""",
     ),
     "messages": (
         "message",

@@ -45,3 +45,16 @@ def test_wrong_values_are_named(key: str, value: str) -> None:
         parse_policy(f"persistence: {{{key}: {value}}}", "policy.yaml")
     (problem,) = caught.value.problems
     assert problem.path == f"persistence.{key}"
+
+
+def test_two_ways_of_persistence_are_one_too_many() -> None:
+    """AMQTT's plugin refuses to load where sessions are: said before, not while running."""
+    plugin = "plugins: {amqtt.contrib.persistence.SessionDBPlugin: {}}"
+    with pytest.raises(ConfigError) as caught:
+        parse_policy(f"persistence: {{}}\n{plugin}", "policy.yaml")
+    (problem,) = caught.value.problems
+    assert str(problem) == (
+        "persistence: read amqtt.contrib.persistence.SessionDBPlugin beside it; "
+        "allowed: one of the two"
+    )
+    assert parse_policy(f"persistence: {{durability: memory}}\n{plugin}", "policy.yaml").amqtt

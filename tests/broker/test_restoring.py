@@ -8,7 +8,17 @@ from broker.extensions import Verdict
 from broker.limits import Limits
 from broker.link import Link
 from broker.message import Message
-from broker.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel
+from broker.mqtt.packets import (
+    Disconnect,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    SubAck,
+    Subscribe,
+    Subscription,
+)
 from broker.outbox import OpenGate
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualClient, will
@@ -216,3 +226,26 @@ def test_a_payload_that_is_lost_is_dropped_and_counted() -> None:
     assert not broker.core.retained.by_topic
     assert not broker.disk.messages
     session.check_invariants()
+
+
+def test_retained_messages_that_were_due_still_are() -> None:
+    """[MQTT-3.3.1-9]: who was told SUBACK gets them, though the broker ended in between."""
+    broker = DurableBroker(limits=Limits(inflight_messages=1))
+    publisher = broker.connect("p")
+    for number in range(3):
+        publisher.publish(f"t/{number}", b"%d" % number, qos=1, retain=True)
+    client = broker.connect("s", **keep())
+    broker.commits_at_once = False
+    client.send(Subscribe(1, (Subscription("t/#", 1), Subscription("none", 1))))
+    broker.seal()
+    broker.write()
+    client.take(SubAck)
+    broker = broker.crash()
+    client = broker.connect("s", **keep())
+    got = []
+    while payloads := client.acknowledge():
+        got += payloads
+    assert sorted(got) == [b"0", b"1", b"2"]
+    broker = broker.crash()
+    client = broker.connect("s", **keep())
+    assert not client.inbox

@@ -25,7 +25,7 @@ from broker.session_database import DatabaseStartError, DatabaseWriteError, Sess
 SESSION = SessionRow(1, "c", "user", "default", 5, 60.0, 1.5)
 ROWS: dict[str, list[Any]] = {
     "sessions": [SESSION, SessionRow(2, "é", None, "default", 4, None, None)],
-    "subscriptions": [SubscriptionRow(1, "t/#", 1, True, False, 7)],
+    "subscriptions": [SubscriptionRow(1, "t/#", 1, True, False, 7, True)],
     "messages": [
         MessageRow(3, "t/1", b"\0payload", 2, True, 1.0, 2.0, b"\2\1\1", "p"),
         MessageRow(4, "t/2", None, 1, False, 1.0, None, None, ""),
