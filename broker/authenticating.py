@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _NOT_TAKEN: Final = frozenset(PacketType) - {PacketType.AUTH, PacketType.DISCONNECT}
 
-LetIn: TypeAlias = Callable[[Accepted, dict[str, Any], float], None]
+LetIn: TypeAlias = Callable[[Accepted, dict[str, Any], float], Awaitable[None]]
 """Opens the connection of a client: its names, properties for its CONNACK, now."""
 
 
@@ -173,7 +173,7 @@ async def _step(
         return
     authentication.exchange = None
     if not connection.is_open:
-        authentication.let_in(step, properties, now)
+        await authentication.let_in(step, properties, now)
         return
     username = connection.session.username
     if step.username not in (None, username):

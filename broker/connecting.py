@@ -19,6 +19,7 @@ from broker.fitting import fit_packet
 from broker.mqtt.enums import ProtocolVersion
 from broker.mqtt.packets import ConnAck, Connect
 from broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
+from broker.succession import hand_over
 from broker.wills import will_message
 
 if TYPE_CHECKING:
@@ -132,10 +133,10 @@ async def _connect(connection: Connection, packet: Connect, now: float) -> None:
         connection.disconnected(now)
         return
     accepted = answer if isinstance(answer, Accepted) else Accepted()
-    let_in(connection, packet, client_id, accepted, {}, now)
+    await let_in(connection, packet, client_id, accepted, {}, now)
 
 
-def let_in(
+async def let_in(
     connection: Connection,
     packet: Connect,
     client_id: str,
@@ -157,18 +158,22 @@ def let_in(
         ProtocolError: packet too large, as the client takes no CONNACK that accepts it.
     """
     core = connection.core
-    journal = core.journal
-    n_changes = journal.n_changes if journal is not None else 0
     client_id = accepted.client_id or client_id
     keep_alive = _keep_alive(core, packet.keep_alive)
     expiry_interval = _expiry_interval(core, packet)
     properties = _connack_properties(core, packet, client_id, keep_alive, expiry_interval)
     properties |= extra_properties
     _check_connack_fits(connection, packet, properties)
+    username = packet.username if accepted.username is None else accepted.username
+    if not packet.clean_start:
+        await hand_over(core, client_id, username, connection.listener, now)
+        if connection.is_closing:
+            return
+    journal = core.journal
+    n_changes = journal.n_changes if journal is not None else 0
     session, session_present = core.sessions.open(
         client_id, clean_start=packet.clean_start, now=now
     )
-    username = packet.username if accepted.username is None else accepted.username
     session.expiry_interval = expiry_interval
     _set_up(session, connection, packet, username)
     connack = ConnAck(session_present, ReasonCode.SUCCESS, properties)

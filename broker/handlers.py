@@ -18,7 +18,7 @@ from broker.capabilities import check_subscribe, refusal_of_filter
 from broker.connecting import expiry_seconds, handle_connect
 from broker.counters import count
 from broker.errors import ProtocolError
-from broker.events import ClientSubscribed, ClientUnsubscribed
+from broker.events import ClientSubscribed
 from broker.extensions import SUBSCRIBE
 from broker.fitting import explained
 from broker.mqtt.enums import PacketType, ProtocolVersion
@@ -202,21 +202,13 @@ def add_subscription(core: Core, subscription: Subscription) -> bool:
 
 def handle_unsubscribe(connection: Connection, packet: Unsubscribe, now: float) -> None:
     """Take an UNSUBSCRIBE (section 3.10)."""
-    core = connection.core
     session = connection.session
     codes = []
     for topic_filter in packet.topic_filters:
-        had_it = session.subscriptions.pop(topic_filter, None) is not None
+        had_it = topic_filter in session.subscriptions
         codes.append(ReasonCode.SUCCESS if had_it else ReasonCode.NO_SUBSCRIPTION_EXISTED)
         if had_it:
-            core.tree.remove(session, topic_filter)
-            redelivery.unsubscribed(session, topic_filter, now)
-            retained_delivery.unsubscribed(session, topic_filter)
-            if session.journal is not None:
-                session.journal.subscription_changed(topic_filter)
-            if core.listeners.client_unsubscribed:
-                event = ClientUnsubscribed(session, topic_filter)
-                core.tell(core.listeners.client_unsubscribed, event)
+            connection.core.sessions.remove_subscription(session, topic_filter, now)
     is_5 = connection.version == ProtocolVersion.MQTT_5
     connection.send_when_safe(UnsubAck(packet.packet_id, tuple(codes) if is_5 else ()))
 

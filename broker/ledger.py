@@ -69,6 +69,7 @@ class Ledger:
 
 DROP_REASONS = {
     "connection_lost": "QoS 0, waiting when the subscriber's connection ended",
+    "not_authorized": "waiting when a user who may not receive it took the session up",
     "offline": "QoS 0, for a subscriber that is not connected",
     "packet_too_large": "longer than the subscriber's Maximum Packet Size [MQTT-3.1.2-24]",
     "payload_lost": "its payload store could not read it back",

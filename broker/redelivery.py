@@ -22,7 +22,7 @@ the next.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from broker import eager
@@ -125,6 +125,28 @@ def unsubscribed(session: Session, topic_filter: str, now: float) -> None:
     if share is None or not share.has_connected_member():
         return
     _move(session, session.outbox.take_where(lambda d: d.share == topic_filter), now)
+
+
+def refused(session: Session, is_refused: Callable[[Delivery], bool], now: float) -> None:
+    """Take from a session what it may not receive any more; of a share, others may.
+
+    What it has received already is completed with it.
+
+    Args:
+        session: without a connection.
+        is_refused: says of a delivery whether it goes.
+        now: monotonic seconds.
+    """
+    inflight = session.inflight
+    sent = [d for d in inflight if is_refused(d) and not inflight.is_released(d.packet_id)]
+    for delivery in sent:
+        inflight.finish(delivery.packet_id, delivery.qos)
+    shares = session.core.tree.shares
+    taken = [d for d in sent if d.qos == 1] + session.outbox.take_where(is_refused)
+    moved = [d for d in taken if d.share in shares]
+    n_left = sum(d.qos != 1 for d in sent) + len(taken) - len(moved)
+    session.ledger.drop("not_authorized", n_left)
+    _move(session, moved, now)
 
 
 def session_ended(session: Session, now: float) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from broker import redelivery, retained_delivery
-from broker.events import ClientDisconnected, SessionEnded
+from broker.events import ClientDisconnected, ClientUnsubscribed, SessionEnded
 from broker.mqtt.reason_codes import ReasonCode
 from broker.session import Session
 from broker.wills import send_will, will_delay
@@ -61,6 +61,25 @@ class SessionRegistry:
         """Make a session for a client that has none, and return it."""
         session = self._sessions[client_id] = Session(client_id, self._core)
         return session
+
+    def remove_subscription(self, session: Session, topic_filter: str, now: float) -> None:
+        """End one of a session's subscriptions [MQTT-3.10.4-1].
+
+        Args:
+            session: of one client.
+            topic_filter: of the subscription, which it has.
+            now: monotonic seconds.
+        """
+        core = self._core
+        del session.subscriptions[topic_filter]
+        core.tree.remove(session, topic_filter)
+        redelivery.unsubscribed(session, topic_filter, now)
+        retained_delivery.unsubscribed(session, topic_filter)
+        if session.journal is not None:
+            session.journal.subscription_changed(topic_filter)
+        if core.listeners.client_unsubscribed:
+            event = ClientUnsubscribed(session, topic_filter)
+            core.tell(core.listeners.client_unsubscribed, event)
 
     def connection_lost(self, session: Session, connection: Connection, now: float) -> None:
         """A session has lost its connection: decide on its will and its end.

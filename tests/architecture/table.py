@@ -61,6 +61,7 @@ LAYERS: Final = (
             "session",
             "session_registry",
             "shared_subscriptions",
+            "succession",
             "throttle",
             "timers",
             "topic_aliases",
