@@ -22,12 +22,14 @@ class Places:
         mqtt_port: TCP port of its listener on loopback.
         http_port: TCP port of the queue's HTTP API.
         queue_file: where its queues are.
+        sessions_file: where its sessions are.
     """
 
     policy_file: Path
     mqtt_port: int
     http_port: int
     queue_file: Path
+    sessions_file: Path
 
     @property
     def queue_url(self) -> str:
@@ -65,6 +67,7 @@ def derive(example: str, places: Places, *, is_withholding: bool = True) -> str:
         "bind: 127.0.0.1:1883": f"bind: 127.0.0.1:{places.mqtt_port}",
         "http: 127.0.0.1:8080": f"http: 127.0.0.1:{places.http_port}",
         "path: penstock-queue.db": f"path: {places.queue_file}",
+        "path: penstock-sessions.db": f"path: {places.sessions_file}",
         "sys_interval: 10 ": f"sys_interval: {SYS_INTERVAL_SECONDS} ",
     }
     if not is_withholding:

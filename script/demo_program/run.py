@@ -117,10 +117,18 @@ def empty(folder: Path) -> None:
 
 def start_brokers(programs: Programs, folder: Path) -> tuple[Places, Places]:
     """Write the policy files and start the broker with withholding and the one without."""
-    ports = free_ports(list(PORTS))
+    mqtt, http, mqtt_without, http_without = free_ports(list(PORTS))
     example = EXAMPLE.read_text()
-    with_it = Places(folder / "policy.yaml", ports[0], ports[1], folder / "queue.db")
-    without = Places(folder / "without.yaml", ports[2], ports[3], folder / "without.db")
+    with_it = Places(
+        folder / "policy.yaml", mqtt, http, folder / "queue.db", folder / "sessions.db"
+    )
+    without = Places(
+        folder / "without.yaml",
+        mqtt_without,
+        http_without,
+        folder / "without.db",
+        folder / "without-sessions.db",
+    )
     started = []
     for places, name in ((with_it, "broker"), (without, "broker without withholding")):
         text = derive(example, places, is_withholding=places is with_it)

@@ -7,7 +7,8 @@ import pytest
 from broker.config import parse_policy
 from script.demo_program.policy import EXAMPLE, Places, derive, free_ports
 
-PLACES = Places(Path("policy.yaml"), 2883, 2884, Path("elsewhere") / "queue.db")
+ELSEWHERE = Path("elsewhere")
+PLACES = Places(Path("policy.yaml"), 2883, 2884, ELSEWHERE / "queue.db", ELSEWHERE / "sessions.db")
 
 
 def test_a_derived_policy_differs_in_places_alone() -> None:
@@ -20,6 +21,10 @@ def test_a_derived_policy_differs_in_places_alone() -> None:
     assert derived.plugins["probing"] == example.plugins["probing"]
     places = {"http": "127.0.0.1:2884", "path": "elsewhere/queue.db"}
     assert derived.plugins["queue"] == {**example.plugins["queue"], **places}
+    assert derived.persistence is not None
+    assert example.persistence is not None
+    assert derived.persistence.path == "elsewhere/sessions.db"
+    assert derived.persistence.durability == example.persistence.durability
     assert (derived.limits, derived.amqtt is None) == (example.limits, example.amqtt is None)
 
 
