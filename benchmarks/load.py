@@ -6,42 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import TracebackType
 from typing import IO, Any, Self, cast
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.peers import ROOT
+from benchmarks.rates import Run
 from benchmarks.stream import Shape
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What one run of messages came to.
-
-    Attributes:
-        published: messages sent.
-        delivered: messages received, over all subscribers.
-        lost: messages that should have been received and were not.
-        elapsed_seconds: from the first byte sent to the last byte received.
-        load_cpu_seconds: processor time of both sides of the load.
-    """
-
-    published: int
-    delivered: int
-    lost: int
-    elapsed_seconds: float
-    load_cpu_seconds: float
-
-    @property
-    def published_per_second(self) -> float:
-        """Messages published and carried to all subscribers in a second."""
-        return self.published / self.elapsed_seconds
-
-    @property
-    def delivered_per_second(self) -> float:
-        """Messages received in a second, over all subscribers."""
-        return self.delivered / self.elapsed_seconds
 
 
 class Side:

@@ -28,7 +28,6 @@ from benchmarks.rows import Measurement, Row, Scale, Target
 TOPIC: Final = "bench/stalled"
 RECEIVE_BUFFER_BYTES: Final = 4096
 SAMPLE_SECONDS: Final = 0.01
-STEADY_SECONDS: Final = 1.0
 STEADY_RATIO: Final = 0.01
 SETTLE_SECONDS: Final = 15.0
 RESUMED_BUFFER_BYTES: Final = 1 << 20
@@ -63,11 +62,11 @@ class PeakSampler:
             self.peak_bytes = max(self.peak_bytes, self._peer.rss_bytes())
 
 
-def wait_until_steady(peer: RunningPeer) -> int:
-    """Return the resident set once it has moved by less than 1 % for a second."""
+def wait_until_steady(peer: RunningPeer, scale: Scale) -> int:
+    """Return the resident set once it has moved by less than 1 % for a while."""
     deadline = time.monotonic() + SETTLE_SECONDS
     reference, since = peer.rss_bytes(), time.monotonic()
-    while time.monotonic() < deadline and time.monotonic() - since < STEADY_SECONDS:
+    while time.monotonic() < deadline and time.monotonic() - since < scale.steady_seconds:
         time.sleep(SAMPLE_SECONDS)
         now_bytes = peer.rss_bytes()
         if abs(now_bytes - reference) > reference * STEADY_RATIO:
@@ -116,11 +115,11 @@ def measure_stalled(peer: RunningPeer, scale: Scale) -> Measurement:
             )
             stack.enter_context(sock)
             wire.subscribe(sock, TOPIC, 1)
-        before = wait_until_steady(peer)
+        before = wait_until_steady(peer, scale)
         sampler = PeakSampler(peer)
         with sampler.sampling():
             publish_different(peer.port, scale.large_messages, scale.large_bytes)
-            settled = wait_until_steady(peer)
+            settled = wait_until_steady(peer, scale)
         received = read_on(sock, scale.large_messages, scale.large_bytes)
     return Measurement(
         value=(sampler.peak_bytes - before) / payload_bytes,
@@ -137,10 +136,10 @@ def measure_stalled(peer: RunningPeer, scale: Scale) -> Measurement:
 ROWS: Final = (
     Row(
         name="memory_stalled",
+        group="memory",
         title="resident set growth over payload bytes, stalled QoS 1 subscribers",
         unit="x payload",
         target=Target(most_value=1.2),
-        has_ceiling=False,
         measure=measure_stalled,
     ),
 )

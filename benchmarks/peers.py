@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -34,22 +35,55 @@ LOG_TAIL_BYTES: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
+class Certificate:
+    """Files of a TLS listener and its clients.
+
+    Attributes:
+        certificate_file: the server's certificate, for localhost.
+        key_file: its key.
+        authority_file: who signed it; what clients trust.
+    """
+
+    certificate_file: Path
+    key_file: Path
+    authority_file: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a row asks of a broker's configuration.
+
+    Attributes:
+        port: on loopback.
+        certificate: for a listener with TLS 1.3; None without.
+        inflight_messages: towards a client and unacknowledged, where a peer's default would keep
+            the row's window from filling; None for the default.
+    """
+
+    port: int
+    certificate: Certificate | None = None
+    inflight_messages: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Peer:
     """A broker that can be measured.
 
     Attributes:
         name: as in ``--peers`` and in the results.
         about: its configuration in a few words.
-        prepare: writes the configuration into a directory for a port; returns the command.
+        prepare: writes the configuration into a directory; returns the command.
         version: what the results name.
         is_ceiling: whether it is no broker but the load's own limit.
+        has_v5: whether it speaks MQTT 5.
     """
 
     name: str
     about: str
-    prepare: Callable[[Path, int], list[str]]
+    prepare: Callable[[Path, Setting], list[str]]
     version: Callable[[], str]
     is_ceiling: bool = False
+    has_v5: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +94,13 @@ class RunningPeer:
         name: of its `Peer`.
         port: where it listens on loopback.
         process: its root process.
+        certificate: of its listener; None without TLS.
     """
 
     name: str
     port: int
     process: psutil.Process
+    certificate: Certificate | None = None
 
     def rss_bytes(self) -> int:
         """Return the resident set of the broker and the processes it started."""
@@ -104,16 +140,23 @@ def _write_yaml(directory: Path, policy: dict[str, Any]) -> str:
     return str(file)
 
 
-def _listeners(port: int) -> dict[str, Any]:
-    return {"default": {"type": "tcp", "bind": f"127.0.0.1:{port}"}}
+def _listeners(setting: Setting) -> dict[str, Any]:
+    listener: dict[str, Any] = {"type": "tcp", "bind": f"127.0.0.1:{setting.port}"}
+    if (certificate := setting.certificate) is not None:
+        listener |= {
+            "ssl": True,
+            "certfile": str(certificate.certificate_file),
+            "keyfile": str(certificate.key_file),
+        }
+    return {"default": listener}
 
 
-def stock_amqtt_policy(port: int) -> dict[str, Any]:
-    """Return the policy that aMQTT ships, on another port."""
+def stock_amqtt_policy(setting: Setting) -> dict[str, Any]:
+    """Return the policy that aMQTT ships, with one listener."""
     distribution = importlib.metadata.distribution("amqtt")
     file = Path(str(distribution.locate_file("amqtt/scripts/default_broker.yaml")))
     policy: dict[str, Any] = yaml.safe_load(file.read_text())
-    return policy | {"listeners": _listeners(port)}
+    return policy | {"listeners": _listeners(setting)}
 
 
 def without_queue_limits(policy: dict[str, Any]) -> dict[str, Any]:
@@ -122,38 +165,68 @@ def without_queue_limits(policy: dict[str, Any]) -> dict[str, Any]:
     return policy | {"limits": limits}
 
 
-def example_policy(port: int) -> dict[str, Any]:
+def example_policy(setting: Setting) -> dict[str, Any]:
     """Return the repository's example policy, its plugins included, on free ports."""
     policy: dict[str, Any] = yaml.safe_load(EXAMPLE_POLICY.read_text())
     policy["plugins"]["queue"]["http"] = f"127.0.0.1:{free_port()}"
-    return policy | {"listeners": _listeners(port)}
+    return policy | {"listeners": _listeners(setting)}
 
 
-def _penstock(directory: Path, port: int) -> list[str]:
-    policy = without_queue_limits(example_policy(port))
+def _penstock(directory: Path, setting: Setting) -> list[str]:
+    policy = without_queue_limits(example_policy(setting))
     return [sys.executable, "-m", "broker", "-c", _write_yaml(directory, policy)]
 
 
-def _penstock_stock(directory: Path, port: int) -> list[str]:
-    policy = without_queue_limits(stock_amqtt_policy(port))
+def _penstock_stock(directory: Path, setting: Setting) -> list[str]:
+    policy = without_queue_limits(stock_amqtt_policy(setting))
     return [sys.executable, "-m", "broker", "-c", _write_yaml(directory, policy)]
 
 
-def _mosquitto(directory: Path, port: int) -> list[str]:
+def _mosquitto(directory: Path, setting: Setting) -> list[str]:
+    lines = [
+        f"listener {setting.port} 127.0.0.1",
+        "allow_anonymous true",
+        "max_queued_messages 0",
+        "max_queued_bytes 0",
+    ]
+    if setting.inflight_messages is not None:
+        lines.append(f"max_inflight_messages {setting.inflight_messages}")
+    if (certificate := setting.certificate) is not None:
+        lines += [
+            f"certfile {certificate.certificate_file}",
+            f"keyfile {certificate.key_file}",
+            "tls_version tlsv1.3",
+        ]
     file = directory / "mosquitto.conf"
-    file.write_text(
-        f"listener {port} 127.0.0.1\nallow_anonymous true\n"
-        "max_queued_messages 0\nmax_queued_bytes 0\n"
-    )
+    file.write_text("\n".join(lines) + "\n")
     return [find_program("mosquitto"), "-c", str(file)]
 
 
-def _amqtt(directory: Path, port: int) -> list[str]:
-    return [find_program("amqtt"), "-c", _write_yaml(directory, stock_amqtt_policy(port))]
+def _amqtt(directory: Path, setting: Setting) -> list[str]:
+    return [find_program("amqtt"), "-c", _write_yaml(directory, stock_amqtt_policy(setting))]
 
 
-def _relay(_directory: Path, port: int) -> list[str]:
-    return [sys.executable, "-m", "benchmarks.relay", str(port)]
+def _relay(_directory: Path, setting: Setting) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.relay", str(setting.port)]
+
+
+def make_certificate(directory: Path) -> Certificate:
+    """Write a certificate for localhost, and who signed it, into a directory.
+
+    Raises:
+        BenchmarkError: the library that makes them is not installed.
+    """
+    try:
+        import trustme  # noqa: PLC0415 - of the development tools; no other row needs it
+    except ImportError as error:
+        raise BenchmarkError("TLS needs the package trustme: pip install -e '.[dev]'") from error
+    authority = trustme.CA()
+    issued = authority.issue_cert("localhost")
+    files = [directory / name for name in ("certificate.pem", "key.pem", "authority.pem")]
+    issued.cert_chain_pems[0].write_to_path(files[0])
+    issued.private_key_pem.write_to_path(files[1])
+    authority.cert_pem.write_to_path(files[2])
+    return Certificate(*files)
 
 
 def _mosquitto_version() -> str:
@@ -179,7 +252,13 @@ PEERS: Final = {
             lambda: importlib.metadata.version("penstock"),
         ),
         Peer("mosquitto", "no limit of queued messages", _mosquitto, _mosquitto_version),
-        Peer("amqtt", "the policy it ships", _amqtt, lambda: importlib.metadata.version("amqtt")),
+        Peer(
+            "amqtt",
+            "the policy it ships",
+            _amqtt,
+            lambda: importlib.metadata.version("amqtt"),
+            has_v5=False,
+        ),
         Peer(
             "ceiling",
             "no broker: bytes copied unread, the load's own limit",
@@ -223,18 +302,33 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
+def allow_open_files() -> None:
+    """Raise this process's limit of open files, and that of the brokers it starts, to the most."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 @contextmanager
-def running(peer: Peer) -> Iterator[RunningPeer]:
+def running(
+    peer: Peer, *, is_tls: bool = False, inflight_messages: int | None = None
+) -> Iterator[RunningPeer]:
     """Start a broker in an empty directory of its own and end it afterwards.
+
+    Args:
+        peer: which.
+        is_tls: whether it listens with TLS.
+        inflight_messages: as in `Setting`.
 
     Raises:
         BenchmarkError: it is not installed or does not start; the text holds its last words.
     """
+    allow_open_files()
     port = free_port()
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         directory = Path(name)
-        command = peer.prepare(directory, port)
+        certificate = make_certificate(directory) if is_tls else None
+        command = peer.prepare(directory, Setting(port, certificate, inflight_messages))
         log = directory / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -247,6 +341,6 @@ def running(peer: Peer) -> Iterator[RunningPeer]:
             )
         try:
             _wait_until_listening(process, port, peer.name, log)
-            yield RunningPeer(peer.name, port, psutil.Process(process.pid))
+            yield RunningPeer(peer.name, port, psutil.Process(process.pid), certificate)
         finally:
             _end(process)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from benchmarks.rows import Measurement, Row
@@ -40,9 +40,39 @@ class Result:
         return min(values), max(values)
 
     @property
+    def load_cpu_ratio(self) -> float | None:
+        """Median share of one core that the load took; None where that was not measured."""
+        ratios = [value.details.get("load_cpu_ratio") for value in self.measurements]
+        known = [ratio for ratio in ratios if ratio is not None]
+        return statistics.median(known) if known else None
+
+    @property
     def lost(self) -> int:
         """Messages lost, over all repetitions."""
         return sum(measurement.lost for measurement in self.measurements)
+
+
+def results_of(row: Row, measurements: Mapping[str, Sequence[Measurement]]) -> Iterator[Result]:
+    """Yield a row's result for each peer, then those of each further figure.
+
+    Args:
+        row: the question.
+        measurements: by the name of the peer.
+    """
+    for peer, values in measurements.items():
+        yield Result(row, peer, values)
+    for figure in row.figures:
+        figure_row = replace(
+            row,
+            name=f"{row.name}_{figure.name}",
+            title=figure.title,
+            unit=figure.unit,
+            target=figure.target,
+            figures=(),
+        )
+        for peer, values in measurements.items():
+            told = [replace(value, value=value.details[figure.name], lost=0) for value in values]
+            yield Result(figure_row, peer, told)
 
 
 def ratio_to_reference(result: Result, results: Sequence[Result]) -> float | None:
@@ -68,6 +98,7 @@ def _cells(result: Result, results: Sequence[Result]) -> list[str]:
         f"{format_value(result.median)} {result.row.unit}",
         f"{format_value(low)} - {format_value(high)}",
         "-" if ratio is None else f"{ratio:.2f}",
+        "-" if result.load_cpu_ratio is None else f"{result.load_cpu_ratio:.2f}",
         str(result.lost),
     ]
 
@@ -90,9 +121,17 @@ def conclude(results: Sequence[Result]) -> str:
 
 def to_markdown(results: Sequence[Result], run: Mapping[str, str]) -> str:
     """Return the conclusion, the table, and below it where the numbers come from."""
-    repeats = len(results[0].measurements)
-    head = ["row (target)", "peer", f"median of {repeats}", "spread", f"/ {REFERENCE}", "lost"]
-    lines = [head, ["---", "---", "---:", "---:", "---:", "---:"]]
+    repeats = max(len(result.measurements) for result in results)
+    head = [
+        "row (target)",
+        "peer",
+        f"median of {repeats}",
+        "spread",
+        f"/ {REFERENCE}",
+        "load",
+        "lost",
+    ]
+    lines = [head, ["---", "---", "---:", "---:", "---:", "---:", "---:"]]
     lines += [_cells(result, results) for result in results]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     source = "\n".join(f"- {name}: {text}" for name, text in run.items())

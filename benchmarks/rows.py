@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from benchmarks.peers import RunningPeer
+from benchmarks.peers import Peer, RunningPeer
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,20 +15,44 @@ class Scale:
     Attributes:
         seconds: how long a throughput run should last.
         warm_up_messages: messages of the first, unmeasured run.
-        stalled_subscribers: of the memory row.
-        large_messages: of the memory row.
+        latency_seconds: how long messages are sent on a schedule.
+        steady_seconds: for which the resident set must not move before it counts.
+        clients: of the rows with many clients.
+        idle_connections: of the memory row.
+        filters: topic filters of the memory row.
+        queued_messages: of the memory row.
+        stalled_subscribers: of the memory row with large messages.
+        large_messages: of that row.
         large_bytes: payload of each of them.
+        readers: of the rows with large messages that all arrive.
+        reader_messages: of the memory row with such readers.
     """
 
     seconds: float = 3.0
     warm_up_messages: int = 5_000
+    latency_seconds: float = 15.0
+    steady_seconds: float = 1.0
+    clients: int = 500
+    idle_connections: int = 10_000
+    filters: int = 100_000
+    queued_messages: int = 100_000
     stalled_subscribers: int = 75
     large_messages: int = 60
     large_bytes: int = 1_000_000
+    readers: int = 50
+    reader_messages: int = 100
 
 
 FULL = Scale()
-QUICK = Scale(seconds=0.7, stalled_subscribers=25, large_messages=20)
+QUICK = Scale(
+    seconds=0.7,
+    latency_seconds=2.0,
+    idle_connections=3_000,
+    filters=20_000,
+    queued_messages=10_000,
+    stalled_subscribers=25,
+    large_messages=20,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +72,52 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What Penstock must reach in a row; one of the two.
+    """What Penstock must reach in a row; one of the three.
 
     Attributes:
         least_ratio: of its value to mosquitto's, or None.
+        most_ratio: the same where less is better, or None.
         most_value: of its value, or None.
     """
 
     least_ratio: float | None = None
+    most_ratio: float | None = None
     most_value: float | None = None
 
     def __str__(self) -> str:
         """Return the target in words."""
         if self.least_ratio is not None:
             return f"at least {self.least_ratio:g} x mosquitto"
-        return f"at most {self.most_value:g}"
+        if self.most_ratio is not None:
+            return f"at most {self.most_ratio:g} x mosquitto"
+        return "none" if self.most_value is None else f"at most {self.most_value:g}"
 
     def is_met(self, value: float, ratio: float | None) -> bool | None:
         """Say whether a value and its ratio to mosquitto's meet it; None where that is unknown."""
         if self.most_value is not None:
             return value <= self.most_value
-        if self.least_ratio is None or ratio is None:
+        if ratio is None:
             return None
-        return ratio >= self.least_ratio
+        if self.most_ratio is not None:
+            return ratio <= self.most_ratio
+        return None if self.least_ratio is None else ratio >= self.least_ratio
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A further number that a row's measurement gives, shown as a row of its own.
+
+    Attributes:
+        name: appended to the row's; the key of the number in `Measurement.details`.
+        title: what it is, in words.
+        unit: of the number.
+        target: what Penstock must reach.
+    """
+
+    name: str
+    title: str
+    unit: str
+    target: Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +126,30 @@ class Row:
 
     Attributes:
         name: as in ``--rows`` and in the results.
+        group: other name in ``--rows``, for all rows of one kind.
         title: the question in words.
         unit: of the value.
         target: what Penstock must reach.
-        has_ceiling: whether the load's own limit can be measured on it.
         measure: answers it once on a started broker.
+        figures: what else the same measurement tells.
+        has_ceiling: whether the load's own limit can be measured on it.
+        is_tls: whether the broker listens with TLS.
+        inflight_messages: as in `Setting`.
+        is_v5: whether it takes a broker of MQTT 5.
     """
 
     name: str
+    group: str
     title: str
     unit: str
     target: Target
-    has_ceiling: bool
     measure: Callable[[RunningPeer, Scale], Measurement]
+    figures: tuple[Figure, ...] = ()
+    has_ceiling: bool = False
+    is_tls: bool = False
+    inflight_messages: int | None = None
+    is_v5: bool = False
+
+    def is_for(self, peer: Peer) -> bool:
+        """Say whether a peer can answer."""
+        return self.has_ceiling if peer.is_ceiling else peer.has_v5 or not self.is_v5

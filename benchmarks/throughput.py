@@ -19,6 +19,7 @@ from typing import Final
 
 from benchmarks.load import Load
 from benchmarks.peers import RunningPeer
+from benchmarks.rates import measure_run
 from benchmarks.rows import Measurement, Row, Scale, Target
 from benchmarks.stream import Shape
 
@@ -29,29 +30,13 @@ MIXED: Final = Shape(least_bytes=50, most_bytes=150, topics=20)
 def measure_qos0(peer: RunningPeer, scale: Scale, *, shape: Shape, subscribers: int) -> Measurement:
     """Return delivered messages per second of one publisher to so many subscribers."""
     with Load(peer.port, shape, subscribers=subscribers) as load:
-        messages = scale.warm_up_messages
-        for share in (0.2, 1.0):
-            rate = load.run(messages).published_per_second
-            messages = max(scale.warm_up_messages, int(rate * scale.seconds * share))
-        cpu_before = peer.cpu_seconds()
-        run = load.run(messages)
-        cpu = peer.cpu_seconds() - cpu_before
-    return Measurement(
-        value=run.delivered_per_second,
-        lost=run.lost,
-        details={
-            "published_messages": run.published,
-            "elapsed_seconds": run.elapsed_seconds,
-            "broker_cpu_ratio": cpu / run.elapsed_seconds,
-            "delivered_per_broker_cpu_second": run.delivered / cpu if cpu else 0.0,
-            "load_cpu_ratio": run.load_cpu_seconds / run.elapsed_seconds,
-        },
-    )
+        return measure_run(load, peer, scale)
 
 
 def _row(name: str, title: str, least_ratio: float, shape: Shape, subscribers: int) -> Row:
     return Row(
         name=name,
+        group="qos0",
         title=title,
         unit="delivered/s",
         target=Target(least_ratio=least_ratio),

@@ -1,61 +1,224 @@
-"""The few MQTT 3.1.1 packets that a load needs, built before the clock starts.
+"""The few MQTT packets that a load needs, built before the clock starts.
 
 Kept apart from the broker's codec on purpose: a load that shared its code could not tell
-when both are wrong.
+when both are wrong. Versions are protocol levels: 4 is MQTT 3.1.1, 5 is MQTT 5.0.
 """
 
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-PUBLISH_QOS0: Final = 0x30
-"""First byte of a PUBLISH of QoS 0, neither retained nor a duplicate."""
+PUBLISH: Final = 0x30
+"""First byte of a PUBLISH of QoS 0, neither retained nor a duplicate; of another: plus qos << 1."""
 
 PUBLISH_QOS1: Final = 0x32
 DUPLICATE: Final = 0x08
 
+CONNACK: Final = 0x20
+PUBACK: Final = 0x40
+PUBREC: Final = 0x50
+PUBREL: Final = 0x62
+PUBCOMP: Final = 0x70
+SUBACK: Final = 0x90
+UNSUBACK: Final = 0xB0
+
 CONNACK_ACCEPTED: Final = b"\x20\x02\x00\x00"
-"""CONNACK, no session present, return code 0."""
+"""CONNACK of MQTT 3.1.1, no session present, return code 0."""
+
+DISCONNECT: Final = b"\xe0\x00"
 
 HANDSHAKE_TIMEOUT_SECONDS: Final = 30.0
+CONNECTS_AT_A_TIME: Final = 64
+
+RECEIVE_MAXIMUM: Final = 0x21
+DEFAULT_RECEIVE_MAXIMUM: Final = 65_535
+
+_ONE_BYTE: Final = frozenset({0x01, 0x17, 0x19, 0x24, 0x25, 0x28, 0x29, 0x2A})
+_TWO_BYTES: Final = frozenset({0x13, 0x21, 0x22, 0x23})
+_FOUR_BYTES: Final = frozenset({0x02, 0x11, 0x18, 0x27})
+_STRINGS: Final = frozenset({0x03, 0x08, 0x09, 0x12, 0x15, 0x16, 0x1A, 0x1C, 0x1F})
+_STRING_PAIR: Final = 0x26
 
 
 class WireError(Exception):
     """A broker answered something else than the protocol asks for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What a CONNACK said.
+
+    Attributes:
+        session_present: whether the broker kept the session.
+        receive_maximum: unacknowledged QoS 1 and 2 messages it takes; MQTT 3.1.1 has no limit.
+    """
+
+    session_present: bool
+    receive_maximum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A PUBLISH that was read.
+
+    Attributes:
+        first_byte: type and flags.
+        topic: Topic Name.
+        packet_id_at: offset of the Packet Identifier; with QoS 0 that of what follows it.
+        payload_at: offset of the payload.
+        properties: identifier and encoded value of each, sorted; empty for MQTT 3.1.1.
+    """
+
+    first_byte: int
+    topic: str
+    packet_id_at: int
+    payload_at: int
+    properties: list[tuple[int, bytes]]
+
+
 def _string(text: str) -> bytes:
-    data = text.encode()
+    return _binary(text.encode())
+
+
+def _binary(data: bytes) -> bytes:
     return struct.pack("!H", len(data)) + data
 
 
-def _frame(first_byte: int, body: bytes) -> bytes:
-    length = len(body)
-    size = bytearray()
+def _variable_integer(value: int) -> bytes:
+    encoded = bytearray()
     while True:
-        length, digit = divmod(length, 128)
-        size.append(digit | 0x80 if length else digit)
-        if not length:
-            return bytes([first_byte]) + bytes(size) + body
+        value, digit = divmod(value, 128)
+        encoded.append(digit | 0x80 if value else digit)
+        if not value:
+            return bytes(encoded)
 
 
-def connect_packet(client_id: str) -> bytes:
-    """Return a CONNECT with Clean Session and no keep-alive."""
-    return _frame(0x10, _string("MQTT") + b"\x04\x02\x00\x00" + _string(client_id))
+def _read_variable_integer(data: bytes, at: int) -> tuple[int, int]:
+    """Return the value and the offset behind it."""
+    value = shift = 0
+    while True:
+        digit = data[at]
+        at += 1
+        value |= (digit & 0x7F) << shift
+        if digit < 0x80:
+            return value, at
+        shift += 7
 
 
-def subscribe_packet(packet_id: int, topic_filter: str, qos: int) -> bytes:
-    """Return a SUBSCRIBE of one topic filter."""
-    return _frame(0x82, struct.pack("!H", packet_id) + _string(topic_filter) + bytes([qos]))
+def _frame(first_byte: int, body: bytes) -> bytes:
+    return bytes([first_byte]) + _variable_integer(len(body)) + body
 
 
-def publish_packet(topic: str, payload: bytes, packet_id: int | None = None) -> bytes:
-    """Return a PUBLISH: of QoS 1 where it has a packet id, else of QoS 0."""
-    if packet_id is None:
-        return _frame(PUBLISH_QOS0, _string(topic) + payload)
-    return _frame(PUBLISH_QOS1, _string(topic) + struct.pack("!H", packet_id) + payload)
+def five_properties() -> bytes:
+    """Return five properties of a PUBLISH, encoded, as applications send them."""
+    return (
+        b"\x03" + _string("application/json") + b"\x08" + _string("bench/answers")
+        + b"\x09" + _binary(bytes(range(8)))
+        + b"\x26" + _string("source") + _string("bench")
+        + b"\x26" + _string("unit") + _string("celsius")
+    )  # fmt: skip
+
+
+def connect_packet(
+    client_id: str, *, version: int = 4, is_clean: bool = True, keep_alive: int = 0
+) -> bytes:
+    """Return a CONNECT, by default with Clean Session and no keep-alive."""
+    head = _string("MQTT") + bytes([version, 2 if is_clean else 0]) + struct.pack("!H", keep_alive)
+    return _frame(0x10, head + (b"\x00" if version == 5 else b"") + _string(client_id))
+
+
+def subscribe_packet(
+    packet_id: int, topic_filters: str | Sequence[str], qos: int, *, version: int = 4
+) -> bytes:
+    """Return a SUBSCRIBE of one or more topic filters."""
+    filters = [topic_filters] if isinstance(topic_filters, str) else topic_filters
+    head = struct.pack("!H", packet_id) + (b"\x00" if version == 5 else b"")
+    return _frame(0x82, head + b"".join(_string(each) + bytes([qos]) for each in filters))
+
+
+def unsubscribe_packet(packet_id: int, topic_filters: Sequence[str]) -> bytes:
+    """Return an UNSUBSCRIBE of MQTT 3.1.1."""
+    return _frame(0xA2, struct.pack("!H", packet_id) + b"".join(map(_string, topic_filters)))
+
+
+def publish_packet(
+    topic: str,
+    payload: bytes,
+    packet_id: int | None = None,
+    *,
+    qos: int = 1,
+    properties: bytes | None = None,
+) -> bytes:
+    """Return a PUBLISH: of `qos` where it has a packet id, else of QoS 0.
+
+    Args:
+        topic: Topic Name.
+        payload: of any length.
+        packet_id: Packet Identifier; None for QoS 0.
+        qos: 1 or 2.
+        properties: encoded, for MQTT 5; None for MQTT 3.1.1.
+    """
+    first_byte, head = PUBLISH, _string(topic)
+    if packet_id is not None:
+        first_byte |= qos << 1
+        head += struct.pack("!H", packet_id)
+    if properties is not None:
+        head += _variable_integer(len(properties)) + properties
+    return _frame(first_byte, head + payload)
+
+
+def acknowledgement(first_byte: int, packet_id: int) -> bytes:
+    """Return a PUBACK, PUBREC, PUBREL or PUBCOMP of either version that reports success."""
+    return struct.pack("!BBH", first_byte, 2, packet_id)
+
+
+def read_properties(data: bytes, at: int) -> tuple[list[tuple[int, bytes]], int]:
+    """Return the properties at an offset, each with its encoded value, and the offset behind."""
+    size, at = _read_variable_integer(data, at)
+    end = at + size
+    properties = []
+    while at < end:
+        kind = data[at]
+        at += 1
+        if kind in _ONE_BYTE:
+            size = 1
+        elif kind in _TWO_BYTES:
+            size = 2
+        elif kind in _FOUR_BYTES:
+            size = 4
+        elif kind in _STRINGS:
+            size = 2 + int.from_bytes(data[at : at + 2], "big")
+        elif kind == _STRING_PAIR:
+            size = 2 + int.from_bytes(data[at : at + 2], "big")
+            size += 2 + int.from_bytes(data[at + size : at + size + 2], "big")
+        else:
+            raise WireError(f"read the property {kind:#x}; this load does not know it")
+        properties.append((kind, data[at : at + size]))
+        at += size
+    return sorted(properties), end
+
+
+def read_publish(packet: bytes, *, version: int = 4) -> Publish:
+    """Return where the parts of a PUBLISH stand.
+
+    Raises:
+        WireError: it is another packet.
+    """
+    if packet[0] & 0xF0 != PUBLISH:
+        raise WireError(f"read {packet[:16].hex(' ')}; expected a PUBLISH")
+    _, at = _read_variable_integer(packet, 1)
+    topic_end = at + 2 + int.from_bytes(packet[at : at + 2], "big")
+    topic = packet[at + 2 : topic_end].decode()
+    at = topic_end + 2 if packet[0] & 0x06 else topic_end
+    properties: list[tuple[int, bytes]] = []
+    if version == 5:
+        properties, at = read_properties(packet, at)
+    return Publish(packet[0], topic, topic_end, at, properties)
 
 
 def receive_exactly(sock: socket.socket, size_bytes: int) -> bytes:
@@ -74,6 +237,20 @@ def receive_exactly(sock: socket.socket, size_bytes: int) -> bytes:
     return bytes(data)
 
 
+def receive_packet(sock: socket.socket) -> bytes:
+    """Return the next whole packet of a blocking socket.
+
+    Raises:
+        WireError: the peer closed the connection first.
+        TimeoutError: it did not come within the socket's timeout.
+    """
+    head = receive_exactly(sock, 2)
+    while head[-1] >= 0x80:
+        head += receive_exactly(sock, 1)
+    size, _ = _read_variable_integer(head, 1)
+    return head + receive_exactly(sock, size)
+
+
 def expect(sock: socket.socket, answer: bytes) -> None:
     """Read one answer and compare it.
 
@@ -85,16 +262,36 @@ def expect(sock: socket.socket, answer: bytes) -> None:
         raise WireError(f"read {read.hex(' ')}; expected {answer.hex(' ')}")
 
 
-def open_client(
-    port: int, client_id: str, *, receive_buffer_bytes: int | None = None
+def read_connack(sock: socket.socket, *, version: int = 4) -> Accepted:
+    """Read the answer to a CONNECT.
+
+    Raises:
+        WireError: it is another packet, or the connection was refused.
+    """
+    packet = receive_packet(sock)
+    if packet[0] != CONNACK or packet[3] != 0:
+        raise WireError(f"read {packet[:16].hex(' ')}; expected a CONNACK that accepts")
+    receive_maximum = DEFAULT_RECEIVE_MAXIMUM
+    if version == 5:
+        for kind, value in read_properties(packet, 4)[0]:
+            if kind == RECEIVE_MAXIMUM:
+                receive_maximum = int.from_bytes(value, "big")
+    return Accepted(bool(packet[2] & 1), receive_maximum)
+
+
+def open_connection(
+    port: int,
+    *,
+    receive_buffer_bytes: int | None = None,
+    context: ssl.SSLContext | None = None,
 ) -> socket.socket:
-    """Return a blocking loopback connection on which CONNECT was accepted.
+    """Return a blocking loopback connection on which nothing was sent yet.
 
     Args:
         port: where the broker listens.
-        client_id: Client Identifier.
         receive_buffer_bytes: SO_RCVBUF, set before the connection so that the window never
             grows past it; None for the system's own.
+        context: for TLS; None without.
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.settimeout(HANDSHAKE_TIMEOUT_SECONDS)
@@ -103,15 +300,67 @@ def open_client(
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
     try:
         sock.connect(("127.0.0.1", port))
-        sock.sendall(connect_packet(client_id))
-        expect(sock, CONNACK_ACCEPTED)
+        return sock if context is None else context.wrap_socket(sock, server_hostname="localhost")
+    except BaseException:
+        sock.close()
+        raise
+
+
+def open_client(
+    port: int,
+    client_id: str,
+    *,
+    is_clean: bool = True,
+    receive_buffer_bytes: int | None = None,
+    context: ssl.SSLContext | None = None,
+) -> socket.socket:
+    """Return a blocking loopback connection on which a CONNECT of MQTT 3.1.1 was accepted.
+
+    Args:
+        port: where the broker listens.
+        client_id: Client Identifier.
+        is_clean: Clean Session.
+        receive_buffer_bytes: as in `open_connection`.
+        context: for TLS; None without.
+    """
+    sock = open_connection(port, receive_buffer_bytes=receive_buffer_bytes, context=context)
+    try:
+        sock.sendall(connect_packet(client_id, is_clean=is_clean))
+        read_connack(sock)
     except BaseException:
         sock.close()
         raise
     return sock
 
 
-def subscribe(sock: socket.socket, topic_filter: str, qos: int) -> None:
-    """Subscribe and wait for the SUBACK that grants `qos`."""
-    sock.sendall(subscribe_packet(1, topic_filter, qos))
-    expect(sock, bytes([0x90, 3, 0, 1, qos]))
+def open_clients(
+    port: int, client_ids: Sequence[str], *, keep_alive: int = 0
+) -> list[socket.socket]:
+    """Return a connection for each, opened some at a time, so that many take little longer.
+
+    Args:
+        port: where the broker listens.
+        client_ids: Client Identifiers, one a connection.
+        keep_alive: seconds; the caller has to end before that long.
+    """
+    clients: list[socket.socket] = []
+    for start in range(0, len(client_ids), CONNECTS_AT_A_TIME):
+        batch = []
+        for client_id in client_ids[start : start + CONNECTS_AT_A_TIME]:
+            batch.append(open_connection(port))
+            batch[-1].sendall(connect_packet(client_id, keep_alive=keep_alive))
+        for sock in batch:
+            read_connack(sock)
+        clients += batch
+    return clients
+
+
+def subscribe(
+    sock: socket.socket, topic_filters: str | Sequence[str], qos: int, *, version: int = 4
+) -> None:
+    """Subscribe and wait for the SUBACK that grants `qos` to each filter."""
+    count = 1 if isinstance(topic_filters, str) else len(topic_filters)
+    sock.sendall(subscribe_packet(1, topic_filters, qos, version=version))
+    packet = receive_packet(sock)
+    if packet[0] != SUBACK or packet[-count:] != bytes([qos]) * count:
+        raise WireError(f"read {packet[:16].hex(' ')}; expected a SUBACK that grants QoS {qos}")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.peers import find_program, stock_amqtt_policy
+from benchmarks.peers import Setting, find_program, stock_amqtt_policy
 
 
 def test_program_that_is_not_installed_is_named() -> None:
@@ -14,6 +14,6 @@ def test_program_that_is_not_installed_is_named() -> None:
 
 def test_stock_policy_keeps_the_plugins_that_amqtt_ships() -> None:
     """Only the listener of aMQTT's own file is replaced."""
-    policy = stock_amqtt_policy(1884)
+    policy = stock_amqtt_policy(Setting(1884))
     assert policy["listeners"] == {"default": {"type": "tcp", "bind": "127.0.0.1:1884"}}
     assert "amqtt.plugins.sys.broker.BrokerSysPlugin" in policy["plugins"]

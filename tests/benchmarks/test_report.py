@@ -41,7 +41,7 @@ def test_memory_is_held_against_the_payload_alone() -> None:
 def test_table_shows_median_spread_ratio_and_losses() -> None:
     """Losses are part of the result, beside the value they would flatter."""
     line = to_markdown([OURS, THEIRS], {}).splitlines()[4]
-    assert "| penstock | 300 delivered/s | 100 - 900 | 2.50 | 2 |" in line
+    assert "| penstock | 300 delivered/s | 100 - 900 | 2.50 | - | 2 |" in line
 
 
 def test_values_keep_their_leading_figures() -> None:

@@ -1,0 +1,473 @@
+"""A load of QoS 1 or 2 with full handshakes on both sides, in the process that measures.
+
+Each publisher keeps so many messages unacknowledged; its packets stand ready in a block whose
+Packet Identifiers go round, so that a message is a part of one `send`. Each subscriber checks
+every packet it reads, head, properties and payload, and answers a chunk of them with one
+`send`. Order, loss and duplicates show, because no two neighbours have the same payload. At
+QoS 2 each side goes through its four packets.
+
+One epoll loop serves all; what takes it one wake-up and two system calls a message, where
+nothing can be read together, takes a broker at least as much.
+"""
+
+from __future__ import annotations
+
+import random
+import select
+import socket
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final, Protocol, Self
+
+from benchmarks import wire
+from benchmarks.rates import Run
+
+BUFFER_BYTES: Final = 1 << 17
+SEND_BUFFER_BYTES: Final = 1 << 20
+"""Room for whole windows: one thread both sends and reads, so sending must never wait."""
+
+IDLE_SECONDS: Final = 10.0
+"""Silence after which what has not come counts as lost."""
+
+STALL_SECONDS: Final = 0.5
+"""Silence after which a side looks at less than it wanted to be woken for."""
+
+ANSWER_BYTES: Final = 4
+"""Of a PUBACK, PUBREC, PUBREL or PUBCOMP that reports success, in both versions."""
+
+LEAST_BLOCK_MESSAGES: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which messages go how.
+
+    Attributes:
+        pairs: publishers, each with a topic and a subscriber of its own.
+        window: messages of a publisher that are not acknowledged.
+        payload_bytes: of each message.
+        qos: 1 or 2, of publishers and subscriptions.
+        version: protocol level, 4 or 5.
+        properties: encoded properties of each message, for version 5.
+        wake_up_packets: acknowledgements that wake a publisher, and bytes as many that wake its
+            subscriber (SO_RCVLOWAT); for windows of which that is a small part.
+    """
+
+    pairs: int
+    window: int
+    payload_bytes: int
+    qos: int
+    version: int = 4
+    properties: bytes = b""
+    wake_up_packets: int = 1
+
+    def topic(self, pair: int) -> str:
+        """Return the topic of a pair."""
+        return f"bench/windowed/{pair}"
+
+    def packet(self, pair: int, payload: bytes, packet_id: int) -> bytes:
+        """Return a PUBLISH of a pair."""
+        properties = self.properties if self.version == 5 else None
+        return wire.publish_packet(
+            self.topic(pair), payload, packet_id, qos=self.qos, properties=properties
+        )
+
+
+class Side(Protocol):
+    """A connection of either side, while messages are under way."""
+
+    sock: socket.socket
+    remaining: int
+
+    def read(self) -> None:
+        """Take what has come and answer it; `remaining` goes down."""
+        ...
+
+    def near_the_end(self) -> None:
+        """Be woken by a single byte."""
+        ...
+
+
+def _set_wake_up(sock: socket.socket, size_bytes: int) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
+
+
+class _Connection:
+    """What both sides share: a connection, and bytes of a packet that has not wholly come.
+
+    Attributes:
+        sock: connected.
+        receive_maximum: messages that the broker takes unacknowledged.
+        remaining: messages of this run whose handshake is not complete.
+        rest: bytes read of a packet that is not whole.
+    """
+
+    __slots__ = ("receive_maximum", "remaining", "rest", "sock", "wake_up_bytes")
+
+    def __init__(self, port: int, client_id: str, version: int) -> None:
+        self.sock = wire.open_connection(port)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        self.sock.sendall(wire.connect_packet(client_id, version=version))
+        accepted = wire.read_connack(self.sock, version=version)
+        self.receive_maximum = accepted.receive_maximum
+        self.remaining = 0
+        self.rest = b""
+        self.wake_up_bytes = 1
+
+    def begin(self, messages: int, wake_up_bytes: int) -> None:
+        """Begin a run."""
+        self.remaining = messages
+        self.wake_up_bytes = wake_up_bytes
+        _set_wake_up(self.sock, wake_up_bytes)
+
+    def near_the_end(self) -> None:
+        """Be woken by a single byte."""
+        if self.wake_up_bytes > 1:
+            self.wake_up_bytes = 1
+            _set_wake_up(self.sock, 1)
+
+    def receive(self) -> bytes:
+        """Return what has come, behind the rest of the last chunk.
+
+        Raises:
+            wire.WireError: the broker closed the connection.
+        """
+        data = self.sock.recv(BUFFER_BYTES)
+        if not data:
+            raise wire.WireError("the broker closed a connection of the load")
+        if self.rest:
+            data = self.rest + data
+            self.rest = b""
+        return data
+
+
+class Publisher(_Connection):
+    """Publishes a block of messages over and over, never more than a window unacknowledged."""
+
+    __slots__ = (
+        "_completions",
+        "_packet_bytes",
+        "_packets",
+        "_period",
+        "_receipts",
+        "_releases",
+        "_unsent",
+        "acknowledged",
+        "received",
+        "sent",
+        "window",
+    )
+
+    def __init__(self, port: int, plan: Plan, pair: int, payloads: list[bytes]) -> None:
+        super().__init__(port, f"bench-publisher-{pair}", plan.version)
+        self.window = min(plan.window, self.receive_maximum)
+        packets = [plan.packet(pair, payload, i + 1) for i, payload in enumerate(payloads)]
+        self._period = len(packets)
+        self._packet_bytes = len(packets[0])
+        self._packets = b"".join(packets) * 2
+        ids = range(1, self._period + 1)
+        last, first = (wire.PUBACK, 0) if plan.qos == 1 else (wire.PUBCOMP, wire.PUBREC)
+        self._completions = b"".join(wire.acknowledgement(last, i) for i in ids) * 2
+        self._receipts = b"".join(wire.acknowledgement(first, i) for i in ids) if first else b""
+        self._releases = b"".join(wire.acknowledgement(wire.PUBREL, i) for i in ids) * 2
+        self.sent = self.received = self.acknowledged = 0
+        self._unsent = 0
+
+    def start(self, messages: int) -> None:
+        """Begin a run by filling the window."""
+        self._unsent = messages
+        self.sock.sendall(self._next())
+
+    def _next(self) -> bytes:
+        """Return the packets for which the window has room."""
+        count = min(self.window - (self.sent - self.acknowledged), self._unsent)
+        start = self.sent % self._period * self._packet_bytes
+        self.sent += count
+        self._unsent -= count
+        return self._packets[start : start + count * self._packet_bytes]
+
+    def read(self) -> None:
+        """Take acknowledgements and publish as many further messages.
+
+        Raises:
+            wire.WireError: they are others than were due.
+        """
+        data = self.receive()
+        size = len(data) & -ANSWER_BYTES
+        if size != len(data):
+            self.rest = data[size:]
+            data = data[:size]
+        start = self.acknowledged % self._period * ANSWER_BYTES
+        if self._completions.startswith(data, start):
+            completed = size // ANSWER_BYTES
+            answer = b""
+        else:
+            completed, answer = self._read_mixed(data)
+        self.acknowledged += completed
+        self.remaining -= completed
+        if self._unsent:
+            answer += self._next()
+        if not self._unsent:
+            self.near_the_end()
+        if answer:
+            self.sock.sendall(answer)
+
+    def _read_mixed(self, data: bytes) -> tuple[int, bytes]:
+        """Return how many handshakes are complete, and the PUBRELs due."""
+        receipts, completions = self._receipts, self._completions
+        period = self._period
+        released_from = self.received % period * ANSWER_BYTES
+        completed = self.acknowledged
+        for at in range(0, len(data), ANSWER_BYTES):
+            packet = data[at : at + ANSWER_BYTES]
+            if receipts.startswith(packet, self.received % period * ANSWER_BYTES):
+                self.received += 1
+            elif completions.startswith(packet, completed % period * ANSWER_BYTES):
+                completed += 1
+            else:
+                raise wire.WireError(f"read {packet.hex(' ')}, which no message was due")
+        due = (self.received % period * ANSWER_BYTES - released_from) % (period * ANSWER_BYTES)
+        return completed - self.acknowledged, self._releases[released_from : released_from + due]
+
+
+class Subscriber(_Connection):
+    """Reads, compares and acknowledges."""
+
+    __slots__ = (
+        "_head",
+        "_id_at",
+        "_packet_bytes",
+        "_position",
+        "_qos",
+        "_tails",
+        "received",
+    )
+
+    def __init__(self, port: int, plan: Plan, pair: int) -> None:
+        super().__init__(port, f"bench-subscriber-{pair}", plan.version)
+        wire.subscribe(self.sock, plan.topic(pair), plan.qos, version=plan.version)
+        self._qos = plan.qos
+        self._head = b""
+        self._tails: list[bytes] = []
+        self._id_at = self._packet_bytes = self._position = 0
+        self.received = 0
+
+    def learn(self, packet: bytes, sent: bytes, plan: Plan, payloads: list[bytes]) -> int:
+        """Take the form of the further packets from the first, which must say what was sent.
+
+        Only the order of properties is the broker's choice.
+
+        Returns:
+            Its Packet Identifier.
+
+        Raises:
+            wire.WireError: it differs from what was published.
+        """
+        read = wire.read_publish(packet, version=plan.version)
+        published = wire.read_publish(sent, version=plan.version)
+        same = (read.first_byte, read.topic, read.properties) == (
+            published.first_byte,
+            published.topic,
+            published.properties,
+        )
+        if not same or packet[read.payload_at :] != payloads[0]:
+            raise wire.WireError(f"read {packet[:64].hex(' ')}; published {sent[:64].hex(' ')}")
+        self._head = packet[: read.packet_id_at]
+        self._id_at = read.packet_id_at
+        self._packet_bytes = len(packet)
+        between = packet[read.packet_id_at + 2 : read.payload_at]
+        self._tails = [between + payload for payload in payloads]
+        return int.from_bytes(packet[read.packet_id_at : read.packet_id_at + 2], "big")
+
+    @property
+    def packet_bytes(self) -> int:
+        """Length of each PUBLISH that comes."""
+        return self._packet_bytes
+
+    def expect_from(self, position: int) -> None:
+        """Say which message of the block is the next."""
+        self._position = position
+
+    def read(self) -> None:
+        """Compare what has come and answer it.
+
+        Raises:
+            wire.WireError: something else than the published messages, in order, came.
+        """
+        data = self.receive()
+        head, id_at, size, tails = self._head, self._id_at, self._packet_bytes, self._tails
+        tail_at, position, period = id_at + 2, self._position, len(self._tails)
+        answer_head = b"\x40\x02" if self._qos == 1 else b"\x50\x02"
+        answers = []
+        at, end = 0, len(data)
+        completed = received = 0
+        while at < end:
+            stop = at + size
+            if stop <= end and data.startswith(head, at):
+                if data[at + tail_at : stop] != tails[position]:
+                    raise wire.WireError(
+                        f"message {self.received + received} is not the one published then"
+                    )
+                position += 1
+                if position == period:
+                    position = 0
+                received += 1
+                answers.append(answer_head + data[at + id_at : at + tail_at])
+            elif data[at] == wire.PUBREL and self._qos == 2:
+                stop = at + ANSWER_BYTES
+                if stop > end:
+                    break
+                answers.append(b"\x70\x02" + data[at + 2 : stop])
+                completed += 1
+            elif stop > end:
+                break
+            else:
+                raise wire.WireError(f"a subscriber read {data[at : at + 16].hex(' ')}")
+            at = stop
+        if at < end:
+            self.rest = data[at:]
+        self._position = position
+        self.received += received
+        self.remaining -= received if self._qos == 1 else completed
+        if answers:
+            self.sock.sendall(b"".join(answers))
+        if self.remaining * (size if self._qos == 1 else ANSWER_BYTES) <= self.wake_up_bytes:
+            self.near_the_end()
+
+
+class WindowedLoad:
+    """Pairs of a publisher and a subscriber, connected.
+
+    A context manager; the connections end with it.
+
+    Attributes:
+        window: messages of a publisher that are not acknowledged: the plan's, or what the broker
+            allows where that is less.
+    """
+
+    def __init__(self, port: int, plan: Plan) -> None:
+        self._plan = plan
+        self._stack = ExitStack()
+        try:
+            self._connect(port)
+        except BaseException:
+            self._stack.close()
+            raise
+        self.window = self._publishers[0].window
+
+    def _connect(self, port: int) -> None:
+        plan = self._plan
+        generator = random.Random(0)  # noqa: S311 - payloads, not secrets
+        # Packet Identifiers come round only when the last use is acknowledged.
+        count = max(2 * plan.window, LEAST_BLOCK_MESSAGES if plan.pairs < 100 else 10)
+        payloads = [generator.randbytes(plan.payload_bytes) for _ in range(count)]
+        self._publishers: list[Publisher] = []
+        self._subscribers: list[Subscriber] = []
+        for pair in range(plan.pairs):
+            subscriber = Subscriber(port, plan, pair)
+            self._stack.enter_context(subscriber.sock)
+            publisher = Publisher(port, plan, pair, payloads)
+            self._stack.enter_context(publisher.sock)
+            self._publishers.append(publisher)
+            self._subscribers.append(subscriber)
+            self._try_out(publisher, subscriber, pair, payloads)
+            # With a timeout, each call would poll the socket first.
+            publisher.sock.settimeout(None)
+            subscriber.sock.settimeout(None)
+
+    def _try_out(
+        self, publisher: Publisher, subscriber: Subscriber, pair: int, payloads: list[bytes]
+    ) -> None:
+        """Carry the first message by hand, to see in which form the broker sends it."""
+        plan = self._plan
+        sent = plan.packet(pair, payloads[0], 1)
+        publisher.sock.sendall(sent)
+        # Its publisher's side first: a broker may deliver only what was released.
+        if plan.qos == 1:
+            wire.expect(publisher.sock, wire.acknowledgement(wire.PUBACK, 1))
+        else:
+            wire.expect(publisher.sock, wire.acknowledgement(wire.PUBREC, 1))
+            publisher.sock.sendall(wire.acknowledgement(wire.PUBREL, 1))
+            wire.expect(publisher.sock, wire.acknowledgement(wire.PUBCOMP, 1))
+        packet = wire.receive_packet(subscriber.sock)
+        packet_id = subscriber.learn(packet, sent, plan, payloads)
+        if plan.qos == 1:
+            subscriber.sock.sendall(wire.acknowledgement(wire.PUBACK, packet_id))
+        else:
+            subscriber.sock.sendall(wire.acknowledgement(wire.PUBREC, packet_id))
+            wire.expect(subscriber.sock, wire.acknowledgement(wire.PUBREL, packet_id))
+            subscriber.sock.sendall(wire.acknowledgement(wire.PUBCOMP, packet_id))
+        publisher.sent = publisher.received = publisher.acknowledged = 1
+        subscriber.expect_from(1 % len(payloads))
+
+    def run(self, messages: int) -> Run:
+        """Publish so many messages, the same number for each pair, and complete all handshakes.
+
+        Raises:
+            wire.WireError: a broker answered something else than it should.
+        """
+        each = max(1, messages // self._plan.pairs)
+        sides: list[Side] = [*self._publishers, *self._subscribers]
+        received_before = sum(subscriber.received for subscriber in self._subscribers)
+        packets = min(self._plan.wake_up_packets, each)
+        for publisher in self._publishers:
+            publisher.begin(each, packets * ANSWER_BYTES)
+        for subscriber in self._subscribers:
+            # A PUBREL is all that may come for a while.
+            size = subscriber.packet_bytes if self._plan.qos == 1 else ANSWER_BYTES
+            subscriber.begin(each, packets * size)
+        cpu_before = time.process_time()
+        started = time.monotonic()
+        for publisher in self._publishers:
+            publisher.start(each)
+        finished = _serve(sides)
+        cpu = time.process_time() - cpu_before
+        delivered = sum(subscriber.received for subscriber in self._subscribers) - received_before
+        published = each * self._plan.pairs
+        incomplete = max(
+            sum(publisher.remaining for publisher in self._publishers),
+            sum(subscriber.remaining for subscriber in self._subscribers),
+        )
+        return Run(published, delivered, incomplete, finished - started, cpu)
+
+    def close(self) -> None:
+        """End the connections."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _serve(sides: list[Side]) -> float:
+    """Serve all sides until each handshake is complete, or nothing comes any more.
+
+    Returns:
+        Monotonic seconds at which the last was.
+    """
+    by_descriptor = {side.sock.fileno(): side for side in sides}
+    finished = time.monotonic()
+    with select.epoll() as poller:
+        for descriptor in by_descriptor:
+            poller.register(descriptor, select.EPOLLIN)
+        busy = len(sides)
+        is_last_look = False
+        while busy:
+            ready = poller.poll(IDLE_SECONDS if is_last_look else STALL_SECONDS)
+            if not ready:
+                if is_last_look:
+                    break
+                for side in sides:
+                    side.near_the_end()
+            is_last_look = not ready
+            for descriptor, _ in ready:
+                side = by_descriptor[descriptor]
+                side.read()
+                if not side.remaining:
+                    poller.unregister(descriptor)
+                    busy -= 1
+            finished = time.monotonic()
+    return finished
