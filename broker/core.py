@@ -328,6 +328,9 @@ class Core:
         It gets no more than its own granted QoS [MQTT-4.8.2-3].
         """
         session = member.session
+        journal = self.journal
+        if share.n_durable and session.journal is None and journal is not None:
+            journal.keep_for_share(session)
         session.deliver(
             message,
             min(message.qos, member.qos),

@@ -9,7 +9,7 @@ from broker.mqtt.enums import MAX_PACKET_ID
 from broker.outbox import Delivery
 
 if TYPE_CHECKING:
-    from broker.journal import SessionJournal
+    from broker.session_journal import DeliveryJournal
 
 
 class Inflight:
@@ -20,7 +20,7 @@ class Inflight:
 
     Attributes:
         n_bytes: `size_bytes` of all messages.
-        journal: told of every change; None where the session is not durable.
+        journal: told of every change; None where nothing of it is stored.
     """
 
     __slots__ = ("_deliveries", "_last_packet_id", "_released", "journal", "n_bytes")
@@ -30,7 +30,7 @@ class Inflight:
         self._released: set[int] = set()
         self._last_packet_id = 0
         self.n_bytes = 0
-        self.journal: SessionJournal | None = None
+        self.journal: DeliveryJournal | None = None
 
     def __len__(self) -> int:
         return len(self._deliveries)

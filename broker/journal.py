@@ -1,8 +1,8 @@
 """What must outlive the process: which of it has changed, and who waits for its commit.
 
 Theory of operation. The journal writes no log of operations. Whoever changes something durable
-says so at one place (`SessionJournal` for a session, its subscriptions, packet identifiers and
-deliveries; `RetainedMessages`; wills), and the journal notes *what* is changed, not how.
+says so at one place (`broker.session_journal` for a session, its subscriptions, packet identifiers
+and deliveries; `RetainedMessages`; wills), and the journal notes *what* is changed, not how.
 `seal` then looks at what each of it is now and makes the rows of one commit. A message that
 came, was delivered and acknowledged meanwhile is therefore never written, and a path that moves
 deliveries about needs no word of its own here: a delivery is stored exactly while its outbox or
@@ -38,10 +38,10 @@ from broker.records import (
     MessageRecord,
     MessageRow,
     RetainedRow,
-    SessionRow,
     SubscriptionRow,
     WillRow,
 )
+from broker.session_journal import DeliveryJournal, SessionJournal, ShareJournal
 
 if TYPE_CHECKING:
     from broker.core import Core
@@ -64,92 +64,6 @@ class Holding(Protocol):
 
     def send_held_connack(self) -> None:
         """The disk refuses: the client is not kept waiting for its CONNACK."""
-
-
-class SessionJournal:
-    """One durable session's side of the journal.
-
-    Attributes:
-        session: whose.
-        row: its number in the database.
-        lost_at: monotonic seconds at which its connection ended; None while it has one.
-    """
-
-    __slots__ = ("_is_ended", "_is_stored", "_journal", "lost_at", "row", "session")
-
-    def __init__(self, journal: Journal, session: Session, row: int, *, is_stored: bool) -> None:
-        self._journal = journal
-        self._is_stored = is_stored
-        self._is_ended = False
-        self.session = session
-        self.row = row
-        self.lost_at: float | None = None
-
-    def watch(self) -> None:
-        """Be told by outbox and inflight window from now on."""
-        self.session.outbox.journal = self.session.inflight.journal = self
-
-    def changed(self, delivery: Delivery) -> None:
-        """A QoS 1 or 2 delivery has come to the session, gone on its way, or left it."""
-        journal = self._journal
-        journal._deliveries[delivery] = self
-        journal._note()
-
-    def finished(self, delivery: Delivery) -> None:
-        """A delivery was acknowledged: one that is not stored yet never will be."""
-        journal = self._journal
-        if delivery.row:
-            self.changed(delivery)
-        elif journal._deliveries.pop(delivery, None) is not None and not journal.is_dirty:
-            journal._hurry()
-
-    def subscription_changed(self, topic_filter: str) -> None:
-        """A subscription was made, replaced, given up, or got the last retained message due."""
-        self._journal._subscriptions[self, topic_filter] = None
-        self._journal._note()
-
-    def incoming_changed(self, packet_id: int) -> None:
-        """A QoS 2 message was received, or released, under this packet identifier."""
-        self._journal._incoming[self, packet_id] = None
-        self._journal._note()
-
-    def opened(self) -> None:
-        """A client has connected to the session."""
-        self.lost_at = None
-        self._changed()
-
-    def connection_lost(self, now: float) -> None:
-        """The session has no connection from now on."""
-        self.lost_at = now
-        self._changed()
-
-    def ended(self) -> None:
-        """The session ends: its messages, still in their places, go with it."""
-        self._is_ended = True
-        journal = self._journal
-        session = self.session
-        for delivery in (*session.outbox.waiting(), *session.inflight):
-            journal._deliveries.pop(delivery, None)
-            if delivery.row:
-                journal._ended.append(delivery)
-        session.journal = session.outbox.journal = session.inflight.journal = None
-        self._changed()
-
-    def _changed(self) -> None:
-        self._journal._sessions[self] = None
-        self._journal._note()
-
-    def _to_row(self, epoch: float) -> SessionRow:
-        session = self.session
-        return SessionRow(
-            self.row,
-            session.client_id,
-            session.username,
-            session.listener,
-            session.version,
-            session.expiry_interval,
-            None if self.lost_at is None else self.lost_at + epoch,
-        )
 
 
 class Journal:
@@ -195,7 +109,8 @@ class Journal:
         self._sessions: dict[SessionJournal, None] = {}
         self._subscriptions: dict[tuple[SessionJournal, str], None] = {}
         self._incoming: dict[tuple[SessionJournal, int], None] = {}
-        self._deliveries: dict[Delivery, SessionJournal] = {}
+        self._deliveries: dict[Delivery, DeliveryJournal] = {}
+        self._on_its_way = ShareJournal(self, None)
         self._ended: list[Delivery] = []
         self._retained: dict[str, None] = {}
         self._stored_retained: dict[str, Message] = {}
@@ -240,6 +155,23 @@ class Journal:
         own = session.journal = SessionJournal(self, session, self._take_row(), is_stored=False)
         own.watch()
         own._changed()
+
+    def keep_for_share(self, session: Session) -> None:
+        """Keep what a session that is not durable holds for shares with durable members."""
+        if session.outbox.journal is None:
+            ShareJournal(self, session).watch()
+
+    def departed(self, delivery: Delivery) -> None:
+        """A delivery of a share was taken out of a session and is in nobody's hands for a while."""
+        if delivery.qos:
+            delivery.is_waiting = True
+            self._on_its_way.changed(delivery)
+
+    def arrived(self, delivery: Delivery) -> None:
+        """What `departed` was given to a member anew, or dropped."""
+        if delivery.qos:
+            delivery.is_waiting = False
+            self._on_its_way.changed(delivery)
 
     def restored(self, session: Session, row: int, lost_at: float | None) -> SessionJournal:
         """A session was read from the database; its deliveries are watched once they are there.
@@ -448,12 +380,12 @@ class Journal:
     def _put_deliveries(self, batch: Batch, released: list[Message], epoch: float) -> None:
         ended, self._ended = self._ended, []
         for delivery, own in self._deliveries.items():
-            inflight = own.session.inflight
-            is_inflight = inflight.holds(delivery)
-            if not is_inflight and not delivery.is_waiting:
+            place = own.place_of(delivery)
+            if place is None:
                 if delivery.row:
                     ended.append(delivery)
                 continue
+            packet_id, is_released = place
             message = delivery.message
             record = message.record
             if not delivery.row or record is None:
@@ -467,8 +399,8 @@ class Journal:
                     delivery.qos,
                     delivery.retain,
                     ",".join(map(str, delivery.subscription_ids)) or None,
-                    delivery.packet_id if is_inflight else 0,
-                    is_inflight and inflight.is_released(delivery.packet_id),
+                    packet_id,
+                    is_released,
                     delivery.share,
                 )
             )

@@ -32,7 +32,7 @@ from broker.link import Link
 from broker.message import Message
 
 if TYPE_CHECKING:
-    from broker.journal import SessionJournal
+    from broker.session_journal import DeliveryJournal
 
 MIN_LOOK_AGAIN_SECONDS: Final = 0.001
 """A gate that wants to look again at once, for a rounding error maybe, is not asked sooner."""
@@ -136,8 +136,8 @@ class Outbox:
         look_again_at: monotonic seconds at which the gate wants to be asked again, or None.
         last_verdict: the gate's newest answer, or None before the first.
         gate_errors_total: times the gate raised.
-        journal: told of each QoS 1 and 2 delivery that comes or leaves; None where the session
-            is not durable. Every way in and out passes `_enter` and `_remove`.
+        journal: told of each QoS 1 and 2 delivery that comes or leaves; None where nothing of
+            the session is stored. Every way in and out passes `_enter` and `_remove`.
     """
 
     __slots__ = (
@@ -208,7 +208,7 @@ class Outbox:
         self.look_again_at: float | None = None
         self.last_verdict: Verdict | None = None
         self.gate_errors_total = 0
-        self.journal: SessionJournal | None = None
+        self.journal: DeliveryJournal | None = None
 
     @property
     def n_withheld(self) -> int:

@@ -100,7 +100,8 @@ class DeliveryRow(NamedTuple):
 
     Attributes:
         row: its number; the order of arrival within a session.
-        session: row of the session.
+        session: row of the session; 0 where it is the share's, with no durable session's hands
+            on it.
         message: row of the message.
         qos: of the delivery.
         retain: RETAIN flag of the delivery.

@@ -30,6 +30,7 @@ from broker.outbox import Delivery
 
 if TYPE_CHECKING:
     from broker.core import Core
+    from broker.journal import Journal
     from broker.session import Session
     from broker.shared_subscriptions import SharedSubscription
 
@@ -159,6 +160,29 @@ def session_ended(session: Session, now: float) -> None:
     _move(session, deliveries, now)
 
 
+def restored(core: Core, journal: Journal, deliveries: Sequence[Delivery], now: float) -> None:
+    """Give what a restart found in nobody's hands to members of its shares.
+
+    Args:
+        core: its sessions and their subscriptions are there.
+        journal: of the core.
+        deliveries: read from the database, with their rows; without a share where the payload
+            is lost.
+        now: monotonic seconds.
+    """
+    moved: list[Delivery] = []
+    for delivery in deliveries:
+        if delivery.share in core.tree.shares:
+            moved.append(delivery)
+        else:
+            core.ended.matched += 1
+            core.ended.drop("session_ended" if delivery.share else "payload_lost")
+            journal.arrived(delivery)
+    rest = eager.start(_move_asked(core, moved, now))
+    if rest is not None:
+        core.spawn(rest)
+
+
 def _wake(share: SharedSubscription) -> None:
     for member in share.members:
         connection = member.session.connection
@@ -213,6 +237,10 @@ def _move(
 
 async def _move_asked(core: Core, moved: Sequence[Delivery], now: float) -> None:
     """As the end of `_move`, where access control is asked about each member."""
+    journal = core.journal
+    if journal is not None:
+        for delivery in moved:
+            journal.departed(delivery)
     for delivery in moved:
         message = delivery.message
         share = core.tree.shares.get(delivery.share)
@@ -223,3 +251,5 @@ async def _move_asked(core: Core, moved: Sequence[Delivery], now: float) -> None
         else:
             core.ended.matched += 1
             core.ended.drop("share_refused")
+        if journal is not None:
+            journal.arrived(delivery)

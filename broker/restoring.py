@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from broker import retained_delivery
+from broker import redelivery, retained_delivery
 from broker.message import Message
 from broker.mqtt.enums import PacketType
 from broker.mqtt.packets import Will
@@ -16,8 +16,9 @@ from broker.topic_tree import Subscription
 
 if TYPE_CHECKING:
     from broker.core import Core
-    from broker.journal import Journal, SessionJournal
+    from broker.journal import Journal
     from broker.session import Session
+    from broker.session_journal import SessionJournal
 
 
 def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: float) -> None:
@@ -68,11 +69,18 @@ def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: 
         sessions[incoming.session].incoming[incoming.packet_id] = None
     messages = _messages(core, journal, stored.messages, epoch)
     lost = {message.row for message in stored.messages if message.payload is None}
+    of_shares: list[Delivery] = []
     for row in stored.deliveries:
         is_lost = row.message in lost
+        if not row.session:
+            delivery = Delivery(messages[row.message], row.qos, share="" if is_lost else row.share)
+            journal.restored_delivery(delivery, row.row)
+            of_shares.append(delivery)
+            continue
         _deliver(journal, sessions[row.session], messages[row.message], row, is_lost=is_lost)
     for own in owns:
         own.watch()
+    redelivery.restored(core, journal, of_shares, now)
     for retained in stored.retained:
         message = messages[retained.message]
         journal.restored_retained(message)

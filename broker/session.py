@@ -19,8 +19,8 @@ from broker.topic_tree import Subscription
 if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.core import Core
-    from broker.journal import SessionJournal
     from broker.receipts import PublishReceipt
+    from broker.session_journal import SessionJournal
     from broker.shared_subscriptions import SharedSubscription
 
 DIRECT_BYTES: Final = 1024 * 1024

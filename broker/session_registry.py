@@ -151,8 +151,8 @@ class SessionRegistry:
             core.tree.remove(session, topic_filter)
         session.subscriptions.clear()
         redelivery.session_ended(session, now)
-        if session.journal is not None:
-            session.journal.ended()
+        if session.outbox.journal is not None:
+            session.outbox.journal.ended()
         session.outbox.drop_all("session_ended")
         session.resend.clear()
         session.retained_due.clear()

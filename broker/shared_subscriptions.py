@@ -30,14 +30,16 @@ class SharedSubscription:
         members: one target for each session, in the order in which they joined.
         holders: sessions that may hold messages of this share which wait; each is an ordered
             set's member, and one that holds nothing may stand in it.
+        n_durable: members whose session outlives the process.
     """
 
-    __slots__ = ("_turn", "holders", "members", "topic_filter")
+    __slots__ = ("_turn", "holders", "members", "n_durable", "topic_filter")
 
     def __init__(self, topic_filter: str) -> None:
         self.topic_filter = topic_filter
         self.members: list[Target] = []
         self.holders: dict[Session, None] = {}
+        self.n_durable = 0
         self._turn = 0
 
     def join(self, target: Target) -> bool:
@@ -51,6 +53,7 @@ class SharedSubscription:
                 self.members[place] = target
                 return False
         self.members.append(target)
+        self.n_durable += target.session.journal is not None
         target.session.shares = (*target.session.shares, self)
         return True
 
@@ -62,6 +65,7 @@ class SharedSubscription:
         for place, member in enumerate(self.members):
             if member.session is session:
                 del self.members[place]
+                self.n_durable -= session.journal is not None
                 self.holders.pop(session, None)
                 session.shares = tuple(share for share in session.shares if share is not self)
                 return True

@@ -59,6 +59,7 @@ LAYERS: Final = (
             "router",
             "sending",
             "session",
+            "session_journal",
             "session_registry",
             "shared_subscriptions",
             "succession",
