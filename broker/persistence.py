@@ -32,8 +32,8 @@ RETRY_SECONDS: Final = 1.0
 LOG_PERIOD_SECONDS: Final = 60.0
 """How often a disk that goes on refusing is logged."""
 
-CLOSE_SECONDS: Final = 10.0
-"""How long the end of the broker waits for a disk that refuses."""
+FLUSH_SECONDS: Final = 5.0
+"""How long the end of the broker waits, twice, for a disk that refuses."""
 
 
 class PersistentState:
@@ -71,7 +71,8 @@ class PersistentState:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._logged_at = -math.inf
-        self._idle: asyncio.Future[None] | None = None
+        self._n_committed = 0
+        self._progress: asyncio.Future[None] | None = None
         self._is_closed = False
         self._database = SessionDatabase(config.path, is_flushed=config.durability == "full")
         self._writer = ThreadPoolExecutor(1, "penstock-persistence")
@@ -136,18 +137,18 @@ class PersistentState:
             return
         batch = self.journal.seal(self._epoch())
         if batch is None:
-            self._rest()
+            self._has_progressed()
         elif batch.is_empty():
-            self._committed()
+            self._committed(batch)
         else:
             self._write(batch)
 
     def _write(self, batch: Batch) -> None:
         self._timer = None
         written = self._loop.run_in_executor(self._writer, self._database.write, batch)
-        written.add_done_callback(self._written)
+        written.add_done_callback(lambda written: self._written(batch, written))
 
-    def _written(self, written: asyncio.Future[None]) -> None:
+    def _written(self, batch: Batch, written: asyncio.Future[None]) -> None:
         if written.cancelled():
             return
         error = written.exception()
@@ -155,7 +156,7 @@ class PersistentState:
             if self.journal.is_failing:
                 self._logger.warning("persistence: the disk takes commits again")
                 self._logged_at = -math.inf
-            self._committed()
+            self._committed(batch)
             return
         now = self._clock()
         if now - self._logged_at >= LOG_PERIOD_SECONDS:
@@ -167,31 +168,34 @@ class PersistentState:
                 exc_info=None if isinstance(error, DatabaseWriteError) else error,
             )
         self._settle(self.journal.failed)
-        batch = self.journal.sealed
-        assert batch is not None  # noqa: S101 (it was being written)
         self._timer = self._loop.call_later(RETRY_SECONDS, self._write, batch)
 
-    def _committed(self) -> None:
+    def _committed(self, batch: Batch) -> None:
+        self._n_committed = batch.number
         self._settle(self.journal.committed)
         if self.journal.is_awake:
             self._wake()
-        else:
-            self._rest()
+        self._has_progressed()
 
-    def _rest(self) -> None:
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
+    def _has_progressed(self) -> None:
+        if self._progress is not None and not self._progress.done():
+            self._progress.set_result(None)
 
     async def flush(self) -> bool:
-        """Wait until all that has changed is safe; False where the disk refuses for too long."""
-        if self.journal.is_settled and not self.journal.is_awake:
-            return True
-        self._idle = self._loop.create_future()
-        if self.journal.sealed is None:
-            self._hurry()
+        """Wait until all that has changed by now is safe; what clients go on to send is not it.
+
+        Returns:
+            False where the disk refuses for too long.
+        """
+        journal = self.journal
+        wanted = journal.number
         try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await self._idle
+            async with asyncio.timeout(FLUSH_SECONDS):
+                while self._n_committed < wanted and (journal.is_awake or not journal.is_settled):
+                    self._progress = self._loop.create_future()
+                    if journal.sealed is None:
+                        self._hurry()
+                    await self._progress
         except TimeoutError:
             return False
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -111,3 +112,29 @@ async def test_rows_that_do_not_fit_together_are_refused(tmp_path: Path) -> None
         other.commit()
     async with serving(persistence=persistence(tmp_path)) as server:
         assert len(server.core.sessions) == 1
+
+
+async def test_a_stop_does_not_wait_for_who_goes_on_publishing(tmp_path: Path) -> None:
+    """What has come is committed and answered; a publisher without end holds nothing up."""
+    server = make_server(persistence=persistence(tmp_path))
+    await server.start()
+    async with await kept_client(port_of(server)) as client:
+        await client.subscribe("t/#", 1)
+    acknowledged = 0
+
+    async def publish_without_end() -> None:
+        nonlocal acknowledged
+        async with await connected(port_of(server)) as publisher:
+            while True:
+                await publisher.send(*(Publish("t/1", b"x", qos=1, packet_id=n) for n in (1, 2)))
+                for _ in range(2):
+                    if not isinstance(await publisher.receive(), PubAck):
+                        return
+                    acknowledged += 1
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(publish_without_end())
+        await until(lambda: acknowledged > 100)
+        await server.stop()
+    async with serving(persistence=persistence(tmp_path)) as server:
+        assert server.core.ledger().matched >= acknowledged
