@@ -34,6 +34,7 @@ from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualClient
 
 TOPICS = ("t/1", "t/2")
+SHARE = "$share/g/t/#"
 
 
 class Peer:
@@ -155,7 +156,7 @@ class Crashing(RuleBasedStateMachine):
         self.broker = DurableBroker(limits=Limits(inflight_messages=window))
         self.publisher = Peer("p")
         self.subscriber = Peer("s", receive_maximum)
-        self.peers = (self.publisher, self.subscriber)
+        self.peers: tuple[Peer, ...] = (self.publisher, self.subscriber)
         self.n_sent = 0
         for peer in self.peers:
             peer.connect(self.broker)
@@ -195,10 +196,10 @@ class Crashing(RuleBasedStateMachine):
         else:
             peer.send(Unsubscribe(packet_id, (topic_filter,)))
 
-    @rule(of_subscriber=st.booleans(), n_packets=st.integers(1, 4))
-    def handle(self, n_packets: int, *, of_subscriber: bool) -> None:
+    @rule(number=st.integers(0, 1), n_packets=st.integers(1, 4))
+    def handle(self, n_packets: int, number: int) -> None:
         """Let a client handle what has come."""
-        peer = self.peers[of_subscriber]
+        peer = self.peers[number]
         for _ in range(n_packets):
             if peer.client is not None and peer.client.inbox:
                 peer.take()
@@ -219,17 +220,17 @@ class Crashing(RuleBasedStateMachine):
         """Commit all there is."""
         self.broker.commit()
 
-    @rule(of_subscriber=st.booleans())
-    def lose(self, *, of_subscriber: bool) -> None:
+    @rule(number=st.integers(0, 1))
+    def lose(self, number: int) -> None:
         """End a connection."""
-        peer = self.peers[of_subscriber]
+        peer = self.peers[number]
         if peer.client is not None and not peer.client.is_lost:
             peer.client.lose()
 
-    @rule(of_subscriber=st.booleans())
-    def reconnect(self, *, of_subscriber: bool) -> None:
+    @rule(number=st.integers(0, 1))
+    def reconnect(self, number: int) -> None:
         """Connect again."""
-        peer = self.peers[of_subscriber]
+        peer = self.peers[number]
         if peer.client is None or peer.client.is_lost:
             peer.connect(self.broker)
 
@@ -312,5 +313,54 @@ class Crashing(RuleBasedStateMachine):
                 assert qos == 1 or found == once, "QoS 2 came twice"
 
 
+class Sharing(Crashing):
+    """The same with two members of a shared subscription, between whom messages change hands."""
+
+    @initialize(window=st.sampled_from([1, 2, 1000]), receive_maximum=st.sampled_from([1, 2, 100]))
+    def start(self, window: int, receive_maximum: int) -> None:
+        """Connect all three and subscribe."""
+        super().start(window, receive_maximum)
+        self.broker.commits_at_once = True
+        self.subscriber.send(Unsubscribe(1, ("t/#",)))
+        self.subscriber.asked[1] = ("t/#", False)
+        self.subscriber.take()
+        self.other = Peer("o", receive_maximum)
+        self.other.connect(self.broker)
+        self.other.take()
+        for peer in (self.subscriber, self.other):
+            peer.send(Subscribe(1, (Subscription(SHARE, 2),)))
+            peer.asked[1] = (SHARE, True)
+            peer.take()
+        self.peers = (self.publisher, self.subscriber, self.other)
+        self.broker.commits_at_once = False
+
+    @rule(n_packets=st.integers(1, 4))
+    def handle_other(self, n_packets: int) -> None:
+        """Let the second member handle what has come."""
+        self.handle(n_packets, number=2)
+
+    @rule()
+    def lose_other(self) -> None:
+        """End the second member's connection."""
+        self.lose(number=2)
+
+    @rule()
+    def reconnect_other(self) -> None:
+        """Connect the second member again."""
+        self.reconnect(number=2)
+
+    def _check_messages(self) -> None:
+        assert self.other.filters == {SHARE}
+        got = [*self.subscriber.got, *self.other.got]
+        for qos in (1, 2):
+            accepted = {sent.payload for sent in self.publisher.accepted if sent.qos == qos}
+            found = [packet.payload for packet in got if packet.qos == qos]
+            unsure = self.publisher.repeated.intersection(self.publisher.refused)
+            assert set(found) - unsure == accepted - unsure, "lost, or refused and delivered"
+            assert qos == 1 or len(found) == len(set(found)), "QoS 2 came twice"
+
+
 TestCrashing: Any = Crashing.TestCase
-TestCrashing.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestCrashing.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestSharing: Any = Sharing.TestCase
+TestSharing.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
