@@ -203,7 +203,10 @@ def send_before(session: Session, topic: str, now: float) -> None:
 
     Access control is not asked: it has just let the client receive the live message.
     """
-    for due in session.retained_due.values():
+    all_due = session.retained_due
+    if topic not in session.core.retained.by_topic and next(iter(all_due.values())).asked is None:
+        return  # as for most topics: nothing to look for among what may be thousands of filters
+    for due in all_due.values():
         if topic in due.early or not matches(due.subscription.topic_filter, topic):
             continue
         message = due.walk.ahead(topic)
