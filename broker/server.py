@@ -19,7 +19,6 @@ from broker.errors import PenstockError
 from broker.events import Listeners
 from broker.listeners import Listening
 from broker.open_files import most_connections
-from broker.persistence import PersistentState
 from broker.plugin_loader import LoadedPlugins, load_plugins
 from broker.sampling import Sampling
 from broker.sys_topics import SysTopics
@@ -27,6 +26,7 @@ from broker.transport import Driver
 
 if TYPE_CHECKING:
     from broker.amqtt_host.host import AmqttHost
+    from broker.persistence import PersistentState
 
 DRAIN_SECONDS: Final = 5.0
 """How long a stop waits for clients to take what is on its way to them."""
@@ -145,6 +145,8 @@ class Server:
         config = self._policy.persistence
         if config is None or config.durability == "memory":
             return
+        from broker.persistence import PersistentState  # noqa: PLC0415 (few need its database)
+
         self._state = PersistentState(
             config,
             self.core,
