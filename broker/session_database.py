@@ -128,6 +128,9 @@ class SessionDatabase:
         """
         self.path = path
         self._lock = _lock_file(path)
+        # Messages are nobody else's business. What cannot be made, SQLite explains better.
+        with suppress(OSError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         try:
             self._connection = sqlite3.connect(
                 path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False

@@ -172,3 +172,13 @@ def test_a_path_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     assert "cannot be made" in refused(tmp_path / "no" / "s.db")
     (tmp_path / "d").mkdir()
     assert "unable to open" in refused(tmp_path / "d")
+
+
+def test_only_its_owner_may_read_the_file(tmp_path: Path) -> None:
+    """Nor what SQLite writes beside it: both hold payloads."""
+    database = opened(tmp_path / "s.db")
+    database.write(whole())
+    modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+    database.close()
+    assert {"s.db", "s.db-wal"} <= set(modes)
+    assert set(modes.values()) == {0o600}
