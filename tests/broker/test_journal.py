@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from broker.extensions import Receipt
+from broker.message import Message
 from broker.mqtt.packets import (
     ConnAck,
     Connect,
@@ -293,3 +295,60 @@ def test_what_waits_for_its_commit_is_bounded(bound: str) -> None:
     publisher.publish("t/1", b"1234", qos=1, packet_id=4)
     broker.commit()
     assert publisher.take(PubAck).reason_code == 0
+
+
+class LateSink:
+    """A sink that settles when it is told to."""
+
+    name = "late"
+    topic_filters = ("t/#",)
+
+    def __init__(self) -> None:
+        self.counts: Any = None
+        self.receipts: list[Receipt] = []
+
+    def accept(self, message: Message, receipt: Receipt | None) -> None:  # noqa: ARG002
+        """Keep the receipt."""
+        assert receipt is not None
+        self.receipts.append(receipt)
+
+
+def test_a_sink_and_the_disk_both_have_to_answer() -> None:
+    """In either order; a QoS 2 identifier is stored only once the sink has its message."""
+    sink = LateSink()
+    broker = DurableBroker(sinks=[sink])
+    subscribed(broker).lose()
+    publisher = broker.connect("p", **keep())
+    publisher.publish("t/1", b"x", qos=2, packet_id=3)
+    assert not publisher.inbox
+    assert broker.disk.deliveries
+    assert not broker.disk.incoming
+    sink.receipts.pop().settle(0)
+    broker.settle()
+    assert publisher.take(PubRec).packet_id == 3
+    assert broker.disk.incoming
+    broker.commits_at_once = False
+    publisher.publish("t/1", b"y", qos=1, packet_id=4)
+    sink.receipts.pop().settle(0)
+    broker.core.in_turn = False
+    assert not publisher.inbox
+    broker.commit()
+    assert publisher.take(PubAck).packet_id == 4
+
+
+def test_a_topic_alias_does_not_overtake_what_it_stands_for() -> None:
+    """A QoS 0 message waits behind a QoS 2 one that names the alias's topic first."""
+    broker = DurableBroker()
+    options = keep()
+    options["properties"] = options["properties"] | {"topic_alias_maximum": 5}
+    client = broker.connect("s", **options)
+    client.subscribe("t/#", 2)
+    publisher = broker.connect("p")
+    broker.commits_at_once = False
+    publisher.publish("t/long", b"first", qos=2)
+    publisher.publish("t/long", b"second")
+    assert not client.inbox
+    broker.commit()
+    first, second = client.take_all(Publish)
+    assert (first.topic, second.topic) == ("t/long", "")
+    assert first.properties["topic_alias"] == second.properties["topic_alias"]
