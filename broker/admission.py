@@ -10,33 +10,15 @@ listener's limit waits its turn.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable
 from typing import Final
 
+from broker.addresses import address_key
 from broker.counters import Counters, count
 from broker.mqtt.reason_codes import ReasonCode
 
 MAX_REFUSED: Final = 64
 """Connections at a time that may stay to hear why they are refused."""
-
-_IPV6_NETWORK_BITS: Final = 64
-
-
-def address_key(address: str) -> str:
-    """Return what an address is counted by: itself, or the network of an IPv6 address.
-
-    A host has a /64 network of IPv6 to choose addresses from.
-    """
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if isinstance(parsed, ipaddress.IPv4Address):
-        return str(parsed)
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
-    return str(ipaddress.ip_network((int(parsed), _IPV6_NETWORK_BITS), strict=False))
 
 
 class Room:

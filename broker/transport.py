@@ -127,11 +127,12 @@ class Driver:
 
     def run_suspended(self, connection: Connection, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run what a connection waits for, then let it go on."""
-        self._keep(
-            self._loop.create_task(
-                self._run_suspended(connection, coroutine), name=f"access {connection.peer()}"
-            )
+        task = self._loop.create_task(
+            self._run_suspended(connection, coroutine), name=f"access {connection.peer()}"
         )
+        self._keep(task)
+        if not connection.is_open:
+            connection.driver.judging = task
 
     async def _run_suspended(
         self, connection: Connection, coroutine: Coroutine[Any, Any, None]
@@ -173,7 +174,18 @@ class Driver:
 
 
 class MqttProtocol(asyncio.Protocol):
-    """One network connection on its transport."""
+    """One network connection on its transport.
+
+    Attributes:
+        driver: of the broker.
+        arrival: of the connection.
+        connection: the broker's side of it, once there is a place for it; or None.
+        transport: as far as it has one.
+        fileno: of the socket, or -1.
+        judging: what answers its CONNECT, where that takes a wait; or None. A stranger that has
+            left is not judged any further: it could make the broker work and remember for it
+            as often as it connects.
+    """
 
     __slots__ = (
         "_close_timer",
@@ -184,6 +196,7 @@ class MqttProtocol(asyncio.Protocol):
         "connection",
         "driver",
         "fileno",
+        "judging",
         "transport",
     )
 
@@ -199,6 +212,7 @@ class MqttProtocol(asyncio.Protocol):
         self.connection: Connection | None = None
         self.transport: asyncio.Transport
         self.fileno = -1
+        self.judging: asyncio.Task[None] | None = None
         self._early = b""
         self._is_reading = True
         self._running: Coroutine[Any, Any, None] | None = None
@@ -305,6 +319,8 @@ class MqttProtocol(asyncio.Protocol):
         """The network connection is gone."""
         driver = self.driver
         driver.lost(self)
+        if self.judging is not None:
+            self.judging.cancel()
         if self._close_timer is not None:
             self._close_timer.cancel()
         self.arrival.end()

@@ -3,8 +3,9 @@
 A CONNECT is judged by the rules of its listener. A password file that knows the user decides by
 the password; any other user is left to the broker's other sources, and refused if there are
 none. To verify a password of many iterations takes a thread, of which there are few, so that the
-messages of others go on. A password that was right is known again by a keyed digest, as long as
-the file is not read anew: a fleet that reconnects does not wait for its turn.
+messages of others go on; `plugins.access.turns` says whose is next. A password that was right is
+known again by a keyed digest, as long as the file is not read anew: a fleet that reconnects does
+not wait for its turn.
 
 All files are read again at `reload`, and taken only if all of them are right.
 """
@@ -19,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from broker.addresses import address_key
 from broker.config import suggest
 from broker.errors import ConfigError, ConfigProblem
 from broker.extensions import (
@@ -40,6 +42,7 @@ from plugins.access.acl import READ, WRITE, AccessList, parse_acl
 from plugins.access.config import AccessConfig, Rules
 from plugins.access.password_hash import PasswordHash, parse_hash, verify
 from plugins.access.scram import METHOD, ScramExchange, Users, parse_credentials
+from plugins.access.turns import Turns
 from plugins.access.user_file import parse_users
 
 VERIFYING_THREADS: Final = 2
@@ -101,6 +104,7 @@ class FileAccess:
         self.scopes: dict[str, Scope] = {}
         has_list = any(rules.acl_file is not None for rules in config.all_rules())
         self.checks_publish = self.checks_receive = has_list
+        self._turns = Turns(VERIFYING_THREADS)
         self._threads = ThreadPoolExecutor(VERIFYING_THREADS, "penstock-verify")
         self._digest_key = secrets.token_bytes(32)
 
@@ -126,16 +130,16 @@ class FileAccess:
         stored = scope.passwords.get(username)
         if stored is not None:
             answer = _named(rules, username) if rules.username_as_client_id else True
-            return self._verify(scope, username, attempt.password or b"", stored, answer)
+            return self._verify(scope, attempt, username, stored, answer)
         if scope.decoy is None:
             return None
-        return self._verify(scope, username, attempt.password or b"", scope.decoy, None)
+        return self._verify(scope, attempt, username, scope.decoy, None)
 
     def _verify(
         self,
         scope: Scope,
+        attempt: ConnectAttempt,
         username: str,
-        password: bytes,
         stored: PasswordHash,
         answer: Admittance,
     ) -> Admittance | Awaitable[Admittance]:
@@ -143,25 +147,28 @@ class FileAccess:
 
         Where there is no such user, `answer` is None, and so is what is returned.
         """
+        password = attempt.password or b""
         if stored.iterations <= MAX_ITERATIONS_AT_ONCE:
             is_right = verify(password, stored)
             return answer if is_right or answer is None else False
         digest = hmac.digest(self._digest_key, password, "sha256")
         if hmac.compare_digest(digest, scope.verified.get(username, b"")):
             return answer
-        return self._verify_later(scope, username, password, stored, answer, digest)
+        return self._verify_later(scope, attempt, username, stored, answer, digest)
 
     async def _verify_later(
         self,
         scope: Scope,
+        attempt: ConnectAttempt,
         username: str,
-        password: bytes,
         stored: PasswordHash,
         answer: Admittance,
         digest: bytes,
     ) -> Admittance:
         loop = asyncio.get_running_loop()
-        is_right = await loop.run_in_executor(self._threads, verify, password, stored)
+        password = attempt.password or b""
+        async with self._turns.turn(address_key(attempt.remote_address)):
+            is_right = await loop.run_in_executor(self._threads, verify, password, stored)
         if answer is None:
             return None
         if is_right:

@@ -10,7 +10,7 @@ from typing import Final
 
 LAYERS: Final = (
     # L0 wire: pure bytes and packets.
-    frozenset({"errors", "proxy_header", "mqtt"}),
+    frozenset({"addresses", "errors", "proxy_header", "mqtt"}),
     # L1 contract: what extensions may see.
     frozenset(
         {
@@ -146,6 +146,7 @@ PLUGIN_ADAPTERS: Final = frozenset(
 PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.access.__main__",
     "plugins.access.passwd",
+    "plugins.access.turns",
     "plugins.console.auth",
     "plugins.probing.tcp_info",
     "plugins.queue.__main__",

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker import admission as admission_module
-from broker.admission import MAX_REFUSED, Admission, Place, Room, address_key
+from broker.admission import MAX_REFUSED, Admission, Place, Room
 from broker.counters import Counters
 from broker.mqtt.reason_codes import ReasonCode
 
@@ -155,21 +155,6 @@ def test_unknown_address_counts_for_none() -> None:
         place = enter(admission, Room())
         assert place.came_from("")
         assert place.refusal is None
-
-
-@pytest.mark.parametrize(
-    ("address", "key"),
-    [
-        ("192.0.2.1", "192.0.2.1"),
-        ("::ffff:192.0.2.1", "192.0.2.1"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("elsewhere", "elsewhere"),
-    ],
-)
-def test_what_an_address_is_counted_by(address: str, key: str) -> None:
-    """A host with IPv6 has a whole network to choose from."""
-    assert address_key(address) == key
 
 
 @given(

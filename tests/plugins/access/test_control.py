@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from broker.extensions import Accepted, Admittance, ConnectAttempt, PluginContex
 from broker.mqtt.packets import Auth, ConnAck, Connect, Disconnect, PubAck, Publish
 from broker.mqtt.reason_codes import ReasonCode
 from broker.server import Server
+from plugins.access import control as control_module
 from plugins.access.config import AccessConfig
 from plugins.access.control import MAX_ITERATIONS_AT_ONCE, AccessPlugin
 from plugins.access.password_hash import make_hash
@@ -89,7 +91,7 @@ def attempt(
         clean_start=True,
         keep_alive=0,
         will=None,
-        remote_address="",
+        remote_address=told.pop("remote_address", ""),
         remote_port=0,
         listener=told.pop("listener", "default"),
         **told,
@@ -401,3 +403,22 @@ async def test_rules_for_a_listener_that_is_not_there_are_refused() -> None:
     """They would silently hold for nobody."""
     with pytest.raises(ConfigError, match=r"listeners\.defualt: .*perhaps default"):
         await plugin_of(listeners={"defualt": {}})
+
+
+async def test_guesses_from_one_address_hold_up_no_other(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those who wait for a thread, one of each address is next, an IPv6 network being one."""
+    monkeypatch.setattr(control_module, "VERIFYING_THREADS", 1)
+    files.write_passwords(MAX_ITERATIONS_AT_ONCE + 1)
+    plugin = await plugin_of(password_file=str(files.passwords))
+    order: list[str] = []
+
+    async def log_in(address: str) -> None:
+        await answer(plugin, "ann", b"guess", remote_address=address)
+        order.append(address)
+
+    strangers = [f"2001:db8::{number}" for number in range(1, 6)]
+    await asyncio.gather(*map(log_in, [*strangers, "192.0.2.1"]))
+    assert order.index("192.0.2.1") == 2
+    await plugin.close()
