@@ -10,7 +10,7 @@ from typing import Annotated, Final, TypeVar
 
 import typer
 
-from benchmarks import acknowledged, memory, throughput
+from benchmarks import acknowledged, fan_out, matching, memory, throughput
 from benchmarks.errors import BenchmarkError
 from benchmarks.peers import PEERS, Peer, running
 from benchmarks.provenance import describe_run
@@ -18,7 +18,16 @@ from benchmarks.report import Result, format_value, results_of, to_json, to_mark
 from benchmarks.rows import FULL, QUICK, Measurement, Row, Scale
 from benchmarks.wire import WireError
 
-ROWS: Final = {row.name: row for row in (*throughput.ROWS, *acknowledged.ROWS, *memory.ROWS)}
+ROWS: Final = {
+    row.name: row
+    for row in (
+        *throughput.ROWS,
+        *acknowledged.ROWS,
+        *matching.ROWS,
+        *fan_out.ROWS,
+        *memory.ROWS,
+    )
+}
 DEFAULT_REPEATS: Final = 3
 QUICK_REPEATS: Final = 1
 QUICK_ROWS: Final = "qos0_1to1,qos0_1to10,qos0_mixed,qos1_1to1,qos2_1to1,memory_stalled"

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import IO, Any, Self, cast
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.peers import ROOT
+from benchmarks.peers import ROOT, RunningPeer
 from benchmarks.rates import Run
 from benchmarks.stream import Shape
 
@@ -59,21 +59,32 @@ class Side:
 
 
 class Load:
-    """One publisher and a number of subscribers at QoS 0, connected.
+    """Publishers and subscribers at QoS 0, connected.
 
     A context manager; both processes end with it.
     """
 
-    def __init__(self, port: int, shape: Shape, *, subscribers: int) -> None:
-        self._subscribers = subscribers
+    def __init__(self, peer: RunningPeer, shape: Shape) -> None:
+        self._publishers = shape.publishers
         self._sides: list[Side] = []
+        certificate = peer.certificate
+        arguments = (
+            peer.port,
+            json.dumps(asdict(shape)),
+            "" if certificate is None else certificate.authority_file,
+        )
         try:
-            described = json.dumps(asdict(shape))
-            self._receiving = self._start("benchmarks.subscribers", port, described, subscribers)
-            self._sending = self._start("benchmarks.publisher", port, described)
+            self._receiving = self._start("benchmarks.subscribers", *arguments)
+            self._sending = self._start("benchmarks.publisher", *arguments)
         except BenchmarkError:
-            self._close()
+            self.close()
             raise
+
+    def begin(self, messages: int) -> None:
+        """Let each publisher publish so many messages as fast as they are taken."""
+        self._receiving.tell(messages=messages)
+        self._receiving.answer()
+        self._sending.tell(messages=messages)
 
     def run(self, messages: int) -> Run:
         """Publish so many messages as fast as they are taken, and wait for them all.
@@ -81,15 +92,14 @@ class Load:
         Raises:
             BenchmarkError: a side has ended, as when the broker closed its connection.
         """
-        self._receiving.tell(messages=messages)
-        self._receiving.answer()
-        self._sending.tell(messages=messages)
+        each = max(1, messages // self._publishers)
+        self.begin(each)
         arrivals = self._receiving.answer()
         departures = self._sending.answer()
         return Run(
-            published=messages,
+            published=each * self._publishers,
             delivered=arrivals["packets"],
-            lost=messages * self._subscribers - arrivals["packets"],
+            lost=arrivals["expected"] - arrivals["packets"],
             elapsed_seconds=arrivals["finished"] - departures["started"],
             load_cpu_seconds=arrivals["cpu"] + departures["cpu"],
         )
@@ -100,7 +110,8 @@ class Load:
         side.answer()
         return side
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End both processes."""
         for side in self._sides:
             side.close()
 
@@ -113,4 +124,4 @@ class Load:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._close()
+        self.close()

@@ -196,6 +196,7 @@ def _mosquitto(directory: Path, setting: Setting) -> list[str]:
             f"certfile {certificate.certificate_file}",
             f"keyfile {certificate.key_file}",
             "tls_version tlsv1.3",
+            "user root",  # started by root, it would leave the right to read these files
         ]
     file = directory / "mosquitto.conf"
     file.write_text("\n".join(lines) + "\n")

@@ -1,8 +1,8 @@
-"""The bytes that a throughput run publishes, and thereby the bytes that must arrive.
+"""The packets of a QoS 0 load: made once on each side, compared byte for byte on arrival.
 
-A block of packets whose payloads all differ, sent over and over. A QoS 0 PUBLISH reaches an
-MQTT 3.1.1 subscriber unchanged, so that sender and receiver build the same block and the
-receiver compares what comes with it, byte for byte.
+A publisher sends a block of packets over and over. A QoS 0 PUBLISH reaches an MQTT 3.1.1
+subscriber unchanged, so that sender and receiver build the same packets and the receiver
+compares what comes with those among them that are due to it, byte for byte.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,55 +19,77 @@ from benchmarks import wire
 BLOCK_BYTES: Final = 1 << 20
 """What one call sends: large enough that calls do not count, small enough for the cache."""
 
+PAIR_BLOCK_BYTES: Final = 1 << 17
+"""The same of each publisher where there are several."""
+
+CHUNK_BYTES: Final = 1 << 18
+"""What is read and compared at once, at most."""
+
 TOPIC: Final = "bench/throughput"
 TOPIC_FILTER: Final = f"{TOPIC}/+"
+
+FILTERS_OF_A_TOPIC: Final = 3
+TOPIC_STEP: Final = 3
+"""Of the topics that somebody has subscribed to, one in so many is published to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which messages are published.
+    """Which messages go from whom to whom.
 
     Attributes:
         least_bytes: of a payload.
         most_bytes: of a payload; sizes between the two are equally likely.
-        topics: among which the messages are spread at random.
+        topics: among which the messages of a publisher are spread at random.
+        subscribers: each has all messages, or with several publishers those of its own, or with
+            filters those that these match.
+        publishers: 1, or as many as subscribers.
+        filters: topic filters with wildcards, of all subscribers together; 0 for a single
+            filter that matches all.
     """
 
     least_bytes: int
     most_bytes: int
     topics: int = 1
+    subscribers: int = 1
+    publishers: int = 1
+    filters: int = 0
 
 
 class Stream:
-    """An endless sequence of packets, the same for all who build it from the same shape.
+    """An endless sequence of packets, the same for all who build it from the same packets.
 
     Attributes:
-        shape: which messages these are.
-        block: about a mebibyte of whole packets, after which they come again.
+        block: whole packets, after which they come again.
     """
 
-    def __init__(self, shape: Shape) -> None:
-        self.shape = shape
-        generator = random.Random(0)  # noqa: S311 - payloads, not secrets
-        packets: list[bytes] = []
-        size_bytes = 0
-        while size_bytes < BLOCK_BYTES:
-            topic = f"{TOPIC}/{generator.randrange(shape.topics)}"
-            payload = generator.randbytes(generator.randint(shape.least_bytes, shape.most_bytes))
-            packets.append(wire.publish_packet(topic, payload))
-            size_bytes += len(packets[-1])
+    def __init__(self, packets: Sequence[bytes], positions: Sequence[int], period: int) -> None:
+        """Take the packets of one block.
+
+        Args:
+            packets: in their order.
+            positions: of each among the messages that its publisher sends.
+            period: how many messages the publisher sends before they come again.
+        """
         self.block = b"".join(packets)
         self._ends = list(itertools.accumulate(map(len, packets)))
-        self._twice = self.block * 2
+        self._positions = positions
+        self._period = period
+        self._repeated = self.block * (1 + -(-CHUNK_BYTES // len(self.block)))
 
     @property
     def mean_packet_bytes(self) -> float:
         """Mean length of a packet."""
         return len(self.block) / len(self._ends)
 
+    def count_of(self, messages: int) -> int:
+        """Return how many of the publisher's first so many messages are in this stream."""
+        blocks, rest = divmod(messages, self._period)
+        return blocks * len(self._ends) + bisect.bisect_left(self._positions, rest)
+
     def size_of(self, messages: int) -> int:
-        """Return the length in bytes of the first so many packets."""
-        blocks, rest = divmod(messages, len(self._ends))
+        """Return the length in bytes of those of the publisher's first so many messages."""
+        blocks, rest = divmod(self.count_of(messages), len(self._ends))
         return blocks * len(self.block) + (self._ends[rest - 1] if rest else 0)
 
     def packets_in(self, size_bytes: int) -> int:
@@ -74,7 +97,91 @@ class Stream:
         blocks, rest = divmod(size_bytes, len(self.block))
         return blocks * len(self._ends) + bisect.bisect_right(self._ends, rest)
 
-    def holds(self, position: int, chunk: bytes | bytearray) -> bool:
-        """Say whether `chunk`, no longer than a block, stands at this position of the stream."""
-        start = position % len(self.block)
-        return self._twice[start : start + len(chunk)] == chunk
+    def holds(self, position: int, chunk: bytes | bytearray | memoryview) -> bool:
+        """Say whether `chunk`, of CHUNK_BYTES at most, stands at this position of the stream."""
+        return self._repeated.startswith(chunk, position % len(self.block))
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What one subscriber asks for and gets.
+
+    Attributes:
+        topic_filters: each matches a topic at most once.
+        stream: the packets due to it.
+    """
+
+    topic_filters: Sequence[str]
+    stream: Stream
+
+
+def wildcard_filters(filters: int, name: str = "plant") -> list[str]:
+    """Return topic filters with wildcards, three in a row for each topic, of two kinds.
+
+    Args:
+        filters: how many.
+        name: the first level of all.
+    """
+    forms = (f"{name}/{{0}}/{{1}}/+", f"{name}/+/{{1}}/temperature", f"{name}/{{0}}/{{1}}/#")
+    return [forms[i % 3].format(i // 300, i // 3) for i in range(filters)]
+
+
+def wildcard_topic(number: int) -> str:
+    """Return the topic that the filters 3 * number to 3 * number + 2 match, and no others."""
+    return f"plant/{number // 100}/{number}/temperature"
+
+
+class Traffic:
+    """The streams of a shape.
+
+    Attributes:
+        publishers: what each sends.
+        subscriptions: what each subscriber asks for and gets.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.publishers: list[Stream] = []
+        self.subscriptions: list[Subscription] = []
+        for publisher in range(shape.publishers):
+            self._add_publisher(shape, publisher)
+
+    def _add_publisher(self, shape: Shape, publisher: int) -> None:
+        generator = random.Random(publisher)  # noqa: S311 - payloads, not secrets
+        # Each has to be whole in a block whose repetitions its subscribers see.
+        least_bytes = BLOCK_BYTES if shape.publishers == 1 else PAIR_BLOCK_BYTES
+        topics = self._topics(shape, publisher)
+        packets: list[bytes] = []
+        numbers: list[int] = []
+        size_bytes = 0
+        while size_bytes < least_bytes:
+            numbers.append(generator.randrange(len(topics)))
+            payload = generator.randbytes(generator.randint(shape.least_bytes, shape.most_bytes))
+            packets.append(wire.publish_packet(topics[numbers[-1]], payload))
+            size_bytes += len(packets[-1])
+        stream = Stream(packets, range(len(packets)), len(packets))
+        self.publishers.append(stream)
+        if shape.filters:
+            self._subscribe_filters(shape, packets, numbers)
+        elif shape.publishers > 1:
+            self.subscriptions.append(Subscription([f"{TOPIC}/{publisher}/+"], stream))
+        else:
+            self.subscriptions += [Subscription([TOPIC_FILTER], stream)] * shape.subscribers
+
+    @staticmethod
+    def _topics(shape: Shape, publisher: int) -> list[str]:
+        if shape.filters:
+            return [wildcard_topic(number * TOPIC_STEP) for number in range(shape.topics)]
+        prefix = TOPIC if shape.publishers == 1 else f"{TOPIC}/{publisher}"
+        return [f"{prefix}/{number}" for number in range(shape.topics)]
+
+    def _subscribe_filters(self, shape: Shape, packets: list[bytes], numbers: list[int]) -> None:
+        """Deal the filters out, so that those of one topic are those of three subscribers."""
+        filters = wildcard_filters(shape.filters)
+        positions: list[list[int]] = [[] for _ in range(shape.subscribers)]
+        for position, number in enumerate(numbers):
+            first = number * TOPIC_STEP * FILTERS_OF_A_TOPIC
+            for i in range(first, first + FILTERS_OF_A_TOPIC):
+                positions[i % shape.subscribers].append(position)
+        for i, own in enumerate(positions):
+            stream = Stream([packets[position] for position in own], own, len(packets))
+            self.subscriptions.append(Subscription(filters[i :: shape.subscribers], stream))

@@ -10,19 +10,21 @@ from __future__ import annotations
 import json
 import selectors
 import socket
+import ssl
 import sys
 import time
 from dataclasses import dataclass
 from typing import Final
 
 from benchmarks import wire
-from benchmarks.stream import TOPIC_FILTER, Shape, Stream
-
-BUFFER_BYTES: Final = 1 << 18
+from benchmarks.stream import CHUNK_BYTES, Shape, Subscription, Traffic
 
 WAKE_UP_BYTES: Final = 1 << 10
 """With this, mosquitto delivers most per processor second: with less, each of its packets wakes
 the reader; with more, the kernel has to compact what waits."""
+
+TLS_RECORD_BYTES: Final = 1 << 14
+"""Of plain text at most [RFC 8446, 5.1]."""
 
 IDLE_SECONDS: Final = 10.0
 """Silence after which what has not come counts as lost."""
@@ -37,22 +39,30 @@ class Subscriber:
         is_intact: whether all of it was what was published, in its order and without a gap.
     """
 
-    def __init__(self, port: int, name: str, stream: Stream) -> None:
-        self.sock = wire.open_client(port, name)
-        wire.subscribe(self.sock, TOPIC_FILTER, 0)
+    def __init__(
+        self,
+        port: int,
+        name: str,
+        subscription: Subscription,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self.sock = wire.open_client(port, name, context=context)
+        wire.subscribe(self.sock, subscription.topic_filters, 0)
         self.sock.setblocking(False)
         self.received_bytes = 0
         self.is_intact = True
-        self._stream = stream
+        self._stream = subscription.stream
         self._expected_bytes = 0
         self._wake_up_bytes = 1
+        # TLS takes bytes out of the kernel that are not yet read here.
+        self._near_end_bytes = 0 if context is None else TLS_RECORD_BYTES
 
     def expect(self, size_bytes: int) -> None:
         """Begin a run."""
         self.received_bytes = 0
         self.is_intact = True
         self._expected_bytes = size_bytes
-        self._set_wake_up(min(WAKE_UP_BYTES, size_bytes))
+        self._set_wake_up(self._wake_up_for(size_bytes))
 
     def wake_for_anything(self) -> None:
         """Be woken by a single byte: the run may be at its end."""
@@ -68,18 +78,30 @@ class Subscriber:
             wire.WireError: the connection was closed, more came than was published, or as much
                 and not the same.
         """
-        size = self.sock.recv_into(buffer)
+        try:
+            size = self.sock.recv_into(buffer)
+        except ssl.SSLWantReadError:  # part of a record, or a session ticket
+            return False
         if not size:
             raise wire.WireError("the broker closed a subscriber's connection")
         if self.is_intact:
-            self.is_intact = self._stream.holds(self.received_bytes, buffer[:size])
+            with memoryview(buffer)[:size] as chunk:
+                self.is_intact = self._stream.holds(self.received_bytes, chunk)
         self.received_bytes += size
         remaining = self._expected_bytes - self.received_bytes
         if remaining < 0 or not (remaining or self.is_intact):
             raise wire.WireError("something else than the published packets, in order, came")
-        if 0 < remaining < self._wake_up_bytes:
-            self._set_wake_up(remaining)
+        if remaining and (wake_up := self._wake_up_for(remaining)) < self._wake_up_bytes:
+            self._set_wake_up(wake_up)
         return not remaining
+
+    def _wake_up_for(self, remaining: int) -> int:
+        return max(1, min(WAKE_UP_BYTES, remaining - self._near_end_bytes))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all expected bytes have come."""
+        return self.received_bytes == self._expected_bytes
 
     def packets(self) -> int:
         """Return how many packets came; where some are missing, by their mean length."""
@@ -107,11 +129,13 @@ class Arrivals:
 
 def receive_run(subscribers: list[Subscriber], *, idle_seconds: float = IDLE_SECONDS) -> Arrivals:
     """Read until all subscribers have what they expect, or nothing comes any more."""
-    buffer = bytearray(BUFFER_BYTES)
+    buffer = bytearray(CHUNK_BYTES)
     finished = time.monotonic()
     is_last_look = False
     with selectors.DefaultSelector() as selector:
         for subscriber in subscribers:
+            if subscriber.is_complete:
+                continue
             selector.register(subscriber.sock, selectors.EVENT_READ, subscriber)
         while selector.get_map():
             ready = selector.select(idle_seconds)
@@ -131,19 +155,29 @@ def receive_run(subscribers: list[Subscriber], *, idle_seconds: float = IDLE_SEC
 
 def main() -> None:
     """Subscribe, then count a run for each line read."""
-    port, shape, clients = int(sys.argv[1]), Shape(**json.loads(sys.argv[2])), int(sys.argv[3])
-    stream = Stream(shape)
-    subscribers = [Subscriber(port, f"bench-subscriber-{i}", stream) for i in range(clients)]
+    port, traffic = int(sys.argv[1]), Traffic(Shape(**json.loads(sys.argv[2])))
+    context = ssl.create_default_context(cafile=sys.argv[3]) if sys.argv[3] else None
+    subscribers = [
+        Subscriber(port, f"bench-subscriber-{i}", subscription, context)
+        for i, subscription in enumerate(traffic.subscriptions)
+    ]
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        size_bytes = stream.size_of(json.loads(line)["messages"])
-        for subscriber in subscribers:
-            subscriber.expect(size_bytes)
+        messages = json.loads(line)["messages"]
+        expected = 0
+        for subscriber, subscription in zip(subscribers, traffic.subscriptions, strict=True):
+            expected += subscription.stream.count_of(messages)
+            subscriber.expect(subscription.stream.size_of(messages))
         print(json.dumps({"armed": True}), flush=True)
         cpu_before = time.process_time()
         arrivals = receive_run(subscribers)
         cpu = time.process_time() - cpu_before
-        answer = {"finished": arrivals.finished, "packets": arrivals.packets, "cpu": cpu}
+        answer = {
+            "finished": arrivals.finished,
+            "packets": arrivals.packets,
+            "expected": expected,
+            "cpu": cpu,
+        }
         print(json.dumps(answer), flush=True)
 
 

@@ -14,6 +14,7 @@ the mixed row leaves no two neighbours alike.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -25,34 +26,36 @@ from benchmarks.stream import Shape
 
 UNIFORM: Final = Shape(least_bytes=100, most_bytes=100)
 MIXED: Final = Shape(least_bytes=50, most_bytes=150, topics=20)
+PAIRS: Final = Shape(least_bytes=1024, most_bytes=1024, publishers=20, subscribers=20)
 
 
-def measure_qos0(peer: RunningPeer, scale: Scale, *, shape: Shape, subscribers: int) -> Measurement:
-    """Return delivered messages per second of one publisher to so many subscribers."""
-    with Load(peer.port, shape, subscribers=subscribers) as load:
+def measure_qos0(peer: RunningPeer, scale: Scale, *, shape: Shape) -> Measurement:
+    """Return delivered messages per second."""
+    with Load(peer, shape) as load:
         return measure_run(load, peer, scale)
 
 
-def _row(name: str, title: str, least_ratio: float, shape: Shape, subscribers: int) -> Row:
+def _row(name: str, title: str, least_ratio: float, shape: Shape) -> Row:
     return Row(
         name=name,
         group="qos0",
         title=title,
         unit="delivered/s",
         target=Target(least_ratio=least_ratio),
-        has_ceiling=True,
-        measure=partial(measure_qos0, shape=shape, subscribers=subscribers),
+        has_ceiling=shape.publishers == 1,
+        measure=partial(measure_qos0, shape=shape),
     )
 
 
 ROWS: Final = (
-    _row("qos0_1to1", "QoS 0, 100 B, 1 to 1", 3, UNIFORM, 1),
-    _row("qos0_1to10", "QoS 0, 100 B, 1 to 10", 6, UNIFORM, 10),
-    _row(
-        "qos0_mixed",
-        "QoS 0, 50 to 150 B on 20 topics, 1 to 1",
-        1,
-        MIXED,
-        1,
+    _row("qos0_1to1", "QoS 0, 100 B, 1 to 1", 3, UNIFORM),
+    _row("qos0_1to10", "QoS 0, 100 B, 1 to 10", 6, replace(UNIFORM, subscribers=10)),
+    _row("qos0_mixed", "QoS 0, 50 to 150 B on 20 topics, 1 to 1", 1, MIXED),
+    _row("qos0_pairs", "QoS 0, 1 KiB, 20 pairs on 20 topics", 2, PAIRS),
+    replace(
+        _row("qos0_tls", "QoS 0, 100 B, TLS 1.3, 1 to 1", 1, UNIFORM),
+        group="tls",
+        is_tls=True,
+        has_ceiling=False,
     ),
 )

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 import pytest
 
 from benchmarks import wire
-from benchmarks.stream import TOPIC_FILTER, Shape, Stream
-from benchmarks.subscribers import BUFFER_BYTES, Subscriber, receive_run
+from benchmarks.stream import CHUNK_BYTES, TOPIC_FILTER, Shape, Traffic
+from benchmarks.subscribers import Subscriber, receive_run
 
-STREAM = Stream(Shape(least_bytes=8, most_bytes=12, topics=3))
+SUBSCRIPTION = Traffic(Shape(least_bytes=8, most_bytes=12, topics=3)).subscriptions[0]
+STREAM = SUBSCRIPTION.stream
 BLOCK = STREAM.block
 
 
@@ -38,7 +39,7 @@ def subscribed_to(*chunks: bytes) -> Iterator[Subscriber]:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        subscriber = Subscriber(server.getsockname()[1], "s", STREAM)
+        subscriber = Subscriber(server.getsockname()[1], "s", SUBSCRIPTION)
         try:
             yield subscriber
         finally:
@@ -50,7 +51,7 @@ def test_packets_are_counted_across_chunks() -> None:
     """A packet that comes in pieces counts once, also where the block begins anew."""
     messages = STREAM.packets_in(len(BLOCK)) + 100
     sent = (BLOCK * 2)[: STREAM.size_of(messages)]
-    assert len(sent) > 2 * BUFFER_BYTES
+    assert len(sent) > 2 * CHUNK_BYTES
     with subscribed_to(sent[:7], sent[7:500], sent[500:]) as subscriber:
         subscriber.expect(len(sent))
         assert receive_run([subscriber]).packets == messages
