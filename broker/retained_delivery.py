@@ -260,6 +260,7 @@ def _give(due: RetainedDue, message: Message, now: float) -> None:
     elif (
         connection is not None
         and not connection.is_paused
+        and not connection.holds_connack
         and not session.outbox.n_messages
         and not session.resend
         and not message.is_large

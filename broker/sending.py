@@ -298,6 +298,11 @@ class Sender:
         journal = self.core.journal
         return journal is not None and journal.is_failing
 
+    @property
+    def holds_connack(self) -> bool:
+        """Whether CONNACK waits for a commit: nothing may go out before it [MQTT-3.2.0-1]."""
+        return bool(self.held) and self.held[0][1] == _CONNACK_BYTE
+
     def send_held(self, number: int) -> None:
         """Send what was held for a commit that is done."""
         held = self.held
@@ -308,7 +313,7 @@ class Sender:
 
     def send_held_connack(self) -> None:
         """Let the CONNACK go where the disk refuses: a client may come, if nothing is safe."""
-        if self.held and self.held[0][1] == _CONNACK_BYTE:
+        if self.holds_connack:
             self._put_held()
         self.want_pump()
 
@@ -322,7 +327,7 @@ class Sender:
 
         The client may then be sent nothing more, not even a DISCONNECT [MQTT-3.14.0-1].
         """
-        has_connack = bool(self.held) and self.held[0][1] == _CONNACK_BYTE
+        has_connack = self.holds_connack
         self.held.clear()
         self.held_bytes = 0
         return has_connack

@@ -16,6 +16,8 @@ from broker.limits import Limits
 from broker.link import Link
 from broker.message import Message
 from broker.mqtt.packets import (
+    ConnAck,
+    Connect,
     PingReq,
     PingResp,
     PubAck,
@@ -28,6 +30,7 @@ from broker.mqtt.writer import write_packet
 from broker.outbox import OpenGate
 from broker.retained_delivery import SLICE_MESSAGES, WRITE_BYTES, RetainedDue
 from tests.helpers.access import Access
+from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 LASTING = {"session_expiry_interval": 100}
@@ -364,3 +367,24 @@ def test_live_messages_do_not_overtake_a_large_retained_one_of_their_topic() -> 
     assert client.payloads() == []
     broker.advance(1.1)
     assert client.payloads() == [b"a large retained one", b"live"]
+
+
+@pytest.mark.mqtt5("3.2.0-1")
+def test_nothing_due_goes_out_before_the_connack_that_waits_for_the_disk() -> None:
+    """A live message sends ahead what is due of its topic, and both wait for CONNACK."""
+    broker = DurableBroker()
+    publisher = broker.connect("p")
+    publisher.publish("r/1", b"old", qos=1, retain=True)
+    kept = {"session_expiry_interval": 1000}
+    client = broker.connect("s", clean_start=False, properties=kept)
+    client.connection.pause_sending(broker.now)
+    client.subscribe("r/#", 1)
+    client.lose()
+    broker.commits_at_once = False
+    client = VirtualClient(broker)
+    client.send(Connect(client_id="s", clean_start=False, keep_alive=0, properties=kept))
+    publisher.publish("r/1", b"new", qos=1)
+    assert not client.inbox
+    broker.commit()
+    client.take(ConnAck)
+    assert client.payloads() == [b"old", b"new"]
