@@ -20,6 +20,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from broker import eager, handlers, redelivery
+from broker.acknowledging import SHORT
 from broker.authenticating import Authentication, check_packet_type
 from broker.connecting import refuse_connect
 from broker.counters import count
@@ -391,8 +392,8 @@ class Connection(Sender):
             receive_publish(self, data, first_byte, start, stop, now)
             if core.catch_up is not None:
                 self._let_catch_up(core.catch_up())
-        elif first_byte == 0x40 and stop - start == 2:
-            handlers.acknowledged(self, (data[start] << 8) | data[start + 1], 1, now)
+        elif stop - start == 2 and (take_short := SHORT.get(first_byte)) is not None:
+            take_short(self, (data[start] << 8) | data[start + 1], now)
         else:
             core.limits.check_control_bytes("packet", stop - position)
             handlers.receive(self, first_byte, data[start:stop], now)

@@ -1,9 +1,8 @@
-"""What the broker does for each packet of a client, PUBLISH, CONNECT and AUTH apart.
+"""What the broker does for each packet of a client but PUBLISH: SUBSCRIBE and others here.
 
 `handle` is a table from packet class to ``handle_<packet>``. PUBLISH has its own module,
-`broker.publishing`, and so have CONNECT, `broker.connecting`, and AUTH,
-`broker.authenticating`. The PUBACK of the common form comes
-here as `acknowledged` at once.
+`broker.publishing`, and so have CONNECT, `broker.connecting`, AUTH, `broker.authenticating`, and
+the acknowledgements, `broker.acknowledging`.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from broker import redelivery, retained_delivery
+from broker.acknowledging import handle_puback, handle_pubcomp, handle_pubrec, handle_pubrel
 from broker.authenticating import handle_auth
 from broker.bridges import of_bridge
 from broker.capabilities import check_subscribe, refusal_of_filter
@@ -51,7 +51,6 @@ from broker.topic_tree import Subscription
 if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.core import Core
-    from broker.session import Session
 
 MIN_FILTERS: Final = 1_000
 """Filters that one SUBSCRIBE may have at least: up to so many, SUBACK says which are refused."""
@@ -211,90 +210,6 @@ def handle_unsubscribe(connection: Connection, packet: Unsubscribe, now: float) 
             connection.core.sessions.remove_subscription(session, topic_filter, now)
     is_5 = connection.version == ProtocolVersion.MQTT_5
     connection.send_when_safe(UnsubAck(packet.packet_id, tuple(codes) if is_5 else ()))
-
-
-# -- acknowledgements -------------------------------------------------------------------------
-
-
-def acknowledged(
-    connection: Connection, packet_id: int, qos: int, now: float, reason_code: int = 0
-) -> None:
-    """Finish a delivery: its PUBACK or PUBCOMP has come, or a PUBREC that refuses it."""
-    session = connection.session
-    core = connection.core
-    delivery = session.inflight.finish(packet_id, qos)
-    if delivery is None:
-        if not packet_id:
-            raise ProtocolError("acknowledgement of packet identifier 0")  # [MQTT-2.2.1-3]
-        core.counters.unexpected_acknowledgements += 1
-        return
-    if reason_code < 0x80:
-        session.ledger.delivered += 1
-    else:
-        session.ledger.drop("refused")
-    if qos == 1:
-        _sample(session, core, packet_id, now)
-    if (
-        session.outbox.n_messages
-        or session.resend
-        or session.retained_due
-        or (session.shares and redelivery.may_take_over(session))
-    ):
-        connection.want_pump()
-
-
-def _sample(session: Session, core: Core, packet_id: int, now: float) -> None:
-    for sampler in core.samplers:
-        try:
-            has_news = sampler.acknowledged(session.link, packet_id, now)
-        except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
-            core.on_extension_error(type(sampler).__name__, error)
-            continue
-        if has_news:
-            session.link_changed()
-
-
-def handle_puback(connection: Connection, packet: PubAck, now: float) -> None:
-    """Take a PUBACK (section 3.4)."""
-    acknowledged(connection, packet.packet_id, 1, now, packet.reason_code)
-
-
-def handle_pubrec(connection: Connection, packet: PubRec, now: float) -> None:
-    """Take a PUBREC (section 3.5) and answer it [MQTT-4.3.3-4]."""
-    session = connection.session
-    if session.inflight.release(packet.packet_id) is None:
-        connection.core.counters.unexpected_acknowledgements += 1
-        connection.send_packet(PubRel(packet.packet_id, _not_found(connection)))
-        return
-    _sample(session, connection.core, packet.packet_id, now)
-    if packet.reason_code >= 0x80:
-        acknowledged(connection, packet.packet_id, 2, now, packet.reason_code)
-    else:
-        connection.send_when_safe(PubRel(packet.packet_id))
-
-
-def _not_found(connection: Connection) -> int:
-    """Return what to say of a packet identifier that nobody knows; MQTT 3.1.1 has no word."""
-    is_5 = connection.version == ProtocolVersion.MQTT_5
-    return ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if is_5 else ReasonCode.SUCCESS
-
-
-def handle_pubrel(connection: Connection, packet: PubRel, _now: float) -> None:
-    """Take a PUBREL (section 3.6) and answer it [MQTT-4.3.3-11]."""
-    session = connection.session
-    if session.incoming.get(packet.packet_id, 0) is None:
-        del session.incoming[packet.packet_id]
-        if session.journal is not None:
-            session.journal.incoming_changed(packet.packet_id)
-        connection.send_when_safe(PubComp(packet.packet_id))
-    else:
-        connection.core.counters.unexpected_acknowledgements += 1
-        connection.send_packet(PubComp(packet.packet_id, _not_found(connection)))
-
-
-def handle_pubcomp(connection: Connection, packet: PubComp, now: float) -> None:
-    """Take a PUBCOMP (section 3.7)."""
-    acknowledged(connection, packet.packet_id, 2, now)
 
 
 # -- the rest ---------------------------------------------------------------------------------

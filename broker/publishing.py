@@ -275,7 +275,9 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         core.route(message, plan.targets, plan.sinks, None, now)
         if plan.shares:
             core.route_shared(message, plan.shares, now)
-        return connection.throttle.wait_for_congested(now)
+        if core.congested:
+            connection.throttle.wait_for_congested(now)
+        return None
     journal = core.journal
     n_changes = 0
     if journal is not None:
@@ -310,12 +312,17 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         _settle_when_safe(receipt, journal, n_changes, connection.session, plan, message)
     elif message.qos == 2:
         connection.session.incoming[packet_id] = None
-        connection.send_packet(PubRec(packet_id, _taken(connection, plan)))
+        if plan.targets or plan.shares:
+            connection.send_receipt(0x50, packet_id)
+        else:
+            connection.send_packet(PubRec(packet_id, _taken(connection, plan)))
     elif plan.targets or plan.shares:
-        connection.send_puback(packet_id)
+        connection.send_receipt(0x40, packet_id)
     else:
         connection.send_packet(PubAck(packet_id, _taken(connection, plan)))
-    return connection.throttle.wait_for_congested(now)
+    if core.congested:
+        connection.throttle.wait_for_congested(now)
+    return None
 
 
 def _settle_when_safe(

@@ -137,8 +137,8 @@ def _acknowledge_in_order(receipt: PublishReceipt) -> None:
         if first.reason_code >= 0x80 and connection.version != ProtocolVersion.MQTT_5:
             # No PUBACK can say it: the client keeps the message and comes again.
             return connection.close(ReasonCode(first.reason_code), None)
-        if first.qos == 1 and not first.reason_code:
-            connection.send_puback(first.packet_id)
+        if not first.reason_code:
+            connection.send_receipt(0x40 if first.qos == 1 else 0x50, first.packet_id)
         else:
             connection.send_packet(acknowledgement(first))
     if n_before >= connection.receive_maximum > len(receipts):

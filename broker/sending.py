@@ -13,6 +13,7 @@ other packets of the session's state queue up behind it, and nothing leaves the 
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,7 +48,7 @@ _ANSWER_BYTES: Final = 64
 
 _CONNACK_BYTE: Final = PacketType.CONNACK << 4
 
-_PUBACK_SUCCESS: Final = b"\x40\x02"
+_SHORT_PACKET: Final = struct.Struct(">BBH").pack
 
 _ALMOST_A_SECOND: Final = 0.999
 """What is left of an interval is rounded up, but not for the rounding error of a clock."""
@@ -272,11 +273,14 @@ class Sender:
 
     def send_when_safe(self, packet: Packet) -> None:
         """Send a packet that says what a durable session has just become, after the commit."""
-        journal = self.core.journal
-        if journal is None or self.session.journal is None or journal.is_settled:
+        if self._is_safe():
             self.send_packet(packet)
         else:
             self.hold(packet)
+
+    def _is_safe(self) -> bool:
+        journal = self.core.journal
+        return journal is None or self.session.journal is None or journal.is_settled
 
     def hold(self, packet: Packet) -> None:
         """Send a packet after the next commit, and nothing of the outbox before it."""
@@ -332,22 +336,37 @@ class Sender:
         self.held_bytes = 0
         return has_connack
 
-    def send_puback(self, packet_id: int) -> None:
-        """Put the PUBACK of a message that was accepted into `out`."""
-        frame = _PUBACK_SUCCESS + packet_id.to_bytes(2, "big")
+    def send_short(self, first_byte: int, packet_id: int) -> None:
+        """Send a PUBREL or PUBCOMP of success once what it says is safe."""
+        frame = _SHORT_PACKET(first_byte, 2, packet_id)
         if self.held:
-            self._hold(0x40, frame, b"")
+            self._hold(first_byte, frame, b"")
+        elif self._is_safe():
+            self._put(first_byte, frame, b"")
         else:
-            self._put(0x40, frame, b"")
+            self._hold(first_byte, frame, b"")
+            if self.is_open:
+                self.session.is_direct = False
+
+    def send_receipt(self, first_byte: int, packet_id: int) -> None:
+        """Send the PUBACK or PUBREC of a message that was accepted."""
+        frame = _SHORT_PACKET(first_byte, 2, packet_id)
+        if self.held:
+            self._hold(first_byte, frame, b"")
+        else:
+            self._put(first_byte, frame, b"")
 
     def send_qos0(
         self, message: Message, *, retain: bool, subscription_ids: tuple[int, ...], now: float
     ) -> None:
         """Send a QoS 0 message that need not wait, and book it."""
-        payload = self._read(message)
+        payload = message.payload if type(message.payload) is bytes else self._read(message)
         if payload is None:
             return
-        properties = self._properties(message, subscription_ids, now)
+        if message.properties or subscription_ids:
+            properties = self._properties(message, subscription_ids, now)
+        else:
+            properties = _NO_PROPERTIES
         if self.aliases is not None:
             header = self._aliased_header(self.aliases, message, properties, retain=retain)
         else:
@@ -372,7 +391,7 @@ class Sender:
                 now=now,
             )
             return
-        payload = self._read(message)
+        payload = message.payload if type(message.payload) is bytes else self._read(message)
         if payload is None:
             return
         session = self.session
@@ -415,7 +434,10 @@ class Sender:
 
     def _header(self, delivery: Delivery, now: float, *, dup: bool) -> bytes:
         message = delivery.message
-        properties = self._properties(message, delivery.subscription_ids, now)
+        if message.properties or delivery.subscription_ids:
+            properties = self._properties(message, delivery.subscription_ids, now)
+        else:
+            properties = _NO_PROPERTIES
         if self.aliases is not None:
             return self._aliased_header(
                 self.aliases,
@@ -464,8 +486,6 @@ class Sender:
     ) -> dict[str, Any]:
         """Return the properties of an outgoing PUBLISH (MQTT 5.0, 3.3.2.3)."""
         if self.version != ProtocolVersion.MQTT_5:
-            return _NO_PROPERTIES
-        if not message.properties and not subscription_ids:
             return _NO_PROPERTIES
         properties = dict(message.properties)
         if message.expires_at is not None:  # [MQTT-3.3.2-6]

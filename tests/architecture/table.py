@@ -34,6 +34,7 @@ LAYERS: Final = (
     frozenset(
         {
             "access",
+            "acknowledging",
             "admission",
             "authenticating",
             "bridges",

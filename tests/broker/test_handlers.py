@@ -14,11 +14,7 @@ from broker.mqtt.packets import (
     Disconnect,
     PingReq,
     PingResp,
-    PubAck,
-    PubComp,
     Publish,
-    PubRec,
-    PubRel,
     SubAck,
     Subscribe,
     Subscription,
@@ -228,75 +224,6 @@ def test_events_tell_what_clients_do() -> None:
         "ClientUnsubscribed",
         "ClientDisconnected",
     ]
-
-
-# -- acknowledgements
-
-
-@pytest.mark.mqtt5("4.3.2-3")
-def test_qos1_is_delivered_when_it_is_acknowledged() -> None:
-    """Until the PUBACK it is inflight, then it is booked as delivered."""
-    broker = VirtualBroker()
-    client = broker.connect("s")
-    client.subscribe("t", 1)
-    broker.connect("p").publish("t", b"x", qos=1)
-    session = client.session
-    assert (len(session.inflight), session.ledger.delivered) == (1, 0)
-    client.acknowledge()
-    assert (len(session.inflight), session.ledger.delivered) == (0, 1)
-    session.check_invariants()
-
-
-def test_a_puback_that_refuses_drops_the_message() -> None:
-    """A reason code of 0x80 or above ends the delivery, and is counted."""
-    broker = VirtualBroker()
-    client = broker.connect("s")
-    client.subscribe("t", 1)
-    broker.connect("p").publish("t", b"x", qos=1)
-    packet_id = client.take(Publish).packet_id
-    client.send(PubAck(packet_id, ReasonCode.QUOTA_EXCEEDED))
-    assert client.session.ledger.dropped == {"refused": 1}
-    client.session.check_invariants()
-
-
-@pytest.mark.mqtt5("2.2.1-5", "4.3.3-4")
-def test_qos2_to_a_subscriber_takes_both_handshakes() -> None:
-    """[MQTT-4.3.3]: PUBLISH, PUBREC, PUBREL, PUBCOMP; a PUBREC that comes twice is answered."""
-    broker = VirtualBroker()
-    client = broker.connect("s")
-    client.subscribe("t", 2)
-    broker.connect("p").publish("t", b"x", qos=2)
-    packet_id = client.take(Publish).packet_id
-    client.send(PubRec(packet_id))
-    client.send(PubRec(packet_id))
-    assert [p.packet_id for p in client.take_all(PubRel)] == [packet_id, packet_id]
-    assert client.session.ledger.delivered == 0
-    client.send(PubComp(packet_id))
-    assert client.session.ledger.delivered == 1
-    client.session.check_invariants()
-
-
-def test_a_pubrec_that_refuses_ends_the_delivery() -> None:
-    """[MQTT-4.3.3-4] ends with a reason code of 0x80 or above."""
-    broker = VirtualBroker()
-    client = broker.connect("s")
-    client.subscribe("t", 2)
-    broker.connect("p").publish("t", b"x", qos=2)
-    client.send(PubRec(client.take(Publish).packet_id, ReasonCode.UNSPECIFIED_ERROR))
-    assert client.inbox == []
-    assert client.session.ledger.dropped == {"refused": 1}
-    client.session.check_invariants()
-
-
-@pytest.mark.parametrize(("version", "code"), [(4, 0), (5, 0x92)])
-def test_acknowledgements_of_nothing_are_counted_and_answered(version: int, code: int) -> None:
-    """MQTT 5.0, 3.6.2.1 and 3.7.2.1: 0x92 for packet identifiers that nobody knows."""
-    broker = VirtualBroker()
-    client = broker.connect("c", version)
-    client.send(PubAck(7), PubRec(8), PubRel(9), PubComp(10))
-    assert client.inbox == [PubRel(8, code), PubComp(9, code)]
-    assert broker.core.counters.unexpected_acknowledgements == 4
-    assert not client.is_lost
 
 
 # -- PINGREQ, DISCONNECT
