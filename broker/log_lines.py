@@ -2,7 +2,8 @@
 
 Client ids, user names and topics come from whoever connects and may hold any character but U+0000
 (section 1.5.4 of MQTT 5.0). One with a line feed must not be able to write a line of its own, nor
-one with an escape sequence to work the operator's terminal.
+one with an escape sequence to work the operator's terminal. Each may have 65,535 bytes, too, which
+nobody reads: a long line loses its middle.
 """
 
 from __future__ import annotations
@@ -25,12 +26,19 @@ _SHOWN: Final = {
 }
 
 
+MAX_CHARACTERS: Final = 4_000
+"""Of a line: several mistakes of a file fit, and no client's name or topic of 65,535 bytes."""
+
+
 class LineFormatter(logging.Formatter):
     """Writes control characters of a message as escapes; a traceback keeps its lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the base's name)
-        """Return the record without its traceback, on one line."""
-        return super().formatMessage(record).translate(_SHOWN)
+        """Return the record without its traceback, on one line of `MAX_CHARACTERS` at most."""
+        line = super().formatMessage(record)
+        if len(line) > MAX_CHARACTERS:
+            line = f"{line[: MAX_CHARACTERS // 2]}...{line[-MAX_CHARACTERS // 2 :]}"
+        return line.translate(_SHOWN)
 
 
 def log_to_stderr(level: str) -> None:

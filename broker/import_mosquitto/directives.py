@@ -268,12 +268,24 @@ DIRECTIVES: Final[dict[str, Directive]] = {
 """By name; a ``*`` at the end stands for any."""
 
 
+_OPTIONS: Final = ("auth_opt_", "plugin_opt_")
+
+_SECRETS: Final = frozenset(
+    {"bridge_psk", "local_password", "password", "remote_password", "tls_engine_kpass_sha1"}
+)
+
+
+def is_secret(name: str) -> bool:
+    """Say whether a directive's value is for nobody else to read; a plugin's options may be."""
+    return name in _SECRETS or name.startswith(_OPTIONS)
+
+
 def find(name: str) -> Directive | None:
     """Return the directive that a line's first word names, or None."""
     found = DIRECTIVES.get(name)
     if found is not None:
         return None if name.endswith("*") else found
-    for prefix in ("auth_opt_", "plugin_opt_"):
+    for prefix in _OPTIONS:
         if name.startswith(prefix) and name != prefix:
             return DIRECTIVES[f"{prefix}*"]
     return None

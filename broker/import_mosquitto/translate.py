@@ -20,6 +20,7 @@ from broker.import_mosquitto.directives import (
     Loosens,
     Place,
     find,
+    is_secret,
     problem_of,
 )
 
@@ -63,8 +64,9 @@ class Note(NamedTuple):
     text: str
 
     def __str__(self) -> str:
-        """Return it for people; the line's file goes before it."""
-        stands = f"{self.line.name} {self.line.value}".strip()
+        """Return it for people, without secrets; the line's file goes before it."""
+        value = "..." if is_secret(self.line.name) else self.line.value
+        stands = f"{self.line.name} {value}".strip()
         return f"{self.line.place}: {stands}: {self.text}"
 
 

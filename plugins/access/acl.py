@@ -36,6 +36,10 @@ _ALLOWED_LINES: Final = (
 _MAX_REMEMBERED: Final = 65_536
 """Answers kept; at some 200 bytes each they take little, and most clients ask for few topics."""
 
+_MAX_REMEMBERED_CHARACTERS: Final = 512
+"""Of names and topic of a question that is remembered; they may have 65,535 bytes each, and then
+the answers would be 12 GB."""
+
 
 class Rule(NamedTuple):
     """One line of the file.
@@ -73,6 +77,8 @@ class AccessList:
             topic: Topic Name.
             access: `READ` to receive its messages, `WRITE` to publish to it.
         """
+        if len(topic) + len(client_id) + len(username or "") > _MAX_REMEMBERED_CHARACTERS:
+            return self._judge(username, client_id, topic, access)
         asked = (username, client_id, topic, access)
         answer = self._remembered.get(asked)
         if answer is None:

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from broker.log_lines import LineFormatter
+from broker.log_lines import MAX_CHARACTERS, LineFormatter
 
 
 def shown(*arguments: object, fault: BaseException | None = None) -> str:
@@ -30,6 +30,14 @@ def test_no_client_works_the_terminal() -> None:
 def test_other_characters_stay() -> None:
     """Names of every language are written as they are."""
     assert shown("Zoë 水位 \\n") == "INFO: client Zoë 水位 \\n: gone"
+
+
+def test_no_client_fills_the_log_with_a_line() -> None:
+    """A long name loses its middle, and what is said of the client stays."""
+    line = shown("a" * 65_535)
+    assert len(line) < MAX_CHARACTERS + 10
+    assert line.startswith("INFO: client aaa")
+    assert line.endswith("aaa: gone")
 
 
 def test_a_traceback_keeps_its_lines() -> None:

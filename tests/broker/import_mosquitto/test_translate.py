@@ -7,7 +7,7 @@ import pytest
 from broker.config import Policy, parse_policy
 from broker.errors import ConfigError
 from broker.import_mosquitto.conf_file import parse_lines
-from broker.import_mosquitto.directives import DIRECTIVES, Loosens, Place
+from broker.import_mosquitto.directives import DIRECTIVES, Loosens, Place, is_secret
 from broker.import_mosquitto.translate import UNBOUNDED_BYTES, Translation, translate
 
 LISTENER = "listener 1883\n"
@@ -305,8 +305,29 @@ def test_each_directive_without_a_counterpart_is_named(name: str, directive: Any
     """With its line, why, and what comes nearest."""
     words = [word for word in directive.values if word not in directive.same]
     value = words[0] if words else "1"
-    (told,) = notes_of(f"{LISTENER}{name.replace('*', 'x')} {value}\n")
-    assert told == f"line 2: {name.replace('*', 'x')} {value}: {directive.note}"
+    name = name.replace("*", "x")
+    (told,) = notes_of(f"{LISTENER}{name} {value}\n")
+    shown = "..." if is_secret(name) else value
+    assert told == f"line 2: {name} {shown}: {directive.note}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "auth_opt_pg_uri",
+        "bridge_psk",
+        "local_password",
+        "password",
+        "plugin_opt_key",
+        "remote_password",
+        "tls_engine_kpass_sha1",
+    ],
+)
+def test_no_secret_stands_in_a_note(name: str) -> None:
+    """A policy file and a terminal have other readers than mosquitto.conf."""
+    (note,) = notes_of(f"{LISTENER}{name} s3cret\n")
+    assert f"{name} ...: " in note
+    assert "s3cret" not in note
 
 
 def test_notes_stand_in_the_order_of_the_lines() -> None:

@@ -126,6 +126,20 @@ def test_answers_are_remembered_in_bounds(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(access_list._remembered) <= 3
 
 
+@pytest.mark.parametrize(
+    ("username", "client_id", "topic"),
+    [("u" * 600, "c", "t"), ("u", "c" * 600, "t"), ("u", "c", "t" * 600)],
+)
+def test_answers_for_long_names_are_not_remembered(
+    username: str, client_id: str, topic: str
+) -> None:
+    """Who sends names of 64 KB must not fill the memory with them."""
+    access_list = parse_acl("pattern read #\n", "acl")
+    assert access_list.allows(username, client_id, topic, READ)
+    assert not access_list.allows(username, client_id, topic, WRITE)
+    assert not access_list._remembered
+
+
 def test_a_line_that_is_one_word_after_topic_is_the_filter() -> None:
     """Even where the word is one of those for access."""
     access_list = parse_acl("topic read\ntopic  write   b  \n", "acl")
