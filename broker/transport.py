@@ -152,6 +152,8 @@ class Driver:
     async def all_lost(self) -> None:
         """Wait until every connection has ended; do not call it before a stop."""
         self._none_left = self._loop.create_future()
+        for protocol in list(self.protocols):
+            protocol.hurry()
         if self.protocols:
             await self._none_left
 
@@ -332,6 +334,11 @@ class MqttProtocol(asyncio.Protocol):
     def abort(self) -> None:
         """Drop the connection without sending what is left."""
         self.transport.abort()
+
+    def hurry(self) -> None:
+        """The broker stops: a client that was sent its end is not waited for."""
+        if self._close_timer is not None and not self.transport.get_write_buffer_size():
+            self.transport.abort()
 
     def serve(self, now: float) -> None:
         """Do what the connection wants: write, pump, read or not, close."""

@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from broker import transport as transport_module
+from broker.arrival import CLOSE_TIMEOUT_SECONDS
 from broker.connection import Connection
 from broker.extensions import Action, ConnectAttempt, SessionView
 from broker.message import Message
@@ -263,6 +264,15 @@ async def test_client_that_is_still_sending_reads_why_it_is_disconnected() -> No
         assert said.reason_code == ReasonCode.MALFORMED_PACKET
         assert server.core.counters.publish_received == 1
     await until(lambda: not driver_of(server).protocols)
+
+
+async def test_client_that_stays_after_its_end_does_not_hold_up_a_stop() -> None:
+    """The time it has to close is not added to the broker's stop."""
+    async with serving() as server, await connected(port_of(server), "c") as client:
+        await client.send_bytes(b"\x36\x03\x00\x01t")
+        assert len(await client.rest()) == 1
+        async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS / 2):
+            await server.stop()
 
 
 async def test_client_that_stays_after_its_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
