@@ -30,7 +30,8 @@ class Rules:
             for none.
         certificate_username: the user name is the Common Name (``cn``) or the whole subject
             (``subject``) of the client's certificate, which lets it in without a password; a
-            client without one is refused. Null: certificates say nothing of users.
+            client without one is refused, and so is one that proves by SCRAM to be another
+            user. Null: certificates say nothing of users.
         username_as_client_id: the user name stands in place of the Client Identifier, so that
             nobody takes over another user's session; clients without one are refused.
     """

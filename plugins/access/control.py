@@ -197,11 +197,20 @@ class ScramAuthenticator:
         self._access = access
 
     def start(self, attempt: ConnectAttempt) -> AuthExchange:
-        """Begin an exchange, which is refused where the listener has no users of SCRAM."""
+        """Begin an exchange, which is refused where the listener has no users of SCRAM.
+
+        Where certificates name users, it is refused without one too, and for another user.
+        """
         scope = self._access.scope_of(attempt.listener)
+        rules = scope.rules
         if scope.scram_users is None:
             return _NoExchange()
-        return _Named(ScramExchange(scope.scram_users), scope.rules)
+        certified = None
+        if rules.certificate_username is not None:
+            certified = _certificate_name(attempt, rules)
+            if not certified:
+                return _NoExchange()
+        return _Named(ScramExchange(scope.scram_users), rules, certified)
 
 
 class _NoExchange:
@@ -215,13 +224,23 @@ class _NoExchange:
 class _Named:
     """An exchange after which the listener's rules give the client its names."""
 
-    def __init__(self, exchange: AuthExchange, rules: Rules) -> None:
+    def __init__(self, exchange: AuthExchange, rules: Rules, certified: str | None) -> None:
+        """Begin.
+
+        Args:
+            exchange: with the client.
+            rules: of its listener.
+            certified: the only user it may prove to be, as its certificate says; None for any.
+        """
         self._exchange = exchange
         self._rules = rules
+        self._certified = certified
 
     def step(self, data: bytes | None) -> AuthStep | Awaitable[AuthStep]:
         """Take the step, and name who is let in."""
         step = self._exchange.step(data)
+        if isinstance(step, Accepted) and self._certified not in (None, step.username):
+            return Refused()
         if isinstance(step, Accepted) and self._rules.username_as_client_id:
             return step._replace(client_id=step.username)
         return step

@@ -50,6 +50,7 @@ def passwd(
 ) -> None:
     """Write a user's password, asked for or read as one line from standard input."""
     text = _read(file)
+    _check_text("user", user)
     if delete:
         changed = without_user(text, user)
         if changed is None:
@@ -59,6 +60,7 @@ def passwd(
             with_user(text, user, "")  # before anybody types a password
         except ValueError as error:
             raise PasswdError(f"user: read {user!r}; allowed: {error}") from None
+        _check_kind(file, text, is_scram=is_scram)
         secret = _secret(_ask(), iterations, is_scram=is_scram)
         changed = with_user(text, user, secret)
     _write(file, changed)
@@ -76,6 +78,7 @@ def _secret(password: str, iterations: int | None, *, is_scram: bool) -> str:
     if not least <= iterations <= password_hash.MAX_ITERATIONS:
         allowed = f"{least} to {password_hash.MAX_ITERATIONS}"
         raise PasswdError(f"--iterations: read {iterations}; allowed: {allowed}")
+    _check_text("password", password)
     if not password:
         raise PasswdError("password: read nothing; allowed: one character or more")
     if not is_scram:
@@ -86,6 +89,35 @@ def _secret(password: str, iterations: int | None, *, is_scram: bool) -> str:
         return str(scram.make_credentials(password, salt, iterations))
     except ValueError as error:
         raise PasswdError(f"password: allowed: {error}") from None
+
+
+def _check_text(what: str, typed: str) -> None:
+    """Check that what was typed is text: MQTT's user names are, and so are files of users.
+
+    Raises:
+        PasswdError: it is not.
+    """
+    try:
+        typed.encode()
+    except UnicodeEncodeError as error:  # as Python hands on bytes that it cannot read
+        raise PasswdError(f"{what}: read bytes that are no UTF-8; allowed: UTF-8") from error
+
+
+def _check_kind(file: Path, text: str, *, is_scram: bool) -> None:
+    """Check that a file holds secrets of one kind: the broker refuses it otherwise.
+
+    Raises:
+        PasswdError: it holds some of the other.
+    """
+    for number, line in enumerate(text.splitlines(), 1):
+        _, colon, secret = line.partition(":")
+        if not colon or line.startswith("#"):
+            continue
+        if secret.strip().startswith(scram.METHOD) != is_scram:
+            stands, right = ("password_file", "without") if is_scram else ("scram_file", "with")
+            raise PasswdError(
+                f"{file}: line {number}: read a line of a {stands}; allowed here: {right} --scram"
+            )
 
 
 def _ask() -> str:

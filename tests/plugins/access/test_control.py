@@ -276,9 +276,12 @@ async def test_a_listener_may_have_rules_of_its_own(files: Files) -> None:
 # -- SCRAM ------------------------------------------------------------------------------------
 
 
-def scram(broker: VirtualBroker, client_id: str, password: str) -> VirtualClient:
+def scram(
+    broker: VirtualBroker, client_id: str, password: str, certificate_name: str | None = None
+) -> VirtualClient:
     """Return a client of the user ann that has gone through SCRAM; its answer is in the inbox."""
     client = VirtualClient(broker)
+    client.connection.certificate_name = certificate_name
     other = ScramClient([METHOD], "ann", password)
     properties: dict[str, Any] = {"authentication_method": METHOD}
     first = properties | {"authentication_data": other.get_client_first().encode()}
@@ -308,6 +311,18 @@ async def test_a_wrong_password_of_scram_is_refused(files: Files) -> None:
     client = scram(await broker_of(scram_file=str(files.scram)), "c", "b")
     assert client.take(ConnAck).reason_code == REFUSED
     assert client.is_lost
+
+
+@pytest.mark.parametrize(
+    ("certificate_name", "is_in"), [("ann", True), ("eve", False), (None, False)]
+)
+async def test_scram_does_not_stand_in_for_a_certificate(
+    files: Files, certificate_name: str | None, *, is_in: bool
+) -> None:
+    """Where certificates name users, a client must have one, and be the same user by both."""
+    broker = await broker_of(scram_file=str(files.scram), certificate_username="cn")
+    client = scram(broker, "c", "a", certificate_name)
+    assert client.take(ConnAck).reason_code == (0 if is_in else REFUSED)
 
 
 async def test_scram_is_offered_where_a_file_is_named(files: Files) -> None:

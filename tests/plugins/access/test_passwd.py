@@ -103,6 +103,9 @@ def test_a_user_is_deleted(run: Run) -> None:
         (["ann", "--iterations", "0"], "x", "--iterations: read 0; allowed: 1 to"),
         (["--scram", "ann", "--iterations", "4095"], "x", "allowed: 4096 to"),
         (["--scram", "ann"], "\u0007", "SASLprep"),
+        (["ann"], "\udcff", "password: read bytes that are no UTF-8"),
+        (["--scram", "ann"], "\udcff", "password: read bytes that are no UTF-8"),
+        (["\udcff"], "x", "user: read bytes that are no UTF-8"),
     ],
 )
 def test_a_mistake_is_one_line_and_changes_nothing(
@@ -114,6 +117,16 @@ def test_a_mistake_is_one_line_and_changes_nothing(
     assert said.startswith("penstock passwd: ")
     assert said.count("\n") == 1
     assert not run.file.exists()
+
+
+@pytest.mark.parametrize(("first", "second"), [([], ["--scram"]), (["--scram"], [])])
+def test_a_file_holds_secrets_of_one_kind(run: Run, first: list[str], second: list[str]) -> None:
+    """The broker would refuse the whole file; nothing is changed."""
+    assert not run("ann", *first)
+    before = run.file.read_text()
+    said = run("bob", *second)
+    assert f"{run.file}: line 1: read a line of a " in said
+    assert run.file.read_text() == before
 
 
 def test_a_file_that_cannot_be_used_is_named(run: Run) -> None:
