@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 
 import aiomqtt
 import pytest
+from amqtt.client import MQTTClient
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.enums import MQTTProtocolVersion
 
@@ -157,6 +159,51 @@ async def test_aiomqtt(
             publisher.publish(f"{base}/{level}", payload, qos)
         async with aiomqtt_client(endpoints[transport], name, version) as client:
             assert await from_aiomqtt(client) == expected(base, qos, retain=False)
+
+
+# -- aMQTT's client ---------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def amqtt_client(endpoint: Endpoint, client_id: str) -> AsyncIterator[MQTTClient]:
+    """Connect aMQTT's client, whose session stays for the next one."""
+    scheme = {"tcp": "mqtt", "tls": "mqtts"}.get(endpoint.transport, endpoint.transport)
+    client = MQTTClient(client_id=client_id, config={"auto_reconnect": False})
+    cafile = endpoint.authority.cafile if endpoint.is_encrypted else None
+    url = f"{scheme}://127.0.0.1:{endpoint.port}/mqtt"
+    async with asyncio.timeout(SECONDS):
+        assert await client.connect(url, cleansession=False, cafile=cafile) == 0
+        try:
+            yield client
+        finally:
+            await client.disconnect()
+
+
+async def from_amqtt(client: MQTTClient) -> list[tuple[str, bytes, int]]:
+    """Return one message for each payload, sorted by topic."""
+    messages = [await client.deliver_message() for _ in PAYLOADS]
+    return sorted((m.topic, bytes(m.data), m.qos or 0) for m in messages if m is not None)
+
+
+@EVERY_TRANSPORT
+@CELLS
+async def test_amqtt(
+    endpoints: dict[str, Endpoint], publisher: PahoClient, transport: str, qos: int
+) -> None:
+    """Live and kept messages come exactly as they were published; it speaks MQTT 3.1.1 alone."""
+    name = fresh(f"amqtt {transport}")
+    base = f"{TOPIC}/{name}"
+    wanted = sorted((f"{base}/{level}", payload, qos) for level, payload in PAYLOADS.items())
+    async with amqtt_client(endpoints[transport], name) as client:
+        assert await client.subscribe([(f"{base}/#", qos)]) == [qos]
+        for level, payload in PAYLOADS.items():
+            await client.publish(f"{base}/{level}", payload, qos)
+        assert await from_amqtt(client) == wanted
+    if qos:
+        for level, payload in PAYLOADS.items():
+            publisher.publish(f"{base}/{level}", payload, qos)
+        async with amqtt_client(endpoints[transport], name) as client:
+            assert await from_amqtt(client) == wanted
 
 
 # -- mosquitto's tools ------------------------------------------------------------------------
