@@ -5,7 +5,7 @@ Ten cases of MQTT 3.1.1, and the same of MQTT 5.0, are here, each shown for both
 - connect, publish at each QoS, wrong CONNECTs: `test_basic`, `test_second_connect`,
   `test_wrong_protocol_name`
 - retained messages: `test_retained_messages`
-- zero-length Client Identifier: `test_zero_length_client_id`
+- zero-length Client Identifier: `test_zero_length_client_id`, `test_zero_length_client_id_of_3_1_1`
 - messages queued for offline clients: `test_offline_message_queueing`
 - overlapping subscriptions: `test_overlapping_subscriptions`
 - keep alive: `test_keep_alive`
