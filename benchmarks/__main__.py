@@ -10,7 +10,15 @@ from typing import Annotated, Final, TypeVar
 
 import typer
 
-from benchmarks import acknowledged, fan_out, matching, memory, throughput
+from benchmarks import (
+    acknowledged,
+    fan_out,
+    many_clients,
+    matching,
+    memory,
+    small_state,
+    throughput,
+)
 from benchmarks.errors import BenchmarkError
 from benchmarks.peers import PEERS, Peer, running
 from benchmarks.provenance import describe_run
@@ -25,7 +33,9 @@ ROWS: Final = {
         *acknowledged.ROWS,
         *matching.ROWS,
         *fan_out.ROWS,
+        *many_clients.ROWS,
         *memory.ROWS,
+        *small_state.ROWS,
     )
 }
 DEFAULT_REPEATS: Final = 3

@@ -26,6 +26,7 @@ from benchmarks.peers import RunningPeer
 from benchmarks.rows import Measurement, Row, Scale, Target
 
 TOPIC: Final = "bench/stalled"
+LATE_PAYLOAD_BYTES: Final = 100_000
 RECEIVE_BUFFER_BYTES: Final = 4096
 SAMPLE_SECONDS: Final = 0.01
 STEADY_RATIO: Final = 0.01
@@ -105,31 +106,79 @@ def read_on(sock: socket.socket, messages: int, payload_bytes: int) -> int:
     return messages
 
 
-def measure_stalled(peer: RunningPeer, scale: Scale) -> Measurement:
-    """Return the growth of the broker's resident set over the bytes published."""
-    payload_bytes = scale.large_messages * scale.large_bytes
+def measure_stalled(
+    peer: RunningPeer,
+    scale: Scale,
+    *,
+    subscribers: int,
+    messages: int,
+    payload_bytes: int,
+    is_read_by_all: bool,
+) -> Measurement:
+    """Return the growth of the broker's resident set over the bytes published.
+
+    Args:
+        peer: the broker.
+        scale: when the resident set counts as steady.
+        subscribers: that stall.
+        messages: published.
+        payload_bytes: of each.
+        is_read_by_all: whether all subscribers read on in the end, and the peak is looked for
+            until then; else one does, behind it.
+    """
+    total_bytes = messages * payload_bytes
     with ExitStack() as stack:
-        for i in range(scale.stalled_subscribers):
+        stalled = []
+        for i in range(subscribers):
             sock = wire.open_client(
                 peer.port, f"bench-stalled-{i}", receive_buffer_bytes=RECEIVE_BUFFER_BYTES
             )
-            stack.enter_context(sock)
+            stalled.append(stack.enter_context(sock))
             wire.subscribe(sock, TOPIC, 1)
         before = wait_until_steady(peer, scale)
         sampler = PeakSampler(peer)
+        late = stalled if is_read_by_all else stalled[-1:]
+        received = 0
         with sampler.sampling():
-            publish_different(peer.port, scale.large_messages, scale.large_bytes)
+            publish_different(peer.port, messages, payload_bytes)
             settled = wait_until_steady(peer, scale)
-        received = read_on(sock, scale.large_messages, scale.large_bytes)
+            if is_read_by_all:
+                received = sum(read_on(sock, messages, payload_bytes) for sock in late)
+        if not is_read_by_all:
+            received = read_on(late[0], messages, payload_bytes)
     return Measurement(
-        value=(sampler.peak_bytes - before) / payload_bytes,
-        lost=scale.large_messages - received,
+        value=(sampler.peak_bytes - before) / total_bytes,
+        lost=len(late) * messages - received,
         details={
             "before_bytes": before,
             "peak_bytes": sampler.peak_bytes,
             "settled_bytes": settled,
-            "payload_bytes": payload_bytes,
+            "payload_bytes": total_bytes,
         },
+    )
+
+
+def measure_stalled_for_good(peer: RunningPeer, scale: Scale) -> Measurement:
+    """Return the growth with subscribers that read nothing while it is measured."""
+    return measure_stalled(
+        peer,
+        scale,
+        subscribers=scale.stalled_subscribers,
+        messages=scale.large_messages,
+        payload_bytes=scale.large_bytes,
+        is_read_by_all=False,
+    )
+
+
+def measure_late_readers(peer: RunningPeer, scale: Scale) -> Measurement:
+    """Return the growth with readers that stall first and read everything then."""
+    return measure_stalled(
+        peer,
+        scale,
+        subscribers=scale.late_readers,
+        messages=scale.late_messages,
+        payload_bytes=LATE_PAYLOAD_BYTES,
+        is_read_by_all=True,
     )
 
 
@@ -140,6 +189,14 @@ ROWS: Final = (
         title="resident set growth over payload bytes, stalled QoS 1 subscribers",
         unit="x payload",
         target=Target(most_value=1.2),
-        measure=measure_stalled,
+        measure=measure_stalled_for_good,
+    ),
+    Row(
+        name="memory_late_readers",
+        group="memory",
+        title="the same, 20 readers of 100 kB messages that stall and then read all",
+        unit="x payload",
+        target=Target(most_value=1.2),
+        measure=measure_late_readers,
     ),
 )

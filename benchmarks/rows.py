@@ -24,8 +24,9 @@ class Scale:
         stalled_subscribers: of the memory row with large messages.
         large_messages: of that row.
         large_bytes: payload of each of them.
-        readers: of the rows with large messages that all arrive.
-        reader_messages: of the memory row with such readers.
+        readers: of the row with 1 MiB messages.
+        late_readers: of the memory row whose readers stall and then read all.
+        late_messages: of that row.
     """
 
     seconds: float = 3.0
@@ -40,7 +41,8 @@ class Scale:
     large_messages: int = 60
     large_bytes: int = 1_000_000
     readers: int = 50
-    reader_messages: int = 100
+    late_readers: int = 20
+    late_messages: int = 100
 
 
 FULL = Scale()

@@ -16,6 +16,7 @@ import random
 import select
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, Protocol, Self
@@ -101,15 +102,24 @@ class _Connection:
         receive_maximum: messages that the broker takes unacknowledged.
         remaining: messages of this run whose handshake is not complete.
         rest: bytes read of a packet that is not whole.
+        session_present: whether the broker had kept the session.
     """
 
-    __slots__ = ("receive_maximum", "remaining", "rest", "sock", "wake_up_bytes")
+    __slots__ = (
+        "receive_maximum",
+        "remaining",
+        "rest",
+        "session_present",
+        "sock",
+        "wake_up_bytes",
+    )
 
-    def __init__(self, port: int, client_id: str, version: int) -> None:
+    def __init__(self, port: int, client_id: str, version: int, *, is_clean: bool = True) -> None:
         self.sock = wire.open_connection(port)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        self.sock.sendall(wire.connect_packet(client_id, version=version))
+        self.sock.sendall(wire.connect_packet(client_id, version=version, is_clean=is_clean))
         accepted = wire.read_connack(self.sock, version=version)
+        self.session_present = accepted.session_present
         self.receive_maximum = accepted.receive_maximum
         self.remaining = 0
         self.rest = b""
@@ -244,9 +254,19 @@ class Subscriber(_Connection):
         "received",
     )
 
-    def __init__(self, port: int, plan: Plan, pair: int) -> None:
-        super().__init__(port, f"bench-subscriber-{pair}", plan.version)
-        wire.subscribe(self.sock, plan.topic(pair), plan.qos, version=plan.version)
+    def __init__(self, port: int, plan: Plan, pair: int, *, session: str | None = None) -> None:
+        """Connect, and subscribe unless a session is resumed that already has.
+
+        Args:
+            port: where the broker listens.
+            plan: which messages come.
+            pair: whose.
+            session: Client Identifier, for a session that outlives its connections.
+        """
+        client_id = f"bench-subscriber-{pair}" if session is None else session
+        super().__init__(port, client_id, plan.version, is_clean=session is None)
+        if not self.session_present:
+            wire.subscribe(self.sock, plan.topic(pair), plan.qos, version=plan.version)
         self._qos = plan.qos
         self._head = b""
         self._tails: list[bytes] = []
@@ -421,7 +441,7 @@ class WindowedLoad:
         started = time.monotonic()
         for publisher in self._publishers:
             publisher.start(each)
-        finished = _serve(sides)
+        finished = serve(sides)
         cpu = time.process_time() - cpu_before
         delivered = sum(subscriber.received for subscriber in self._subscribers) - received_before
         published = each * self._plan.pairs
@@ -442,7 +462,7 @@ class WindowedLoad:
         self.close()
 
 
-def _serve(sides: list[Side]) -> float:
+def serve(sides: Sequence[Side]) -> float:
     """Serve all sides until each handshake is complete, or nothing comes any more.
 
     Returns:

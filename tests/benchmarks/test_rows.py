@@ -23,7 +23,8 @@ TINY: Final = Scale(
     large_messages=4,
     large_bytes=100_000,
     readers=3,
-    reader_messages=5,
+    late_readers=3,
+    late_messages=5,
 )
 
 BROKERS: Final = ("penstock", "penstock-stock", "mosquitto")
