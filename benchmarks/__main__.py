@@ -13,6 +13,7 @@ import typer
 from benchmarks import (
     acknowledged,
     fan_out,
+    latency,
     many_clients,
     matching,
     memory,
@@ -34,6 +35,7 @@ ROWS: Final = {
         *matching.ROWS,
         *fan_out.ROWS,
         *many_clients.ROWS,
+        *latency.ROWS,
         *memory.ROWS,
         *small_state.ROWS,
     )

@@ -13,7 +13,7 @@ from benchmarks.rows import Measurement, Row, Scale
 TINY: Final = Scale(
     seconds=0.02,
     warm_up_messages=100,
-    latency_seconds=0.2,
+    latency_seconds=0.5,
     steady_seconds=0.05,
     clients=20,
     idle_connections=100,
@@ -41,16 +41,22 @@ def brokers() -> Iterator[dict[str, RunningPeer]]:
         }
 
 
-@pytest.mark.parametrize("name", BROKERS)
-@pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row.name) for row in ROWS.values() if not row.is_tls]
-)
+CASES: Final = [
+    pytest.param(row, name, id=f"{row.name}-{name}")
+    for row in ROWS.values()
+    for name in BROKERS
+    # With aMQTT's plugins as well, where another path through the broker is measured.
+    if not row.is_tls and (name != "penstock-stock" or row.group in {"qos0", "qos1", "qos2"})
+]
+
+
+@pytest.mark.parametrize(("row", "name"), CASES)
 def test_each_row_measures(row: Row, name: str, brokers: dict[str, RunningPeer]) -> None:
     """Each row runs to its end on a real broker, tells all of its figures and loses nothing."""
     check(row, row.measure(brokers[name], TINY))
 
 
-@pytest.mark.parametrize("name", BROKERS)
+@pytest.mark.parametrize("name", ["penstock", "mosquitto"])
 @pytest.mark.parametrize(
     "row", [pytest.param(row, id=row.name) for row in ROWS.values() if row.is_tls]
 )
