@@ -259,10 +259,24 @@ class Core:
             self.logger.error("extension %s is behind: %d events dropped", name, n_events)
 
     def refuse(self, client_id: str, topic: str, reason_code: int) -> None:
-        """Log and count a client's message that is not routed."""
+        """Count a client's message that is not routed, and log it: of one session ever less often.
+
+        A client that sends nothing else could fill a disk with lines about it.
+        """
         reason = describe_reason_code(reason_code)
         count(self.counters.publish_refused, reason)
-        self.logger.info("client %s: publish to %s refused: %s", client_id, topic, reason)
+        n_refused = 1
+        session = self.sessions.get(client_id)
+        if session is not None:
+            n_refused = session.n_refused = session.n_refused + 1
+        if not n_refused & (n_refused - 1):
+            self.logger.info(
+                "client %s: publish to %s refused: %s; %d so far",
+                client_id,
+                topic,
+                reason,
+                n_refused,
+            )
 
     def route(
         self,

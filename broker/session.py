@@ -52,6 +52,7 @@ class Session:
             [MQTT-4.3.3-10]; to the receipt while a sink has not settled it, else None.
         ledger: the account of this subscriber; call `settle_direct` before reading it.
         n_direct: messages delivered at QoS 0 without passing the outbox since then.
+        n_refused: the client's own messages that were not routed.
         link: what is known of the path to this client.
         expiry_interval: seconds the session outlives its connection; None for ever.
         will: the will of the newest CONNECT, or None.
@@ -77,6 +78,7 @@ class Session:
         "listener",
         "look_timer",
         "n_direct",
+        "n_refused",
         "outbox",
         "overflow_timer",
         "resend",
@@ -102,6 +104,7 @@ class Session:
         self.shares: tuple[SharedSubscription, ...] = ()
         self.ledger = Ledger()
         self.n_direct = 0
+        self.n_refused = 0
         self.link = Link(client_id)
         self.outbox = Outbox(
             self.link,

@@ -63,6 +63,25 @@ def test_a_connection_is_on_the_list_once_and_wakes_the_driver_outside_its_turn(
     assert broker.core.take_touched() == []
 
 
+def test_publishes_of_a_client_that_are_refused_fill_no_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """All are counted; of each session the first is logged, and then ever fewer."""
+    access = Access()
+    access.refused = {("publish", "t")}
+    broker = VirtualBroker(access=access)
+    client = broker.connect("c")
+    with caplog.at_level("INFO"):
+        for _ in range(100):
+            client.publish("t", b"x")
+        broker.connect("other").publish("t", b"x")
+    lines = [line for line in caplog.messages if "publish to t refused" in line]
+    assert [line.rpartition("; ")[2] for line in lines] == [
+        f"{n_refused} so far" for n_refused in (1, 2, 4, 8, 16, 32, 64, 1)
+    ]
+    assert sum(broker.core.counters.publish_refused.values()) == 101
+
+
 def test_only_plain_brokers_take_the_fast_path() -> None:
     """A listener for single messages or packets sees all of them, so nothing may pass it by."""
     seen: list[object] = []
