@@ -13,6 +13,7 @@ All files are read again at `reload`, and taken only if all of them are right.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import secrets
 from collections.abc import Awaitable
@@ -60,8 +61,6 @@ class Scope:
         passwords: by user name.
         access_list: None allows every topic.
         scram_users: None where SCRAM is not for these listeners.
-        decoy: what an unknown user's password is compared with, so that the answer takes as
-            long as for a known one; None without users.
         verified: digests of passwords that were right, by user name.
     """
 
@@ -84,8 +83,20 @@ class Scope:
             file = rules.scram_file
             self.scram_users = Users(parse_users(_read(file), file, parse_credentials))
         self.verified: dict[str, bytes] = {}
-        some = next(iter(self.passwords.values()), None)
-        self.decoy = None if some is None else some._replace(digest=bytes(len(some.digest)))
+        self._hashes = tuple(self.passwords.values())
+        self._secret = hashlib.sha256(b"".join(stored.digest for stored in self._hashes)).digest()
+
+    def decoy(self, username: str) -> PasswordHash | None:
+        """Return what an unknown user's password is compared with; None without users.
+
+        The answer takes as long as for a known one, always the same, with as much work as one of
+        them has: a file may hold hashes of several ages.
+        """
+        if not self._hashes:
+            return None
+        chosen = hmac.digest(self._secret, username.encode(), "sha256")
+        model = self._hashes[int.from_bytes(chosen, "big") % len(self._hashes)]
+        return model._replace(digest=bytes(len(model.digest)))
 
 
 class FileAccess:
@@ -131,9 +142,10 @@ class FileAccess:
         if stored is not None:
             answer = _named(rules, username) if rules.username_as_client_id else True
             return self._verify(scope, attempt, username, stored, answer)
-        if scope.decoy is None:
+        decoy = scope.decoy(username)
+        if decoy is None:
             return None
-        return self._verify(scope, attempt, username, scope.decoy, None)
+        return self._verify(scope, attempt, username, decoy, None)
 
     def _verify(
         self,

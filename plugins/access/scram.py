@@ -4,8 +4,8 @@ The broker holds what verifies a password and cannot be used in its place: of ea
 the iterations, the StoredKey and the ServerKey, in the form in which PostgreSQL stores them. To
 verify costs two digests; the iterations are the client's work. There is no channel binding.
 
-A user who is not in the file gets a salt too, always the same, and fails at the end as a wrong
-password does, so that nobody learns who is in it.
+A user who is not in the file gets a salt too, always the same, with as many bytes and iterations
+as one who is, and fails at the end as a wrong password does, so that nobody learns who is in it.
 """
 
 from __future__ import annotations
@@ -106,23 +106,25 @@ class Users:
 
     def __init__(self, users: Mapping[str, Credentials]) -> None:
         self._users = users
-        known = b"".join(credentials.server_key for credentials in users.values())
+        self._models = tuple(users.values())
+        known = b"".join(credentials.server_key for credentials in self._models)
         self._secret = hashlib.sha256(known).digest()
-        self._iterations = max(
-            (credentials.iterations for credentials in users.values()),
-            default=DEFAULT_ITERATIONS,
-        )
 
     def find(self, username: str) -> Credentials:
         """Return a user's credentials; for a stranger some that no password meets."""
         found = self._users.get(username)
         if found is not None:
             return found
-        salt, stored_key, server_key = (
+        chosen, stored_key, server_key = (
             hmac.digest(self._secret, f"{purpose}:{username}".encode(), "sha256")
-            for purpose in ("salt", "stored", "server")
+            for purpose in ("chosen", "stored", "server")
         )
-        return Credentials(salt[:SALT_BYTES], stored_key, server_key, self._iterations)
+        iterations, n_salt_bytes = DEFAULT_ITERATIONS, SALT_BYTES
+        if self._models:
+            model = self._models[int.from_bytes(chosen, "big") % len(self._models)]
+            iterations, n_salt_bytes = model.iterations, len(model.salt)
+        salt = hashlib.shake_256(chosen).digest(n_salt_bytes)
+        return Credentials(salt, stored_key, server_key, iterations)
 
 
 class ScramExchange:

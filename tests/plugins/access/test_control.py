@@ -210,6 +210,17 @@ async def test_a_fleet_that_comes_back_is_known_again(files: Files) -> None:
     await plugin.close()
 
 
+async def test_the_time_of_an_answer_does_not_tell_who_is_in_the_file(files: Files) -> None:
+    """A stranger's password costs what some user's does, of hashes old and new."""
+    old, new = (make_hash(b"x", b"salt", iterations) for iterations in (101, 1000))
+    files.passwords.write_text(f"ann:{old}\nbob:{new}\n")
+    scope = (await plugin_of(password_file=str(files.passwords))).access.scope_of("default")
+    names = [f"stranger {number}" for number in range(50)]
+    decoys = [scope.decoy(name) for name in names]
+    assert {decoy.iterations for decoy in decoys if decoy} == {101, 1000}
+    assert decoys == [scope.decoy(name) for name in names]
+
+
 async def test_the_user_name_may_stand_for_the_client_identifier(files: Files) -> None:
     """Nobody takes over another user's session; who has no name is refused."""
     keys = {"password_file": str(files.passwords), "scram_file": str(files.scram)}

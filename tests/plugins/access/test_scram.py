@@ -75,6 +75,16 @@ def test_strangers_look_like_users() -> None:
     assert isinstance(run(client(), Users({})), Refused)
 
 
+def test_strangers_look_like_some_user() -> None:
+    """Where users differ in iterations and salt, so do those who are none."""
+    other = make_credentials("pencil", bytes(40), 5000)
+    users = Users({"user": CREDENTIALS, "other": other})
+    found = [users.find(f"stranger {number}") for number in range(50)]
+    assert {(len(stranger.salt), stranger.iterations) for stranger in found} == {
+        (len(user.salt), user.iterations) for user in (CREDENTIALS, other)
+    }
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"\xff", b"n,,", b"n,,n=user,r=", b"p=tls-unique,,n=user,r=x"]
 )
