@@ -256,9 +256,7 @@ class _Reading:
         return not self._listeners and not self._default.set
 
     def _is_left_out(self, listener: _Listener) -> bool:
-        return any(
-            DIRECTIVES[line.name].loosens is Loosens.LISTENER for line in listener.set.values()
-        )
+        return bool(_too_open(listener))
 
     def _refuse_all(self, listeners: list[_Listener]) -> None:
         """Say that no listener is left; without any, a policy file has one of its own.
@@ -267,11 +265,9 @@ class _Reading:
             ConfigError: with what each of them was left out for.
         """
         for listener in listeners:
-            for line in listener.set.values():
-                directive = DIRECTIVES[line.name]
-                if directive.loosens is Loosens.LISTENER:
-                    allowed = f"one listener without it; {directive.note}"
-                    self._wrong(line, line.value, allowed)
+            for line, directive in _too_open(listener):
+                allowed = f"one listener without it; {directive.note}"
+                self._wrong(line, line.value, allowed)
         self._give_up()
 
     def _give_up(self) -> None:
@@ -413,6 +409,15 @@ class _Reading:
         if listener.flag("use_username_as_clientid"):
             rules["username_as_client_id"] = True
         return rules
+
+
+def _too_open(listener: _Listener) -> list[tuple[Line, Directive]]:
+    """Return what a listener is left out for."""
+    return [
+        (line, directive)
+        for line in listener.set.values()
+        if (directive := find(line.name)) is not None and directive.loosens is Loosens.LISTENER
+    ]
 
 
 def _is_text(directive: Directive) -> bool:

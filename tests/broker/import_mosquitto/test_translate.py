@@ -212,6 +212,15 @@ def test_where_something_else_decided_nobody_connects(line: str) -> None:
     assert len(notes) == 1
 
 
+@pytest.mark.parametrize("option", ["auth_opt_pg_host", "plugin_opt_mode"])
+def test_options_of_a_plugin_may_be_one_listeners_own(option: str) -> None:
+    """Named as everywhere, and nobody is let in."""
+    text = f"per_listener_settings true\n{LISTENER}plugin /x.so\n{option} x\n"
+    policy, notes = translated(text)
+    assert [note.line.name for note in notes] == ["plugin", option]
+    assert policy["plugins"] == {"access": {}}
+
+
 def test_per_listener_settings_must_come_first() -> None:
     """As in mosquitto."""
     assert problems_of("allow_anonymous true\nper_listener_settings true\n") == [
