@@ -124,9 +124,9 @@ async def _connect(connection: Connection, packet: Connect, now: float) -> None:
         return
     if not answer:
         core.logger.info(
-            "client %s: user %r not authorized, from %s",
+            "client %s: %s not authorized, from %s",
             client_id,
-            packet.username,
+            "no user name:" if packet.username is None else f"user {packet.username!r}",
             connection.peer(),
         )
         refuse_connect(connection, ReasonCode.NOT_AUTHORIZED)

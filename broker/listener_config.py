@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -87,6 +87,7 @@ class Listener:
         socket_path: file name of a Unix socket, which takes the place of host and port, or None.
         socket_mode: permissions of that file.
         tls: None for none.
+        unused_certfile: a certificate that is named and that no listener shows, or None.
         is_websocket: MQTT travels in WebSocket messages.
         path: the only one that a WebSocket client may ask for; None for any.
         allowed_origins: web sites whose pages may connect by WebSocket; None for any.
@@ -101,6 +102,7 @@ class Listener:
     socket_path: str | None = None
     socket_mode: int = 0o660
     tls: Tls | None = None
+    unused_certfile: str | None = None
     is_websocket: bool = False
     path: str | None = None
     allowed_origins: tuple[str, ...] | None = None
@@ -111,7 +113,7 @@ class Listener:
 class ListenerKeys:
     """What may stand under one listener (aMQTT 0.12, `ListenerConfig`, and ours)."""
 
-    type: Literal["tcp", "ws", "external"] = "tcp"
+    type: str = "tcp"
     bind: str | int | None = f"0.0.0.0:{DEFAULT_PORT}"
     max_connections: int = 0
     when_full: Literal["wait", "refuse"] = "wait"
@@ -127,7 +129,7 @@ class ListenerKeys:
     path: str | None = None
     allowed_origins: tuple[str, ...] | None = None
     proxy_protocol: bool = False
-    socket_mode: str = "660"
+    socket_mode: str | int = "660"
     reader: str | None = None
     writer: str | None = None
 
@@ -164,7 +166,14 @@ def read_listeners(
                 "another address or port for each listener",
             )
         read[name] = listener
-    return read
+    # Under `default` a certificate may stand for the others.
+    shown = {listener.tls.certfile for listener in read.values() if listener.tls is not None}
+    return {
+        name: listener
+        if listener.tls is not None or listeners[name].certfile in shown
+        else replace(listener, unused_certfile=listeners[name].certfile)
+        for name, listener in read.items()
+    }
 
 
 def _listener(name: str, keys: ListenerKeys, path: str, wrong: Wrong) -> Listener:
@@ -180,12 +189,6 @@ def _listener(name: str, keys: ListenerKeys, path: str, wrong: Wrong) -> Listene
         host, port = split_bind(bind, DEFAULT_WEBSOCKET_PORT if is_websocket else DEFAULT_PORT)
     else:
         host, port = None, 0
-    if not re.fullmatch(r"0?[0-7]{3}", keys.socket_mode):
-        wrong(
-            join(path, "socket_mode"),
-            show(keys.socket_mode),
-            "three octal digits in quotes, such as '660'",
-        )
     return Listener(
         name=name,
         host=host,
@@ -193,7 +196,7 @@ def _listener(name: str, keys: ListenerKeys, path: str, wrong: Wrong) -> Listene
         max_connections=max(0, keys.max_connections),
         when_full=keys.when_full,
         socket_path=socket_path,
-        socket_mode=int(keys.socket_mode, 8) if keys.socket_mode.isdecimal() else 0,
+        socket_mode=_socket_mode(keys, path, wrong),
         tls=_tls(keys, path, wrong) if keys.ssl else None,
         is_websocket=is_websocket,
         path=keys.path,
@@ -216,7 +219,18 @@ def _socket_path(bind: str) -> str | None:
     return path
 
 
+def _socket_mode(keys: ListenerKeys, path: str, wrong: Wrong) -> int:
+    # A number without quotes has another value: YAML takes 0660 for 432, and 660 for decimal.
+    read = keys.socket_mode
+    if isinstance(read, str) and re.fullmatch(r"0?[0-7]{3}", read):
+        return int(read, 8)
+    wrong(join(path, "socket_mode"), show(read), "three octal digits in quotes, such as '660'")
+    return 0
+
+
 def _check_type(keys: ListenerKeys, path: str, wrong: Wrong) -> None:
+    if keys.type not in ("tcp", "ws", "external"):
+        wrong(join(path, "type"), show(keys.type), "tcp or ws; with TLS, either has ssl: true")
     if keys.type == "external":
         wrong(
             join(path, "type"),

@@ -111,6 +111,12 @@ class Listening:
                 self._context = self._new_context(listener.tls)
             except TlsFilesError as error:
                 raise ListenError(f"listener {listener.name}: {error}") from error
+        elif listener.unused_certfile is not None:
+            self._logger.warning(
+                "listener %s: certfile %s is not used: without ssl: true there is no TLS",
+                listener.name,
+                listener.unused_certfile,
+            )
         if listener.is_websocket:
             # Its library costs time and memory, which most brokers can do without.
             from broker.websocket import WebSocketLayer  # noqa: PLC0415
@@ -187,22 +193,24 @@ class Listening:
             )
         return context
 
-    def reload(self) -> None:
+    def reload(self) -> bool:
         """Read the files of TLS again, for connections from now on.
 
-        Where they cannot be used, that is logged and those of before stay in use.
+        Returns:
+            False where they cannot be used: that is logged, and those of before stay in use.
         """
         tls = self.listener.tls
         if tls is None:
-            return
+            return True
         try:
             self._context = self._new_context(tls)
         except TlsFilesError as error:
             self._logger.error(  # noqa: TRY400 (a user's mistake)
                 "listener %s: %s; the certificate of before stays in use", self.listener.name, error
             )
-        else:
-            self._logger.info("listener %s: certificate read again", self.listener.name)
+            return False
+        self._logger.info("listener %s: certificate read again", self.listener.name)
+        return True
 
     def close(self) -> None:
         """Listen no more; connections stay."""

@@ -205,8 +205,7 @@ class Server:
 
         What cannot be used is logged and changes nothing.
         """
-        for listening in self._listening:
-            listening.reload()
+        taken = [listening.reload() for listening in self._listening]
         for plugin in self._plugins.plugins:
             try:
                 await plugin.reload()
@@ -214,7 +213,14 @@ class Server:
                 self._logger.error("not reloaded: %s", error)  # noqa: TRY400 (a user's mistake)
             except Exception:  # one plugin's fault must not end the broker
                 self._logger.exception("plugin %s did not reload", type(plugin).__name__)
-        self._logger.info("reloaded")
+            else:
+                taken.append(True)
+                continue
+            taken.append(False)
+        if all(taken):
+            self._logger.info("reloaded")
+        else:
+            self._logger.warning("reloaded, but for what is named above")
 
     async def stop(self) -> None:
         """Stop listening, finish what was accepted, say goodbye and free everything."""

@@ -257,8 +257,8 @@ def _lock_file(path: str) -> int:
         lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise DatabaseStartError(
-            f"persistence database {path}: {name} cannot be made: {error.strerror}; allowed: a "
-            "path in a directory that is there and can be written"
+            f"persistence database {path}: {name} cannot be written: {error.strerror}; "
+            "allowed: a path in a directory that is there, where this user may write"
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

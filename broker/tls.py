@@ -87,7 +87,7 @@ def _load_certificate(context: ssl.SSLContext, tls: Tls) -> None:
 
 def _what_is_wrong(tls: Tls, error: ssl.SSLError) -> str:
     """Say which of a certificate and its key is at fault; OpenSSL names no file."""
-    if error.reason == "KEY_VALUES_MISMATCH":
+    if error.reason in ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED"):
         return f"keyfile {tls.keyfile}: not the key of certfile {tls.certfile}"
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cafile=tls.certfile)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from amqtt.contexts import Action as AmqttAction
 from amqtt.events import BrokerEvents, MQTTEvents
+from amqtt.plugins.authentication import AnonymousAuthPlugin
 from amqtt.plugins.sys.broker import BrokerSysPlugin
 
 from broker.amqtt_host.calls import SHUTDOWN_SECONDS, PluginCalls
@@ -119,6 +120,14 @@ class AmqttHost:
             self._logger.warning(
                 "%s: no plugins, so aMQTT's default ones apply, which let everybody in; "
                 "name one that authenticates under plugins",
+                policy.file,
+            )
+        elif not is_alone and any(
+            isinstance(plugin, AnonymousAuthPlugin) for plugin in self.manager.auth_plugins
+        ):
+            self._logger.warning(
+                "%s: AnonymousAuthPlugin lets in whoever the other plugins do not know, with any "
+                "user name and password; take it out unless that is meant",
                 policy.file,
             )
         self._filters = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,10 +10,11 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from broker.config import parse_policy
-from broker.errors import ConfigError, PenstockError
+from broker.config import Policy, parse_policy
+from broker.errors import ConfigError, ConfigProblem, PenstockError
 from broker.import_mosquitto.conf_file import read_conf
 from broker.import_mosquitto.translate import Note, translate
+from broker.plugin_loader import load_plugins
 from broker.program import exit_status, new_app
 
 app = new_app()
@@ -46,10 +48,29 @@ def import_mosquitto(
     for note in notes:
         sys.stderr.write(f"{note.line.file}: {note}\n")
     try:
-        parse_policy(text, str(output or "policy"))
-    except ConfigError as error:
+        asyncio.run(_check(parse_policy(text, str(output or "policy"))))
+    except PenstockError as error:
         sys.stderr.write(f"as it is, the broker would refuse this file here:\n{error}\n")
         raise typer.Exit(REFUSED_HERE) from error
+
+
+async def _check(policy: Policy) -> None:
+    """Look at what the broker would read at its start.
+
+    Raises:
+        PenstockError: it would refuse something.
+    """
+    plugins = load_plugins(policy, listeners=policy.listeners).plugins
+    try:
+        for plugin in plugins:
+            await plugin.start()
+    finally:
+        for plugin in plugins:
+            await plugin.close()
+    folder = Path(policy.persistence.path).parent if policy.persistence is not None else Path()
+    if not folder.is_dir():
+        problem = ConfigProblem("persistence.path", f"no folder {folder}", "a folder that is there")
+        raise ConfigError(policy.file, [problem])
 
 
 def _as_text(conf: Path, policy: dict[str, Any], notes: list[Note]) -> str:

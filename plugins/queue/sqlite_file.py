@@ -68,8 +68,8 @@ def lock_file(path: str) -> int:
         lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise EngineStartError(
-            f"queue database {path}: {name} cannot be made: {error.strerror}; allowed: a path in a "
-            "directory that is there and can be written"
+            f"queue database {path}: {name} cannot be written: {error.strerror}; allowed: a path "
+            "in a directory that is there, where this user may write"
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -147,6 +147,7 @@ def test_what_is_inherited_and_does_nothing_is_no_mistake(files: dict[str, Any])
     ("keys", "key", "read", "allowed"),
     [
         ("type: external", "type", "external", "tcp or ws"),
+        ("type: wss", "type", "'wss'", "tcp or ws; with TLS, either has ssl: true"),
         ("type: mqtt", "type", "mqtt", "tcp"),
         ("reader: x", "reader", "x", "external"),
         ("ssl: on", "certfile", "nothing", "a certificate"),
@@ -160,7 +161,7 @@ def test_what_is_inherited_and_does_nothing_is_no_mistake(files: dict[str, Any])
         ("type: ws, path: mqtt", "path", "mqtt", "begins with /"),
         ("allowed_origins: [x]", "allowed_origins", "x", "only beside type: ws"),
         ("socket_mode: '600'", "socket_mode", "600", "only beside bind: unix:/path"),
-        ("bind: 'unix:/x', socket_mode: 600", "socket_mode", "600", "a valid string"),
+        ("bind: 'unix:/x', socket_mode: 600", "socket_mode", "600", "in quotes, such as '660'"),
         ("bind: 'unix:/x', socket_mode: '999'", "socket_mode", "999", "octal"),
         ("bind: 'unix:x'", "bind", "unix:x", "unix:/path"),
         (f"bind: 'unix:/{'x' * 107}'", "bind", "xx", "107 bytes"),

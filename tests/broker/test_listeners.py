@@ -377,6 +377,23 @@ async def test_certificates_are_read_again_and_clients_stay(
             assert (await client.publish("t", b"data")).reason_code < 0x80
     assert f"keyfile {keys['keyfile']}: no private key" in caplog.text
     assert "stays in use" in caplog.text
+    assert caplog.messages.count("reloaded") == 1
+    assert "reloaded, but for what is named above" in caplog.messages
+
+
+async def test_certificate_that_no_listener_shows_is_told(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who names one and forgets ssl would take the listener for a safe one."""
+    files = authority.issue()._asdict()
+    local = {"bind": "127.0.0.1:0"}
+    async with serving(listeners={"default": local | files}):
+        pass
+    assert f"listener default: certfile {files['certfile']} is not used" in caplog.text
+    caplog.clear()
+    async with serving(listeners={"default": local | files, "tls": local | {"ssl": True}}):
+        pass
+    assert "is not used" not in caplog.text
 
 
 async def test_file_that_cannot_be_used_stops_the_start(authority: Authority) -> None:

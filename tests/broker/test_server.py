@@ -84,7 +84,7 @@ async def test_address_in_use_is_told_and_nothing_stays_behind(tmp_path: Path) -
 async def test_plugin_that_cannot_start_stops_the_start(tmp_path: Path) -> None:
     """No socket is opened; the error is the plugin's own."""
     server = make_server(plugins=queue_plugin(tmp_path / "missing"))
-    with pytest.raises(PenstockError, match=r"missing/queue\.db\.lock cannot be made"):
+    with pytest.raises(PenstockError, match=r"missing/queue\.db\.lock cannot be written"):
         await server.start()
     assert not server.addresses
 

@@ -169,7 +169,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_path_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     """A directory that is not there, or a directory in place of the file."""
-    assert "cannot be made" in refused(tmp_path / "no" / "s.db")
+    assert "cannot be written" in refused(tmp_path / "no" / "s.db")
     (tmp_path / "d").mkdir()
     assert "unable to open" in refused(tmp_path / "d")
 

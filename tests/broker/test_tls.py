@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -514,6 +516,12 @@ def wrong_files(authority: Authority, folder: Path) -> dict[str, tuple[Tls, str]
     secret.write_text(
         Path(keyfile).read_text().replace("KEY-----\n", "KEY-----\nProc-Type: 4,ENCRYPTED\n", 1)
     )
+    rsa_key = folder / "rsa.key"
+    rsa_key.write_bytes(
+        rsa.generate_private_key(65_537, 2_048).private_bytes(
+            Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+        )
+    )
     missing = str(folder / "missing.pem")
     right = Tls(certfile, keyfile)
     return {
@@ -526,6 +534,10 @@ def wrong_files(authority: Authority, folder: Path) -> dict[str, tuple[Tls, str]
         "mismatch": (
             Tls(certfile, other.keyfile),
             rf"keyfile {other.keyfile}: not the key of certfile {certfile}",
+        ),
+        "key of another type": (
+            Tls(certfile, str(rsa_key)),
+            rf"keyfile {rsa_key}: not the key of certfile {certfile}",
         ),
         "no authority": (
             Tls(certfile, keyfile, cafile=str(garbage)),
@@ -549,6 +561,7 @@ def wrong_files(authority: Authority, folder: Path) -> dict[str, tuple[Tls, str]
         "no key",
         "passphrase",
         "mismatch",
+        "key of another type",
         "no authority",
         "no authority's text",
         "ciphers",

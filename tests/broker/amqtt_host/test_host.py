@@ -128,6 +128,18 @@ async def test_file_that_leaves_the_choice_to_amqtt_says_who_is_let_in(
     assert ("policy.yaml: no plugins, so" in caplog.text) == is_told
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_who_is_let_in_beside_other_plugins_is_told(
+    caplog: pytest.LogCaptureFixture, *, is_alone: bool
+) -> None:
+    """AMQTT's anonymous plugin makes another one's list of users worth nothing."""
+    with caplog.at_level(logging.WARNING):
+        AmqttHost(
+            parse_policy({"plugins": {ANONYMOUS: None}}, "policy.yaml"), is_alone=is_alone
+        ).manager.forget()
+    assert ("AnonymousAuthPlugin lets in whoever" in caplog.text) != is_alone
+
+
 async def test_answer_of_plugins_that_cannot_wait_is_there_at_once() -> None:
     """No task is made for aMQTT's anonymous authentication."""
     broker = Broker({ANONYMOUS: None})

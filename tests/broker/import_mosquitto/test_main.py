@@ -70,6 +70,26 @@ def test_what_the_broker_would_refuse_here_is_told_with_status_1(
     assert "certfile: none.crt" in Path("policy.yaml").read_text()
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("persistence_location /no/such/folder", "persistence.path: read no folder /no/such"),
+        ("password_file none", "none: file: read No such file"),
+        ("password_file plain", "plain: line 1: read something else for user ann"),
+        ("acl_file plain", "plain: line 1: read 'ann:secret'"),
+    ],
+)
+def test_what_the_start_would_read_is_read(
+    conf: Path, capsys: pytest.CaptureFixture[str], line: str, told: str
+) -> None:
+    """Status 1 names the files of users and topics, and the folder of the database, too."""
+    Path("plain").write_text("ann:secret\n")
+    conf.write_text(f"listener 1883\npersistence true\n{line}\n")
+    assert main([str(conf), "-o", "policy.yaml"]) == 1
+    assert told in capsys.readouterr().err
+    assert Path("policy.yaml").exists()
+
+
 def test_no_file_is_overwritten(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It may have been worked on."""
     conf.write_text("")

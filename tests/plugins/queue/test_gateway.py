@@ -135,7 +135,7 @@ def test_second_gateway_on_the_same_file_is_refused(tmp_path: Path) -> None:
         ("plugins: {queue: {http: null, queues: {q: {}}}}", "plugins.queue.http: read null"),
         (
             "plugins: {queue: {path: no/queue.db, queues: {q: {}}}}",
-            "no/queue.db.lock cannot be made",
+            "no/queue.db.lock cannot be written",
         ),
         (
             "plugins: {queue: {http: '203.0.113.9:80', engine: memory, queues: {q: {}}}}",
