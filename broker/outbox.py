@@ -359,7 +359,8 @@ class Outbox:
         expires_at = large.message.expires_at
         if expires_at is not None and now >= expires_at:
             return True
-        verdict = self._decide(large, now)
+        since = large.withheld_since
+        verdict = self._decide(large.message, 0.0 if since is None else now - since, now)
         self._ask = False
         self.last_verdict = verdict
         self._passed_bytes = 0
@@ -379,12 +380,13 @@ class Outbox:
         self.look_again_at = again
         return False
 
-    def _decide(self, large: Delivery, now: float) -> Verdict:
-        since = large.withheld_since
+    def lets(self, message: Message, now: float) -> bool:
+        """Say whether the gate would let a large message go to this subscriber now."""
+        return self._decide(message, 0.0, now).deliver
+
+    def _decide(self, message: Message, sojourn: float, now: float) -> Verdict:
         try:
-            return self._gate.decide(
-                large.message, self._link, 0.0 if since is None else now - since, now
-            )
+            return self._gate.decide(message, self._link, sojourn, now)
         except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop delivery)
             self.gate_errors_total += 1
             self._on_gate_error(error)

@@ -55,14 +55,14 @@ def take_over(session: Session, now: float) -> bool:
         True where the session has got something.
     """
     connection = session.connection
-    if connection is None or not connection.has_quota():
+    if connection is None or session.outbox.n_messages or not connection.has_quota():
         return False
     n_free = min(TAKE_MESSAGES, connection.send_quota - len(session.inflight))
     for share in session.shares:
         for holder in list(share.holders):
             if holder is session:
                 continue
-            deliveries = _take_from(holder, share, n_free)
+            deliveries = _take_from(holder, share, n_free, session, now)
             if not deliveries:
                 del share.holders[holder]
             elif _move(holder, deliveries, now, taker=session):
@@ -70,16 +70,31 @@ def take_over(session: Session, now: float) -> bool:
     return False
 
 
-def _take_from(holder: Session, share: SharedSubscription, n_messages: int) -> list[Delivery]:
-    """Take messages of a share out of a session: inflight ones only where it is away."""
+def _take_from(
+    holder: Session, share: SharedSubscription, n_messages: int, taker: Session, now: float
+) -> list[Delivery]:
+    """Take messages of a share out of a session: inflight ones only where it is away.
+
+    What could not leave with the taker either stays: two members would take it from each other
+    for ever.
+    """
     name = share.topic_filter
-    taken: list[Delivery] = []
     if holder.connection is None:
         taken = _take_inflight(holder, {name}, n_messages)
-    elif _is_asked(holder.core):
+        return taken + holder.outbox.take_where(lambda d: d.share == name, n_messages - len(taken))
+    if _is_asked(holder.core):
         return []  # with whom it is, it may be received: this is known of nobody else yet
-    n_left = n_messages - len(taken)
-    return taken + holder.outbox.take_where(lambda d: d.share == name, n_left)
+    is_open = True
+
+    def can_leave(delivery: Delivery) -> bool:
+        nonlocal is_open
+        if delivery.share != name:
+            return False
+        if delivery.message.is_large and is_open:
+            is_open = taker.outbox.lets(delivery.message, now)
+        return is_open or not delivery.message.is_large
+
+    return holder.outbox.take_where(can_leave, n_messages)
 
 
 def _take_inflight(

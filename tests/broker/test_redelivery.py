@@ -258,7 +258,10 @@ def test_what_has_expired_is_not_handed_on() -> None:
 
 
 class Closed(OpenGate):
-    """A gate that holds every large message back from one client."""
+    """A gate that holds every large message back from some clients."""
+
+    def __init__(self, *client_ids: str) -> None:
+        self.held = client_ids
 
     def threshold_s(self, topic: str) -> int | None:
         """The same for every topic."""
@@ -268,16 +271,35 @@ class Closed(OpenGate):
     def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
         """Hold back."""
         del message, sojourn
-        return Verdict(link.client_id != "held", now + 60, "test")
+        return Verdict(link.client_id not in self.held, now + 60, "test")
 
 
 def test_a_withheld_message_goes_to_a_member_that_may_have_it() -> None:
     """A large message that is withheld from one member is not withheld from an idle one."""
-    broker = VirtualBroker(gate=Closed())
+    broker = VirtualBroker(gate=Closed("held"))
     held = member(broker, "held")
     broker.connect("p").publish("jobs", b"x" * 20, qos=1)
     assert held.payloads() == []
     assert member(broker, "free").payloads() == [b"x" * 20]
+    check_books(broker)
+
+
+def test_members_do_not_take_withheld_messages_from_each_other_for_ever() -> None:
+    """Each has a withheld message, so neither has nothing to do: the broker comes to rest."""
+    broker = VirtualBroker(gate=Closed("a", "b"))
+    a, b = member(broker, "a"), member(broker, "b")
+    for client in (a, b):
+        client.subscribe("own/#", 1)
+    publisher = broker.connect("p")
+    publisher.publish("own/1", b"x" * 20)
+    for number in range(3):
+        publisher.publish("jobs", b"x" * 20, qos=1, packet_id=number + 1)
+    for client in (a, b):
+        client.connection.resume_sending(broker.now)
+    broker.settle()
+    held = sum(client.session.outbox.n_messages for client in (a, b))
+    assert held == 5
+    assert broker.core.ledger().moved == 0
     check_books(broker)
 
 
