@@ -97,6 +97,8 @@ def describe(row: Row, measurement: Measurement) -> str:
     text = f"{format_value(measurement.value)} {row.unit}"
     if rate := measurement.details.get("delivered_per_broker_cpu_second"):
         text += f", {format_value(rate)} per processor second of the broker"
+    if load := measurement.details.get("load_cpu_ratio"):
+        text += f", load {load:.2f} of a core"
     return f"{text}, {measurement.lost} lost" if measurement.lost else text
 
 

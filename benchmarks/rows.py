@@ -30,7 +30,7 @@ class Scale:
     """
 
     seconds: float = 3.0
-    warm_up_messages: int = 5_000
+    warm_up_messages: int = 500
     latency_seconds: float = 15.0
     steady_seconds: float = 1.0
     clients: int = 500
