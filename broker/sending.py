@@ -504,13 +504,21 @@ class Sender:
             is_held: it must not leave before what has changed until now is safe: of a QoS 2
                 message whose packet identifier is lost, a restart would make another message.
         """
-        if len(header) + len(payload) > self.send_maximum:
+        size = len(header) + len(payload)
+        if size > self.send_maximum:
             self.session.ledger.drop("packet_too_large")
             return False
-        self.core.counters.publish_sent += 1
+        core = self.core
+        core.counters.publish_sent += 1
         # A Topic Alias must not overtake the packet that says what it stands for.
         if is_held or (self.held and self.aliases is not None):
             self._hold(header[0], header, payload)
+        elif core.is_plain and len(payload) <= JOIN_BELOW_BYTES:  # as `_put`, with one call less
+            core.counters.packets_sent += 1
+            self.out_bytes += size
+            self.out.append(header + payload)
+            if not self.is_touched:
+                core.touch(self)
         else:
             self._put(header[0], header, payload)
         return True
