@@ -39,6 +39,10 @@ TAKE_MESSAGES: Final = 16
 messages, so that members that become idle together share what has piled up."""
 
 
+SLICE_MESSAGES: Final = 1000
+"""What a session that leaves a share hands on before others have their turn: some 20 ms."""
+
+
 def may_take_over(session: Session) -> bool:
     """Say whether other members of the session's shares may hold something for it."""
     return any(share.holders for share in session.shares)
@@ -135,12 +139,16 @@ def unsubscribed(session: Session, topic_filter: str, now: float) -> None:
     """A session has left a share: what it has not begun to send is for the others.
 
     What it was sent is completed with it [MQTT-3.10.4-3], and so is the rest where no other
-    member is there to take it.
+    member is there to take it. Very many go slice by slice, with turns for others between; what is
+    not among them yet may go to the client meanwhile.
     """
     share = session.core.tree.shares.get(topic_filter)
-    if share is None or not share.has_connected_member():
+    if share is None or not share.has_connected_member() or share.member_of(session) is not None:
         return
-    _move(session, session.outbox.take_where(lambda d: d.share == topic_filter), now)
+    taken = session.outbox.take_where(lambda d: d.share == topic_filter, SLICE_MESSAGES)
+    _move(session, taken, now)
+    if len(taken) == SLICE_MESSAGES:
+        session.core.timers.at(now, lambda at: unsubscribed(session, topic_filter, at))
 
 
 def refused(session: Session, is_refused: Callable[[Delivery], bool], now: float) -> None:

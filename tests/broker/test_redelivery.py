@@ -23,6 +23,7 @@ from broker.mqtt.packets import (
     Unsubscribe,
 )
 from broker.outbox import OpenGate
+from broker.redelivery import SLICE_MESSAGES
 from tests.helpers.access import Access
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient
@@ -191,6 +192,24 @@ def test_who_unsubscribes_keeps_what_was_sent_and_gives_the_rest_away() -> None:
     assert leaves.take_all(Publish) == []
     assert stays.session.outbox.n_messages == 1
     leaves.lose()
+    check_books(broker)
+
+
+def test_who_leaves_a_share_with_very_many_hands_them_on_slice_by_slice() -> None:
+    """Others have their turn between: no slice holds the loop for long."""
+    broker = VirtualBroker()
+    leaver, other = member(broker, "leaver"), member(broker, "other")
+    other.send(Unsubscribe(1, (SHARE,)))
+    leaver.connection.pause_sending(broker.now)
+    n_messages = 2 * SLICE_MESSAGES + 100
+    publish(broker, n_messages, qos=1)
+    other.connection.pause_sending(broker.now)
+    other.subscribe(SHARE, 1)
+    leaver.send(Unsubscribe(1, (SHARE,)))
+    assert leaver.session.ledger.moved == SLICE_MESSAGES
+    broker.advance(0)
+    assert leaver.session.ledger.moved == n_messages
+    assert other.session.outbox.n_messages == n_messages
     check_books(broker)
 
 
