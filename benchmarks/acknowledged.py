@@ -50,6 +50,7 @@ def _row(name: str, title: str, least_ratio: float, plan: Plan) -> Row:
         measure=partial(measure_windowed, plan=plan),
         inflight_messages=INFLIGHT_MESSAGES,
         is_v5=plan.version == 5,
+        has_ceiling=plan.pairs == 1 and plan.version == 4,
     )
 
 

@@ -262,7 +262,7 @@ PEERS: Final = {
         ),
         Peer(
             "ceiling",
-            "no broker: bytes copied unread, the load's own limit",
+            "no broker: packets copied, the load's own limit",
             _relay,
             lambda: "-",
             is_ceiling=True,

@@ -221,6 +221,12 @@ def read_publish(packet: bytes, *, version: int = 4) -> Publish:
     return Publish(packet[0], topic, topic_end, at, properties)
 
 
+def size_of(packet: bytes) -> int:
+    """Return the length of the packet that begins here."""
+    size, at = _read_variable_integer(packet, 1)
+    return at + size
+
+
 def receive_exactly(sock: socket.socket, size_bytes: int) -> bytes:
     """Return the next `size_bytes` bytes of a blocking socket.
 
