@@ -38,8 +38,18 @@ class ClientLog:
         )
 
     def _connected(self, event: ClientConnected) -> None:
-        session = event.session
-        self._logger.debug("client %s: connected, user %r", session.client_id, session.username)
+        session = cast(Session, event.session)
+        connection = session.connection
+        if connection is not None and self._logger.isEnabledFor(logging.DEBUG):
+            self._logger.debug(
+                "client %s: connected, user %r, protocol level %d, from %s:%d on listener %s",
+                session.client_id,
+                session.username,
+                connection.version,
+                connection.remote_address,
+                connection.remote_port,
+                connection.listener,
+            )
         self._tell_drops(session, "while it was away")
 
     def _disconnected(self, event: ClientDisconnected) -> None:

@@ -53,7 +53,7 @@ def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
     if connection.refusal is not None:  # no place for it
         connection.core.logger.info(
             "client %s: refused, %s, from %s",
-            packet.client_id,
+            packet.client_id or "without an id",
             describe_reason_code(connection.refusal),
             connection.peer(),
         )

@@ -71,7 +71,7 @@ def test_debug_says_who_comes_and_goes(caplog: pytest.LogCaptureFixture) -> None
     with caplog.at_level(logging.DEBUG):
         for _ in range(2):
             broker.connect("c", 4, username="ada")
-    connected = "client c: connected, user 'ada'"
+    connected = "client c: connected, user 'ada', protocol level 4, from :0 on listener default"
     assert [record.message for record in caplog.records if record.name == LOGGER.name] == [
         connected,
         "client c: disconnected",

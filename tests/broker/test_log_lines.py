@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import io
 import logging
 
 import pytest
 
-from broker.log_lines import MAX_CHARACTERS, LineFormatter
+from broker.log_lines import (
+    MAX_CHARACTERS,
+    MAX_LINES,
+    WINDOW_SECONDS,
+    BoundedHandler,
+    LineFormatter,
+)
 
 
 def shown(*arguments: object, fault: BaseException | None = None) -> str:
@@ -48,3 +55,62 @@ def test_a_traceback_keeps_its_lines() -> None:
     assert first == "INFO: client a: gone"
     assert rest[0].startswith("Traceback")
     assert len(rest) > 1
+
+
+class Log:
+    """A bounded log whose clock stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+        self._stream = io.StringIO()
+        self.handler = BoundedHandler(self._stream)
+        self.handler.setFormatter(LineFormatter("%(levelname)s %(message)s"))
+
+    def write(self, n_lines: int, words: str = "%s: closed", level: int = logging.INFO) -> None:
+        """Write lines that differ in their numbers alone."""
+        for number in range(n_lines):
+            record = logging.LogRecord("penstock", level, "x.py", 1, words, (number,), None)
+            record.created = self.now
+            self.handler.handle(record)
+
+    def lines(self) -> list[str]:
+        """Take what was written since the last call."""
+        lines = self._stream.getvalue().splitlines()
+        self._stream.seek(0)
+        self._stream.truncate()
+        return lines
+
+
+@pytest.mark.parametrize("seconds", [WINDOW_SECONDS, -3_600.0])
+def test_no_number_of_connections_fills_the_log(seconds: float) -> None:
+    """Of lines in the same words some are written, and the others counted; other words stay."""
+    log = Log()
+    log.write(MAX_LINES + 50)
+    log.write(1, "%s: something else")
+    assert log.lines() == [
+        *(f"INFO {number}: closed" for number in range(MAX_LINES)),
+        "INFO 0: something else",
+    ]
+    log.now += seconds
+    log.write(2)
+    assert log.lines() == [
+        "WARNING 50 more lines like this one were left out: %s: closed",
+        "INFO 0: closed",
+        "INFO 1: closed",
+    ]
+
+
+def test_what_was_left_out_is_told_at_the_end() -> None:
+    """A flood that lasts until the process ends is not forgotten."""
+    log = Log()
+    log.write(MAX_LINES + 1)
+    log.lines()
+    log.handler.close()
+    assert log.lines() == ["WARNING 1 more lines like this one were left out: %s: closed"]
+
+
+def test_all_debug_lines_are_written() -> None:
+    """Who asks for them wants each."""
+    log = Log()
+    log.write(2 * MAX_LINES, level=logging.DEBUG)
+    assert len(log.lines()) == 2 * MAX_LINES
