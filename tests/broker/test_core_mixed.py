@@ -142,8 +142,7 @@ class Peer:
         if not session_present:
             self.released.clear()
             self.incoming.clear()
-            if not self.is_lasting:
-                self.unacknowledged.clear()
+            self.unacknowledged.clear()  # the broker does not know them from new ones
         self.send(*map(PubRel, sorted(self.released)))
         for sent in list(self.unacknowledged.values()):
             self.repeated.add(sent.payload)
