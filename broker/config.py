@@ -124,7 +124,8 @@ class _Reading:
         self.problems: list[ConfigProblem] = []
 
     def policy(self, document: Mapping[str, Any]) -> Policy:
-        keys = self._checked(_PolicyKeys, self._underscored(document, ""), "")
+        top = self._underscored(document, "")
+        keys = self._checked(_PolicyKeys, top, "")
         if keys is None:
             raise ConfigError(self.file, self.problems)
         own_keys = {
@@ -142,6 +143,11 @@ class _Reading:
         if keys.persistence is not None:
             own = self._underscored(keys.persistence, "persistence")
             persistence = self._checked(Persistence, own, "persistence")
+        elif "persistence" in top:
+            # A section whose keys are all comments: to keep nothing then would be a bad surprise.
+            self._wrong(
+                "persistence", "nothing", "its keys, {} for their defaults, or no such section"
+            )
         short, dotted = self._plugins(keys)
         if persistence is not None and persistence.durability != "memory":
             for name in _AMQTT_PERSISTENCE & dotted.keys():

@@ -174,7 +174,7 @@ def _explain(cls: type, keys: Sequence[str], detail: Mapping[str, Any]) -> tuple
     if kind in {"missing", "missing_argument"}:
         return "nothing", "a value; this key has no default"
     message = str(detail["msg"])
-    for beginning in ("Input should be ", "Value error, "):
+    for beginning in ("Input should be ", "String should have ", "Value error, "):
         message = message.removeprefix(beginning)
     # pydantic speaks of JSON, the file is YAML.
     for json_word, yaml_word in (("an object", "a mapping"), ("a valid array", "a list")):

@@ -9,10 +9,17 @@ from broker.errors import ConfigError
 from broker.persistence_config import Persistence
 
 
-@pytest.mark.parametrize("text", ["", "persistence:"])
-def test_without_the_section_nothing_is_kept(text: str) -> None:
+def test_without_the_section_nothing_is_kept() -> None:
     """As it always was."""
-    assert parse_policy(text, "policy.yaml").persistence is None
+    assert parse_policy("", "policy.yaml").persistence is None
+
+
+def test_an_empty_section_is_refused() -> None:
+    """Who writes its name wants something kept; nothing says what."""
+    with pytest.raises(
+        ConfigError, match=r"persistence: read nothing; allowed: its keys, \{\} for"
+    ):
+        parse_policy("persistence:", "policy.yaml")
 
 
 def test_the_section_alone_is_durable() -> None:
