@@ -87,7 +87,7 @@ def _refuse_nested(lines: list[Line]) -> None:
 
 def _read(path: Path) -> str:
     return _reading(
-        lambda: path.read_text(encoding="utf-8"), str(path), "file", "a file that can be read"
+        lambda: path.read_text(encoding="utf-8-sig"), str(path), "file", "a file that can be read"
     )
 
 

@@ -278,7 +278,8 @@ def _read(file: str) -> str:
         ConfigError: it cannot be read.
     """
     try:
-        return Path(file).read_text(encoding="utf-8")
+        # Editors of Windows put U+FEFF first, which would be part of the first user's name.
+        return Path(file).read_text(encoding="utf-8-sig")
     except OSError as error:
         problem = ConfigProblem("file", error.strerror or str(error), "a file that can be read")
         raise ConfigError(file, [problem]) from error

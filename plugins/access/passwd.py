@@ -130,7 +130,7 @@ def _ask() -> str:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
@@ -156,7 +156,7 @@ def _write(file: Path, text: str) -> None:
     except OSError as error:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
-        raise PasswdError(f"{file}: cannot be written: {error}") from error
+        raise PasswdError(f"{file}: cannot be written: {error.strerror}") from error
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -32,6 +32,13 @@ def test_included_files_come_in_mosquittos_order(tmp_path: Path) -> None:
     assert values == ["before", *between, "after"]
 
 
+def test_a_byte_order_mark_is_no_directive(tmp_path: Path) -> None:
+    """Editors of Windows begin a file with one."""
+    main = tmp_path / "mosquitto.conf"
+    main.write_bytes(b"\xef\xbb\xbfuser a\r\n")
+    assert [(line.name, line.value) for line in read_conf(main)] == [("user", "a")]
+
+
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     """The file or folder, and where it was asked for."""
     main = tmp_path / "mosquitto.conf"

@@ -210,6 +210,16 @@ async def test_a_fleet_that_comes_back_is_known_again(files: Files) -> None:
     await plugin.close()
 
 
+async def test_a_byte_order_mark_is_no_part_of_a_name(files: Files) -> None:
+    """Editors of Windows begin a file with one: its first user is a user like others."""
+    files.write_passwords(1)
+    for file in (files.passwords, files.acl):
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    plugin = await plugin_of(password_file=str(files.passwords), acl_file=str(files.acl))
+    assert await answer(plugin, "ann", b"a") is True
+    await plugin.close()
+
+
 async def test_the_time_of_an_answer_does_not_tell_who_is_in_the_file(files: Files) -> None:
     """A stranger's password costs what some user's does, of hashes old and new."""
     old, new = (make_hash(b"x", b"salt", iterations) for iterations in (101, 1000))
