@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+from broker.ledger import DROP_REASONS
 from broker.mqtt.packets import Publish
 from broker.sys_topics import SysTopics
 from tests.helpers.virtual import VirtualBroker
+
+DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 
 
 def figures(broker: VirtualBroker) -> dict[str, str]:
@@ -28,6 +33,16 @@ def test_figures_are_those_of_the_core() -> None:
     assert found["messages/publish/sent"] == "2"
     assert found["retained messages/count"] == "1"
     assert found["subscriptions/count"] == "1"
+
+
+def test_every_figure_of_ours_and_every_reason_is_documented() -> None:
+    """Who sees a number in a dashboard can look up what it counts."""
+    text = DOCUMENTATION.read_text()
+    named = [
+        name.removeprefix("penstock/") for name in figures(VirtualBroker()) if "penstock/" in name
+    ]
+    assert named
+    assert [name for name in (*named, *DROP_REASONS) if f"`{name}`" not in text] == []
 
 
 def test_the_ledger_is_published_and_balances() -> None:
