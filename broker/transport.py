@@ -21,6 +21,10 @@ from broker.errors import PeerError
 if TYPE_CHECKING:
     from broker.limits import Limits
 
+FULL_CHUNK_BYTES: Final = 128 * 1024
+"""A chunk of so many bytes is not the last that waits. uvloop would hand over up to 32 of them, of
+256 KiB each, before any other connection has its turn."""
+
 MAX_TURNS: Final = 16
 """Times one connection may pump and write before the others have their turn."""
 
@@ -55,6 +59,10 @@ class Driver:
     def _woken(self) -> None:
         self._is_woken = False
         self.settle(self.clock())
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call something after the others have had their turn."""
+        self._loop.call_soon(call)
 
     def later(self, connection: Connection) -> None:
         """Serve a connection again after the others have had their turn."""
@@ -193,6 +201,7 @@ class MqttProtocol(asyncio.Protocol):
         "_close_timer",
         "_early",
         "_is_reading",
+        "_is_resting",
         "_running",
         "arrival",
         "connection",
@@ -217,6 +226,7 @@ class MqttProtocol(asyncio.Protocol):
         self.judging: asyncio.Task[None] | None = None
         self._early = b""
         self._is_reading = True
+        self._is_resting = False
         self._running: Coroutine[Any, Any, None] | None = None
         self._close_timer: asyncio.TimerHandle | None = None
 
@@ -283,6 +293,16 @@ class MqttProtocol(asyncio.Protocol):
             return
         now = driver.clock()
         self._enter(connection, lambda: connection.receive_data(data, now), now)
+        if len(data) >= FULL_CHUNK_BYTES and self._is_reading and not self.transport.is_closing():
+            self._is_resting = True
+            self.transport.pause_reading()
+            self.driver.soon(self._rested)
+
+    def _rested(self) -> None:
+        """Read on: the others have had their turn."""
+        self._is_resting = False
+        if self._is_reading and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def resume(self) -> None:
         """Go on with a connection after what it was suspended on has run to its end."""
@@ -377,6 +397,8 @@ class MqttProtocol(asyncio.Protocol):
         self._run_suspended(connection)
         if connection.wants_reading != self._is_reading:
             self._is_reading = not self._is_reading
+            if self._is_resting:
+                return
             if self._is_reading:
                 self.transport.resume_reading()
             else:

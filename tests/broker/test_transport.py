@@ -25,6 +25,7 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
+from broker.transport import FULL_CHUNK_BYTES
 from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
 from tests.helpers.wire import WireClient, connected
 
@@ -79,6 +80,37 @@ async def test_packets_may_come_byte_by_byte() -> None:
         assert (await client.take(SubAck)).reason_codes == (0,)
         assert (await client.take(Publish)).payload == b"data"
         assert (await client.take(PubAck)).packet_id == 2
+
+
+async def test_a_flood_is_read_on_after_the_others_had_their_turn() -> None:
+    """After a chunk that is not the last a client is not read from until the next turn."""
+    async with serving() as server, await connected(port_of(server), "c") as client:
+        protocol = protocol_of(server, "c")
+        protocol.data_received(write_packet(Publish("t", bytes(FULL_CHUNK_BYTES // 2)), 5))
+        assert protocol.transport.is_reading()
+        protocol.data_received(write_packet(Publish("t", bytes(FULL_CHUNK_BYTES)), 5))
+        assert not protocol.transport.is_reading()
+        await asyncio.sleep(0)
+        assert protocol.transport.is_reading()
+        await client.send(PingReq())
+        await client.take(PingResp)
+
+
+async def test_a_client_that_is_not_to_be_read_from_stays_so_after_its_turn() -> None:
+    """The rest after a chunk does not end a pause that has another reason."""
+    gatekeeper = Gatekeeper()
+    async with serving() as server, await connected(port_of(server), "c") as client:
+        server.core.access = gatekeeper
+        protocol = protocol_of(server, "c")
+        packets = (Subscribe(1, (Subscription("t"),)), Publish("u", bytes(FULL_CHUNK_BYTES)))
+        protocol.data_received(b"".join(write_packet(packet, 5) for packet in packets))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not protocol.transport.is_reading()
+        gatekeeper.may_answer.set()
+        await client.take(SubAck)
+        await client.send(PingReq())
+        await client.take(PingResp)
 
 
 async def test_a_search_for_retained_messages_that_finds_none_for_long_goes_on() -> None:
