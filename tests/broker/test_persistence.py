@@ -52,13 +52,13 @@ async def test_a_restart_brings_back_what_was_acknowledged(tmp_path: Path, durab
     assert [packet.payload for packet in got] == [b"%d" % number for number in range(10)]
 
 
-@pytest.mark.parametrize("section", [None, {"durability": "memory"}])
+@pytest.mark.parametrize("keys", [{}, {"persistence": {"durability": "memory"}}], ids=str)
 async def test_memory_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: dict[str, Any] | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
 ) -> None:
     """Nor has the core a journal."""
     monkeypatch.chdir(tmp_path)
-    async with serving(persistence=section) as server:
+    async with serving(**keys) as server:
         assert server.core.journal is None
     assert not list(tmp_path.iterdir())  # noqa: ASYNC240 (nothing waits for it)
 
