@@ -12,7 +12,6 @@ will that says "0". This is all that a client may publish below ``$SYS``.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from broker.mqtt.packets import Subscription
@@ -28,7 +27,7 @@ def of_bridge(request: Subscription) -> Subscription:
     [MQTT-3.8.3-4].
     """
     is_shared = bool(parse_share(request.topic_filter).share_name)
-    return replace(request, no_local=not is_shared, retain_as_published=True)
+    return request._replace(no_local=not is_shared, retain_as_published=True)
 
 
 def may_publish_sys(client_id: str, topic: str) -> bool:

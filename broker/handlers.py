@@ -45,7 +45,7 @@ from broker.mqtt.reason_codes import (
     ReasonCode,
     describe_reason_code,
 )
-from broker.mqtt.topics import parse_share
+from broker.mqtt.topics import SHARE_PREFIX, parse_share
 from broker.topic_tree import Subscription
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def handle_subscribe(connection: Connection, packet: Subscribe, now: float) -> N
 
 
 async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> None:
+    core = connection.core
     session = connection.session
     found = packet.properties.get("subscription_identifier") or [0]
     codes = []
@@ -117,8 +118,11 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
     wanted = packet.subscriptions
     if connection.is_bridge:
         wanted = tuple(map(of_bridge, wanted))
+    checks_subscribe = core.access is not None and core.access.checks_subscribe
     for request in wanted:
-        code, reason = await _judge(connection, request)
+        code, reason = _judge(connection, request)
+        if checks_subscribe and code < 0x80 and not await _is_allowed(connection, request):
+            code, reason = ReasonCode.NOT_AUTHORIZED, "not authorized to subscribe"
         if not connection.is_open:
             return
         if code < 0x80:
@@ -130,18 +134,18 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
                 retain_as_published=request.retain_as_published,
                 subscription_id=found[0],
             )
-            is_new = add_subscription(connection.core, subscription)
+            is_new = add_subscription(core, subscription)
             granted.append((subscription, request, is_new))
         else:
-            count(connection.core.counters.subscribe_refused, describe_reason_code(code))
+            count(core.counters.subscribe_refused, describe_reason_code(code))
             if connection.version == ProtocolVersion.MQTT_3_1_1:
                 code = SUBACK_FAILURE_3_1_1  # [MQTT-3.9.3-2] of MQTT 3.1.1
             elif connection.version == ProtocolVersion.MQTT_3_1:
                 code = request.qos  # it has no word for a refusal
-            elif code == connection.core.options.told(code):
+            elif code == core.options.told(code):
                 reasons.append(f"{request.topic_filter}: {reason}")
             else:
-                code = connection.core.options.told(code)
+                code = core.options.told(code)
         codes.append(code)
     suback = SubAck(packet.packet_id, tuple(codes), explained("; ".join(reasons)))
     if granted:
@@ -149,20 +153,21 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
     else:
         connection.send_packet(suback)
     for subscription, request, is_new in granted:
-        if parse_share(request.topic_filter).share_name:
+        if request.topic_filter.startswith(SHARE_PREFIX):
             continue  # retained messages are for subscriptions of one's own (4.8.2)
         retained_delivery.subscribed(subscription, request.retain_handling, is_new=is_new)
     retained_delivery.begin(session, now)
 
 
-async def _judge(connection: Connection, request: Request) -> tuple[int, str]:
-    """Return the reason code for one requested subscription, and why it is refused."""
+def _judge(connection: Connection, request: Request) -> tuple[int, str]:
+    """Return the reason code for one requested subscription, and why it is refused.
+
+    Access control is asked by `_is_allowed`.
+    """
     core = connection.core
     if core.journal is not None and core.journal.is_failing and connection.session.journal:
         return ReasonCode.QUOTA_EXCEEDED, "the disk refuses"
-    # A share opens no topic that its filter alone would not: it is judged as that filter.
-    topic_filter = parse_share(request.topic_filter).topic_filter
-    problem = core.limits.topic_problem(topic_filter)
+    problem = core.limits.topic_problem(_own_filter(request))
     if problem:
         return ReasonCode.TOPIC_FILTER_INVALID, problem
     code = refusal_of_filter(core.options, request.topic_filter)
@@ -174,14 +179,25 @@ async def _judge(connection: Connection, request: Request) -> tuple[int, str]:
         and request.topic_filter not in subscriptions
     ):
         return ReasonCode.QUOTA_EXCEEDED, f"allowed: {core.limits.subscriptions} subscriptions"
-    access = core.access
-    if (
-        access is not None
-        and access.checks_subscribe
-        and not await core.is_allowed(access, connection.session, topic_filter, SUBSCRIBE)
-    ):
-        return ReasonCode.NOT_AUTHORIZED, "not authorized to subscribe"
     return min(request.qos, core.options.maximum_qos), ""
+
+
+def _own_filter(request: Request) -> str:
+    """Return the filter by which a request is judged.
+
+    A share opens no topic that its filter alone would not: it is judged as that filter.
+    """
+    topic_filter = request.topic_filter
+    if topic_filter.startswith(SHARE_PREFIX):
+        return parse_share(topic_filter).topic_filter
+    return topic_filter
+
+
+async def _is_allowed(connection: Connection, request: Request) -> bool:
+    """Ask access control, which there is, whether a client may subscribe."""
+    core = connection.core
+    assert core.access is not None  # noqa: S101 (else nobody asks)
+    return await core.is_allowed(core.access, connection.session, _own_filter(request), SUBSCRIBE)
 
 
 def add_subscription(core: Core, subscription: Subscription) -> bool:
@@ -191,7 +207,7 @@ def add_subscription(core: Core, subscription: Subscription) -> bool:
     if session.journal is not None:
         session.journal.subscription_changed(subscription.topic_filter)
     is_new = core.tree.add(subscription)
-    if is_new and subscription.topic_filter in core.tree.shares:
+    if is_new and core.tree.shares and subscription.topic_filter in core.tree.shares:
         redelivery.member_came(session)
     if core.listeners.client_subscribed:
         event = ClientSubscribed(session, subscription.topic_filter, subscription.qos)

@@ -178,6 +178,24 @@ class RetainedMessages:
         self.n_limited += sign * n_messages
         self.n_bytes += sign * n_bytes
 
+    def may_match(self, topic_filter: str) -> bool:
+        """Say whether a walk is worth while: False where nothing that is retained matches.
+
+        Only the levels before the first wildcard are looked at.
+        """
+        node = self._root
+        for level in topic_filter.split("/"):
+            children = node.children
+            if level in ("+", "#"):
+                if node is self._root:
+                    return any(not name.startswith("$") for name in children)  # [MQTT-4.7.2-1]
+                return bool(children) or node.message is not None
+            child = children.get(level)
+            if child is None:
+                return False
+            node = child
+        return True
+
     def walk(self, topic_filter: str) -> RetainedWalk:
         """Begin a walk through the messages that match a filter and are retained now."""
         return RetainedWalk(self, self._root, self._n_sets, topic_filter)

@@ -84,8 +84,12 @@ def subscribed(subscription: Subscription, retain_handling: int, *, is_new: bool
     name = subscription.topic_filter
     all_due = session.retained_due
     if retain_handling == 0 or (retain_handling == 1 and is_new):
-        all_due.pop(name, None)
-        all_due[name] = RetainedDue(subscription, session.core.retained.walk(name))
+        retained = session.core.retained
+        was_due = all_due.pop(name, None) is not None
+        if retained.may_match(name):
+            all_due[name] = RetainedDue(subscription, retained.walk(name))
+        elif not was_due:
+            return
         if session.journal is not None:
             session.journal.subscription_changed(name)
     elif name in all_due:  # still owed, to the subscription as it is now

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from broker.extensions import MessageSink
-from broker.mqtt.topics import matches, parse_share
+from broker.mqtt.topics import SHARE_PREFIX, matches, parse_share
 from broker.shared_subscriptions import SharedSubscription
 
 if TYPE_CHECKING:
@@ -189,16 +189,18 @@ class TopicTree:
         Returns:
             True where the session had no subscription to this filter before.
         """
-        share_name, topic_filter = parse_share(subscription.topic_filter)
-        if share_name:
-            return self._join(subscription, topic_filter)
+        topic_filter = subscription.topic_filter
+        if topic_filter.startswith(SHARE_PREFIX):
+            return self._join(subscription, parse_share(topic_filter).topic_filter)
+        session = subscription.session
         node = self._node(topic_filter)
         if node.subscriptions is None:
             node.subscriptions = {}
-        is_new = subscription.session not in node.subscriptions
-        node.subscriptions[subscription.session] = subscription
+        is_new = session not in node.subscriptions
+        node.subscriptions[session] = subscription
         self.n_subscriptions += is_new
-        self._make_void(topic_filter)
+        if self.plans:
+            self._make_void(topic_filter)
         return is_new
 
     def _join(self, subscription: Subscription, topic_filter: str) -> bool:
@@ -231,9 +233,9 @@ class TopicTree:
     def remove(self, session: Session, topic_filter: str) -> bool:
         """Remove a session's subscription; return False where there was none."""
         name = topic_filter
-        share_name, topic_filter = parse_share(name)
         share: SharedSubscription | None = None
-        if share_name:
+        if name.startswith(SHARE_PREFIX):
+            topic_filter = parse_share(name).topic_filter
             share = self.shares.get(name)
             if share is None or not share.leave(session):
                 return False
@@ -265,7 +267,13 @@ class TopicTree:
         return True
 
     def void_plans(self) -> None:
-        """Drop every plan: something that plans depend on has changed."""
+        """Drop every plan: something that plans depend on has changed.
+
+        What was derived from plans is there only while they are: of a run of such changes, the
+        first alone has work to do.
+        """
+        if not self.plans:
+            return
         self.plans.clear()
         self._plan_bytes = 0
         self.on_plans_void()

@@ -14,7 +14,7 @@ and a frozen one takes three times as long to build.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from broker.mqtt.enums import PacketType, ProtocolVersion
 
@@ -153,9 +153,10 @@ class PubComp:
     properties: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Subscription:
+class Subscription(NamedTuple):
     """A Topic Filter and its Subscription Options (3.8.3.1); MQTT 3.1.1 has only the QoS.
+
+    A tuple, as one SUBSCRIBE may have thousands: it is made in a third of the time.
 
     Attributes:
         topic_filter: as sent, ``$share/NAME/`` included.

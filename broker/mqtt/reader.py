@@ -232,16 +232,15 @@ def read_subscribe(_first_byte: int, body: Buffer, version: int) -> Subscribe:
         topic_filter, position = read_utf8_string(body, position)
         validate_topic_filter(topic_filter)
         options, position = read_byte(body, position)
-        _check_subscription_options(topic_filter, options, version)
-        subscriptions.append(
-            Subscription(
-                topic_filter,
-                options & 0x03,
-                no_local=bool(options & 0x04),
-                retain_as_published=bool(options & 0x08),
-                retain_handling=options >> 4,
+        if options > 2:  # most have a QoS and nothing else
+            _check_subscription_options(topic_filter, options, version)
+            no_local, as_published = bool(options & 0x04), bool(options & 0x08)
+            subscription = Subscription(
+                topic_filter, options & 0x03, no_local, as_published, options >> 4
             )
-        )
+        else:
+            subscription = Subscription(topic_filter, options)
+        subscriptions.append(subscription)
     if not subscriptions:
         raise ProtocolError("SUBSCRIBE without a topic filter [MQTT-3.8.3-2]")
     return Subscribe(packet_id, tuple(subscriptions), properties)

@@ -50,10 +50,15 @@ def validate_topic_filter(topic_filter: str) -> None:
             ``$share/`` without share name or filter [MQTT-4.8.2-1].
     """
     _validate_text("topic filter", topic_filter)
-    levelled = parse_share(topic_filter).topic_filter
-    if "#" not in levelled and "+" not in levelled:
+    levelled = topic_filter
+    if topic_filter.startswith(SHARE_PREFIX):
+        levelled = parse_share(topic_filter).topic_filter
+    n_any, n_rest = levelled.count("+"), levelled.count("#")
+    if not n_any and not n_rest:
         return
     levels = levelled.split("/")
+    if n_rest == (levels[-1] == "#") and n_any == levels.count("+"):
+        return
     last = len(levels) - 1
     for depth, level in enumerate(levels):
         if level == "#" and depth == last:

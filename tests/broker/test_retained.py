@@ -41,6 +41,16 @@ def test_what_matches_is_what_the_matching_rule_says(topics: set[str], topic_fil
         keep(retained, topic)
     topics_found = sorted(message.topic for message in found(retained, topic_filter, 0.0))
     assert topics_found == sorted(topic for topic in topics if matches(topic_filter, topic))
+    assert retained.may_match(topic_filter) or not topics_found
+
+
+@pytest.mark.parametrize("topic_filter", ["#", "+/a", "a/b", "a/+", "b/#", "$SYS/a/#"])
+def test_filters_that_match_nothing_retained_cost_no_walk(topic_filter: str) -> None:
+    """The broker's own messages make none necessary for filters of clients."""
+    retained = RetainedMessages()
+    keep(retained, "$SYS/broker/uptime")
+    assert not retained.may_match(topic_filter)
+    assert retained.may_match("$SYS/broker/+")
 
 
 def test_the_last_message_of_a_topic_is_kept() -> None:

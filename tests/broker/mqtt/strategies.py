@@ -158,7 +158,7 @@ def codes_of(packet_type: PacketType, version: int) -> st.SearchStrategy[int]:
 def subscriptions(version: int) -> st.SearchStrategy[Subscription]:
     """Return valid subscriptions."""
     if version != MQTT_5:
-        return st.builds(Subscription, TOPIC_FILTERS | SHARED, QOS)
+        return st.tuples(TOPIC_FILTERS | SHARED, QOS).map(lambda sent: Subscription(*sent))
     handling = st.integers(0, 2)
     return st.builds(
         Subscription, TOPIC_FILTERS, QOS, st.booleans(), st.booleans(), handling
