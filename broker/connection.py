@@ -32,6 +32,7 @@ from broker.mqtt.packets import Disconnect
 from broker.mqtt.reader import answer_version
 from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from broker.mqtt.receive_buffer import ReceiveBuffer, packet_too_large, read_remaining_length
+from broker.outbox import NO_QUEUE
 from broker.publishing import deliver_run, receive_publish
 from broker.rate_limit import RateLimit
 from broker.receipts import PublishReceipt
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from broker.session import Session
 
 _CONNECT_BYTE: Final = PacketType.CONNECT << 4
+
+_NONE_INHERITED: Final[frozenset[int]] = frozenset()
 
 
 class Connection(Sender):
@@ -124,7 +127,7 @@ class Connection(Sender):
         self.refusal = refusal
         self.remote_address = remote_address
         self.remote_port = remote_port
-        self.receipts: deque[PublishReceipt] = deque()
+        self.receipts: deque[PublishReceipt] = NO_QUEUE
         self.authentication: Authentication | None = None
         self.is_bridge = False
         self.is_closing = False
@@ -136,7 +139,7 @@ class Connection(Sender):
         self._rate = RateLimit(core.limits, now) if core.limits.has_publish_rate else None
         self._rate_timer: Timer | None = None
         self.incoming_aliases = IncomingAliases(core.options.topic_alias_maximum)
-        self.inherited: frozenset[int] = frozenset()
+        self.inherited = _NONE_INHERITED
         self._is_answered = False
         self._keep_alive = 0.0
         self._last_received = now
@@ -410,6 +413,12 @@ class Connection(Sender):
         self.suspended = wait
         self.core.touch(self)
 
+    def owe(self, receipt: PublishReceipt) -> None:
+        """Note that a message is owed an acknowledgement, behind those that came before it."""
+        if self.receipts is NO_QUEUE:
+            self.receipts = deque()
+        self.receipts.append(receipt)
+
     def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a handler now; where it has to wait, receive nothing more until it is done."""
         rest = eager.start(coroutine)
@@ -451,9 +460,10 @@ class Connection(Sender):
             self.timer = self.core.timers.at(
                 self._last_received + self._keep_alive, self._keep_alive_due
             )
-        self.inherited = frozenset(session.incoming)
+        if session.incoming:
+            self.inherited = frozenset(session.incoming)
         session.connection = self
-        session.resend = deque(session.inflight)
+        session.resend = deque(session.inflight) if session.inflight else NO_QUEUE
         session.outbox.link_changed()
         self.core.counters.clients_connected += 1
         if session.shares:

@@ -13,6 +13,7 @@ import typer
 
 from broker.errors import PenstockError
 from broker.log_lines import log_to_stderr
+from broker.spare_memory import LOOK_SECONDS, SpareMemory
 
 LogLevel: TypeAlias = Annotated[
     str, typer.Option(envvar="PENSTOCK_LOG_LEVEL", help="debug, info, warning or error.")
@@ -93,7 +94,16 @@ async def _serve(service: Service) -> None:
     # What lives from here to the end need not be looked at by the collector again.
     gc.collect()
     gc.freeze()
-    while await asked.get() == signal.SIGHUP:
+    spare_memory = SpareMemory()
+    while True:
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                number = await asked.get()
+        except TimeoutError:
+            spare_memory.look()
+            continue
+        if number != signal.SIGHUP:
+            break
         if isinstance(service, ReloadingService):
             await service.reload()
     await service.stop()

@@ -262,7 +262,7 @@ def _is_repeat(connection: Connection, packet_id: int) -> bool:
         connection.send_packet(PubRec(packet_id))
     elif receipt.connection is not connection:
         receipt.connection = connection
-        connection.receipts.append(receipt)
+        connection.owe(receipt)
     return True
 
 

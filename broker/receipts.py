@@ -85,7 +85,7 @@ def book_receipt(
     """
     check_receive_maximum(connection)
     receipt = PublishReceipt(connection, packet_id, qos, n_answers)
-    connection.receipts.append(receipt)
+    connection.owe(receipt)
     if qos == 2:
         connection.session.incoming[packet_id] = receipt
     if not connection.wants_reading:

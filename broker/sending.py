@@ -23,7 +23,7 @@ from broker.message import Message
 from broker.mqtt.enums import MAX_REMAINING_LENGTH, PacketType, ProtocolVersion
 from broker.mqtt.packets import Packet, PubRel
 from broker.mqtt.writer import publish_header, write_packet
-from broker.outbox import Delivery
+from broker.outbox import NO_QUEUE, Delivery
 from broker.redelivery import take_over
 from broker.retained_delivery import send_due
 from broker.throttle import Throttle
@@ -118,7 +118,7 @@ class Sender:
         self.version = int(ProtocolVersion.MQTT_5)
         self.out: list[bytes | memoryview] = []
         self.out_bytes = 0
-        self.held: deque[tuple[int, int, bytes, bytes]] = deque()
+        self.held: deque[tuple[int, int, bytes, bytes]] = NO_QUEUE
         self.held_bytes = 0
         self.send_maximum = self.copy_maximum = MAX_REMAINING_LENGTH + 5
         self.aliases: OutgoingAliases | None = None
@@ -293,6 +293,8 @@ class Sender:
     def _hold(self, first_byte: int, header: bytes, payload: bytes) -> None:
         journal = self.core.journal
         assert journal is not None  # noqa: S101 (nothing is held without one)
+        if self.held is NO_QUEUE:
+            self.held = deque()
         self.held.append((journal.hold_for(self), first_byte, header, payload))
         self.held_bytes += len(header) + len(payload)
         if self.held_bytes >= PUMP_BYTES and self.is_open:

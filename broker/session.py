@@ -11,7 +11,7 @@ from broker.link import Link
 from broker.message import Message
 from broker.mqtt.packets import Will
 from broker.mqtt.reason_codes import ReasonCode
-from broker.outbox import Delivery, Outbox
+from broker.outbox import NO_QUEUE, Delivery, Outbox
 from broker.retained_delivery import RetainedDue, send_before
 from broker.timers import Timer
 from broker.topic_tree import Subscription
@@ -116,7 +116,7 @@ class Session:
             on_gate_error=core.on_gate_error,
         )
         self.inflight = Inflight()
-        self.resend: deque[Delivery] = deque()
+        self.resend: deque[Delivery] = NO_QUEUE
         self.incoming: dict[int, PublishReceipt | None] = {}
         self.expiry_interval: float | None = 0.0
         self.will: Will | None = None

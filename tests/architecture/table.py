@@ -87,6 +87,7 @@ LAYERS: Final = (
             "sampling",
             "server",
             "session_database",
+            "spare_memory",
             "sys_topics",
             "tls",
             "transport",

@@ -1,0 +1,74 @@
+"""Giving memory back to the system after a backlog has gone.
+
+Theory of operation. What Python frees goes back to its own allocator or to the C library's, and
+both keep it: a broker that had 200 MB of messages waiting once would take 350 MB for ever. The C
+library gives back what is free at the end of its heap only, unless it is asked to look for whole
+free pages everywhere (`malloc_trim`: 20 ms for 300 MB). Python's allocator for small objects gives
+back arenas of 1 MiB that are all free; a freed tuple that the interpreter keeps for the next of its
+size holds an arena as well as a live one, and only a full collection lets these go.
+
+Neither is worth while again and again. The number of small blocks in use says when a good part of
+what was there is gone; counting them costs a look at each pool of them, some 10 ns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from collections.abc import Callable
+from typing import Final
+
+LOOK_SECONDS: Final = 0.5
+"""Time between two looks: whoever watches the process sees the memory gone with the backlog."""
+
+LEAST_BLOCKS: Final = 20_000
+"""Some 3 MB with the payloads of small messages; less is not looked for."""
+
+LEAST_PART: Final = 16
+"""What has gone must be one part in so many of what is left: 5 % are not missed."""
+
+MOST_TO_COLLECT: Final = 500_000
+"""Blocks since the start above which there is no full collection: it looks at most of them, and so
+many take 50 ms, in which nobody is served. Who has more has many clients, and misses less."""
+
+
+def find_malloc_trim() -> Callable[[int], object] | None:
+    """Return the C library's function to give back free memory; None where it has none."""
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # musl, macOS, Windows
+        return None
+
+
+class SpareMemory:
+    """Watches how much the process has in use, and gives back what it had.
+
+    Attributes:
+        n_times: memory was given back.
+    """
+
+    def __init__(self, count_blocks: Callable[[], int] = sys.getallocatedblocks) -> None:
+        """Begin to watch.
+
+        Args:
+            count_blocks: returns the small blocks in use.
+        """
+        self._count_blocks = count_blocks
+        self._malloc_trim = find_malloc_trim()
+        self._blocks_at_start = self._most_blocks = count_blocks()
+        self.n_times = 0
+
+    def look(self) -> None:
+        """Give memory back if a good part of what was in use is not any more."""
+        n_blocks = self._count_blocks()
+        n_gone = self._most_blocks - n_blocks
+        if n_gone < max(LEAST_BLOCKS, n_blocks // LEAST_PART):
+            self._most_blocks = max(self._most_blocks, n_blocks)
+            return
+        self.n_times += 1
+        if n_blocks - self._blocks_at_start < MOST_TO_COLLECT:
+            gc.collect()
+        if self._malloc_trim is not None:
+            self._malloc_trim(0)
+        self._most_blocks = n_blocks

@@ -1,0 +1,72 @@
+"""Memory goes back to the system once a good part of what was in use is free."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from broker.spare_memory import LEAST_BLOCKS, MOST_TO_COLLECT, SpareMemory
+
+
+class Blocks:
+    """How many small blocks are in use, as the test says."""
+
+    def __init__(self, n_blocks: int) -> None:
+        self.n_blocks = n_blocks
+
+    def count(self) -> int:
+        """Return them."""
+        return self.n_blocks
+
+
+def test_nothing_is_given_back_while_memory_is_needed() -> None:
+    """Growth, and a little more and less, cost no look through the heap."""
+    blocks = Blocks(300_000)
+    spare = SpareMemory(blocks.count)
+    for n_blocks in (400_000, 900_000, 900_000 - LEAST_BLOCKS + 1, 900_000):
+        blocks.n_blocks = n_blocks
+        spare.look()
+    assert spare.n_times == 0
+
+
+def test_each_good_part_that_goes_is_given_back_once() -> None:
+    """What has gone is judged from the most there was since the last time."""
+    blocks = Blocks(300_000)
+    spare = SpareMemory(blocks.count)
+    seen = []
+    for n_blocks in (900_000, 600_000, 600_000, 590_000, 300_000, 300_000, 290_000):
+        blocks.n_blocks = n_blocks
+        spare.look()
+        seen.append(spare.n_times)
+    assert seen == [0, 1, 1, 1, 2, 2, 2]
+
+
+def test_a_full_collection_is_not_made_of_what_many_clients_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would keep everybody waiting; memory is given back without one."""
+    collected = []
+    blocks = Blocks(300_000)
+    spare = SpareMemory(blocks.count)
+    monkeypatch.setattr("broker.spare_memory.gc.collect", lambda: collected.append(blocks.n_blocks))
+    for n_blocks in (2_000_000, 300_000 + MOST_TO_COLLECT, 400_000):
+        blocks.n_blocks = n_blocks
+        spare.look()
+    assert collected == [400_000]
+    assert spare.n_times == 2
+
+
+def test_what_a_backlog_took_is_the_systems_again() -> None:
+    """A message that is kept among thousands that go does not hold them."""
+    process = psutil.Process()
+    before = process.memory_info().rss
+    spare = SpareMemory()
+    backlog = [[bytes(1000)] for _ in range(100_000)]
+    kept = backlog[::500]
+    spare.look()
+    most = process.memory_info().rss
+    del backlog
+    spare.look()
+    assert spare.n_times == 1
+    assert process.memory_info().rss - before < (most - before) / 2
+    assert len(kept) == 200
