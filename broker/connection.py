@@ -193,7 +193,7 @@ class Connection(Sender):
         return not (
             self.suspended is not None
             or self._rate_timer is not None
-            or self.throttle.is_blocked
+            or self.throttle.blockers
             or self.unread_bytes > UNREAD_BYTES
             or (
                 len(self.receipts) >= self.receive_maximum

@@ -7,8 +7,9 @@ free pages everywhere (`malloc_trim`: 20 ms for 300 MB). Python's allocator for 
 back arenas of 1 MiB that are all free; a freed tuple that the interpreter keeps for the next of its
 size holds an arena as well as a live one, and only a full collection lets these go.
 
-Neither is worth while again and again. The number of small blocks in use says when a good part of
-what was there is gone; counting them costs a look at each pool of them, some 10 ns.
+Neither is worth while again and again, nor while a backlog is still going. The number of small
+blocks in use says when a good part of what was there is gone and no more of it goes; counting them
+costs a look at each pool of them, some 10 ns.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-LOOK_SECONDS: Final = 0.5
+LOOK_SECONDS: Final = 0.25
 """Time between two looks: whoever watches the process sees the memory gone with the backlog."""
 
 LEAST_BLOCKS: Final = 20_000
@@ -27,6 +28,9 @@ LEAST_BLOCKS: Final = 20_000
 
 LEAST_PART: Final = 16
 """What has gone must be one part in so many of what is left: 5 % are not missed."""
+
+STEADY_BLOCKS: Final = 1_000
+"""What a broker that has come to rest still frees between two looks."""
 
 MOST_TO_COLLECT: Final = 500_000
 """Blocks since the start above which there is no full collection: it looks at most of them, and so
@@ -56,15 +60,17 @@ class SpareMemory:
         """
         self._count_blocks = count_blocks
         self._malloc_trim = find_malloc_trim()
-        self._blocks_at_start = self._most_blocks = count_blocks()
+        self._blocks_at_start = self._most_blocks = self._last_blocks = count_blocks()
         self.n_times = 0
 
     def look(self) -> None:
         """Give memory back if a good part of what was in use is not any more."""
         n_blocks = self._count_blocks()
+        is_falling = n_blocks < self._last_blocks - STEADY_BLOCKS
+        self._last_blocks = n_blocks
+        self._most_blocks = max(self._most_blocks, n_blocks)
         n_gone = self._most_blocks - n_blocks
-        if n_gone < max(LEAST_BLOCKS, n_blocks // LEAST_PART):
-            self._most_blocks = max(self._most_blocks, n_blocks)
+        if is_falling or n_gone < max(LEAST_BLOCKS, n_blocks // LEAST_PART):
             return
         self.n_times += 1
         if n_blocks - self._blocks_at_start < MOST_TO_COLLECT:

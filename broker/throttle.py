@@ -79,11 +79,6 @@ class Throttle:
         if now - self._paused_at < THROTTLE_SECONDS:
             self.is_slow = False
 
-    @property
-    def is_blocked(self) -> bool:
-        """Whether nothing should be read from this connection now."""
-        return bool(self.blockers)
-
     def wait_for_congested(self, now: float) -> None:
         """Wait for the subscribers whom the last publish found without room."""
         core = self.connection.core

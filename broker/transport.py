@@ -292,7 +292,14 @@ class MqttProtocol(asyncio.Protocol):
             self.transport.pause_reading()
             return
         now = driver.clock()
-        self._enter(connection, lambda: connection.receive_data(data, now), now)
+        core = driver.core
+        core.in_turn = True
+        try:
+            connection.receive_data(data, now)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (of one client alone)
+            self._failed(connection, error, now)
+        core.in_turn = False
+        driver.settle(now)
         if len(data) >= FULL_CHUNK_BYTES and self._is_reading and not self.transport.is_closing():
             self._is_resting = True
             self.transport.pause_reading()
@@ -308,20 +315,22 @@ class MqttProtocol(asyncio.Protocol):
         """Go on with a connection after what it was suspended on has run to its end."""
         connection = self.connection
         if connection is not None:
-            now = self.driver.clock()
-            self._enter(connection, lambda: connection.resume(now), now)
+            driver = self.driver
+            now = driver.clock()
+            driver.core.in_turn = True
+            try:
+                connection.resume(now)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (as above)
+                self._failed(connection, error, now)
+            driver.core.in_turn = False
+            driver.settle(now)
 
-    def _enter(self, connection: Connection, call: Callable[[], None], now: float) -> None:
-        """Call into the core in a turn of its own, then do what that caused."""
-        driver = self.driver
-        driver.core.in_turn = True
-        try:
-            call()
-        except (Exception, asyncio.CancelledError):  # a fault must end one connection, not all
-            driver.logger.exception("%s: closed after a fault of the broker", connection.peer())
-            connection.disconnected(now)
-        driver.core.in_turn = False
-        driver.settle(now)
+    def _failed(self, connection: Connection, error: BaseException, now: float) -> None:
+        """End a connection that the broker itself has failed: one, and not all."""
+        self.driver.logger.error(
+            "%s: closed after a fault of the broker", connection.peer(), exc_info=error
+        )
+        connection.disconnected(now)
 
     def pause_writing(self) -> None:
         """The transport has more unsent bytes than `write_high_bytes`."""
@@ -383,7 +392,10 @@ class MqttProtocol(asyncio.Protocol):
                 break
         if connection.wants_more and not connection.is_paused:
             self.driver.later(connection)
-        self._read_or_not(connection)
+        if connection.suspended is not None:
+            self._run_suspended(connection)
+        if connection.wants_reading != self._is_reading:
+            self._read_or_not()
         if connection.is_closing:
             self._close(connection)
 
@@ -393,16 +405,15 @@ class MqttProtocol(asyncio.Protocol):
             self._running = suspended
             self.driver.run_suspended(connection, suspended)
 
-    def _read_or_not(self, connection: Connection) -> None:
-        self._run_suspended(connection)
-        if connection.wants_reading != self._is_reading:
-            self._is_reading = not self._is_reading
-            if self._is_resting:
-                return
-            if self._is_reading:
-                self.transport.resume_reading()
-            else:
-                self.transport.pause_reading()
+    def _read_or_not(self) -> None:
+        """Begin to read, or end it: the connection has changed its mind."""
+        self._is_reading = not self._is_reading
+        if self._is_resting:
+            return
+        if self._is_reading:
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
 
     def _close(self, connection: Connection) -> None:
         """Close once the transport has sent the rest, and not much later.
