@@ -183,6 +183,8 @@ class RetainedMessages:
 
         Only the levels before the first wildcard are looked at.
         """
+        if not self.n_limited and not topic_filter.startswith("$"):
+            return False  # what is left are the broker's own
         node = self._root
         for level in topic_filter.split("/"):
             children = node.children

@@ -222,11 +222,12 @@ class TopicTree:
         """Return the node of a filter, made where there is none."""
         node = self._root
         for level in topic_filter.split("/"):
-            if node.children is None:
-                node.children = {}
-            child = node.children.get(level)
+            children = node.children
+            if children is None:
+                children = node.children = {}
+            child = children.get(level)
             if child is None:
-                child = node.children[sys.intern(level)] = _Node()
+                child = children[sys.intern(level)] = _Node()
             node = child
         return node
 

@@ -296,7 +296,7 @@ class MqttProtocol(asyncio.Protocol):
         core.in_turn = True
         try:
             connection.receive_data(data, now)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (of one client alone)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (see `_failed`)
             self._failed(connection, error, now)
         core.in_turn = False
         driver.settle(now)
@@ -320,7 +320,7 @@ class MqttProtocol(asyncio.Protocol):
             driver.core.in_turn = True
             try:
                 connection.resume(now)
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (as above)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (see `_failed`)
                 self._failed(connection, error, now)
             driver.core.in_turn = False
             driver.settle(now)
