@@ -38,6 +38,30 @@ def test_a_service_runs_on_uvloop_until_a_signal() -> None:
     assert service.steps == ["start on uvloop", "stop"]
 
 
+class Resting(Service):
+    """Serves, and does not end by itself."""
+
+    async def start(self) -> None:
+        """Start."""
+        self.steps.append("start")
+
+
+class EndingLook:
+    """Takes the place of what gives memory back: its first look ends the process."""
+
+    def look(self) -> None:
+        """End it."""
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_service_at_rest_looks_for_memory_to_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backlog goes when nothing else may happen."""
+    monkeypatch.setattr("broker.program.SpareMemory", EndingLook)
+    service = Resting()
+    run_until_stopped(service)
+    assert service.steps == ["start", "stop"]
+
+
 class Reloading(Service):
     """Is asked to reload, and to stop when it has done so."""
 
