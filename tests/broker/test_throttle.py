@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.limits import Limits
@@ -185,6 +185,7 @@ def test_a_source_waits_for_the_sink_behind_a_worker() -> None:
     assert source.is_reading
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_whoever_is_held_waits_in_the_end_for_a_client_that_is_read(data: st.DataObject) -> None:
     """Among any clients that publish to each other, with room or without."""
