@@ -45,6 +45,11 @@ def acknowledged(
         session.ledger.drop("refused")
     if qos == 1 and core.samplers:
         _sample(session, core, packet_id, now)
+    made_room(connection, session)
+
+
+def made_room(connection: Connection, session: Session) -> None:
+    """See that what waits for the session leaves: fewer messages are inflight."""
     if (
         session.outbox.n_messages
         or session.resend

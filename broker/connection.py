@@ -5,7 +5,8 @@ whole packet in it is handled before anything is written; what is to be sent col
 `out`, which the driver writes once. Most of what a busy broker receives are QoS 0 PUBLISH
 packets for subscribers that need no more than a copy of the very bytes: `_scan` passes a run of
 such packets, as long as they go to the same subscribers, on as one slice, and recognises those
-of one topic and size by their equal beginnings. Everything else goes packet by packet.
+of one topic and size by their equal beginnings. Runs of QoS 1 and 2 are for `broker.runs`.
+Everything else goes packet by packet.
 
 A connection is *suspended* while access control takes its time, and then handles nothing
 more; `wants_reading` then tells the driver to stop reading, as it does while `broker.throttle`
@@ -36,6 +37,7 @@ from broker.outbox import NO_QUEUE
 from broker.publishing import deliver_run, receive_publish
 from broker.rate_limit import RateLimit
 from broker.receipts import PublishReceipt
+from broker.runs import TAKE_RUN
 from broker.sending import UNREAD_BYTES, Sender
 from broker.timers import Timer
 from broker.topic_aliases import IncomingAliases, OutgoingAliases
@@ -63,6 +65,7 @@ class Connection(Sender):
         receive_maximum: QoS 1 and 2 messages the client may have unacknowledged.
         receipts: QoS 1 and 2 messages that are owed an acknowledgement, oldest first.
         is_bridge: the client has said that it is another broker's bridge.
+        known_properties: of a PUBLISH that came in a run, found good; see `broker.runs`.
         is_closing: to be closed once `out` is written; nothing more is received.
         suspended: what the driver must run before more is received, or None.
         timer: of the CONNECT timeout, then of the keep-alive.
@@ -83,6 +86,7 @@ class Connection(Sender):
         "inherited",
         "is_bridge",
         "is_closing",
+        "known_properties",
         "listener",
         "receipts",
         "receive_maximum",
@@ -140,6 +144,7 @@ class Connection(Sender):
         self._rate_timer: Timer | None = None
         self.incoming_aliases = IncomingAliases(core.options.topic_alias_maximum)
         self.inherited = _NONE_INHERITED
+        self.known_properties = b""
         self._is_answered = False
         self._keep_alive = 0.0
         self._last_received = now
@@ -239,6 +244,7 @@ class Connection(Sender):
         core = self.core
         counters = core.counters
         fast_plans = core.fast_plans[self.version] if self.is_open else {}
+        take_run = TAKE_RUN if self.is_open and core.takes_runs and core.catch_up is None else {}
         offset = 1 if self.version == ProtocolVersion.MQTT_5 else 0
         maximum = self._maximum_packet_size
         if not self.is_open:
@@ -295,6 +301,11 @@ class Connection(Sender):
                     run = data[run_start:position]
                     self._pass_on(run_sessions, run, run_messages, run_largest, now)
                     run_messages = 0
+                if first_byte in take_run:
+                    stop_of_run = take_run[first_byte](self, data, position, start, stop, now)
+                    if stop_of_run:
+                        position = stop_of_run
+                        continue
                 n_packets += 1
                 self._handle(first_byte, data, position, start, stop, now)
                 position = stop
@@ -308,8 +319,8 @@ class Connection(Sender):
             if run_messages:
                 run = data[run_start:position]
                 self._pass_on(run_sessions, run, run_messages, run_largest, now)
-        counters.packets_received += n_packets
-        counters.bytes_received += position
+            counters.packets_received += n_packets
+            counters.bytes_received += position
         if self.suspended is not None:
             self._backlog.insert(0, data[position:])
         elif not self.is_closing:

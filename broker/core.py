@@ -53,15 +53,19 @@ class FastPlan:
 
     Attributes:
         threshold_s: payload bytes above which the plan does not hold.
-        sessions: who gets each message at QoS 0, all with the publisher's form of PUBLISH;
-            plans with the same sessions have the very same tuple.
+        sessions: who gets each message, all with the publisher's form of PUBLISH; plans with the
+            same sessions have the very same tuple.
+        least_qos: the least QoS that was granted to any of them; 0 for none.
+        topic: Topic Name.
     """
 
-    __slots__ = ("sessions", "threshold_s")
+    __slots__ = ("least_qos", "sessions", "threshold_s", "topic")
 
-    def __init__(self, threshold_s: int, sessions: tuple[Session, ...]) -> None:
-        self.threshold_s = threshold_s
+    def __init__(self, plan: Plan, sessions: tuple[Session, ...]) -> None:
+        self.threshold_s = plan.threshold_s
         self.sessions = sessions
+        self.least_qos = min((target.qos for target in plan.targets), default=0)
+        self.topic = plan.topic
 
 
 class Core:
@@ -85,6 +89,7 @@ class Core:
         catch_up: returns what a client that causes events is to wait for, or None where the
             listeners keep up; None where no listener falls behind.
         is_restricted: each PUBLISH is checked for what the broker does not offer.
+        takes_runs: QoS 1 and 2 packets may be handled in runs (`broker.runs`).
         is_plain: no listener and no access control looks at single messages or packets.
     """
 
@@ -160,6 +165,11 @@ class Core:
         self.is_plain = self._is_plain()
         self.catch_up: Callable[[], Coroutine[Any, Any, None] | None] | None = None
         self.is_restricted = is_restricted(options)
+        self.takes_runs = (
+            self.is_plain
+            and not self.is_restricted
+            and isinstance(self.payload_store, ReferenceStore)
+        )
         self.in_turn = False
         self.congested: list[Sender] = []
         self.journal: Journal | None = None
@@ -199,6 +209,8 @@ class Core:
         """Note a plan as fast for publishers of a version, if it is."""
         if not self.is_plain or plan.sinks or plan.shares:
             return
+        if plan.topic_bytes in self.fast_plans[version]:
+            return
         is_5 = version == ProtocolVersion.MQTT_5
         for target in plan.targets:
             if (
@@ -209,7 +221,7 @@ class Core:
                 return
         sessions = tuple(target.session for target in plan.targets)
         sessions = self._audiences.setdefault(sessions, sessions)
-        self.fast_plans[version][plan.topic_bytes] = FastPlan(plan.threshold_s, sessions)
+        self.fast_plans[version][plan.topic_bytes] = FastPlan(plan, sessions)
 
     def tell(self, listeners: tuple[Callable[[Any], None], ...], event: object) -> None:
         """Tell each listener of an event; one that raises is logged and counted."""

@@ -91,6 +91,33 @@ class LinkSampler(Protocol):
         """Drop whatever is kept for this subscriber: its session has ended."""
 
 
+class RunSampler:
+    """Base of a `LinkSampler` that takes packets which go, or are acknowledged, together at once.
+
+    Others are called for each of them, one after the other, with the same `now`.
+    """
+
+    def sent_run(
+        self, link: Link, first_packet_id: int, n_packets: int, payload_bytes: int, now: float
+    ) -> None:
+        """As `LinkSampler.sent` for Packet Identifiers that follow each other.
+
+        Args:
+            link: of the subscriber.
+            first_packet_id: of the oldest.
+            n_packets: how many.
+            payload_bytes: of each.
+            now: monotonic seconds.
+        """
+        raise NotImplementedError
+
+    def acknowledged_run(
+        self, link: Link, first_packet_id: int, n_packets: int, now: float
+    ) -> bool:
+        """As `LinkSampler.acknowledged` for Packet Identifiers that follow each other."""
+        raise NotImplementedError
+
+
 class PayloadStore(Protocol):
     """Keeps payloads that wait for at least one target."""
 

@@ -1,48 +1,91 @@
-"""Packet identifiers and what they stand for until they are acknowledged."""
+"""Packet identifiers and what they stand for until they are acknowledged.
+
+Theory of operation. Most clients acknowledge in the order in which messages came to them, and most
+messages come in runs. A run that is sent at once gets Packet Identifiers that follow each other,
+and is kept as one `_Part`, of which two marks say how far it is received and acknowledged. The
+acknowledgements that are due next are then known byte by byte: as many as are found at the
+beginning of a chunk are taken by one comparison, whatever their number. Anything else that is
+asked of the window first *unfolds* all runs into one `Delivery` for each message, as if they had
+been sent one by one. So runs are always younger than what is in `_deliveries`, each message is
+unfolded at most once, and the identifiers of runs only go up: they begin anew with a single one.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from broker.message_run import MessageRun
 from broker.mqtt.enums import MAX_PACKET_ID
-from broker.outbox import Delivery
+from broker.mqtt.short_packets import ALL_PUBACK, ALL_PUBCOMP, ALL_PUBREC, n_equal_packets
+from broker.outbox import NO_QUEUE, Delivery
 
 if TYPE_CHECKING:
     from broker.session_journal import DeliveryJournal
 
 
+class _Part:
+    """A run on its way: where its Packet Identifiers begin, and how far it has come."""
+
+    __slots__ = ("first_packet_id", "n_finished", "n_released", "run")
+
+    def __init__(self, run: MessageRun, first_packet_id: int) -> None:
+        self.run = run
+        self.first_packet_id = first_packet_id
+        self.n_released = 0
+        self.n_finished = 0
+
+
 class Inflight:
     """QoS 1 and 2 messages that were sent and not yet acknowledged, oldest first.
 
-    Invariant: a packet identifier is in `_deliveries` exactly while the subscriber owes an
-    acknowledgement for it; those in `_released` owe a PUBCOMP, the others a PUBACK or PUBREC.
+    Invariant: a packet identifier is in `_deliveries` or in a part of `_parts` exactly while the
+    subscriber owes an acknowledgement for it; those in `_released`, or before a part's mark, owe a
+    PUBCOMP, the others a PUBACK or PUBREC. `_unreleased` holds the QoS 2 parts that owe a PUBREC.
 
     Attributes:
         n_bytes: `size_bytes` of all messages.
         journal: told of every change; None where nothing of it is stored.
     """
 
-    __slots__ = ("_deliveries", "_last_packet_id", "_released", "journal", "n_bytes")
+    __slots__ = (
+        "_deliveries",
+        "_last_packet_id",
+        "_n_in_parts",
+        "_parts",
+        "_released",
+        "_unreleased",
+        "journal",
+        "n_bytes",
+    )
 
     def __init__(self) -> None:
         self._deliveries: dict[int, Delivery] = {}
         self._released: set[int] = set()
+        self._parts: deque[_Part] = NO_QUEUE
+        self._unreleased: deque[_Part] = NO_QUEUE
+        self._n_in_parts = 0
         self._last_packet_id = 0
         self.n_bytes = 0
         self.journal: DeliveryJournal | None = None
 
     def __len__(self) -> int:
-        return len(self._deliveries)
+        return len(self._deliveries) + self._n_in_parts
 
     def __iter__(self) -> Iterator[Delivery]:
+        self._unfold()
         return iter(self._deliveries.values())
+
+    # -- one by one -------------------------------------------------------------------------
 
     def start(self, delivery: Delivery) -> int:
         """Give a delivery the next free packet identifier [MQTT-2.2.1-4] and return it.
 
         The caller makes sure that fewer than 65,535 are inflight.
         """
+        if self._parts:
+            self._unfold()
         deliveries = self._deliveries
         packet_id = self._last_packet_id + 1
         if packet_id > MAX_PACKET_ID:
@@ -72,6 +115,8 @@ class Inflight:
         Returns:
             The delivery, which is inflight no more; None where none of that QoS was.
         """
+        if self._parts:
+            self._unfold()
         delivery = self._deliveries.get(packet_id)
         if delivery is None or delivery.qos != qos:
             return None
@@ -89,6 +134,8 @@ class Inflight:
             The delivery, or None where no QoS 2 message has that packet identifier. A PUBREC
             that comes twice is answered by PUBREL twice.
         """
+        if self._parts:
+            self._unfold()
         delivery = self._deliveries.get(packet_id)
         if delivery is None or delivery.qos != 2:
             return None
@@ -103,18 +150,131 @@ class Inflight:
 
     def is_released(self, packet_id: int) -> bool:
         """Say whether the PUBREC has come, so that PUBREL is what to send again."""
+        if self._parts:
+            self._unfold()
         return packet_id in self._released
 
     def clear(self) -> int:
         """Forget everything and return how many messages were inflight."""
-        n_messages = len(self._deliveries)
+        n_messages = len(self)
         self._deliveries.clear()
         self._released.clear()
+        self._forget_parts()
         self.n_bytes = 0
         return n_messages
 
+    # -- in runs ----------------------------------------------------------------------------
+
+    def start_run(self, run: MessageRun) -> int:
+        """Give a run the Packet Identifiers that come next, and return the first of them.
+
+        The caller makes sure that there is room for all of it, and no journal.
+
+        Returns:
+            0 where they do not follow each other: they begin anew, or one is still in use.
+        """
+        n_messages = run.n_messages
+        first = self._last_packet_id + 1
+        last = self._last_packet_id + n_messages
+        if last > MAX_PACKET_ID:
+            return 0
+        if self._deliveries and not self._deliveries.keys().isdisjoint(range(first, last + 1)):
+            return 0
+        part = _Part(run, first)
+        if self._parts is NO_QUEUE:
+            self._parts = deque()
+        self._parts.append(part)
+        if run.qos == 2:
+            if self._unreleased is NO_QUEUE:
+                self._unreleased = deque()
+            self._unreleased.append(part)
+        self._n_in_parts += n_messages
+        self._last_packet_id = last
+        self.n_bytes += run.payload_bytes
+        return first
+
+    def finish_run(self, qos: int, data: bytes, position: int) -> tuple[int, int]:
+        """Take the acknowledgements of the oldest run, as far as they come in its order.
+
+        Args:
+            qos: 1 for PUBACK, 2 for PUBCOMP.
+            data: received bytes.
+            position: where the first of the packets begins.
+
+        Returns:
+            (first Packet Identifier, how many); (0, 0) where it must be taken by `finish`.
+        """
+        if not self._parts:
+            return 0, 0
+        part = self._parts[0]
+        run = part.run
+        if run.qos != qos:
+            return 0, 0
+        n_due = (run.n_messages if qos == 1 else part.n_released) - part.n_finished
+        first = part.first_packet_id + part.n_finished
+        packets = ALL_PUBACK if qos == 1 else ALL_PUBCOMP
+        n_messages = n_equal_packets(packets, first, n_due, data, position)
+        n_before = part.n_finished
+        part.n_finished = n_finished = n_before + n_messages
+        if n_finished == run.n_messages:
+            self._parts.popleft()
+        self._n_in_parts -= n_messages
+        self.n_bytes -= run.payload_bytes_of(n_before, n_finished)
+        return first, n_messages
+
+    def release_run(self, data: bytes, position: int) -> tuple[int, int]:
+        """Take the PUBRECs of the oldest run that owes any, as far as they come in its order.
+
+        Args:
+            data: received bytes.
+            position: where the first of the packets begins.
+
+        Returns:
+            (first Packet Identifier, how many); (0, 0) where it must be taken by `release`.
+        """
+        if not self._unreleased:
+            return 0, 0
+        part = self._unreleased[0]
+        n_due = part.run.n_messages - part.n_released
+        first = part.first_packet_id + part.n_released
+        n_messages = n_equal_packets(ALL_PUBREC, first, n_due, data, position)
+        part.n_released += n_messages
+        if n_messages == n_due:
+            self._unreleased.popleft()
+        return first, n_messages
+
+    def _unfold(self) -> None:
+        """Make a delivery of each message that is inflight as a part of a run."""
+        for part in self._parts:
+            run = part.run
+            for index in range(part.n_finished, run.n_messages):
+                packet_id = part.first_packet_id + index
+                delivery = self._deliveries[packet_id] = Delivery(run.message(index), run.qos)
+                delivery.packet_id = packet_id
+                if index < part.n_released:
+                    self._released.add(packet_id)
+        self._forget_parts()
+
+    def _forget_parts(self) -> None:
+        self._parts.clear()
+        self._unreleased.clear()
+        self._n_in_parts = 0
+
     def check_invariants(self) -> None:
         """Raise AssertionError where the class's invariants do not hold."""
-        n_bytes = sum(delivery.message.size_bytes for delivery in self)
-        assert n_bytes == self.n_bytes, "n_bytes"  # noqa: S101 (this is the check)
+        n_bytes = sum(delivery.message.size_bytes for delivery in self._deliveries.values())
+        n_in_parts = 0
+        for part in self._parts:
+            n_messages = part.run.n_messages
+            n_left = n_messages - part.n_finished
+            assert n_left > 0, "_parts"  # noqa: S101 (this is the check)
+            assert part.n_finished <= part.n_released or part.run.qos == 1, "marks"  # noqa: S101
+            owes_pubrec = part.run.qos == 2 and part.n_released < n_messages
+            assert (part in self._unreleased) == owes_pubrec, "_unreleased"  # noqa: S101
+            ids = range(part.first_packet_id, part.first_packet_id + n_messages)
+            assert self._deliveries.keys().isdisjoint(ids[part.n_finished :]), "ids"  # noqa: S101
+            n_in_parts += n_left
+            n_bytes += part.run.payload_bytes_of(part.n_finished, n_messages)
+        assert n_in_parts == self._n_in_parts, "_n_in_parts"  # noqa: S101
+        assert n_bytes == self.n_bytes, "n_bytes"  # noqa: S101
         assert self._released <= self._deliveries.keys(), "_released"  # noqa: S101

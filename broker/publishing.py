@@ -119,7 +119,8 @@ def receive_publish(
         reason = "topics that begin with $SYS are the broker's own"
         return _refuse(connection, plan.topic, packet_id, qos, ReasonCode.NOT_AUTHORIZED, reason)
     if core.is_plain:
-        if first_byte == 0x30 and properties is None and not is_sys:
+        is_simple = core.takes_runs or (first_byte == 0x30 and properties is None)
+        if is_simple and not (first_byte & 1 or is_sys):
             core.fast_plan(plan, connection.version)
         return _take(connection, plan, message, packet_id, now)
     session = connection.session

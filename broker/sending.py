@@ -46,6 +46,9 @@ and then reads gets far with it; who only sends must not fill the memory."""
 _ANSWER_BYTES: Final = 64
 """What an answer takes of the memory beside its bytes, of which there are often two or four."""
 
+ANSWER_MEMORY_BYTES: Final = 4 + _ANSWER_BYTES
+"""The same of a PUBACK, PUBREC, PUBREL or PUBCOMP, its bytes included."""
+
 _CONNACK_BYTE: Final = PacketType.CONNACK << 4
 
 _SHORT_PACKET: Final = struct.Struct(">BBH").pack
@@ -116,7 +119,7 @@ class Sender:
         self.driver = driver
         self.session: Session
         self.version = int(ProtocolVersion.MQTT_5)
-        self.out: list[bytes | memoryview] = []
+        self.out: list[bytes | bytearray | memoryview] = []
         self.out_bytes = 0
         self.held: deque[tuple[int, int, bytes, bytes]] = NO_QUEUE
         self.held_bytes = 0
@@ -139,7 +142,7 @@ class Sender:
         inflight = self.session.inflight
         return len(inflight) < self.send_quota and inflight.n_bytes < self.send_quota_bytes
 
-    def data_to_send(self) -> list[bytes | memoryview]:
+    def data_to_send(self) -> list[bytes | bytearray | memoryview]:
         """Return what is to be written now, and start anew."""
         out, self.out = self.out, []
         self.core.counters.bytes_sent += self.out_bytes

@@ -26,7 +26,7 @@ withheld it may stay away. So neither may overrule the other for good:
 from __future__ import annotations
 
 from broker.errors import ConfigError, ConfigProblem
-from broker.extensions import Plugin, PluginContext
+from broker.extensions import Plugin, PluginContext, RunSampler
 from broker.link import Link
 from plugins.probing.config import ProbingConfig
 from plugins.probing.estimators import SourceEstimates
@@ -66,7 +66,7 @@ class SubscriberPath:
         return largest
 
 
-class RttSampler:
+class RttSampler(RunSampler):
     """The `LinkSampler` of this plugin.
 
     Attributes:
@@ -106,6 +106,29 @@ class RttSampler:
         _write_outstanding(link, path)
         if given_up is not None:
             self._take(link, path, given_up, now)
+
+    def sent_run(
+        self,
+        link: Link,
+        first_packet_id: int,
+        n_packets: int,  # noqa: ARG002 (the contract's signature)
+        payload_bytes: int,
+        now: float,
+    ) -> None:
+        """Time the first of the packets, if it is its turn: the others are too early then."""
+        self.sent(link, first_packet_id, payload_bytes, now)
+
+    def acknowledged_run(
+        self, link: Link, first_packet_id: int, n_packets: int, now: float
+    ) -> bool:
+        """Take the sample of a timed packet, if it is among these."""
+        path = self._paths.get(link)
+        if path is None:
+            return False
+        packet_id = path.timer.packet_id
+        if not first_packet_id <= packet_id < first_packet_id + n_packets:
+            return False
+        return self.acknowledged(link, packet_id, now)
 
     def acknowledged(self, link: Link, packet_id: int, now: float) -> bool:
         """Take the sample of a timed packet's PUBACK or PUBREC."""

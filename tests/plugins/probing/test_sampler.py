@@ -115,6 +115,18 @@ def test_puback_reaches_the_link_with_its_size() -> None:
     assert link.outstanding_since is None
 
 
+def test_a_run_is_timed_by_its_first_packet() -> None:
+    """As if each of its packets had been told of: the others are too early."""
+    sampler, link = make_sampler(), Link("a")
+    assert not sampler.acknowledged_run(link, 7, 3, 49.0)
+    sampler.sent_run(link, 7, 3, 100, 50.0)
+    assert (link.outstanding_since, link.outstanding_bytes) == (50.0, 100)
+    assert not sampler.acknowledged_run(link, 8, 2, 50.1)
+    assert sampler.acknowledged_run(link, 6, 2, 50.5)
+    assert (link.rtt_latest, link.rtt_bytes) == (0.5, 100)
+    assert not sampler.acknowledged_run(link, 7, 1, 50.6)
+
+
 def test_large_packets_are_not_timed() -> None:
     """Above max_timed_bytes an acknowledgement tells of the rate, not of congestion."""
     sampler, link = make_sampler(max_timed_bytes=1_000), Link("a")

@@ -1,0 +1,158 @@
+"""Messages that came together, for the same subscribers, at the same QoS.
+
+A run is kept as the very bytes that came in, and what is to be sent is made of them at once. A
+`Message` is made of one of its packets only where somebody needs it: an outbox, or an inflight
+window whose acknowledgements do not come in order.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from broker.message import Message
+from broker.mqtt.enums import ProtocolVersion
+from broker.mqtt.properties import read_publish_properties
+from broker.mqtt.short_packets import number_packets
+
+Segment: TypeAlias = tuple[int, int, int, int, int, str]
+"""Packets of a run that follow each other and have one topic, one length and one form.
+
+In order: how many; where the first begins, in the bytes of the run; bytes of each; where the
+Packet Identifier of the first stands, in the bytes of the run; payload bytes of each, which end the
+packet; Topic Name. A plain tuple, as one is made for each message where no neighbours are alike.
+"""
+
+
+class MessageRun:
+    """QoS 1 or 2 messages of one publisher, none of them large, retained or a repeat.
+
+    Immutable by agreement, as messages are; sessions share it.
+
+    Attributes:
+        data: whole PUBLISH packets, one after the other, as they came.
+        segments: what they are, in order; one at least.
+        qos: they were published with.
+        n_messages: how many.
+        payload_bytes: of all.
+        largest_bytes: of the largest packet.
+    """
+
+    __slots__ = (
+        "_arrived_at",
+        "_messages",
+        "_publisher",
+        "_version",
+        "data",
+        "largest_bytes",
+        "n_messages",
+        "payload_bytes",
+        "qos",
+        "segments",
+    )
+
+    def __init__(
+        self,
+        data: bytes,
+        segments: list[Segment],
+        *,
+        qos: int,
+        version: int,
+        publisher: str,
+        arrived_at: float,
+    ) -> None:
+        """Make a run of packets that were found to be correct.
+
+        Args:
+            data: whole packets.
+            segments: in their order.
+            qos: of all.
+            version: protocol version that they are written in.
+            publisher: Client Identifier.
+            arrived_at: monotonic seconds.
+        """
+        self.data = data
+        self.qos = qos
+        self.segments = segments
+        self._version = version
+        self._publisher = publisher
+        self._arrived_at = arrived_at
+        self._messages: dict[int, Message] | None = None
+        n_messages, _, largest_bytes, _, n_bytes, _ = segments[0]
+        payload_bytes = n_messages * n_bytes
+        for n_more, _, packet_bytes, _, n_bytes, _ in segments[1:]:
+            n_messages += n_more
+            payload_bytes += n_more * n_bytes
+            largest_bytes = max(largest_bytes, packet_bytes)
+        self.n_messages = n_messages
+        self.payload_bytes = payload_bytes
+        self.largest_bytes = largest_bytes
+
+    def renumbered(self, first_packet_id: int) -> bytearray:
+        """Return the packets with Packet Identifiers that follow each other.
+
+        Args:
+            first_packet_id: of them; the last one is at most 65,535.
+        """
+        packets = bytearray(self.data)
+        for n_messages, start, packet_bytes, packet_id_at, _, _ in self.segments:
+            if n_messages == 1:
+                packets[packet_id_at] = first_packet_id >> 8
+                packets[packet_id_at + 1] = first_packet_id & 0xFF
+            else:
+                stop = start + n_messages * packet_bytes
+                number_packets(packets, packet_id_at, stop, packet_bytes, first_packet_id)
+            first_packet_id += n_messages
+        return packets
+
+    def payload_bytes_of(self, first: int, stop: int) -> int:
+        """Return the payload bytes of the messages from one index to before another."""
+        if stop - first == self.n_messages:
+            return self.payload_bytes
+        total = 0
+        index = 0
+        for n_messages, _, _, _, n_bytes, _ in self.segments:
+            n_common = min(stop, index + n_messages) - max(first, index)
+            if n_common > 0:
+                total += n_common * n_bytes
+            index += n_messages
+        return total
+
+    def message(self, index: int) -> Message:
+        """Return one of the messages, the same object each time.
+
+        Args:
+            index: from 0 on.
+        """
+        messages = self._messages
+        if messages is None:
+            messages = self._messages = {}
+        message = messages.get(index)
+        if message is None:
+            message = messages[index] = self._read(index)
+        return message
+
+    def _read(self, index: int) -> Message:
+        for segment in self.segments:
+            if index < segment[0]:
+                break
+            index -= segment[0]
+        _, start, packet_bytes, packet_id_at, payload_bytes, topic = segment
+        offset = index * packet_bytes
+        stop = start + offset + packet_bytes
+        properties = None
+        expires_at = None
+        if self._version == ProtocolVersion.MQTT_5:
+            at = packet_id_at + offset + 2
+            properties, _ = read_publish_properties(self.data, at)
+            interval = properties.get("message_expiry_interval")
+            if interval is not None:
+                expires_at = self._arrived_at + interval
+        return Message(
+            topic,
+            self.data[stop - payload_bytes : stop],
+            qos=self.qos,
+            arrived_at=self._arrived_at,
+            expires_at=expires_at,
+            properties=properties,
+            publisher=self._publisher,
+        )

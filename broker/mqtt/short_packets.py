@@ -1,0 +1,100 @@
+"""Acknowledgements of four bytes, and Packet Identifiers of PUBLISH packets, many at a time.
+
+PUBACK, PUBREC, PUBREL and PUBCOMP that report success are a first byte, the length 2 and a Packet
+Identifier (MQTT 5.0, 3.4 to 3.7; the same in MQTT 3.1.1). Where identifiers follow each other, the
+packets of each kind are a part of one constant string, in which they are compared and from which
+they are sent without a step for each of them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+PACKET_BYTES: Final = 4
+
+_HIGH: Final = b"".join(bytes((high,)) * 256 for high in range(256))
+_LOW: Final = bytes(range(256)) * 256
+"""The two bytes of each Packet Identifier."""
+
+
+def _all_packets(first_byte: int) -> bytes:
+    """Return the packets of all Packet Identifiers from 0 on, one after the other."""
+    packets = bytearray(bytes((first_byte, 2, 0, 0)) * len(_LOW))
+    packets[2::PACKET_BYTES] = _HIGH
+    packets[3::PACKET_BYTES] = _LOW
+    return bytes(packets)
+
+
+ALL_PUBACK: Final = _all_packets(0x40)
+ALL_PUBREC: Final = _all_packets(0x50)
+ALL_PUBREL: Final = _all_packets(0x62)
+ALL_PUBCOMP: Final = _all_packets(0x70)
+
+
+def packets_from(packets: bytes, first_packet_id: int, n_packets: int) -> bytes:
+    """Return packets with Packet Identifiers that follow each other.
+
+    Args:
+        packets: one of the `ALL_...`.
+        first_packet_id: of them.
+        n_packets: how many; the last identifier is at most 65,535.
+    """
+    start = first_packet_id * PACKET_BYTES
+    return packets[start : start + n_packets * PACKET_BYTES]
+
+
+def n_equal_packets(
+    packets: bytes, first_packet_id: int, n_packets: int, data: bytes, position: int
+) -> int:
+    """Return how many of the packets that are due stand in `data`, in order and whole.
+
+    Args:
+        packets: one of the `ALL_...`.
+        first_packet_id: of the packets that are due.
+        n_packets: that are due, at most.
+        data: received bytes.
+        position: where the first may stand.
+    """
+    most = min(n_packets, (len(data) - position) // PACKET_BYTES)
+    start = first_packet_id * PACKET_BYTES
+    if data.startswith(packets[start : start + most * PACKET_BYTES], position):
+        return most
+    least = 0
+    most -= 1
+    while least < most:
+        middle = (least + most + 1) // 2
+        if data.startswith(packets[start : start + middle * PACKET_BYTES], position):
+            least = middle
+        else:
+            most = middle - 1
+    return least
+
+
+def answers(first_byte: int, packet_ids: bytes | bytearray) -> bytearray:
+    """Return packets with any Packet Identifiers.
+
+    Args:
+        first_byte: of each.
+        packet_ids: the identifiers, two bytes each.
+    """
+    packets = bytearray(bytes((first_byte, 2, 0, 0)) * (len(packet_ids) // 2))
+    packets[2::PACKET_BYTES] = packet_ids[::2]
+    packets[3::PACKET_BYTES] = packet_ids[1::2]
+    return packets
+
+
+def number_packets(
+    packets: bytearray, packet_id_at: int, stop: int, packet_bytes: int, first_packet_id: int
+) -> None:
+    """Give packets of one form Packet Identifiers that follow each other.
+
+    Args:
+        packets: that are changed.
+        packet_id_at: where the identifier of the first stands.
+        stop: where the last ends.
+        packet_bytes: of each.
+        first_packet_id: of the new ones; the last one is at most 65,535.
+    """
+    last = first_packet_id + (stop - packet_id_at - 1) // packet_bytes
+    packets[packet_id_at:stop:packet_bytes] = _HIGH[first_packet_id : last + 1]
+    packets[packet_id_at + 1 : stop : packet_bytes] = _LOW[first_packet_id : last + 1]
