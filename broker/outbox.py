@@ -38,7 +38,17 @@ MIN_LOOK_AGAIN_SECONDS: Final = 0.001
 """A gate that wants to look again at once, for a rounding error maybe, is not asked sooner."""
 
 
-NO_QUEUE: Final[deque[Any]] = deque(maxlen=0)
+class _NoQueue(deque[Any]):
+    """An empty queue that stays empty: what is put into the one of all clients would be lost."""
+
+    def append(self, _item: object) -> None:
+        """Take nothing."""
+        raise RuntimeError("NO_QUEUE takes nothing: put a queue in its place")
+
+    appendleft = extend = extendleft = append
+
+
+NO_QUEUE: Final = _NoQueue()
 """What stands for a client's queue while nothing was ever in it: an empty one takes 760 bytes, and
 of a client that is idle there would be five. Nothing can be put into it: who has something to
 queue puts a new one in its place."""
@@ -458,7 +468,8 @@ class Outbox:
                     taken.append(delivery)
                 else:
                     passed.append(delivery)
-            ready.extendleft(reversed(passed))
+            if passed:
+                ready.extendleft(reversed(passed))
         if self._large and len(taken) < n_messages:
             held = sorted(self._held(), key=_by_sequence)
             chosen = [d for d in held if is_wanted(d)][: n_messages - len(taken)]
