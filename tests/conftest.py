@@ -4,7 +4,26 @@ import pytest
 
 from tests.conformance.plugin import ConformancePlugin
 
+WAITING = ("tests/system/test_spark", "tests/spark_bridge/", "tests/benchmarks/", "tests/system/")
+"""Tests that wait for programs, the longest first."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep docs/conformance.md."""
     config.pluginmanager.register(ConformancePlugin(), "conformance")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the tests that wait for programs: a long one at the end would run alone."""
+    waiting = (
+        "tests/system/test_spark",
+        "tests/spark_bridge/",
+        "tests/benchmarks/",
+        "tests/system/",
+    )
+
+    def place(item: pytest.Item) -> int:
+        begins = [number for number, path in enumerate(waiting) if item.nodeid.startswith(path)]
+        return min(begins, default=len(waiting))
+
+    items.sort(key=place)
