@@ -15,15 +15,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with the tests that wait for programs: a long one at the end would run alone."""
-    waiting = (
-        "tests/system/test_spark",
-        "tests/spark_bridge/",
-        "tests/benchmarks/",
-        "tests/system/",
-    )
 
     def place(item: pytest.Item) -> int:
-        begins = [number for number, path in enumerate(waiting) if item.nodeid.startswith(path)]
-        return min(begins, default=len(waiting))
+        begins = [n for n, path in enumerate(WAITING) if item.nodeid.startswith(path)]
+        return min(begins, default=len(WAITING))
 
     items.sort(key=place)
