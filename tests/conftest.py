@@ -1,11 +1,17 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 
 from tests.conformance.plugin import ConformancePlugin
 
 WAITING = ("tests/system/test_spark", "tests/spark_bridge/", "tests/benchmarks/", "tests/system/")
 """Tests that wait for programs, the longest first."""
+
+
+# How long an example takes is the machine's affair: the suite asserts no times.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 
 
 def pytest_configure(config: pytest.Config) -> None:
