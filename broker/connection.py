@@ -369,7 +369,7 @@ class Connection(Sender):
                 connection.out.append(run)
                 connection.out_bytes += n_bytes
                 if not connection.is_touched:
-                    core.touch(connection)
+                    core.write_soon(connection)
                 session.n_direct += n_messages
                 n_sent += n_messages
             else:

@@ -83,6 +83,7 @@ class Core:
         ended: the ledgers of sessions that are gone, added up.
         fast_plans: protocol version to topic bytes to `FastPlan`; emptied with the plans.
         in_turn: the driver is inside a call and looks at touched connections after it.
+        touched: connections that the driver must serve; it takes them by `take_touched`.
         journal: told of what must outlive the process; None where nothing must.
         congested: subscribers' connections that were found without room by the publish that
             is handled now.
@@ -173,8 +174,8 @@ class Core:
         self.in_turn = False
         self.congested: list[Sender] = []
         self.journal: Journal | None = None
+        self.touched: list[Sender] = []
         self._wake = wake
-        self._touched: list[Sender] = []
 
     def _is_plain(self) -> bool:
         told = self.listeners
@@ -186,16 +187,21 @@ class Core:
         return access is None or not (access.checks_publish or access.checks_receive)
 
     def touch(self, connection: Sender) -> None:
-        """Put a connection on the list of those the driver must look at, once."""
+        """See that the driver looks at all that a connection may want."""
+        connection.needs_look = True
         if not connection.is_touched:
-            connection.is_touched = True
-            self._touched.append(connection)
-            if not self.in_turn:
-                self._wake()
+            self.write_soon(connection)
+
+    def write_soon(self, connection: Sender) -> None:
+        """See that the driver writes what is in `out`, and no more, of one not touched yet."""
+        connection.is_touched = True
+        self.touched.append(connection)
+        if not self.in_turn:
+            self._wake()
 
     def take_touched(self) -> list[Sender]:
         """Return the connections touched since the last call, and start a new list."""
-        touched, self._touched = self._touched, []
+        touched, self.touched = self.touched, []
         for connection in touched:
             connection.is_touched = False
         return touched

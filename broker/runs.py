@@ -301,7 +301,7 @@ def _deliver(core: Core, sessions: tuple[Session, ...], run: MessageRun, now: fl
         connection.out.append(run.renumbered(first))
         connection.out_bytes += n_bytes
         if not connection.is_touched:
-            core.touch(connection)
+            core.write_soon(connection)
         session.ledger.matched += n_messages
         n_sent += n_messages
         if core.samplers:
@@ -314,12 +314,13 @@ def _answer(connection: Connection, packets: bytes | bytearray, n_packets: int) 
     """Put acknowledgements of success into `out`."""
     connection.out.append(packets)
     connection.out_bytes += len(packets)
-    if connection.is_paused:
-        connection.unread_bytes += n_packets * ANSWER_MEMORY_BYTES
     core = connection.core
     core.counters.packets_sent += n_packets
-    if not connection.is_touched:
-        core.touch(connection)
+    if connection.is_paused:
+        connection.unread_bytes += n_packets * ANSWER_MEMORY_BYTES
+        core.touch(connection)  # it may be too much to read on
+    elif not connection.is_touched:
+        core.write_soon(connection)
 
 
 def _take_pubacks(

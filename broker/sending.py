@@ -85,6 +85,7 @@ class Sender:
         is_open: CONNECT was accepted and the connection has not ended.
         is_paused: the transport has more unsent bytes than it should.
         is_touched: on the core's list for the driver.
+        needs_look: the driver must look at more of it than what is in `out`.
         wants_more: there is more to send than the last pump took.
         throttle: who waits for this client, and for whom this client waits.
     """
@@ -102,6 +103,7 @@ class Sender:
         "is_open",
         "is_paused",
         "is_touched",
+        "needs_look",
         "out",
         "out_bytes",
         "send_maximum",
@@ -133,6 +135,7 @@ class Sender:
         self.is_open = False
         self.is_paused = False
         self.is_touched = False
+        self.needs_look = False
         self.wants_more = False
         self.throttle = Throttle(self)
         self._pump_wanted = False
@@ -169,9 +172,8 @@ class Sender:
 
     def want_pump(self) -> None:
         """Ask the driver for a `pump`: something may be able to leave."""
-        if not self._pump_wanted:
-            self._pump_wanted = True
-            self.core.touch(self)
+        self._pump_wanted = True
+        self.core.touch(self)
 
     def pump(self, unsent_bytes: int, now: float) -> None:
         """Move from the outbox into `out` what may be sent now.
@@ -523,7 +525,7 @@ class Sender:
             self.out_bytes += size
             self.out.append(header + payload)
             if not self.is_touched:
-                core.touch(self)
+                core.write_soon(self)
         else:
             self._put(header[0], header, payload)
         return True
@@ -536,6 +538,7 @@ class Sender:
         core.counters.packets_sent += 1
         if self.is_paused:
             self.unread_bytes += len(header) + _ANSWER_BYTES
+            core.touch(self)  # it may be too much to read on
         if not payload:
             self.out.append(header)
         elif len(payload) <= JOIN_BELOW_BYTES:
@@ -548,4 +551,4 @@ class Sender:
             event = PacketSent(session, first_byte, size, (header, payload))
             core.tell(core.listeners.packet_sent, event)
         if not self.is_touched:
-            core.touch(self)
+            core.write_soon(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -34,12 +35,17 @@ class Timers:
 
     A cancelled timer stays in the heap until its deadline, or until half of the heap may be
     such: clients that come and go leave keep-alives behind that lie a day ahead.
+
+    Attributes:
+        next_at: no timer is due before it; infinite where there is none. It may be too early, by
+            a timer that was cancelled, until `next_deadline` is asked.
     """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._n_cancelled = 0
+        self.next_at = math.inf
 
     def __len__(self) -> int:
         """Timers kept, the cancelled ones among them."""
@@ -49,6 +55,7 @@ class Timers:
         """Call ``action(now)`` at the first `run` whose `now` is `when` or later."""
         timer = Timer(when, action, self)
         heapq.heappush(self._heap, (when, next(self._order), timer))
+        self.next_at = min(self.next_at, when)
         return timer
 
     def count_cancelled(self) -> None:
@@ -65,6 +72,7 @@ class Timers:
         heap = self._heap
         while heap and heap[0][2].action is None:
             heapq.heappop(heap)
+        self.next_at = heap[0][0] if heap else math.inf
         return heap[0][0] if heap else None
 
     def run(self, now: float) -> None:
@@ -86,3 +94,4 @@ class Timers:
         finally:
             for timer in due:
                 heapq.heappush(heap, (timer.at, next(self._order), timer))
+            self.next_deadline()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -28,6 +29,10 @@ FULL_CHUNK_BYTES: Final = 128 * 1024
 MAX_TURNS: Final = 16
 """Times one connection may pump and write before the others have their turn."""
 
+_ROUNDING_SECONDS: Final = 0.0005
+"""uvloop rounds a delay to milliseconds. A timer that came early would find nothing due, and would
+be set again without any delay until it is."""
+
 
 class Driver:
     """Runs one core on the event loop; all of it on the loop's thread.
@@ -46,7 +51,7 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._timer_at = math.inf
         self._is_woken = False
         self._none_left: asyncio.Future[None] | None = None
 
@@ -90,30 +95,30 @@ class Driver:
     def settle(self, now: float) -> None:
         """Do what the connections touched so far want; then set the timer."""
         core = self.core
-        while touched := core.take_touched():
+        while core.touched:
             core.in_turn = True
-            for connection in touched:
+            for connection in core.take_touched():
                 try:
                     connection.driver.serve(now)
                 except Exception:  # a fault must end one connection, not all
                     self.logger.exception("a connection was closed after a fault of the broker")
                     connection.driver.abort()
             core.in_turn = False
-        self._set_timer(now)
+        if core.timers.next_at < self._timer_at:
+            self._set_timer(now)
 
     def _set_timer(self, now: float) -> None:
         at = self.core.timers.next_deadline()
-        if at is None:
+        if at is None or at >= self._timer_at:
             return
         if self._timer is not None:
-            if self._timer_at <= at:
-                return
             self._timer.cancel()
         self._timer_at = at
-        self._timer = self._loop.call_later(max(0.0, at - now), self._timer_due)
+        self._timer = self._loop.call_later(max(0.0, at - now) + _ROUNDING_SECONDS, self._timer_due)
 
     def _timer_due(self) -> None:
         self._timer = None
+        self._timer_at = math.inf
         now = self.clock()
         self.core.in_turn = True
         try:
@@ -379,15 +384,15 @@ class MqttProtocol(asyncio.Protocol):
             connection.data_to_send()
             self._run_suspended(connection)  # what was received before the end still counts
             return
+        if not connection.needs_look:
+            self._write(connection)
+            return
+        connection.needs_look = False
         for _turn in range(MAX_TURNS):
             connection.pump(transport.get_write_buffer_size(), now)
             if not connection.out:
                 break
-            out = connection.data_to_send()
-            if len(out) == 1:
-                transport.write(out[0])
-            else:
-                transport.writelines(out)
+            self._write(connection)
             if connection.is_paused or not connection.wants_more:
                 break
         if connection.wants_more and not connection.is_paused:
@@ -398,6 +403,14 @@ class MqttProtocol(asyncio.Protocol):
             self._read_or_not()
         if connection.is_closing:
             self._close(connection)
+
+    def _write(self, connection: Connection) -> None:
+        """Write what is in `out`."""
+        out = connection.data_to_send()
+        if len(out) == 1:
+            self.transport.write(out[0])
+        else:
+            self.transport.writelines(out)
 
     def _run_suspended(self, connection: Connection) -> None:
         suspended = connection.suspended

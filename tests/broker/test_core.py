@@ -63,6 +63,22 @@ def test_a_connection_is_on_the_list_once_and_wakes_the_driver_outside_its_turn(
     assert broker.core.take_touched() == []
 
 
+def test_what_only_has_to_be_written_is_not_looked_at_any_further() -> None:
+    """An answer needs no more than its write; whoever may want more says so, before or after."""
+    broker = VirtualBroker()
+    client = broker.connect()
+    assert not client.connection.needs_look
+    client.connection.receive_data(b"\xc0\x00", broker.now)
+    assert broker.core.touched == [client.connection]
+    assert not client.connection.needs_look
+    client.connection.want_pump()
+    assert broker.core.touched == [client.connection]
+    assert client.connection.needs_look
+    broker.settle()
+    assert not client.connection.needs_look
+    assert bytes(client.received).endswith(b"\xd0\x00")
+
+
 def test_publishes_of_a_client_that_are_refused_fill_no_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from broker.timers import MIN_CANCELLED, Timers
@@ -8,6 +10,10 @@ from broker.timers import MIN_CANCELLED, Timers
 def never(now: float) -> None:
     """Fail: this must not run."""
     raise AssertionError(now)
+
+
+def _again(timers: Timers, now: float) -> None:
+    timers.at(now + 1.0, never)
 
 
 def test_actions_run_in_order_of_their_deadlines_once() -> None:
@@ -88,3 +94,16 @@ def test_what_is_due_after_an_action_that_raises_is_not_lost() -> None:
     assert timers.next_deadline() == 1.0
     timers.run(4.0)
     assert seen == [4.0, 4.0]
+
+
+def test_nothing_is_due_before_next_at() -> None:
+    """A driver that compares with it alone misses no deadline, nor waits for one that is gone."""
+    timers = Timers()
+    assert timers.next_at == math.inf
+    early = timers.at(2.0, never)
+    timers.at(3.0, lambda now: _again(timers, now))
+    assert timers.next_at == 2.0
+    early.cancel()
+    assert timers.next_at <= 3.0
+    timers.run(3.0)
+    assert timers.next_at == 4.0

@@ -127,19 +127,27 @@ class VirtualClient:
     def serve(self) -> None:
         """Do what the driver does for a touched connection."""
         connection = self.connection
+        if not connection.needs_look:
+            self._receive()
+            return
+        connection.needs_look = False
         while True:
             connection.pump(self.unsent_bytes, self.broker.now)
-            data = b"".join(connection.data_to_send())
-            self.received += data
-            for first_byte, body in self._buffer.frames(self._buffer.receive_data(data)):
-                self.inbox.append(read_packet(first_byte, body, self.version))
-            if not data or connection.is_paused or not connection.wants_more:
+            if not self._receive() or connection.is_paused or not connection.wants_more:
                 break
         if connection.wants_more and not connection.is_paused:
             self.broker.core.touch(connection)  # later: when others have had their turn
         self.is_reading = connection.wants_reading
         if connection.is_closing:
             self.is_lost = True
+
+    def _receive(self) -> bool:
+        """Take what the broker has to send; return False where that is nothing."""
+        data = b"".join(self.connection.data_to_send())
+        self.received += data
+        for first_byte, body in self._buffer.frames(self._buffer.receive_data(data)):
+            self.inbox.append(read_packet(first_byte, body, self.version))
+        return bool(data)
 
     def send(self, *packets: Packet) -> None:
         """Send packets in one chunk."""
