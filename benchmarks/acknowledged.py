@@ -50,7 +50,7 @@ def _row(name: str, title: str, least_ratio: float, plan: Plan) -> Row:
         measure=partial(measure_windowed, plan=plan),
         inflight_messages=INFLIGHT_MESSAGES,
         is_v5=plan.version == 5,
-        has_ceiling=plan.pairs == 1 and plan.version == 4,
+        has_ceiling=True,
     )
 
 
@@ -74,6 +74,7 @@ ROWS: Final = (
         unit="delivered/s",
         target=Target(least_ratio=0.6),
         measure=measure_one_by_one,
+        has_ceiling=True,
         inflight_messages=INFLIGHT_MESSAGES,
     ),
 )

@@ -145,5 +145,6 @@ ROWS: Final = (
         unit="MB/s",
         target=Target(least_ratio=1),
         measure=measure_fan_out,
+        has_ceiling=True,
     ),
 )

@@ -196,6 +196,7 @@ ROWS: Final = (
         unit="delivered/s",
         target=Target(least_ratio=0.8),
         measure=measure_many_to_one,
+        has_ceiling=True,
     ),
     Row(
         name="connecting",
@@ -204,5 +205,6 @@ ROWS: Final = (
         unit="connects/s",
         target=Target(least_ratio=0.25),
         measure=measure_connecting,
+        has_ceiling=True,
     ),
 )

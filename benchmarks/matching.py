@@ -79,6 +79,7 @@ ROWS: Final = (
         unit="published/s",
         target=Target(least_ratio=1),
         measure=measure_matching,
+        has_ceiling=True,
     ),
     Row(
         name="wildcard_subscribing",
@@ -87,5 +88,6 @@ ROWS: Final = (
         unit="subscriptions/s",
         target=Target(least_ratio=0.2),
         measure=measure_subscribing,
+        has_ceiling=True,
     ),
 )

@@ -42,7 +42,7 @@ def _row(name: str, title: str, least_ratio: float, shape: Shape) -> Row:
         title=title,
         unit="delivered/s",
         target=Target(least_ratio=least_ratio),
-        has_ceiling=shape.publishers == 1,
+        has_ceiling=True,
         measure=partial(measure_qos0, shape=shape),
     )
 
@@ -56,6 +56,5 @@ ROWS: Final = (
         _row("qos0_tls", "QoS 0, 100 B, TLS 1.3, 1 to 1", 1, UNIFORM),
         group="tls",
         is_tls=True,
-        has_ceiling=False,
     ),
 )

@@ -110,7 +110,8 @@ def _read_variable_integer(data: bytes, at: int) -> tuple[int, int]:
         shift += 7
 
 
-def _frame(first_byte: int, body: bytes) -> bytes:
+def frame(first_byte: int, body: bytes) -> bytes:
+    """Return a packet."""
     return bytes([first_byte]) + _variable_integer(len(body)) + body
 
 
@@ -129,7 +130,7 @@ def connect_packet(
 ) -> bytes:
     """Return a CONNECT, by default with Clean Session and no keep-alive."""
     head = _string("MQTT") + bytes([version, 2 if is_clean else 0]) + struct.pack("!H", keep_alive)
-    return _frame(0x10, head + (b"\x00" if version == 5 else b"") + _string(client_id))
+    return frame(0x10, head + (b"\x00" if version == 5 else b"") + _string(client_id))
 
 
 def subscribe_packet(
@@ -138,12 +139,12 @@ def subscribe_packet(
     """Return a SUBSCRIBE of one or more topic filters."""
     filters = [topic_filters] if isinstance(topic_filters, str) else topic_filters
     head = struct.pack("!H", packet_id) + (b"\x00" if version == 5 else b"")
-    return _frame(0x82, head + b"".join(_string(each) + bytes([qos]) for each in filters))
+    return frame(0x82, head + b"".join(_string(each) + bytes([qos]) for each in filters))
 
 
 def unsubscribe_packet(packet_id: int, topic_filters: Sequence[str]) -> bytes:
     """Return an UNSUBSCRIBE of MQTT 3.1.1."""
-    return _frame(0xA2, struct.pack("!H", packet_id) + b"".join(map(_string, topic_filters)))
+    return frame(0xA2, struct.pack("!H", packet_id) + b"".join(map(_string, topic_filters)))
 
 
 def publish_packet(
@@ -169,7 +170,7 @@ def publish_packet(
         head += struct.pack("!H", packet_id)
     if properties is not None:
         head += _variable_integer(len(properties)) + properties
-    return _frame(first_byte, head + payload)
+    return frame(first_byte, head + payload)
 
 
 def acknowledgement(first_byte: int, packet_id: int) -> bytes:
@@ -219,6 +220,11 @@ def read_publish(packet: bytes, *, version: int = 4) -> Publish:
     if version == 5:
         properties, at = read_properties(packet, at)
     return Publish(packet[0], topic, topic_end, at, properties)
+
+
+def body_at(packet: bytes) -> int:
+    """Return where the variable header of a packet begins."""
+    return _read_variable_integer(packet, 1)[1]
 
 
 def size_of(packet: bytes) -> int:
