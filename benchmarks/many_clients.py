@@ -2,7 +2,9 @@
 
 `many_to_one`: each client has one QoS 0 message under way and sends the next when the reader
 has it. The reader names the sender by what it reads; nothing is sent that was not asked for,
-so that the broker meets as many small chunks as there are messages.
+so that the broker meets as many small chunks as there are messages. The reader is woken by each:
+one that waited for some (SO_RCVLOWAT) would stall a broker that leaves Nagle's algorithm on, as
+mosquitto does, until the kernel's delayed acknowledgement.
 
 `connecting`: 64 clients at a time connect, are accepted, disconnect, and wait until the broker
 has closed the connection before the next takes the place. So each is counted when the broker
@@ -29,10 +31,8 @@ VARIANTS: Final = 8
 
 TOPIC: Final = "bench/many"
 BUFFER_BYTES: Final = 1 << 17
-WAKE_UP_PACKETS: Final = 4
-"""Read together at least, of hundreds under way: fewer wake-ups for broker and reader."""
-
 IDLE_SECONDS: Final = 10.0
+
 AT_A_TIME: Final = 64
 LEAST_CONNECTS: Final = 128
 
@@ -60,6 +60,10 @@ class ManyToOne:
             self._clients = [stack.enter_context(sock) for sock in wire.open_clients(port, names)]
             for sock in self._clients:
                 sock.settimeout(None)
+            # The timeout is the kernel's: with Python's own, each call would poll the socket first.
+            self._reader.settimeout(None)
+            seconds = int(IDLE_SECONDS).to_bytes(8, "little") + bytes(8)
+            self._reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
             self._stack = stack.pop_all()
 
     def run(self, messages: int) -> Run:
@@ -69,7 +73,6 @@ class ManyToOne:
             wire.WireError: something else than a client's next message came.
         """
         clients = min(messages, len(self._clients))
-        self._wake_up(min(WAKE_UP_PACKETS, clients) * self._size)
         cpu_before, started = time.process_time(), time.monotonic()
         for client in range(clients):
             self._clients[client].send(self._packets[client][self._turns[client]])
@@ -87,8 +90,6 @@ class ManyToOne:
             for at in range(0, whole, self._size):
                 published += self._answer(data[at : at + self._size], is_last=published >= messages)
             delivered += whole // self._size
-            if (messages - delivered - WAKE_UP_PACKETS) * self._size <= len(rest):
-                self._wake_up(1)
             finished = time.monotonic()
         cpu = time.process_time() - cpu_before
         return Run(published, delivered, published - delivered, finished - started, cpu)
@@ -104,13 +105,6 @@ class ManyToOne:
             return 0
         self._clients[client].send(packets[turn])
         return 1
-
-    def _wake_up(self, size_bytes: int) -> None:
-        # The timeout is the kernel's: with Python's own, each call would poll the socket first.
-        self._reader.settimeout(None)
-        seconds = int(IDLE_SECONDS).to_bytes(8, "little") + bytes(8)
-        self._reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
-        self._reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
 
     def __enter__(self) -> Self:
         return self

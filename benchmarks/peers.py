@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import resource
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,7 @@ EXAMPLE_POLICY: Final = ROOT / "policy.example.yaml"
 START_TIMEOUT_SECONDS: Final = 30.0
 STOP_TIMEOUT_SECONDS: Final = 10.0
 LOG_TAIL_BYTES: Final = 2000
+NAME_FORM: Final = re.compile(r"[A-Za-z0-9][\w.+-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class Peer:
         version: what the results name.
         is_ceiling: whether it is no broker but the load's own limit.
         has_v5: whether it speaks MQTT 5.
+        has_tls: whether it can listen with TLS.
     """
 
     name: str
@@ -84,6 +88,7 @@ class Peer:
     version: Callable[[], str]
     is_ceiling: bool = False
     has_v5: bool = True
+    has_tls: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +131,7 @@ def find_program(name: str) -> str:
     Raises:
         BenchmarkError: it is not installed.
     """
-    beside = Path(sys.executable).with_name(name)
+    beside = Path(sys.executable).parent / name
     search = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
     found = str(beside) if beside.exists() else shutil.which(name, path=search)
     if found is None:
@@ -273,6 +278,51 @@ PEERS: Final = {
     )
 }
 """By name, in the order in which one repetition visits them."""
+
+
+COMMAND_FORM: Final = "NAME=PROGRAM ARGUMENTS with {port}"
+
+
+def commanded_peer(text: str, taken: Container[str]) -> Peer:
+    """Return a further broker, that a command starts in an empty directory.
+
+    Args:
+        text: ``NAME=COMMAND`` or ``NAME@VERSION=COMMAND``; in the command, which no shell reads,
+            ``{port}`` stands for the port of its listener on loopback, ``{certificate}`` and
+            ``{key}`` for files in PEM, without which it is not asked for TLS.
+        taken: names that others have.
+
+    Raises:
+        BenchmarkError: the text is none, the name is taken, or there is no such program.
+    """
+    head, _, command = text.partition("=")
+    name, _, version = head.partition("@")
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise BenchmarkError(f"command {text!r}: {error}; allowed: {COMMAND_FORM}") from error
+    if not NAME_FORM.fullmatch(name) or not words:
+        raise BenchmarkError(f"command {text!r}: allowed: {COMMAND_FORM}")
+    if name in taken:
+        raise BenchmarkError(f"command {text!r}: there is a peer {name!r}; give it another name")
+    if "{port}" not in command:
+        raise BenchmarkError(f"command {text!r}: nothing says {{port}}; allowed: {COMMAND_FORM}")
+    program = os.path.abspath(find_program(words[0]))  # noqa: PTH100 - keeps a link's name
+
+    def prepare(_directory: Path, setting: Setting) -> list[str]:
+        known = {"{port}": str(setting.port)}
+        if (certificate := setting.certificate) is not None:
+            known["{certificate}"] = str(certificate.certificate_file)
+            known["{key}"] = str(certificate.key_file)
+        filled = []
+        for word in words[1:]:
+            for place, value in known.items():
+                word = word.replace(place, value)  # noqa: PLW2901 - one after the other
+            filled.append(word)
+        return [program, *filled]
+
+    has_tls = "{certificate}" in command and "{key}" in command
+    return Peer(name, command, prepare, lambda: version or "of unknown version", has_tls=has_tls)
 
 
 def _log_tail(log: Path) -> str:

@@ -1,8 +1,8 @@
 """The load's own ceiling: a stand-in for a broker that keeps nothing and hardly looks.
 
 It answers what clients ask for. From a publisher's first PUBLISH it learns who has subscribed to
-its topic, and copies every further chunk of bytes to them unread. Where clients acknowledge, packets
-are told apart as far as to know their identifiers: they are forwarded as they are, and every
+its topic, and copies every further chunk of bytes to them unread. Where clients acknowledge,
+packets are told apart as far as to know their identifiers: they go on as they are, and each
 acknowledgement is answered at once. Where clients have several topic filters, each packet's topic
 is looked up. What one wait has found readable is read first, then each client is written to once.
 
@@ -149,7 +149,7 @@ def acknowledge_subscriber(data: bytes) -> bytes:
 
 
 def read_subscribe(packet: bytes, version: int) -> tuple[list[str], bytes]:
-    """Return the topic filters of a SUBSCRIBE without properties, and the SUBACK that grants all."""
+    """Return the topic filters of a SUBSCRIBE, and the SUBACK that grants all."""
     at = wire.body_at(packet)
     packet_id = packet[at : at + 2]
     at += 3 if version == 5 else 2

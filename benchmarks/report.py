@@ -7,11 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from benchmarks.rows import Measurement, Row
+from benchmarks.rows import Measurement, Row, Target
 
 OURS: Final = "penstock"
+STOCK: Final = "penstock-stock"
+"""Ours with the plugins that aMQTT's file names: half of each target that is a ratio is its own."""
+
 REFERENCE: Final = "mosquitto"
 """The peer that ratios are taken to."""
+
+COMPARED: Final = frozenset({OURS, STOCK, REFERENCE})
+"""Who decides on whether targets are met."""
+
+CEILING: Final = "ceiling"
+NEAR_CEILING: Final = 0.8
+"""Of the load's own ceiling: who is measured so fast may be faster than what is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,13 @@ class Result:
         return statistics.median(known) if known else None
 
     @property
+    def target(self) -> Target:
+        """What this peer must reach."""
+        if self.peer == OURS:
+            return self.row.target
+        return self.row.target.halved() if self.peer == STOCK else Target()
+
+    @property
     def lost(self) -> int:
         """Messages lost, over all repetitions."""
         return sum(measurement.lost for measurement in self.measurements)
@@ -75,12 +92,47 @@ def results_of(row: Row, measurements: Mapping[str, Sequence[Measurement]]) -> I
             yield Result(figure_row, peer, told)
 
 
-def ratio_to_reference(result: Result, results: Sequence[Result]) -> float | None:
-    """Return the median over the reference's median; None where that was not measured."""
+def _ratio_to(peer: str, result: Result, results: Sequence[Result]) -> float | None:
     for other in results:
-        if other.row is result.row and other.peer == REFERENCE and other.median:
+        if other.row is result.row and other.peer == peer and other.median:
             return result.median / other.median
     return None
+
+
+def ratio_to_reference(result: Result, results: Sequence[Result]) -> float | None:
+    """Return the median over the reference's median; None where that was not measured."""
+    return _ratio_to(REFERENCE, result, results)
+
+
+def ratio_to_ceiling(result: Result, results: Sequence[Result]) -> float | None:
+    """Return the same over what the load can do; None where that was not measured."""
+    return _ratio_to(CEILING, result, results)
+
+
+def is_met(result: Result, results: Sequence[Result]) -> bool | None:
+    """Say whether a result meets its target; None where it has none or was not compared."""
+    return result.target.is_met(result.median, ratio_to_reference(result, results))
+
+
+def is_undecided(results: Sequence[Result]) -> bool:
+    """Say whether single repetitions disagree on whether a target is met.
+
+    Args:
+        results: of one row and its figures.
+    """
+    for result in results:
+        reference = next(
+            (other for other in results if other.row is result.row and other.peer == REFERENCE),
+            None,
+        )
+        known = () if reference is None else reference.measurements
+        verdicts = {
+            result.target.is_met(own.value, own.value / theirs.value if theirs.value else None)
+            for own, theirs in zip(result.measurements, known or result.measurements, strict=False)
+        }
+        if verdicts >= {True, False}:
+            return True
+    return False
 
 
 def format_value(value: float) -> str:
@@ -91,20 +143,50 @@ def format_value(value: float) -> str:
 def _cells(result: Result, results: Sequence[Result]) -> list[str]:
     low, high = result.spread
     ratio = ratio_to_reference(result, results)
+    of_ceiling = ratio_to_ceiling(result, results)
     is_first = next(other for other in results if other.row is result.row) is result
+    outcome = "-" if (met := is_met(result, results)) is None else "met" if met else "missed"
     return [
         f"{result.row.title} ({result.row.target})" if is_first else "",
         result.peer,
         f"{format_value(result.median)} {result.row.unit}",
+        str(len(result.measurements)),
         f"{format_value(low)} - {format_value(high)}",
         "-" if ratio is None else f"{ratio:.2f}",
+        outcome,
+        "-" if of_ceiling is None else f"{of_ceiling:.2f}",
         "-" if result.load_cpu_ratio is None else f"{result.load_cpu_ratio:.2f}",
         str(result.lost),
     ]
 
 
+def missed_rows(results: Sequence[Result]) -> list[str]:
+    """Return in words each row whose target is missed, or cannot be judged."""
+    missed = []
+    for result in results:
+        if (met := is_met(result, results)) or result.target == Target():
+            continue
+        ratio = ratio_to_reference(result, results)
+        name = result.row.name if result.peer == OURS else f"{result.row.name} {result.peer}"
+        value = f"{result.median:.2f}" if ratio is None else f"{ratio:.2f} x {REFERENCE}"
+        told = f"{value}; {result.target}" if met is not None else "not compared"
+        missed.append(f"{name} ({told})")
+    return missed
+
+
+def near_ceiling(results: Sequence[Result]) -> list[str]:
+    """Return in words which rates are so near the load's own ceiling that it may have held them."""
+    near = []
+    for result in results:
+        ratio = ratio_to_ceiling(result, results)
+        is_rate = result.row.target.least_ratio is not None
+        if is_rate and result.peer != CEILING and ratio is not None and ratio >= NEAR_CEILING:
+            near.append(f"{result.row.name} {result.peer} ({ratio:.2f})")
+    return near
+
+
 def conclude(results: Sequence[Result]) -> str:
-    """Return in one line how Penstock does in each row, and whether that meets the target."""
+    """Return in a few lines which targets are missed, and how Penstock does in each row."""
     parts = []
     for result in results:
         if result.peer != OURS:
@@ -113,25 +195,32 @@ def conclude(results: Sequence[Result]) -> str:
         text = f"{format_value(result.median)} {result.row.unit}"
         if ratio is not None:
             text += f", {ratio:.2f} x {REFERENCE}"
-        is_met = result.row.target.is_met(result.median, ratio)
-        outcome = {True: "met", False: "missed", None: "not compared"}[is_met]
+        outcome = {True: "met", False: "missed", None: "not compared"}[is_met(result, results)]
         parts.append(f"{result.row.name} {text} ({result.row.target}: {outcome})")
-    return f"{OURS}: {'; '.join(parts)}" if parts else f"{OURS} was not measured"
+    if not parts:
+        return f"{OURS} was not measured"
+    lines = [f"rows missed: {', '.join(missed_rows(results)) or 'none'}"]
+    if near := near_ceiling(results):
+        lines.append(f"near the ceiling of the load, and perhaps faster: {', '.join(near)}")
+    lines.append(f"{OURS}: {'; '.join(parts)}")
+    return "\n\n".join(lines)
 
 
 def to_markdown(results: Sequence[Result], run: Mapping[str, str]) -> str:
     """Return the conclusion, the table, and below it where the numbers come from."""
-    repeats = max(len(result.measurements) for result in results)
     head = [
         "row (target)",
         "peer",
-        f"median of {repeats}",
+        "median",
+        "runs",
         "spread",
         f"/ {REFERENCE}",
+        "target",
+        f"/ {CEILING}",
         "load",
         "lost",
     ]
-    lines = [head, ["---", "---", "---:", "---:", "---:", "---:", "---:"]]
+    lines = [head, ["---", "---", "---:", "---:", "---:", "---:", "---", "---:", "---:", "---:"]]
     lines += [_cells(result, results) for result in results]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     source = "\n".join(f"- {name}: {text}" for name, text in run.items())
@@ -147,11 +236,13 @@ def to_json(results: Sequence[Result], run: Mapping[str, str]) -> dict[str, Any]
                 "row": result.row.name,
                 "title": result.row.title,
                 "unit": result.row.unit,
-                "target": str(result.row.target),
+                "target": str(result.target),
                 "peer": result.peer,
                 "median": result.median,
                 "spread": list(result.spread),
                 "ratio_to_mosquitto": ratio_to_reference(result, results),
+                "ratio_to_ceiling": ratio_to_ceiling(result, results),
+                "is_met": is_met(result, results),
                 "lost": result.lost,
                 "measurements": [asdict(measurement) for measurement in result.measurements],
             }

@@ -94,6 +94,13 @@ class Target:
             return f"at most {self.most_ratio:g} x mosquitto"
         return "none" if self.most_value is None else f"at most {self.most_value:g}"
 
+    def halved(self) -> Target:
+        """Return the target of who need be only half as good: half the rate, twice the lateness."""
+        return Target(
+            least_ratio=None if self.least_ratio is None else self.least_ratio / 2,
+            most_ratio=None if self.most_ratio is None else self.most_ratio * 2,
+        )
+
     def is_met(self, value: float, ratio: float | None) -> bool | None:
         """Say whether a value and its ratio to mosquitto's meet it; None where that is unknown."""
         if self.most_value is not None:
@@ -154,4 +161,6 @@ class Row:
 
     def is_for(self, peer: Peer) -> bool:
         """Say whether a peer can answer."""
-        return self.has_ceiling if peer.is_ceiling else peer.has_v5 or not self.is_v5
+        if peer.is_ceiling:
+            return self.has_ceiling
+        return (peer.has_v5 or not self.is_v5) and (peer.has_tls or not self.is_tls)

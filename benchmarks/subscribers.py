@@ -55,7 +55,8 @@ class Subscriber:
         self._expected_bytes = 0
         self._wake_up_bytes = 1
         # TLS takes bytes out of the kernel that are not yet read here.
-        self._near_end_bytes = 0 if context is None else TLS_RECORD_BYTES
+        self._is_tls = context is not None
+        self._near_end_bytes = TLS_RECORD_BYTES if self._is_tls else 0
 
     def expect(self, size_bytes: int) -> None:
         """Begin a run."""
@@ -69,7 +70,7 @@ class Subscriber:
         self._set_wake_up(1)
 
     def receive(self, buffer: bytearray) -> bool:
-        """Read once and compare.
+        """Read what has come and compare.
 
         Returns:
             Whether all expected bytes have come.
@@ -78,12 +79,10 @@ class Subscriber:
             wire.WireError: the connection was closed, more came than was published, or as much
                 and not the same.
         """
-        try:
-            size = self.sock.recv_into(buffer)
-        except ssl.SSLWantReadError:  # part of a record, or a session ticket
-            return False
+        with memoryview(buffer) as view:
+            size = self._read(view)
         if not size:
-            raise wire.WireError("the broker closed a subscriber's connection")
+            return False
         if self.is_intact:
             with memoryview(buffer)[:size] as chunk:
                 self.is_intact = self._stream.holds(self.received_bytes, chunk)
@@ -94,6 +93,21 @@ class Subscriber:
         if remaining and (wake_up := self._wake_up_for(remaining)) < self._wake_up_bytes:
             self._set_wake_up(wake_up)
         return not remaining
+
+    def _read(self, view: memoryview) -> int:
+        """Return how many bytes were read: with TLS of all records that have come."""
+        size = 0
+        while size < len(view):
+            try:
+                more = self.sock.recv_into(view[size:])
+            except ssl.SSLWantReadError:  # part of a record, or a session ticket
+                break
+            if not more:
+                raise wire.WireError("the broker closed a subscriber's connection")
+            size += more
+            if not self._is_tls:
+                break
+        return size
 
     def _wake_up_for(self, remaining: int) -> int:
         return max(1, min(WAKE_UP_BYTES, remaining - self._near_end_bytes))

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import __main__ as program
 from benchmarks.peers import PEERS, Peer
-from benchmarks.rows import Scale
+from benchmarks.rows import Measurement, Row, Scale
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_run_prints_a_table_and_writes_every_measurement(
     chosen = ["--rows", "qos0_1to1", "--peers", "mosquitto,ceiling"]
     assert program.main([*chosen, "--quick", "--repeats", "2", "--json", str(file)]) == 0
     table = capfd.readouterr().out
-    assert "| median of 2 |" in table
+    assert "| 2 |" in table
     assert "commit: " in table
     document = json.loads(file.read_text())
     mosquitto, ceiling = document["results"]
@@ -41,6 +42,46 @@ def test_run_prints_a_table_and_writes_every_measurement(
     assert document["run"]["command"].endswith(
         "--rows qos0_1to1 --peers mosquitto,ceiling --repeats 2 --quick"
     )
+
+
+def test_further_broker_is_measured_by_its_command(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that nobody here knows stands in the table beside the others."""
+    monkeypatch.setattr(program, "QUICK", Scale(seconds=0.02, warm_up_messages=100))
+    relay = f"relay@1.0={sys.executable} -m benchmarks.relay {{port}}"
+    arguments = ["--rows", "qos0_1to1", "--quick", "--command", relay]
+    assert program.main([*arguments, "--peers", "mosquitto"]) == 0
+    shown = capfd.readouterr()
+    assert "|  | relay | " in shown.out
+    assert "relay 1.0 (" in shown.out
+    assert "--command 'relay@1.0=" in shown.out
+    assert "2/2, 0 min left: qos0_1to1 relay: " in shown.err
+    assert program.main(["--command", "relay=sh"]) == 2
+    assert "{port}" in capfd.readouterr().err
+
+
+def test_missed_target_is_a_status_where_that_is_asked(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script can tell a run that met every target from one that did not."""
+    outcomes = iter([1.0, 2.0, 1.0, 2.0, *[0.5] * 6])
+
+    def measure(row: Row, _peer: Peer, _scale: Scale) -> Measurement:
+        assert row.name == "memory_filters"
+        return Measurement(next(outcomes))
+
+    monkeypatch.setattr(program, "measure", measure)
+    arguments = ["--rows", "memory_filters", "--peers", "penstock", "--repeats", "1"]
+    assert program.main([*arguments, "--check"]) == 0
+    assert capfd.readouterr().out.startswith("rows missed: none\n")
+    assert program.main([*arguments, "--check"]) == 1
+    # Two that disagree are repeated: 1.0, 2.0, then four of 0.5.
+    assert program.main([*arguments[:-1], "2", "--check"]) == 0
+    assert "| 6 | 0.50 - 2.00 |" in capfd.readouterr().out
+    monkeypatch.setattr(program, "measure", lambda *_: Measurement(2.0))
+    assert program.main(arguments) == 0
+    assert "rows missed: memory_filters (2.00; at most 1)" in capfd.readouterr().out
 
 
 def test_broker_that_does_not_start_ends_with_status_1_and_its_last_words(

@@ -1,9 +1,19 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.peers import Setting, find_program, stock_amqtt_policy
+from benchmarks.peers import (
+    PEERS,
+    Certificate,
+    Setting,
+    commanded_peer,
+    find_program,
+    stock_amqtt_policy,
+)
 
 
 def test_program_that_is_not_installed_is_named() -> None:
@@ -17,3 +27,34 @@ def test_stock_policy_keeps_the_plugins_that_amqtt_ships() -> None:
     policy = stock_amqtt_policy(Setting(1884))
     assert policy["listeners"] == {"default": {"type": "tcp", "bind": "127.0.0.1:1884"}}
     assert "amqtt.plugins.sys.broker.BrokerSysPlugin" in policy["plugins"]
+
+
+def test_commanded_peer_is_told_where_to_listen(tmp_path: Path) -> None:
+    """Another broker takes part by its command; its words are its own, port and files ours."""
+    peer = commanded_peer("other@2.1=sh -c 'run {port} {\"a\": 1} {key}' {certificate}", PEERS)
+    certificate = Certificate(Path("c.pem"), Path("k.pem"), Path("a.pem"))
+    command = peer.prepare(tmp_path, Setting(1884, certificate))
+    assert command == [find_program("sh"), "-c", 'run 1884 {"a": 1} k.pem', "c.pem"]
+    assert (peer.name, peer.version()) == ("other", "2.1")
+    assert peer.has_tls
+    plain = commanded_peer("other=sh {port}", PEERS)
+    assert not plain.has_tls
+    assert plain.version() == "of unknown version"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("sh {port}", "allowed: NAME=PROGRAM"),
+        ("a b=sh {port}", "allowed: NAME=PROGRAM"),
+        ("other=", "allowed: NAME=PROGRAM"),
+        ("other=sh 'x {port}", "No closing quotation"),
+        ("other=sh 1883", "nothing says {port}"),
+        ("mosquitto=sh {port}", "there is a peer 'mosquitto'"),
+        ("other=no-such-broker {port}", "no-such-broker is not installed"),
+    ],
+)
+def test_commanded_peer_that_cannot_be_is_refused(text: str, told: str) -> None:
+    """What is wrong with a command is said before anything is measured."""
+    with pytest.raises(BenchmarkError, match=re.escape(told)):
+        commanded_peer(text, PEERS)

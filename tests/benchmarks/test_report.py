@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.__main__ import ROWS
 from benchmarks.report import (
     Result,
     conclude,
     format_value,
+    is_undecided,
     ratio_to_reference,
     to_markdown,
 )
-from benchmarks.rows import Measurement
+from benchmarks.rows import Measurement, Target
 
 ROW = ROWS["qos0_1to1"]
 OURS = Result(ROW, "penstock", [Measurement(300.0), Measurement(100.0), Measurement(900.0, lost=2)])
+FAST = Measurement(900.0)
 THEIRS = Result(ROW, "mosquitto", [Measurement(100.0), Measurement(150.0), Measurement(120.0)])
 
 
@@ -21,14 +25,48 @@ def test_ratio_is_of_medians() -> None:
     assert ratio_to_reference(OURS, [OURS]) is None
 
 
-def test_first_line_says_whether_the_target_is_met() -> None:
-    """A reader of results meets the conclusion before the numbers."""
-    line = to_markdown([OURS, THEIRS], {}).splitlines()[0]
-    assert line == (
+def test_first_line_names_the_rows_that_are_missed() -> None:
+    """A reader of results meets the verdict before the numbers."""
+    lines = to_markdown([OURS, THEIRS], {}).splitlines()
+    assert lines[0] == "rows missed: qos0_1to1 (2.50 x mosquitto; at least 3 x mosquitto)"
+    assert lines[2] == (
         "penstock: qos0_1to1 300 delivered/s, 2.50 x mosquitto (at least 3 x mosquitto: missed)"
     )
-    assert "not compared" in conclude([OURS])
+    assert "rows missed: qos0_1to1 (not compared)" in conclude([OURS])
     assert conclude([THEIRS]) == "penstock was not measured"
+
+
+def test_stock_plugins_have_half_of_each_ratio_to_reach() -> None:
+    """With aMQTT's list, half the rate and twice the lateness are enough; memory has no target."""
+    stock = replace(OURS, peer="penstock-stock")
+    assert str(stock.target) == "at least 1.5 x mosquitto"
+    assert "rows missed: none" in conclude([replace(OURS, measurements=[FAST]), stock, THEIRS])
+    slow = replace(stock, measurements=[Measurement(100.0)])
+    assert "rows missed: qos0_1to1 (" in conclude([OURS, slow, THEIRS])
+    assert "qos0_1to1 penstock-stock (0.83 x mosquitto; at least 1.5" in conclude(
+        [OURS, slow, THEIRS]
+    )
+    assert replace(stock, row=ROWS["latency"]).target.most_ratio == 3
+    assert replace(stock, row=ROWS["memory_stalled"]).target == Target()
+
+
+def test_rates_near_what_the_load_can_do_are_told() -> None:
+    """A broker that is held back by the load is not taken for a slow one."""
+    ceiling = Result(ROW, "ceiling", [Measurement(140.0)])
+    text = conclude([OURS, THEIRS, ceiling])
+    assert "near the ceiling of the load, and perhaps faster: qos0_1to1 penstock (2.14)," in text
+    assert "qos0_1to1 mosquitto (0.86)" in text
+    far = Result(ROW, "ceiling", [Measurement(1000.0)])
+    assert "near the ceiling" not in conclude([OURS, THEIRS, far])
+
+
+def test_row_is_undecided_where_repetitions_disagree() -> None:
+    """Repetitions that all meet a target or all miss it need no further ones."""
+    assert is_undecided([OURS, THEIRS])  # 3.0, 0.7 and 7.5 times
+    assert not is_undecided([replace(OURS, measurements=[FAST] * 3), THEIRS])
+    assert not is_undecided([OURS])
+    memory = Result(ROWS["memory_stalled"], "penstock", [Measurement(1.1), Measurement(1.3)])
+    assert is_undecided([memory])
 
 
 def test_memory_is_held_against_the_payload_alone() -> None:
@@ -40,8 +78,8 @@ def test_memory_is_held_against_the_payload_alone() -> None:
 
 def test_table_shows_median_spread_ratio_and_losses() -> None:
     """Losses are part of the result, beside the value they would flatter."""
-    line = to_markdown([OURS, THEIRS], {}).splitlines()[4]
-    assert "| penstock | 300 delivered/s | 100 - 900 | 2.50 | - | 2 |" in line
+    line = to_markdown([OURS, THEIRS], {}).splitlines()[6]
+    assert "| penstock | 300 delivered/s | 3 | 100 - 900 | 2.50 | missed | - | - | 2 |" in line
 
 
 def test_values_keep_their_leading_figures() -> None:
