@@ -32,12 +32,13 @@ from broker.mqtt.enums import PacketType
 from broker.mqtt.properties import WILL, write_properties
 from broker.outbox import Delivery
 from broker.records import (
+    ROWS_OF_A_BLOCK,
     Batch,
     DeliveryRow,
     IncomingRow,
-    MessageRecord,
     MessageRow,
     RetainedRow,
+    Storable,
     SubscriptionRow,
     WillRow,
 )
@@ -105,7 +106,7 @@ class Journal:
         self._max_pending_messages = max_pending_messages
         self._max_pending_bytes = max_pending_bytes
         self.is_awake = False
-        self._next_row = 1
+        self._next_row = self._block_start = 1
         self._sessions: dict[SessionJournal, None] = {}
         self._subscriptions: dict[tuple[SessionJournal, str], None] = {}
         self._incoming: dict[tuple[SessionJournal, int], None] = {}
@@ -188,20 +189,16 @@ class Journal:
 
     def restored_message(self, message: Message, row: int) -> None:
         """A message was read from the database; what refers to it comes after."""
-        message.record = MessageRecord(row)
-        self._next_row = max(self._next_row, row + 1)
+        self._store_at(message, row)
 
     def restored_delivery(self, delivery: Delivery, row: int) -> None:
         """A delivery was read from the database; it is in its session's hands from now on."""
-        assert delivery.message.record is not None  # noqa: S101 (restored before it)
-        delivery.row = row
-        delivery.message.record.n_references += 1
-        self._next_row = max(self._next_row, row + 1)
+        self._store_at(delivery, row)
+        delivery.message.n_references += 1
 
     def restored_retained(self, message: Message) -> None:
         """A topic's retained message was read from the database."""
-        assert message.record is not None  # noqa: S101 (restored before it)
-        message.record.n_references += 1
+        message.n_references += 1
         self._stored_retained[message.topic] = message
 
     def restored_will(self, client_id: str) -> None:
@@ -309,12 +306,10 @@ class Journal:
         self._put_retained(batch, released, epoch)
         self._put_wills(batch)
         for message in released:
-            record = message.record
-            assert record is not None  # noqa: S101 (something stored referred to it)
-            record.n_references -= 1
-            if not record.n_references:
-                batch.gone_messages.append((record.row,))
-                message.record = None
+            message.n_references -= 1
+            if not message.n_references:
+                batch.gone_messages.append((message.row,))
+                message.forget_row()
         self._sealed_receipts, self._receipts = self._receipts, []
         self._sealed_connections, self._connections = self._connections, {}
         self._sealed_bytes, self._n_bytes = self._n_bytes, 0
@@ -344,6 +339,15 @@ class Journal:
         row = self._next_row
         self._next_row += 1
         return row
+
+    def _store_at(self, storable: Storable, row: int) -> None:
+        """Note the row of a message or a delivery."""
+        self._next_row = max(self._next_row, row + 1)
+        index = (row - 1) % ROWS_OF_A_BLOCK
+        if row - index != self._block_start:
+            self._block_start = row - index
+        storable.row_start = self._block_start
+        storable.row_index = index
 
     def _put_sessions(self, batch: Batch, epoch: float) -> None:
         for own in self._sessions:
@@ -382,20 +386,19 @@ class Journal:
         for delivery, own in self._deliveries.items():
             place = own.place_of(delivery)
             if place is None:
-                if delivery.row:
+                if delivery.row_start:
                     ended.append(delivery)
                 continue
             packet_id, is_released = place
             message = delivery.message
-            record = message.record
-            if not delivery.row or record is None:
-                record = self._refer(batch, message, epoch)
-                delivery.row = self._take_row()
+            if not delivery.row_start:
+                self._refer(batch, message, epoch)
+                self._store_at(delivery, self._next_row)
             batch.deliveries.append(
                 DeliveryRow(
                     delivery.row,
                     own.row,
-                    record.row,
+                    message.row,
                     delivery.qos,
                     delivery.retain,
                     ",".join(map(str, delivery.subscription_ids)) or None,
@@ -407,7 +410,7 @@ class Journal:
         self._deliveries.clear()
         for delivery in ended:
             batch.gone_deliveries.append((delivery.row,))
-            delivery.row = 0
+            delivery.forget_row()
             released.append(delivery.message)
 
     def _put_retained(self, batch: Batch, released: list[Message], epoch: float) -> None:
@@ -418,8 +421,8 @@ class Journal:
             if message is before:
                 continue
             if message is not None:
-                record = self._refer(batch, message, epoch)
-                batch.retained.append(RetainedRow(topic, record.row))
+                self._refer(batch, message, epoch)
+                batch.retained.append(RetainedRow(topic, message.row))
                 self._stored_retained[topic] = message
             else:
                 batch.gone_retained.append((topic,))
@@ -451,14 +454,12 @@ class Journal:
             )
         self._wills.clear()
 
-    def _refer(self, batch: Batch, message: Message, epoch: float) -> MessageRecord:
+    def _refer(self, batch: Batch, message: Message, epoch: float) -> None:
         """Count one more reference to a message, which is stored with the first."""
-        record = message.record
-        if record is None:
-            record = message.record = MessageRecord(self._take_row())
-            batch.messages.append(self._message_row(record.row, message, epoch))
-        record.n_references += 1
-        return record
+        if not message.row_start:
+            self._store_at(message, self._next_row)
+            batch.messages.append(self._message_row(message.row, message, epoch))
+        message.n_references += 1
 
     def _message_row(self, row: int, message: Message, epoch: float) -> MessageRow:
         payload: bytes | None

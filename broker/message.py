@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from broker.payload import Payload
-from broker.records import MessageRecord
+from broker.records import Storable
 
 Properties = Mapping[str, Any]
 """Property name to value, as `broker.mqtt.properties` lists them."""
 
 
-class Message:
+NO_PROPERTIES: Final[Properties] = MappingProxyType({})
+"""Those of a message without any: an empty dict of its own takes 64 bytes."""
+
+
+class Message(Storable):
     """An Application Message: stored once, referred to by every target.
 
     Immutable by agreement: nothing changes a message after the router has built it, but the
-    journal, which notes where it is stored.
+    journal, which notes where it is stored. Very many may wait: a number that can be found out
+    is no attribute, as it would be an object of its own.
 
     Attributes:
         topic: Topic Name.
         topic_bytes: the same, UTF-8 encoded.
         payload: bytes, or a handle from a `PayloadStore`.
-        payload_bytes: length of the payload in bytes.
         qos: QoS it was published with.
         retain: RETAIN flag it was published with.
         is_large: size class: payload longer than threshold_s (paper 002).
@@ -30,23 +35,22 @@ class Message:
         expires_at: monotonic seconds, or None where it never expires (MQTT 5.0, 3.3.2.3.3).
         properties: PUBLISH properties that travel on to subscribers; empty for most.
         publisher: Client Identifier of the publisher; "" for the broker itself.
-        size_bytes: what it counts towards limits of bytes: its payload, and its properties where
-            they are not small.
-        record: the journal's: where it is stored, or None.
+        more_bytes: what it counts towards limits of bytes beside its payload: its properties,
+            where they are not small.
+        n_references: the journal's: deliveries and retained messages stored that refer to it.
     """
 
     __slots__ = (
         "arrived_at",
         "expires_at",
         "is_large",
+        "more_bytes",
+        "n_references",
         "payload",
-        "payload_bytes",
         "properties",
         "publisher",
         "qos",
-        "record",
         "retain",
-        "size_bytes",
         "topic",
         "topic_bytes",
     )
@@ -68,15 +72,24 @@ class Message:
         self.topic = topic
         self.topic_bytes = topic.encode() if topic_bytes is None else topic_bytes
         self.payload = payload
-        self.payload_bytes = self.size_bytes = len(payload)
         self.qos = qos
         self.retain = retain
         self.is_large = is_large
         self.arrived_at = arrived_at
         self.expires_at = expires_at
-        self.properties: Properties = properties if properties is not None else {}
+        self.properties = properties or NO_PROPERTIES
         self.publisher = publisher
-        self.record: MessageRecord | None = None
+        self.more_bytes = self.n_references = self.row_start = self.row_index = 0
+
+    @property
+    def payload_bytes(self) -> int:
+        """Length of the payload in bytes."""
+        return len(self.payload)
+
+    @property
+    def size_bytes(self) -> int:
+        """What it counts towards limits of bytes."""
+        return len(self.payload) + self.more_bytes
 
     def read_payload(self) -> bytes:
         """Return the payload as bytes, from wherever its store keeps it.

@@ -30,6 +30,7 @@ from broker.extensions import DeliveryGate, Verdict
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
+from broker.records import Storable
 
 if TYPE_CHECKING:
     from broker.session_journal import DeliveryJournal
@@ -78,7 +79,7 @@ class OpenGate:
         """Keep nothing, so forget nothing."""
 
 
-class Delivery:
+class Delivery(Storable):
     """One message on its way to one subscriber.
 
     Attributes:
@@ -88,10 +89,10 @@ class Delivery:
         subscription_ids: Subscription Identifiers to send (MQTT 5.0, 3.3.2.3.8).
         packet_id: set once it is inflight; 0 before and for QoS 0.
         withheld_since: monotonic seconds of the gate's first refusal, or None.
-        sequence: order of arrival in its outbox.
+        sequence: order of arrival in its outbox; the same for those that came one after the other
+            to the same ready place.
         share: topic filter of the shared subscription by which it came, or "".
         is_waiting: in an outbox now.
-        row: the journal's number for it; 0 while it is not stored.
     """
 
     __slots__ = (
@@ -100,7 +101,6 @@ class Delivery:
         "packet_id",
         "qos",
         "retain",
-        "row",
         "sequence",
         "share",
         "subscription_ids",
@@ -125,7 +125,7 @@ class Delivery:
         self.sequence = 0
         self.share = share
         self.is_waiting = False
-        self.row = 0
+        self.row_start = self.row_index = 0
 
 
 def _by_sequence(delivery: Delivery) -> int:
@@ -270,10 +270,13 @@ class Outbox:
         expires_at = message.expires_at
         if expires_at is not None and expires_at < self._next_expiry:
             self._next_expiry = expires_at
-        self._sequence += 1
+        behind = self._behind.get(message.topic)
+        ready = self._ready if delivery.qos else self._ready0
+        is_of_run = ready and ready[-1].sequence == self._sequence
+        if behind is not None or message.is_large or not is_of_run:
+            self._sequence += 1
         delivery.sequence = self._sequence
         self._enter(delivery)
-        behind = self._behind.get(message.topic)
         if behind is not None:
             behind.append(delivery)
         else:

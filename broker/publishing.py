@@ -113,7 +113,7 @@ def receive_publish(
         reason = "the broker cannot keep the payload"
         return _refuse(connection, plan.topic, packet_id, qos, ReasonCode.QUOTA_EXCEEDED, reason)
     if properties is not None and n_properties_bytes > SMALL_PROPERTIES_BYTES:
-        message.size_bytes += n_properties_bytes * MEMORY_PER_PROPERTY_BYTE
+        message.more_bytes = n_properties_bytes * MEMORY_PER_PROPERTY_BYTE
     is_sys = topic_bytes.startswith(b"$SYS")
     if is_sys and not may_publish_sys(connection.session.client_id, plan.topic):
         reason = "topics that begin with $SYS are the broker's own"

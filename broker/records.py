@@ -7,22 +7,36 @@ go up while a broker runs, so that their order is the order of arrival.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+ROWS_OF_A_BLOCK: Final = 256
+"""Rows that share one number object: as many as Python has small numbers that cost nothing."""
 
 
-class MessageRecord:
-    """Where a message is in the database, while something there refers to it.
+class Storable:
+    """What may have a row of its own in the database.
+
+    Of a backlog there may be very many, and a number above 256 is an object of 32 bytes. The row
+    is therefore kept as one number for a block of rows, shared by all of them, and a small one.
 
     Attributes:
-        row: its number.
-        n_references: deliveries and retained messages that refer to it.
+        row_start: number of the first row of its block; 0 while it has no row.
+        row_index: its place in the block, below `ROWS_OF_A_BLOCK`.
     """
 
-    __slots__ = ("n_references", "row")
+    __slots__ = ("row_index", "row_start")
 
-    def __init__(self, row: int, n_references: int = 0) -> None:
-        self.row = row
-        self.n_references = n_references
+    row_start: int
+    row_index: int
+
+    @property
+    def row(self) -> int:
+        """Number of its row; 0 while it has none."""
+        return self.row_start + self.row_index
+
+    def forget_row(self) -> None:
+        """Have no row from now on."""
+        self.row_start = self.row_index = 0
 
 
 class SessionRow(NamedTuple):

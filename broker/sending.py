@@ -379,7 +379,7 @@ class Sender:
         else:
             header = publish_header(
                 message.topic_bytes,
-                message.payload_bytes,
+                len(payload),
                 retain=retain,
                 properties=properties,
                 version=self.version,
@@ -403,7 +403,7 @@ class Sender:
             return
         session = self.session
         packet_id = session.inflight.start(delivery)
-        is_held = delivery.qos == 2 and (session.journal is not None or delivery.row != 0)
+        is_held = delivery.qos == 2 and (session.journal is not None or delivery.row_start != 0)
         if self._put_publish(self._header(delivery, now, dup=False), payload, is_held=is_held):
             if self.core.samplers:
                 n_bytes = message.payload_bytes

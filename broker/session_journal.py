@@ -46,7 +46,7 @@ class DeliveryJournal:
     def finished(self, delivery: Delivery) -> None:
         """A delivery was acknowledged: one that is not stored yet never will be."""
         journal = self._journal
-        if delivery.row:
+        if delivery.row_start:
             self.changed(delivery)
         elif journal._deliveries.pop(delivery, None) is not None and not journal.is_dirty:
             journal._hurry()
@@ -67,7 +67,7 @@ class DeliveryJournal:
         journal = self._journal
         for delivery in (*session.outbox.waiting(), *session.inflight):
             journal._deliveries.pop(delivery, None)
-            if delivery.row:
+            if delivery.row_start:
                 journal._ended.append(delivery)
         session.journal = session.outbox.journal = session.inflight.journal = None
 
@@ -165,9 +165,9 @@ class ShareJournal(DeliveryJournal):
 
     def changed(self, delivery: Delivery) -> None:
         """A QoS 1 or 2 delivery has come to the session, gone on its way, or left it."""
-        if not (delivery.share or delivery.row):
+        if not (delivery.share or delivery.row_start):
             return
-        if delivery.row or self.place_of(delivery) is not None:
+        if delivery.row_start or self.place_of(delivery) is not None:
             super().changed(delivery)
         else:
             self._journal._deliveries.pop(delivery, None)
