@@ -44,7 +44,7 @@ def acknowledged(
     else:
         session.ledger.drop("refused")
     if qos == 1 and core.samplers:
-        _sample(session, core, packet_id, now)
+        sample(session, core, packet_id, now)
     made_room(connection, session)
 
 
@@ -70,7 +70,8 @@ def _not_expected(core: Core, packet_id: int) -> None:
     core.counters.unexpected_acknowledgements += 1
 
 
-def _sample(session: Session, core: Core, packet_id: int, now: float) -> None:
+def sample(session: Session, core: Core, packet_id: int, now: float) -> None:
+    """Tell the samplers of an acknowledgement."""
     for sampler in core.samplers:
         try:
             has_news = sampler.acknowledged(session.link, packet_id, now)
@@ -96,7 +97,7 @@ def _received_by_client(
         connection.send_packet(PubRel(packet_id, _not_found(connection)))
         return
     if core.samplers:
-        _sample(session, core, packet_id, now)
+        sample(session, core, packet_id, now)
     if reason_code >= 0x80:
         acknowledged(connection, packet_id, 2, now, reason_code)
     else:

@@ -28,6 +28,7 @@ from broker.counters import count
 from broker.errors import PeerError, ProtocolError
 from broker.events import PacketReceived
 from broker.fitting import explained
+from broker.lone_packets import LEAST_BYTES, take_lone
 from broker.mqtt.enums import PacketType, ProtocolVersion
 from broker.mqtt.packets import Disconnect
 from broker.mqtt.reader import answer_version
@@ -38,7 +39,7 @@ from broker.publishing import deliver_run, receive_publish
 from broker.rate_limit import RateLimit
 from broker.receipts import PublishReceipt
 from broker.runs import TAKE_RUN
-from broker.sending import UNREAD_BYTES, Sender
+from broker.sending import JOIN_BELOW_BYTES, UNREAD_BYTES, Sender
 from broker.timers import Timer
 from broker.topic_aliases import IncomingAliases, OutgoingAliases
 
@@ -78,6 +79,7 @@ class Connection(Sender):
         "_keep_alive",
         "_last_received",
         "_maximum_packet_size",
+        "_most_lone_bytes",
         "_rate",
         "_rate_timer",
         "authentication",
@@ -139,6 +141,7 @@ class Connection(Sender):
         self._backlog: list[bytes] = []
         self._buffer = ReceiveBuffer(core.limits.maximum_packet_size)
         self._maximum_packet_size = core.limits.maximum_packet_size
+        self._most_lone_bytes = 0
         self.receive_maximum = core.limits.receive_maximum
         self._rate = RateLimit(core.limits, now) if core.limits.has_publish_rate else None
         self._rate_timer: Timer | None = None
@@ -165,6 +168,12 @@ class Connection(Sender):
             return
         if self.suspended is not None or self._rate_timer is not None:
             self._backlog.append(chunk)
+            return
+        if (
+            LEAST_BYTES <= len(chunk) <= self._most_lone_bytes
+            and not self._buffer.pending_bytes
+            and take_lone(self, chunk, now)
+        ):
             return
         try:
             data = self._buffer.receive_data(chunk)
@@ -285,7 +294,7 @@ class Connection(Sender):
                         if not run_messages or plan.sessions is not run_sessions:
                             if run_messages:
                                 run = data[run_start:position]
-                                self._pass_on(run_sessions, run, run_messages, run_largest, now)
+                                self.pass_on(run_sessions, run, run_messages, run_largest, now)
                             run_sessions = plan.sessions
                             run_start = position
                             run_messages = run_largest = 0
@@ -299,7 +308,7 @@ class Connection(Sender):
                         continue
                 if run_messages:
                     run = data[run_start:position]
-                    self._pass_on(run_sessions, run, run_messages, run_largest, now)
+                    self.pass_on(run_sessions, run, run_messages, run_largest, now)
                     run_messages = 0
                 if first_byte in take_run:
                     stop_of_run = take_run[first_byte](self, data, position, start, stop, now)
@@ -318,7 +327,7 @@ class Connection(Sender):
         finally:  # what came before a bad packet counts
             if run_messages:
                 run = data[run_start:position]
-                self._pass_on(run_sessions, run, run_messages, run_largest, now)
+                self.pass_on(run_sessions, run, run_messages, run_largest, now)
             counters.packets_received += n_packets
             counters.bytes_received += position
         if self.suspended is not None:
@@ -339,7 +348,7 @@ class Connection(Sender):
             self._is_answered = True
         return packet_too_large(n_bytes, maximum)
 
-    def _pass_on(
+    def pass_on(
         self,
         sessions: tuple[Session, ...],
         run: bytes,
@@ -457,6 +466,8 @@ class Connection(Sender):
         """
         self.session = session
         self.is_open = True
+        if self._rate is None and self.core.takes_runs and self.core.catch_up is None:
+            self._most_lone_bytes = min(JOIN_BELOW_BYTES, self._maximum_packet_size)
         self.send_quota = min(receive_maximum, self.core.limits.inflight_messages)
         self.copy_maximum = self.send_maximum
         topic_alias_maximum = min(topic_alias_maximum, self.core.options.outgoing_topic_aliases)

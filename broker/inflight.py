@@ -45,19 +45,20 @@ class Inflight:
     PUBCOMP, the others a PUBACK or PUBREC. `_unreleased` holds the QoS 2 parts that owe a PUBREC.
 
     Attributes:
-        n_bytes: `size_bytes` of all messages.
+        n_messages: how many there are.
+        n_bytes: `size_bytes` of all.
         journal: told of every change; None where nothing of it is stored.
     """
 
     __slots__ = (
         "_deliveries",
         "_last_packet_id",
-        "_n_in_parts",
         "_parts",
         "_released",
         "_unreleased",
         "journal",
         "n_bytes",
+        "n_messages",
     )
 
     def __init__(self) -> None:
@@ -65,13 +66,13 @@ class Inflight:
         self._released: set[int] = set()
         self._parts: deque[_Part] = NO_QUEUE
         self._unreleased: deque[_Part] = NO_QUEUE
-        self._n_in_parts = 0
         self._last_packet_id = 0
+        self.n_messages = 0
         self.n_bytes = 0
         self.journal: DeliveryJournal | None = None
 
     def __len__(self) -> int:
-        return len(self._deliveries) + self._n_in_parts
+        return self.n_messages
 
     def __iter__(self) -> Iterator[Delivery]:
         self._unfold()
@@ -95,6 +96,7 @@ class Inflight:
         self._last_packet_id = packet_id
         deliveries[packet_id] = delivery
         delivery.packet_id = packet_id
+        self.n_messages += 1
         self.n_bytes += delivery.message.size_bytes
         if self.journal is not None:
             self.journal.changed(delivery)
@@ -104,6 +106,7 @@ class Inflight:
         """Take up a delivery that was inflight when the broker ended, in the order of sending."""
         self._deliveries[packet_id] = delivery
         self._last_packet_id = packet_id
+        self.n_messages += 1
         self.n_bytes += delivery.message.size_bytes
         delivery.packet_id = packet_id
         if is_released:
@@ -122,6 +125,7 @@ class Inflight:
             return None
         del self._deliveries[packet_id]
         self._released.discard(packet_id)
+        self.n_messages -= 1
         self.n_bytes -= delivery.message.size_bytes
         if self.journal is not None:
             self.journal.finished(delivery)
@@ -156,10 +160,11 @@ class Inflight:
 
     def clear(self) -> int:
         """Forget everything and return how many messages were inflight."""
-        n_messages = len(self)
+        n_messages = self.n_messages
         self._deliveries.clear()
         self._released.clear()
         self._forget_parts()
+        self.n_messages = 0
         self.n_bytes = 0
         return n_messages
 
@@ -188,7 +193,7 @@ class Inflight:
             if self._unreleased is NO_QUEUE:
                 self._unreleased = deque()
             self._unreleased.append(part)
-        self._n_in_parts += n_messages
+        self.n_messages += n_messages
         self._last_packet_id = last
         self.n_bytes += run.payload_bytes
         return first
@@ -218,9 +223,26 @@ class Inflight:
         part.n_finished = n_finished = n_before + n_messages
         if n_finished == run.n_messages:
             self._parts.popleft()
-        self._n_in_parts -= n_messages
+        self.n_messages -= n_messages
         self.n_bytes -= run.payload_bytes_of(n_before, n_finished)
         return first, n_messages
+
+    def finish_lone(self, packet_id: int) -> bool:
+        """Take the PUBACK of the oldest message, if it is that, went alone and is not stored.
+
+        Returns:
+            False, and nothing has changed, where it must be taken by `finish_run` or `finish`.
+        """
+        if not self._parts:
+            return False
+        part = self._parts[0]
+        run = part.run
+        if part.first_packet_id != packet_id or run.n_messages != 1 or run.qos != 1:
+            return False
+        self._parts.popleft()
+        self.n_messages -= 1
+        self.n_bytes -= run.payload_bytes
+        return True
 
     def release_run(self, data: bytes, position: int) -> tuple[int, int]:
         """Take the PUBRECs of the oldest run that owes any, as far as they come in its order.
@@ -258,23 +280,22 @@ class Inflight:
     def _forget_parts(self) -> None:
         self._parts.clear()
         self._unreleased.clear()
-        self._n_in_parts = 0
 
     def check_invariants(self) -> None:
         """Raise AssertionError where the class's invariants do not hold."""
         n_bytes = sum(delivery.message.size_bytes for delivery in self._deliveries.values())
-        n_in_parts = 0
+        n_messages = len(self._deliveries)
         for part in self._parts:
-            n_messages = part.run.n_messages
-            n_left = n_messages - part.n_finished
+            n_in_part = part.run.n_messages
+            n_left = n_in_part - part.n_finished
             assert n_left > 0, "_parts"  # noqa: S101 (this is the check)
             assert part.n_finished <= part.n_released or part.run.qos == 1, "marks"  # noqa: S101
-            owes_pubrec = part.run.qos == 2 and part.n_released < n_messages
+            owes_pubrec = part.run.qos == 2 and part.n_released < n_in_part
             assert (part in self._unreleased) == owes_pubrec, "_unreleased"  # noqa: S101
-            ids = range(part.first_packet_id, part.first_packet_id + n_messages)
+            ids = range(part.first_packet_id, part.first_packet_id + n_in_part)
             assert self._deliveries.keys().isdisjoint(ids[part.n_finished :]), "ids"  # noqa: S101
-            n_in_parts += n_left
-            n_bytes += part.run.payload_bytes_of(part.n_finished, n_messages)
-        assert n_in_parts == self._n_in_parts, "_n_in_parts"  # noqa: S101
+            n_messages += n_left
+            n_bytes += part.run.payload_bytes_of(part.n_finished, n_in_part)
+        assert n_messages == self.n_messages, "n_messages"  # noqa: S101
         assert n_bytes == self.n_bytes, "n_bytes"  # noqa: S101
         assert self._released <= self._deliveries.keys(), "_released"  # noqa: S101

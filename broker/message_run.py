@@ -79,21 +79,26 @@ class MessageRun:
         self._messages: dict[int, Message] | None = None
         n_messages, _, largest_bytes, _, n_bytes, _ = segments[0]
         payload_bytes = n_messages * n_bytes
-        for n_more, _, packet_bytes, _, n_bytes, _ in segments[1:]:
-            n_messages += n_more
-            payload_bytes += n_more * n_bytes
-            largest_bytes = max(largest_bytes, packet_bytes)
+        if len(segments) > 1:
+            for n_more, _, packet_bytes, _, n_bytes, _ in segments[1:]:
+                n_messages += n_more
+                payload_bytes += n_more * n_bytes
+                largest_bytes = max(largest_bytes, packet_bytes)
         self.n_messages = n_messages
         self.payload_bytes = payload_bytes
         self.largest_bytes = largest_bytes
 
-    def renumbered(self, first_packet_id: int) -> bytearray:
+    def renumbered(self, first_packet_id: int) -> bytes | bytearray:
         """Return the packets with Packet Identifiers that follow each other.
 
         Args:
             first_packet_id: of them; the last one is at most 65,535.
         """
-        packets = bytearray(self.data)
+        data = self.data
+        if self.n_messages == 1:
+            at = self.segments[0][3]
+            return data[:at] + first_packet_id.to_bytes(2, "big") + data[at + 2 :]
+        packets = bytearray(data)
         for n_messages, start, packet_bytes, packet_id_at, _, _ in self.segments:
             if n_messages == 1:
                 packets[packet_id_at] = first_packet_id >> 8

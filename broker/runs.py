@@ -82,8 +82,8 @@ def _take_publishes(
     core = connection.core
     core.counters.packets_received += run.n_messages
     core.counters.publish_received += run.n_messages
-    _deliver(core, sessions, run, now)
-    _answer(connection, answers(_PUBACK if qos == 1 else _PUBREC, packet_ids), run.n_messages)
+    deliver(core, sessions, run, now)
+    answer(connection, answers(_PUBACK if qos == 1 else _PUBREC, packet_ids), run.n_messages)
     if core.congested:
         connection.throttle.wait_for_congested(now)
     return stop
@@ -118,7 +118,7 @@ def _find_run(
         if plan is None or plan.least_qos < qos or packet_bytes > most_bytes:
             break
         if plan.sessions is not sessions:
-            if sessions is not None or (core.journal is not None and _has_durable(plan.sessions)):
+            if sessions is not None or (core.journal is not None and has_durable(plan.sessions)):
                 break
             sessions = plan.sessions
         if is_5:
@@ -269,30 +269,32 @@ def _numbers(packet_ids: bytes | bytearray) -> list[int]:
     return [high << 8 | low for high, low in zip(packet_ids[::2], packet_ids[1::2], strict=True)]
 
 
-def _has_durable(sessions: tuple[Session, ...]) -> bool:
+def has_durable(sessions: tuple[Session, ...]) -> bool:
+    """Say whether what is sent to any of them must be stored."""
     for session in sessions:  # noqa: SIM110 (hot: a generator costs more than most loops here)
         if session.inflight.journal is not None:
             return True
     return False
 
 
-def _deliver(core: Core, sessions: tuple[Session, ...], run: MessageRun, now: float) -> None:
+def deliver(core: Core, sessions: tuple[Session, ...], run: MessageRun, now: float) -> None:
     """Send a run to each of its subscribers at once, or let its messages wait for them."""
     n_messages = run.n_messages
     n_bytes = len(run.data)
     n_sent = 0
     for session in sessions:
         connection = session.connection
+        inflight = session.inflight
         first = 0
         if (
             session.is_direct
             and connection is not None
             and run.largest_bytes <= connection.copy_maximum
-            and n_messages + len(session.inflight) <= connection.send_quota
-            and n_bytes + session.inflight.n_bytes < connection.send_quota_bytes
+            and n_messages + inflight.n_messages <= connection.send_quota
+            and n_bytes + inflight.n_bytes < connection.send_quota_bytes
             and n_bytes + connection.out_bytes < DIRECT_BYTES
         ):
-            first = session.inflight.start_run(run)
+            first = inflight.start_run(run)
         if not first or connection is None:
             for index in range(n_messages):
                 message = run.message(index)
@@ -310,7 +312,7 @@ def _deliver(core: Core, sessions: tuple[Session, ...], run: MessageRun, now: fl
     core.counters.publish_sent += n_sent
 
 
-def _answer(connection: Connection, packets: bytes | bytearray, n_packets: int) -> None:
+def answer(connection: Connection, packets: bytes | bytearray, n_packets: int) -> None:
     """Put acknowledgements of success into `out`."""
     connection.out.append(packets)
     connection.out_bytes += len(packets)
@@ -367,7 +369,7 @@ def _take_pubrecs(
     core.counters.packets_received += n_packets
     if core.samplers:
         _tell_acknowledged(core, session, first, n_packets, now)
-    _answer(connection, packets_from(ALL_PUBREL, first, n_packets), n_packets)
+    answer(connection, packets_from(ALL_PUBREL, first, n_packets), n_packets)
     return position + n_packets * PACKET_BYTES
 
 
@@ -403,7 +405,7 @@ def _take_pubrels(
     stop = position + n_known * PACKET_BYTES
     packet_ids = _packet_ids(data, position + 2, stop, PACKET_BYTES)
     connection.core.counters.packets_received += n_known
-    _answer(connection, answers(_PUBCOMP, packet_ids), n_known)
+    answer(connection, answers(_PUBCOMP, packet_ids), n_known)
     return stop
 
 
@@ -413,7 +415,7 @@ def _tell_sent(core: Core, session: Session, first: int, run: MessageRun, now: f
         packet_id = first
         try:
             for n_packets, _, _, _, n_bytes, _ in run.segments:
-                if isinstance(sampler, RunSampler):
+                if n_packets > 1 and isinstance(sampler, RunSampler):
                     sampler.sent_run(link, packet_id, n_packets, n_bytes, now)
                 else:
                     for offset in range(n_packets):

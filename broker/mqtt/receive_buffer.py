@@ -27,23 +27,23 @@ class ReceiveBuffer:
 
     Invariant: what is kept begins with the first byte of a frame.
 
-    Args:
-        maximum_packet_size: bytes of the largest frame to take, fixed header included, as
-            Maximum Packet Size of MQTT 5.0 counts (3.1.2.11.4).
+    Attributes:
+        pending_bytes: that are kept until more come.
     """
 
-    __slots__ = ("_chunks", "_maximum_packet_size", "_needed_bytes", "_pending_bytes")
+    __slots__ = ("_chunks", "_maximum_packet_size", "_needed_bytes", "pending_bytes")
 
     def __init__(self, maximum_packet_size: int) -> None:
+        """Begin with nothing.
+
+        Args:
+            maximum_packet_size: bytes of the largest frame to take, fixed header included, as
+                Maximum Packet Size of MQTT 5.0 counts (3.1.2.11.4).
+        """
         self._maximum_packet_size = maximum_packet_size
         self._chunks: list[bytes | bytearray] = []
-        self._pending_bytes = 0
+        self.pending_bytes = 0
         self._needed_bytes = 0
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes that are kept until more come."""
-        return self._pending_bytes
 
     def receive_data(self, chunk: bytes) -> bytes:
         """Take a chunk and return what can be scanned now.
@@ -55,12 +55,12 @@ class ReceiveBuffer:
         chunks = self._chunks
         if not chunks:
             return chunk
-        self._pending_bytes += len(chunk)
-        if self._pending_bytes >= self._needed_bytes:
+        self.pending_bytes += len(chunk)
+        if self.pending_bytes >= self._needed_bytes:
             chunks.append(chunk)
             data = b"".join(chunks)
             chunks.clear()
-            self._pending_bytes = 0
+            self.pending_bytes = 0
             return data
         if len(chunk) >= SMALL_CHUNK_BYTES:
             chunks.append(chunk)
@@ -94,7 +94,7 @@ class ReceiveBuffer:
         else:
             self._needed_bytes = len(tail) + 1
         self._chunks.append(tail)
-        self._pending_bytes = len(tail)
+        self.pending_bytes = len(tail)
 
     def frames(self, data: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield (first byte, body) of each whole frame, then keep the rest.

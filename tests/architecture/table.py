@@ -49,6 +49,7 @@ LAYERS: Final = (
             "inflight",
             "journal",
             "ledger",
+            "lone_packets",
             "message_run",
             "outbox",
             "publishing",

@@ -124,13 +124,15 @@ MESSAGES = st.tuples(
     st.sampled_from(("", "", "", "", "", "retain", "dup", "again", "zero")),
 )
 PUBLISHED = st.tuples(
-    st.just("publish"), st.sampled_from(("publisher", "both")), st.lists(MESSAGES)
+    st.sampled_from(("publish", "publish one by one")),
+    st.sampled_from(("publisher", "both")),
+    st.lists(MESSAGES),
 )
 ANSWERED = st.tuples(
     st.just("answer"),
     st.sampled_from(("both", "all", "some", "publisher")),
     st.integers(0, 40),
-    st.sampled_from(("", "", "", "reversed", "bogus", "split")),
+    st.sampled_from(("", "", "", "reversed", "bogus", "split", "one by one", "one by one")),
 )
 OTHER = st.tuples(
     st.sampled_from(("lose", "pause", "resume", "wait", "qos")),
@@ -153,6 +155,8 @@ class Script:
             self.twins.connect(name)
         if step[0] == "publish":
             self.twins.send(name, b"".join(self._messages(step[2])))
+        elif step[0] == "publish one by one":
+            self._send_alone(name, self._messages(step[2]))
         elif step[0] == "answer":
             self._answer(*step[1:])
         else:
@@ -203,11 +207,21 @@ class Script:
             answers.reverse()
         if manner == "bogus":
             answers.insert(len(answers) // 2, PubAck(999))
-        data = b"".join(write_packet(answer, self.version) for answer in answers)
+        packets = [write_packet(answer, self.version) for answer in answers]
+        if manner == "one by one":
+            self._send_alone(name, packets)
+            return
+        data = b"".join(packets)
         half = len(data) // 2 + 1 if manner == "split" else 0
         for part in (data[:half], data[half:]):
             if part:
                 self.twins.send(name, part)
+
+    def _send_alone(self, name: str, packets: list[bytes]) -> None:
+        """Send each packet in a chunk of its own, as long as that is possible."""
+        for packet in packets:
+            if not any(client.is_lost for client in self.twins.clients[name]):
+                self.twins.send(name, packet)
 
     def _other(self, what: str, client: VirtualClient) -> None:
         match what:
