@@ -13,7 +13,7 @@ import typer
 
 from broker.errors import PenstockError
 from broker.log_lines import log_to_stderr
-from broker.spare_memory import LOOK_SECONDS, SpareMemory
+from broker.spare_memory import LOOK_SECONDS, SpareMemory, keep_a_little
 
 LogLevel: TypeAlias = Annotated[
     str, typer.Option(envvar="PENSTOCK_LOG_LEVEL", help="debug, info, warning or error.")
@@ -90,6 +90,7 @@ async def _serve(service: Service) -> None:
         loop.add_signal_handler(number, asked.put_nowait, number)
     if isinstance(service, ReloadingService):
         loop.add_signal_handler(signal.SIGHUP, asked.put_nowait, signal.SIGHUP)
+    keep_a_little()
     await service.start()
     # What lives from here to the end need not be looked at by the collector again.
     gc.collect()

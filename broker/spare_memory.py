@@ -1,4 +1,4 @@
-"""Giving memory back to the system after a backlog has gone.
+"""When free memory goes back to the system: what a message takes not at all, a backlog's soon.
 
 Theory of operation. What Python frees goes back to its own allocator or to the C library's, and
 both keep it: a broker that had 200 MB of messages waiting once would take 350 MB for ever. The C
@@ -10,6 +10,10 @@ size holds an arena as well as a live one, and only a full collection lets these
 Neither is worth while again and again, nor while a backlog is still going. The number of small
 blocks in use says when a good part of what was there is gone and no more of it goes; counting them
 costs a look at each pool of them, some 10 ns.
+
+A little is kept all the same. The C library would give back the end of its heap as each large
+message has left, and have the system make the pages anew for the next, at three times what the
+copy into them costs (`keep_a_little`).
 """
 
 from __future__ import annotations
@@ -35,6 +39,26 @@ STEADY_BLOCKS: Final = 1_000
 MOST_TO_COLLECT: Final = 500_000
 """Blocks since the start above which there is no full collection: it looks at most of them, and so
 many take 50 ms, in which nobody is served. Who has more has many clients, and misses less."""
+
+
+LITTLE_BYTES: Final = 4 * 1024 * 1024
+"""What the C library keeps free at the end of its heap, and the largest block it takes from there
+at all: a message of 1 MiB that comes in, and the one before it that leaves. With 1 MiB to 50
+readers the broker takes 12.3 ms of processor time a message without, 9.6 ms with 4, 8 or 16 MiB."""
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+"""Parameters of mallopt(3)."""
+
+
+def keep_a_little() -> None:
+    """Have the C library keep `LITTLE_BYTES`, where it can be told; once, before any client."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # musl, macOS, Windows
+        return
+    mallopt(_M_TRIM_THRESHOLD, LITTLE_BYTES)
+    mallopt(_M_MMAP_THRESHOLD, LITTLE_BYTES)
 
 
 def find_malloc_trim() -> Callable[[int], object] | None:

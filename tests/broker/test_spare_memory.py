@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import psutil
 import pytest
 
-from broker.spare_memory import LEAST_BLOCKS, MOST_TO_COLLECT, SpareMemory
+from broker.spare_memory import (
+    LEAST_BLOCKS,
+    MOST_TO_COLLECT,
+    SpareMemory,
+    find_malloc_trim,
+)
 
 
 class Blocks:
@@ -72,3 +80,28 @@ def test_what_a_backlog_took_is_the_systems_again() -> None:
     assert spare.n_times == 1
     assert process.memory_info().rss - before < (most - before) / 2
     assert len(kept) == 200
+
+
+LARGE_MESSAGES = """
+import resource
+from broker.spare_memory import keep_a_little
+
+def receive():
+    return b"".join([bytes(250_000) for _ in range(4)])
+
+keep_a_little()
+for _ in range(3):
+    receive()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    receive()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(find_malloc_trim() is None, reason="another C library")
+def test_the_memory_of_a_large_message_serves_for_the_next() -> None:
+    """Without being told, the C library lets the system make 450 pages for each of these."""
+    command = [sys.executable, "-c", LARGE_MESSAGES]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(told.stdout) < 100
