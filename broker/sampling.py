@@ -6,8 +6,8 @@ from broker.core import Core
 from broker.extensions import LinkSampler
 from broker.session import Session
 
-SLICE = 128
-"""Sessions sampled in one go: a millisecond or so, in which nothing else is served."""
+SLICE = 16
+"""Sessions sampled in one go: 0.15 ms or so, in which nothing else is served."""
 
 
 class Sampling:
@@ -32,7 +32,13 @@ class Sampling:
         self._core.timers.at(now + self._period, self._begin_round)
 
     def _begin_round(self, now: float) -> None:
-        self._round = [session for session in self._core.sessions if session.is_connected]
+        # Nothing is decided about, and nothing kept of, the path to who only publishes.
+        self._round = [
+            session
+            for session in self._core.sessions
+            if session.connection is not None
+            and (session.subscriptions or session.outbox.n_messages)
+        ]
         self._round_began = now
         self._sample_slice(now)
 

@@ -133,8 +133,10 @@ class RttSampler(RunSampler):
     def acknowledged(self, link: Link, packet_id: int, now: float) -> bool:
         """Take the sample of a timed packet's PUBACK or PUBREC."""
         path = self._paths.get(link)
-        sample = None if path is None else path.timer.acknowledged(packet_id, now)
-        if path is None or sample is None:
+        if path is None or path.timer.packet_id != packet_id:
+            return False
+        sample = path.timer.acknowledged(packet_id, now)
+        if sample is None:
             return False
         _write_outstanding(link, path)
         return self._take(link, path, sample, now)

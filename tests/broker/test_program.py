@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 
 import pytest
 
 from broker.errors import PenstockError
-from broker.program import exit_status, new_app, run_until_stopped, set_up_log
+from broker.program import (
+    COLLECT_AFTER_OBJECTS,
+    exit_status,
+    new_app,
+    run_until_stopped,
+    set_up_log,
+)
 
 
 class Service:
@@ -52,6 +59,17 @@ class EndingLook:
     def look(self) -> None:
         """End it."""
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_service_that_has_started_is_not_collected_for_every_few_objects() -> None:
+    """What comes and goes with messages must not set the collector going."""
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    try:
+        run_until_stopped(Service())
+        assert gc.get_threshold() == (COLLECT_AFTER_OBJECTS, 10, 10)
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_a_service_at_rest_looks_for_memory_to_give_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,13 +43,14 @@ def started(n_clients: int) -> tuple[VirtualBroker, Sampler, list[str]]:
     names = [f"c{number}" for number in range(n_clients)]
     for number, name in enumerate(names):
         client = broker.connect(name)
+        client.subscribe("t")
         setattr(client, "fileno", number)  # noqa: B010 (the transport has it, the client not)
     sampler = Sampler()
     Sampling(broker.core, sampler, 10.0).start(broker.now)
     return broker, sampler, names
 
 
-def test_every_connected_client_is_sampled_once_in_each_period() -> None:
+def test_every_connected_subscriber_is_sampled_once_in_each_period() -> None:
     """However many there are, in slices over the period."""
     broker, sampler, names = started(2 * SLICE + 5)
     broker.advance(19.9)
@@ -60,6 +61,18 @@ def test_every_connected_client_is_sampled_once_in_each_period() -> None:
     assert max(times) - min(times) < 10.0
     broker.advance(10)
     assert len(sampler.samples) == 2 * len(names)
+
+
+def test_who_only_publishes_is_not_sampled() -> None:
+    """There is nothing to decide about the path to it, until it subscribes."""
+    broker, sampler, _ = started(1)
+    publisher = broker.connect("publisher")
+    setattr(publisher, "fileno", 1)  # noqa: B010 (the transport has it, the client not)
+    broker.advance(10.5)
+    assert [name for name, _, _ in sampler.samples] == ["c0"]
+    publisher.subscribe("t")
+    broker.advance(10)
+    assert [name for name, _, _ in sampler.samples] == ["c0", "c0", "publisher"]
 
 
 def test_clients_that_have_gone_are_not_sampled() -> None:

@@ -184,8 +184,9 @@ async def test_samplers_look_at_the_sockets_of_subscribers() -> None:
     probing = {"sources": ["tcp_info"], "probe_period": 0.05, "max_age_seconds": 60.0}
     async with (
         serving(plugins={"probing": probing}) as server,
-        await connected(port_of(server), "c"),
+        await connected(port_of(server), "c") as client,
     ):
+        await client.subscribe("t")
         session = server.core.sessions.get("c")
         assert session is not None
         link = session.link

@@ -167,6 +167,7 @@ async def test_kernel_knows_the_path_below_tls(authority: Authority) -> None:
             port_of(server), ssl=authority.client_context()
         )
         await client.connect("c")
+        await client.subscribe("t")
         session = server.core.sessions.get("c")
         assert session is not None
         link = session.link
