@@ -10,8 +10,9 @@ Everything else goes packet by packet.
 
 A connection is *suspended* while access control takes its time, and then handles nothing
 more; `wants_reading` then tells the driver to stop reading, as it does while `broker.throttle`
-or `broker.rate_limit` slows this publisher down. How packets leave is the other half,
-`broker.sending`.
+or `broker.rate_limit` slows this publisher down. What takes many steps is not done all at once
+either: after `Core.most_steps` the rest of a chunk waits until the others have had their turn, and
+the driver calls `go_on`. How packets leave is the other half, `broker.sending`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from broker.mqtt.reader import answer_version
 from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from broker.mqtt.receive_buffer import ReceiveBuffer, packet_too_large, read_remaining_length
 from broker.outbox import NO_QUEUE
-from broker.publishing import deliver_run, receive_publish
+from broker.publishing import pass_on, receive_publish
 from broker.rate_limit import RateLimit
 from broker.receipts import PublishReceipt
 from broker.runs import TAKE_RUN
@@ -166,7 +167,7 @@ class Connection(Sender):
         self._last_received = now
         if self.is_closing:
             return
-        if self.suspended is not None or self._rate_timer is not None:
+        if self._backlog or self.suspended is not None:
             self._backlog.append(chunk)
             return
         if (
@@ -188,9 +189,10 @@ class Connection(Sender):
     def resume(self, now: float) -> None:
         """Go on after `suspended` has run to its end."""
         self.suspended = None
-        self._take_backlog(now)
+        self.go_on(now)
 
-    def _take_backlog(self, now: float) -> None:
+    def go_on(self, now: float) -> None:
+        """Handle what was put off: nothing keeps it any more, or it `wants_turn`."""
         backlog, self._backlog = self._backlog, []
         self.core.touch(self)
         for chunk in backlog:
@@ -204,9 +206,16 @@ class Connection(Sender):
     @property
     def wants_reading(self) -> bool:
         """Whether the driver should read from the network."""
+        return not self._backlog and self._may_receive()
+
+    @property
+    def wants_turn(self) -> bool:
+        """Whether the driver should call `go_on` after the others have had their turn."""
+        return bool(self._backlog) and self._rate_timer is None and self._may_receive()
+
+    def _may_receive(self) -> bool:
         return not (
             self.suspended is not None
-            or self._rate_timer is not None
             or self.throttle.blockers
             or self.unread_bytes > UNREAD_BYTES
             or (
@@ -228,24 +237,32 @@ class Connection(Sender):
             self._scan(data[:stop], now)
         if self.is_closing:
             return
-        if self.suspended is not None:
-            rate.give_back(self._backlog[0])
+        if self._backlog:
+            for rest in self._backlog:
+                rate.give_back(rest)
+            self._put_off(data[stop:])
+            return
         if stop == len(data):
             return
         if self.core.limits.publish_rate_exceeded == "disconnect":
             raise ProtocolError("publishes too fast", ReasonCode.MESSAGE_RATE_TOO_HIGH)
         self._backlog.append(data[stop:])
-        if self.suspended is None:
-            self.core.counters.publishers_slowed += 1
-            self._rate_timer = self.core.timers.at(now + rate.wait_seconds, self._rate_allows)
-            self.core.touch(self)
+        self.core.counters.publishers_slowed += 1
+        self._rate_timer = self.core.timers.at(now + rate.wait_seconds, self._rate_allows)
+        self.core.touch(self)
 
     def _rate_allows(self, now: float) -> None:
         self._rate_timer = None
-        self._take_backlog(now)
+        self.go_on(now)
+
+    def _put_off(self, data: bytes) -> None:
+        """Keep bytes that were not handled, in their order, for `go_on`."""
+        if data:
+            self._backlog.append(data)
+            self.core.touch(self)
 
     def _scan(self, data: bytes, now: float) -> None:  # noqa: PLR0915 (hot: one loop, few calls)
-        """Handle each whole packet in `data`; keep the rest.
+        """Handle each whole packet in `data`, as far as its steps go; keep the rest.
 
         Raises:
             PeerError: for a packet that is malformed or not allowed.
@@ -266,6 +283,9 @@ class Connection(Sender):
         n_packets = 0
         run_sessions: tuple[Session, ...] = ()
         run_start = run_messages = run_largest = 0
+        problem: PeerError | None = None
+        most_steps = core.most_steps
+        core.steps = 0
         try:
             while end - position >= 2:
                 first_byte = data[position]
@@ -294,7 +314,13 @@ class Connection(Sender):
                         if not run_messages or plan.sessions is not run_sessions:
                             if run_messages:
                                 run = data[run_start:position]
-                                self.pass_on(run_sessions, run, run_messages, run_largest, now)
+                                taken = pass_on(
+                                    self, run_sessions, run, run_messages, run_largest, now
+                                )
+                                if core.steps >= most_steps:
+                                    position = run_start + taken
+                                    run_messages = 0
+                                    break
                             run_sessions = plan.sessions
                             run_start = position
                             run_messages = run_largest = 0
@@ -308,31 +334,50 @@ class Connection(Sender):
                         continue
                 if run_messages:
                     run = data[run_start:position]
-                    self.pass_on(run_sessions, run, run_messages, run_largest, now)
+                    taken = pass_on(self, run_sessions, run, run_messages, run_largest, now)
                     run_messages = 0
+                    if core.steps >= most_steps:
+                        position = run_start + taken
+                        break
                 if first_byte in take_run:
                     stop_of_run = take_run[first_byte](self, data, position, start, stop, now)
                     if stop_of_run:
                         position = stop_of_run
+                        if core.steps + n_packets >= most_steps:
+                            break
                         continue
                 n_packets += 1
                 self._handle(first_byte, data, position, start, stop, now)
                 position = stop
-                if self.is_closing or self.suspended is not None:
+                if (
+                    core.steps + n_packets >= most_steps
+                    or self.is_closing
+                    or self.suspended is not None
+                ):
                     break
                 if not fast_plans and self.is_open:
                     fast_plans = core.fast_plans[self.version]
                     offset = 1 if self.version == ProtocolVersion.MQTT_5 else 0
                     maximum = self._maximum_packet_size
-        finally:  # what came before a bad packet counts
-            if run_messages:
-                run = data[run_start:position]
-                self.pass_on(run_sessions, run, run_messages, run_largest, now)
-            counters.packets_received += n_packets
-            counters.bytes_received += position
+        except PeerError as error:
+            problem = error
+        if run_messages:  # what came before a bad packet counts
+            run = data[run_start:position]
+            taken = pass_on(self, run_sessions, run, run_messages, run_largest, now)
+            if taken < len(run):
+                position = run_start + taken
+                problem = None  # it is found again, behind the rest
+        counters.packets_received += n_packets
+        counters.bytes_received += position
+        if problem is not None:
+            raise problem
         if self.suspended is not None:
-            self._backlog.insert(0, data[position:])
-        elif not self.is_closing:
+            self._backlog.append(data[position:])
+        elif self.is_closing:
+            pass
+        elif core.steps + n_packets >= most_steps:
+            self._put_off(data[position:])
+        else:
             self._buffer.unread(data, position)
 
     def _too_large(self, body: bytes, n_bytes: int, maximum: int) -> ProtocolError:
@@ -347,47 +392,6 @@ class Connection(Sender):
             self.version = answer_version(body)
             self._is_answered = True
         return packet_too_large(n_bytes, maximum)
-
-    def pass_on(
-        self,
-        sessions: tuple[Session, ...],
-        run: bytes,
-        n_messages: int,
-        largest: int,
-        now: float,
-    ) -> None:
-        """Copy a run of QoS 0 PUBLISH packets to the subscribers that all of them have.
-
-        Args:
-            sessions: who gets every packet of the run.
-            run: whole packets, one after the other.
-            n_messages: how many.
-            largest: bytes of the largest of them.
-            now: monotonic seconds.
-        """
-        core = self.core
-        counters = core.counters
-        counters.packets_received += n_messages
-        counters.publish_received += n_messages
-        n_bytes = len(run)
-        n_sent = 0
-        waiting: list[Session] = []
-        for session in sessions:
-            connection = session.connection
-            if session.is_direct and connection is not None and largest <= connection.copy_maximum:
-                connection.out.append(run)
-                connection.out_bytes += n_bytes
-                if not connection.is_touched:
-                    core.write_soon(connection)
-                session.n_direct += n_messages
-                n_sent += n_messages
-            else:
-                waiting.append(session)
-        counters.packets_sent += n_sent
-        counters.publish_sent += n_sent
-        if waiting:
-            deliver_run(self, waiting, run, now)
-            self.throttle.wait_for_congested(now)
 
     def _handle(
         self, first_byte: int, data: bytes, position: int, start: int, stop: int, now: float

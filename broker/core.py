@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from broker import eager
 from broker.capabilities import is_restricted
@@ -46,6 +46,12 @@ if TYPE_CHECKING:
     from broker.sending import Sender
     from broker.session import Session
     from broker.shared_subscriptions import SharedSubscription
+
+
+MOST_STEPS: Final = 32
+"""Steps after which the rest of a chunk is put off until the others have had their turn. A packet
+that takes its own way is a step, and so is each delivery of a message that cannot just be copied:
+some 5 to 10 us, a quarter of a millisecond for all."""
 
 
 class FastPlan:
@@ -90,6 +96,8 @@ class Core:
         catch_up: returns what a client that causes events is to wait for, or None where the
             listeners keep up; None where no listener falls behind.
         is_restricted: each PUBLISH is checked for what the broker does not offer.
+        steps: deliveries made one by one for the chunk that is handled now.
+        most_steps: of them, from which on the rest of a chunk is put off.
         takes_runs: QoS 1 and 2 packets may be handled in runs (`broker.runs`).
         is_plain: no listener and no access control looks at single messages or packets.
     """
@@ -173,6 +181,8 @@ class Core:
         )
         self.in_turn = False
         self.congested: list[Sender] = []
+        self.steps = 0
+        self.most_steps = MOST_STEPS
         self.journal: Journal | None = None
         self.touched: list[Sender] = []
         self._wake = wake
@@ -315,6 +325,7 @@ class Core:
         """
         qos = message.qos
         publisher = message.publisher
+        self.steps += len(targets)
         for target in targets:
             session = target.session
             if publisher and session.client_id == publisher:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.acknowledging import made_room, sample
 from broker.message_run import MessageRun
 from broker.mqtt.enums import ProtocolVersion
+from broker.publishing import pass_on
 from broker.runs import answer, deliver, has_durable
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _take_qos0(connection: Connection, data: bytes, start: int, now: float) -> b
     if plan is None or not 0 <= len(data) - payload_at <= plan.threshold_s:
         return False
     core.counters.bytes_received += len(data)
-    connection.pass_on(plan.sessions, data, 1, len(data), now)
+    pass_on(connection, plan.sessions, data, 1, len(data), now)
     return True
 
 

@@ -129,33 +129,83 @@ def receive_publish(
     return connection.run(_take_checked(connection, session, plan, message, packet_id, now))
 
 
-def deliver_run(
-    connection: Connection, sessions: Sequence[Session], run: bytes, now: float
-) -> None:
-    """Deliver a run of QoS 0 packets, one by one, to sessions that are not direct.
+def pass_on(
+    connection: Connection,
+    sessions: Sequence[Session],
+    run: bytes,
+    n_messages: int,
+    largest: int,
+    now: float,
+) -> int:
+    """Copy a run of QoS 0 PUBLISH packets to the subscribers that all of them have.
 
     Args:
         connection: the publisher's.
-        sessions: who is to get each message.
+        sessions: who gets every packet of the run.
         run: whole packets without properties, one after the other.
+        n_messages: how many.
+        largest: bytes of the largest of them.
         now: monotonic seconds.
+
+    Returns:
+        Bytes of the packets that are done, at least one: fewer than all where some subscribers
+        cannot just be given a copy, and all of it would be too many steps at once.
     """
     core = connection.core
+    direct: list[Connection] = []
+    waiting: list[Session] = []
+    for session in sessions:
+        subscriber = session.connection
+        if session.is_direct and subscriber is not None and largest <= subscriber.copy_maximum:
+            direct.append(subscriber)
+        else:
+            waiting.append(session)
+    if waiting:
+        run, n_messages = _deliver_run(connection, waiting, run, now)
+    n_bytes = len(run)
+    for subscriber in direct:
+        subscriber.out.append(run)
+        subscriber.out_bytes += n_bytes
+        if not subscriber.is_touched:
+            core.write_soon(subscriber)
+        subscriber.session.n_direct += n_messages
+    counters = core.counters
+    counters.packets_received += n_messages
+    counters.publish_received += n_messages
+    counters.packets_sent += n_messages * len(direct)
+    counters.publish_sent += n_messages * len(direct)
+    if waiting:
+        connection.throttle.wait_for_congested(now)
+    return n_bytes
+
+
+def _deliver_run(
+    connection: Connection, sessions: Sequence[Session], run: bytes, now: float
+) -> tuple[bytes, int]:
+    """Deliver a run one by one, as far as the steps go; return what was, and how many."""
+    core = connection.core
     offset = 1 if connection.version == ProtocolVersion.MQTT_5 else 0
+    end = len(run)
     position = 0
-    while position < len(run):
+    n_messages = 0
+    while position < end:
         start, length = read_remaining_length(run, position)
         position = start + length
-        topic_end = start + 2 + int.from_bytes(run[start : start + 2], "big")
+        topic_end = start + 2 + ((run[start] << 8) | run[start + 1])
         topic_bytes = run[start + 2 : topic_end]
         plan = core.tree.plan(topic_bytes.decode(), topic_bytes)
         payload = run[topic_end + offset : position]
         message = _message(connection, plan, payload, 0x30, None, now)
+        n_messages += 1
+        core.steps += len(sessions)
         if message is None:
             core.refuse(connection.session.client_id, plan.topic, ReasonCode.QUOTA_EXCEEDED)
-            continue
-        for session in sessions:
-            session.deliver(message, 0, retain=False, subscription_ids=(), now=now)
+        else:
+            for session in sessions:
+                session.deliver(message, 0, retain=False, subscription_ids=(), now=now)
+        if core.steps >= core.most_steps:
+            break
+    return run[:position], n_messages
 
 
 def _topic(topic_bytes: bytes) -> str:

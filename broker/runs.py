@@ -55,6 +55,9 @@ _LEAST_PUBLISH_BYTES: Final = 4
 _MOST_PACKETS: Final = 256
 """Of one run. More gain nothing, and what is looked at in vain is soon looked at again."""
 
+_MOST_DELIVERIES: Final = 32
+"""Of a run that is taken apart for subscribers without room: that takes time, and others wait."""
+
 
 def _take_publishes(
     connection: Connection, data: bytes, position: int, start: int, stop: int, now: float
@@ -121,6 +124,8 @@ def _find_run(
             if sessions is not None or (core.journal is not None and has_durable(plan.sessions)):
                 break
             sessions = plan.sessions
+            if not _are_direct(sessions):
+                n_left = max(1, _MOST_DELIVERIES // len(sessions))
         if is_5:
             between = _properties(connection, data, payload_at, stop)
             if not between:
@@ -269,6 +274,13 @@ def _numbers(packet_ids: bytes | bytearray) -> list[int]:
     return [high << 8 | low for high, low in zip(packet_ids[::2], packet_ids[1::2], strict=True)]
 
 
+def _are_direct(sessions: tuple[Session, ...]) -> bool:
+    for session in sessions:  # noqa: SIM110 (hot: a generator costs more than most loops here)
+        if not session.is_direct:
+            return False
+    return True
+
+
 def has_durable(sessions: tuple[Session, ...]) -> bool:
     """Say whether what is sent to any of them must be stored."""
     for session in sessions:  # noqa: SIM110 (hot: a generator costs more than most loops here)
@@ -296,6 +308,7 @@ def deliver(core: Core, sessions: tuple[Session, ...], run: MessageRun, now: flo
         ):
             first = inflight.start_run(run)
         if not first or connection is None:
+            core.steps += n_messages
             for index in range(n_messages):
                 message = run.message(index)
                 session.deliver(message, run.qos, retain=False, subscription_ids=(), now=now)

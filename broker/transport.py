@@ -3,14 +3,22 @@
 The only module that writes to a client's transport. After each call into the core, `Driver`
 looks at every connection the call has touched: it writes what they want sent, moves on what
 waits in their outboxes while the transport has room, and starts or stops reading.
+
+Nobody may keep the loop for long. What one chunk or one wake-up can cause in a fraction of a
+millisecond is done at once, as most of what clients do. All beyond that waits in one line: the rest
+of a long chunk, handed to the core slice by slice; an outbox that has more to send; the
+subscribers behind the first ones that a message went to. Each round of the loop serves from the
+head of the line for `TURNS_SECONDS`, then looks at the network again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -22,12 +30,25 @@ from broker.errors import PeerError
 if TYPE_CHECKING:
     from broker.limits import Limits
 
-FULL_CHUNK_BYTES: Final = 128 * 1024
-"""A chunk of so many bytes is not the last that waits. uvloop would hand over up to 32 of them, of
-256 KiB each, before any other connection has its turn."""
+SLICE_SECONDS: Final = 0.0002
+"""What the handling of one slice of a chunk should take, as its bytes are chosen by what the last
+one took: ten times what a turn costs beside it."""
 
-MAX_TURNS: Final = 16
-"""Times one connection may pump and write before the others have their turn."""
+LEAST_SLICE_BYTES: Final = 8192
+"""Of the dearest slices. A chunk as small as this is never put off."""
+
+MOST_SLICE_BYTES: Final = 65_536
+"""Of the cheapest slices: what comes next may be dearer by a hundred times."""
+
+TURNS_SECONDS: Final = 0.0002
+"""For so long those who wait in line are served, before the loop looks at the network again."""
+
+MOST_TURNS: Final = 32
+"""Connections that are served at a time: each may cost a system call that is made only later."""
+
+COLLECT_CONNECTIONS: Final = 5_000
+"""Connections that have ended before the memory of all is collected, as their objects refer to each
+other: 40 MB at most."""
 
 _ROUNDING_SECONDS: Final = 0.0005
 """uvloop rounds a delay to milliseconds. A timer that came early would find nothing due, and would
@@ -52,6 +73,9 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
+        self._line: deque[MqttProtocol] = deque()
+        self._has_turns = False
+        self._n_lost = 0
         self._is_woken = False
         self._none_left: asyncio.Future[None] | None = None
 
@@ -65,17 +89,32 @@ class Driver:
         self._is_woken = False
         self.settle(self.clock())
 
-    def soon(self, call: Callable[[], None]) -> None:
-        """Call something after the others have had their turn."""
-        self._loop.call_soon(call)
+    def later(self, protocol: MqttProtocol) -> None:
+        """Let a connection take a turn when those before it in the line have had theirs."""
+        if not protocol.is_in_line:
+            protocol.is_in_line = True
+            self._line.append(protocol)
+            if not self._has_turns:
+                self._has_turns = True
+                self._loop.call_soon(self._turns)
 
-    def later(self, connection: Connection) -> None:
-        """Serve a connection again after the others have had their turn."""
-        self._loop.call_soon(self._go_on, connection)
-
-    def _go_on(self, connection: Connection) -> None:
-        self.core.touch(connection)
-        self.settle(self.clock())
+    def _turns(self) -> None:
+        """Serve from the head of the line, each at most once."""
+        line = self._line
+        now = self.clock()
+        end = now + TURNS_SECONDS
+        try:
+            for _ in range(min(len(line), MOST_TURNS)):
+                protocol = line.popleft()
+                protocol.is_in_line = False
+                protocol.take_turn(now)
+                now = self.clock()
+                if now >= end:
+                    break
+        finally:
+            self._has_turns = bool(line)
+            if line:
+                self._loop.call_soon(self._turns)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run as a task what the core has to wait for."""
@@ -96,8 +135,13 @@ class Driver:
         """Do what the connections touched so far want; then set the timer."""
         core = self.core
         while core.touched:
+            touched = core.take_touched()
+            if len(touched) > MOST_TURNS:
+                for connection in touched[MOST_TURNS:]:
+                    self.later(connection.driver)
+                del touched[MOST_TURNS:]
             core.in_turn = True
-            for connection in core.take_touched():
+            for connection in touched:
                 try:
                     connection.driver.serve(now)
                 except Exception:  # a fault must end one connection, not all
@@ -173,6 +217,10 @@ class Driver:
     def lost(self, protocol: MqttProtocol) -> None:
         """A connection has ended."""
         self.protocols.discard(protocol)
+        self._n_lost += 1
+        if self._n_lost == COLLECT_CONNECTIONS:
+            self._n_lost = 0
+            gc.collect()
         if not self.protocols and self._none_left is not None and not self._none_left.done():
             self._none_left.set_result(None)
 
@@ -197,6 +245,7 @@ class MqttProtocol(asyncio.Protocol):
         connection: the broker's side of it, once there is a place for it; or None.
         transport: as far as it has one.
         fileno: of the socket, or -1.
+        is_in_line: it has a turn to come.
         judging: what answers its CONNECT, where that takes a wait; or None. A stranger that has
             left is not judged any further: it could make the broker work and remember for it
             as often as it connects.
@@ -205,13 +254,17 @@ class MqttProtocol(asyncio.Protocol):
     __slots__ = (
         "_close_timer",
         "_early",
+        "_is_end_due",
         "_is_reading",
-        "_is_resting",
+        "_rest",
+        "_rest_at",
         "_running",
+        "_slice_bytes",
         "arrival",
         "connection",
         "driver",
         "fileno",
+        "is_in_line",
         "judging",
         "transport",
     )
@@ -228,10 +281,14 @@ class MqttProtocol(asyncio.Protocol):
         self.connection: Connection | None = None
         self.transport: asyncio.Transport
         self.fileno = -1
+        self.is_in_line = False
         self.judging: asyncio.Task[None] | None = None
         self._early = b""
+        self._rest = b""
+        self._rest_at = 0
+        self._slice_bytes = LEAST_SLICE_BYTES
         self._is_reading = True
-        self._is_resting = False
+        self._is_end_due = False
         self._running: Coroutine[Any, Any, None] | None = None
         self._close_timer: asyncio.TimerHandle | None = None
 
@@ -296,39 +353,74 @@ class MqttProtocol(asyncio.Protocol):
             self._early += data
             self.transport.pause_reading()
             return
-        now = driver.clock()
+        if self._rest or not self._is_reading:  # a layer had more than it was asked for
+            self._rest = self._rest[self._rest_at :] + data
+            self._rest_at = 0
+            self._line_up(connection)
+        elif len(data) > self._slice_bytes:
+            self._rest = data
+            self._is_reading = False
+            self.transport.pause_reading()
+            self._take_slice(connection, driver.clock())
+        else:
+            self._receive(connection, data, driver.clock())
+
+    def _receive(self, connection: Connection, data: bytes, now: float) -> None:
+        driver = self.driver
         core = driver.core
         core.in_turn = True
         try:
             connection.receive_data(data, now)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (see `_failed`)
             self._failed(connection, error, now)
+        if not self._is_reading:
+            core.touch(connection)  # to be read from again, or to take another turn
         core.in_turn = False
         driver.settle(now)
-        if len(data) >= FULL_CHUNK_BYTES and self._is_reading and not self.transport.is_closing():
-            self._is_resting = True
-            self.transport.pause_reading()
-            self.driver.soon(self._rested)
 
-    def _rested(self) -> None:
-        """Read on: the others have had their turn."""
-        self._is_resting = False
-        if self._is_reading and not self.transport.is_closing():
-            self.transport.resume_reading()
+    def take_turn(self, now: float) -> None:
+        """Handle a bit of what was put off, if it may be, then do what the connection wants."""
+        connection = self.connection
+        if connection is None:
+            return
+        if connection.wants_turn:
+            self._go_on(connection, connection.go_on, now)
+        elif self._rest and connection.wants_reading:
+            self._take_slice(connection, now)
+        elif self._is_end_due:
+            self._end(now)
+        else:
+            self._go_on(connection, lambda _now: self.driver.core.touch(connection), now)
+
+    def _take_slice(self, connection: Connection, now: float) -> None:
+        """Hand over a slice of the rest, and choose the size of the next one."""
+        n_bytes = self._slice_bytes
+        stop = self._rest_at + n_bytes
+        data = self._rest[self._rest_at : stop]
+        self._rest_at = stop
+        if stop >= len(self._rest):
+            self._rest = b""
+            self._rest_at = 0
+        self._receive(connection, data, now)
+        taken = self.driver.clock() - now
+        n_bytes = min(2 * n_bytes, int(len(data) * SLICE_SECONDS / max(taken, 1e-6)))
+        self._slice_bytes = max(LEAST_SLICE_BYTES, min(MOST_SLICE_BYTES, n_bytes))
 
     def resume(self) -> None:
         """Go on with a connection after what it was suspended on has run to its end."""
         connection = self.connection
         if connection is not None:
-            driver = self.driver
-            now = driver.clock()
-            driver.core.in_turn = True
-            try:
-                connection.resume(now)
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (see `_failed`)
-                self._failed(connection, error, now)
-            driver.core.in_turn = False
-            driver.settle(now)
+            self._go_on(connection, connection.resume, self.driver.clock())
+
+    def _go_on(self, connection: Connection, call: Callable[[float], None], now: float) -> None:
+        core = self.driver.core
+        core.in_turn = True
+        try:
+            call(now)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (see `_failed`)
+            self._failed(connection, error, now)
+        core.in_turn = False
+        self.driver.settle(now)
 
     def _failed(self, connection: Connection, error: BaseException, now: float) -> None:
         """End a connection that the broker itself has failed: one, and not all."""
@@ -352,7 +444,18 @@ class MqttProtocol(asyncio.Protocol):
         self.arrival.end_in_time()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's)
-        """The network connection is gone."""
+        """The network connection is gone; what has come by it still counts."""
+        connection = self.connection
+        if connection is not None and not self._is_reading:
+            connection.throttle.leave()
+            self._is_end_due = bool(self._rest or connection.wants_turn)
+            self._line_up(connection)
+        if not self._is_end_due:
+            self._end(self.driver.clock())
+
+    def _end(self, now: float) -> None:
+        """Nothing more is to be done for this connection."""
+        self._is_end_due = False
         driver = self.driver
         driver.lost(self)
         if self.judging is not None:
@@ -360,7 +463,6 @@ class MqttProtocol(asyncio.Protocol):
         if self._close_timer is not None:
             self._close_timer.cancel()
         self.arrival.end()
-        now = driver.clock()
         if self.connection is not None:
             self.connection.connection_lost(now)
         driver.settle(now)
@@ -383,24 +485,28 @@ class MqttProtocol(asyncio.Protocol):
         if transport.is_closing() or self._close_timer is not None:
             connection.data_to_send()
             self._run_suspended(connection)  # what was received before the end still counts
+            self._line_up(connection)
             return
         if not connection.needs_look:
-            self._write(connection)
+            if connection.out:
+                self._write(connection)
             return
         connection.needs_look = False
-        for _turn in range(MAX_TURNS):
+        while True:
             connection.pump(transport.get_write_buffer_size(), now)
             if not connection.out:
                 break
             self._write(connection)
             if connection.is_paused or not connection.wants_more:
                 break
+            if self.driver.clock() - now > TURNS_SECONDS:
+                break
         if connection.wants_more and not connection.is_paused:
-            self.driver.later(connection)
+            self.driver.later(self)
         if connection.suspended is not None:
             self._run_suspended(connection)
-        if connection.wants_reading != self._is_reading:
-            self._read_or_not()
+        if not (self._is_reading and connection.wants_reading):
+            self._see_to_reading(connection)
         if connection.is_closing:
             self._close(connection)
 
@@ -418,15 +524,24 @@ class MqttProtocol(asyncio.Protocol):
             self._running = suspended
             self.driver.run_suspended(connection, suspended)
 
-    def _read_or_not(self) -> None:
-        """Begin to read, or end it: the connection has changed its mind."""
-        self._is_reading = not self._is_reading
-        if self._is_resting:
-            return
-        if self._is_reading:
-            self.transport.resume_reading()
-        else:
-            self.transport.pause_reading()
+    def _see_to_reading(self, connection: Connection) -> None:
+        """Read while the connection wants it and nothing of the last chunk is left."""
+        self._line_up(connection)
+        wants_reading = connection.wants_reading and not self._rest
+        if wants_reading != self._is_reading:
+            self._is_reading = wants_reading
+            if wants_reading:
+                self.transport.resume_reading()
+            else:
+                self.transport.pause_reading()
+
+    def _line_up(self, connection: Connection) -> None:
+        """Wait for a turn if something that came by may be handled, or was the last."""
+        if connection.is_closing:
+            self._rest = b""
+            self._rest_at = 0
+        if self._is_end_due or connection.wants_turn or (self._rest and connection.wants_reading):
+            self.driver.later(self)
 
     def _close(self, connection: Connection) -> None:
         """Close once the transport has sent the rest, and not much later.

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 
@@ -25,7 +26,7 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
-from broker.transport import FULL_CHUNK_BYTES
+from broker.transport import LEAST_SLICE_BYTES
 from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
 from tests.helpers.wire import WireClient, connected
 
@@ -86,12 +87,11 @@ async def test_a_flood_is_read_on_after_the_others_had_their_turn() -> None:
     """After a chunk that is not the last a client is not read from until the next turn."""
     async with serving() as server, await connected(port_of(server), "c") as client:
         protocol = protocol_of(server, "c")
-        protocol.data_received(write_packet(Publish("t", bytes(FULL_CHUNK_BYTES // 2)), 5))
+        protocol.data_received(write_packet(Publish("t", bytes(LEAST_SLICE_BYTES // 2)), 5))
         assert protocol.transport.is_reading()
-        protocol.data_received(write_packet(Publish("t", bytes(FULL_CHUNK_BYTES)), 5))
+        protocol.data_received(write_packet(Publish("t", bytes(2 * LEAST_SLICE_BYTES)), 5))
         assert not protocol.transport.is_reading()
-        await asyncio.sleep(0)
-        assert protocol.transport.is_reading()
+        await until(protocol.transport.is_reading)
         await client.send(PingReq())
         await client.take(PingResp)
 
@@ -102,7 +102,7 @@ async def test_a_client_that_is_not_to_be_read_from_stays_so_after_its_turn() ->
     async with serving() as server, await connected(port_of(server), "c") as client:
         server.core.access = gatekeeper
         protocol = protocol_of(server, "c")
-        packets = (Subscribe(1, (Subscription("t"),)), Publish("u", bytes(FULL_CHUNK_BYTES)))
+        packets = (Subscribe(1, (Subscription("t"),)), Publish("u", bytes(2 * LEAST_SLICE_BYTES)))
         protocol.data_received(b"".join(write_packet(packet, 5) for packet in packets))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -222,6 +222,22 @@ async def test_fault_while_a_client_waits_ends_one_connection(
         async with await connected(port_of(server)) as other:
             assert (await other.publish("t", b"data")).reason_code < 0x80
     assert "closed after a fault of the broker" in caplog.text
+
+
+async def test_what_ended_connections_leave_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their objects refer to each other: clients that come and go must not fill the memory."""
+    monkeypatch.setattr(transport_module, "COLLECT_CONNECTIONS", 5)
+    async with serving() as server:
+        gc.disable()
+        try:
+            for number in range(20):
+                async with await connected(port_of(server), f"c{number}"):
+                    pass
+            await until(lambda: not driver_of(server).protocols)
+            left = [thing for thing in gc.get_objects() if isinstance(thing, Connection)]
+        finally:
+            gc.enable()
+        assert len(left) < 10
 
 
 # -- writing ----------------------------------------------------------------------------------

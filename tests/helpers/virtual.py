@@ -137,6 +137,8 @@ class VirtualClient:
                 break
         if connection.wants_more and not connection.is_paused:
             self.broker.core.touch(connection)  # later: when others have had their turn
+        if connection.wants_turn:
+            connection.go_on(self.broker.now)
         self.is_reading = connection.wants_reading
         if connection.is_closing:
             self.is_lost = True
