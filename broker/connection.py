@@ -30,7 +30,7 @@ from broker.errors import PeerError, ProtocolError
 from broker.events import PacketReceived
 from broker.fitting import explained
 from broker.lone_packets import LEAST_BYTES, take_lone
-from broker.mqtt.enums import PacketType, ProtocolVersion
+from broker.mqtt.enums import MQTT_5, PUBLISH, PacketType, ProtocolVersion
 from broker.mqtt.packets import Disconnect
 from broker.mqtt.reader import answer_version
 from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
@@ -218,10 +218,7 @@ class Connection(Sender):
             self.suspended is not None
             or self.throttle.blockers
             or self.unread_bytes > UNREAD_BYTES
-            or (
-                len(self.receipts) >= self.receive_maximum
-                and self.version != ProtocolVersion.MQTT_5
-            )
+            or (len(self.receipts) >= self.receive_maximum and self.version != MQTT_5)
         )
 
     # -- receiving ------------------------------------------------------------------------
@@ -271,7 +268,7 @@ class Connection(Sender):
         counters = core.counters
         fast_plans = core.fast_plans[self.version] if self.is_open else {}
         take_run = TAKE_RUN if self.is_open and core.takes_runs and core.catch_up is None else {}
-        offset = 1 if self.version == ProtocolVersion.MQTT_5 else 0
+        offset = 1 if self.version == MQTT_5 else 0
         maximum = self._maximum_packet_size
         if not self.is_open:
             if data[0] != _CONNECT_BYTE and self.authentication is None:  # [MQTT-3.1.0-1]
@@ -299,7 +296,7 @@ class Connection(Sender):
                 if stop - position > maximum:
                     raise self._too_large(data[start : start + 7], stop - position, maximum)
                 if stop > end:
-                    if first_byte >> 4 != PacketType.PUBLISH:
+                    if first_byte >> 4 != PUBLISH:
                         core.limits.check_control_bytes("packet", stop - position)
                     break
                 if first_byte == 0x30 and length > 2:
@@ -357,7 +354,7 @@ class Connection(Sender):
                     break
                 if not fast_plans and self.is_open:
                     fast_plans = core.fast_plans[self.version]
-                    offset = 1 if self.version == ProtocolVersion.MQTT_5 else 0
+                    offset = 1 if self.version == MQTT_5 else 0
                     maximum = self._maximum_packet_size
         except PeerError as error:
             problem = error
@@ -414,7 +411,7 @@ class Connection(Sender):
             chunk = memoryview(data)[position:stop]
             event = PacketReceived(session, first_byte, stop - position, (chunk,))
             core.tell(core.listeners.packet_received, event)
-        if packet_type == PacketType.PUBLISH:
+        if packet_type == PUBLISH:
             core.counters.publish_received += 1
             receive_publish(self, data, first_byte, start, stop, now)
             if core.catch_up is not None:

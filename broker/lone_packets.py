@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker.acknowledging import made_room, sample
 from broker.message_run import MessageRun
-from broker.mqtt.enums import ProtocolVersion
+from broker.mqtt.enums import MQTT_5
 from broker.publishing import pass_on
 from broker.runs import answer, deliver, has_durable
 
@@ -64,7 +64,7 @@ def _take_qos0(connection: Connection, data: bytes, start: int, now: float) -> b
     topic_end = start + 2 + (data[start] << 8 | data[start + 1])
     plan = core.fast_plans[connection.version].get(data[start + 2 : topic_end])
     payload_at = topic_end
-    if connection.version == ProtocolVersion.MQTT_5:
+    if connection.version == MQTT_5:
         payload_at += 1
         if data[topic_end:payload_at] != b"\0":  # it has properties
             return False
@@ -82,7 +82,7 @@ def _take_qos1(connection: Connection, data: bytes, start: int, now: float) -> b
     plan = core.fast_plans[connection.version].get(data[start + 2 : topic_end])
     payload_at = topic_end + 2
     packet_id = data[topic_end:payload_at]
-    if connection.version == ProtocolVersion.MQTT_5:
+    if connection.version == MQTT_5:
         payload_at += 1
         if data[payload_at - 1 : payload_at] != b"\0":  # it has properties
             return False
@@ -104,10 +104,10 @@ def _take_qos1(connection: Connection, data: bytes, start: int, now: float) -> b
     run = MessageRun(
         data,
         [(1, 0, len(data), topic_end, n_bytes, plan.topic)],
-        qos=1,
-        version=connection.version,
-        publisher=connection.session.client_id,
-        arrived_at=now,
+        1,
+        connection.version,
+        connection.session.client_id,
+        now,
     )
     deliver(core, plan.sessions, run, now)
     answer(connection, b"\x40\x02" + packet_id, 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from broker.message import Message
-from broker.mqtt.enums import ProtocolVersion
+from broker.mqtt.enums import MQTT_5
 from broker.mqtt.properties import read_publish_properties
 from broker.mqtt.short_packets import number_packets
 
@@ -54,7 +54,6 @@ class MessageRun:
         self,
         data: bytes,
         segments: list[Segment],
-        *,
         qos: int,
         version: int,
         publisher: str,
@@ -146,7 +145,7 @@ class MessageRun:
         stop = start + offset + packet_bytes
         properties = None
         expires_at = None
-        if self._version == ProtocolVersion.MQTT_5:
+        if self._version == MQTT_5:
             at = packet_id_at + offset + 2
             properties, _ = read_publish_properties(self.data, at)
             interval = properties.get("message_expiry_interval")

@@ -12,7 +12,7 @@ from broker.events import MessageReceived, MessageRouted
 from broker.extensions import PUBLISH
 from broker.message import Message, Properties
 from broker.mqtt.data_types import read_variable_byte_integer
-from broker.mqtt.enums import ProtocolVersion
+from broker.mqtt.enums import MQTT_5
 from broker.mqtt.packets import PubAck, PubRec
 from broker.mqtt.properties import read_publish_properties
 from broker.mqtt.reason_codes import ReasonCode
@@ -80,7 +80,7 @@ def receive_publish(
             raise ProtocolError("PUBLISH: packet identifier 0")  # [MQTT-2.2.1-3]
     properties: dict[str, Any] | None = None
     n_properties_bytes = 0
-    if connection.version == ProtocolVersion.MQTT_5:
+    if connection.version == MQTT_5:
         if position < stop and not data[position]:
             position += 1
         elif position + 4 <= stop and data.startswith(_TOPIC_ALIAS_ALONE, position):
@@ -184,7 +184,7 @@ def _deliver_run(
 ) -> tuple[bytes, int]:
     """Deliver a run one by one, as far as the steps go; return what was, and how many."""
     core = connection.core
-    offset = 1 if connection.version == ProtocolVersion.MQTT_5 else 0
+    offset = 1 if connection.version == MQTT_5 else 0
     end = len(run)
     position = 0
     n_messages = 0
@@ -230,7 +230,7 @@ def _refuse_topic(
     Raises:
         ProtocolError: topic name invalid, in those cases.
     """
-    if not qos or connection.version != ProtocolVersion.MQTT_5:
+    if not qos or connection.version != MQTT_5:
         raise ProtocolError(f"PUBLISH: {problem}", ReasonCode.TOPIC_NAME_INVALID)
     shown = topic if len(topic) <= MAX_LOGGED_TOPIC else f"{topic[:MAX_LOGGED_TOPIC]}..."
     _refuse(connection, shown, packet_id, qos, ReasonCode.TOPIC_NAME_INVALID, problem)
@@ -410,7 +410,7 @@ def _settle_when_safe(
 
 def _taken(connection: Connection, plan: Plan) -> int:
     """Return the reason code of a message that is accepted (MQTT 5.0, 3.4.2.1)."""
-    if plan.targets or plan.shares or plan.sinks or connection.version != ProtocolVersion.MQTT_5:
+    if plan.targets or plan.shares or plan.sinks or connection.version != MQTT_5:
         return ReasonCode.SUCCESS
     return ReasonCode.NO_MATCHING_SUBSCRIBERS
 
@@ -442,7 +442,7 @@ async def _take_checked(
             if receipt is not None:
                 receipt.reason = _NOT_AUTHORIZED
                 # MQTT 3.1.1 has no word for it: acknowledged, not delivered [MQTT-3.3.5-2].
-                is_5 = receipt.connection.version == ProtocolVersion.MQTT_5
+                is_5 = receipt.connection.version == MQTT_5
                 receipt.settle(ReasonCode.NOT_AUTHORIZED if is_5 else ReasonCode.SUCCESS)
             return
         if message.retain and receipt is not None and not _may_retain(receipt.connection, message):
@@ -487,7 +487,7 @@ def _may_retain(connection: Connection, message: Message) -> bool:
     MQTT 3.1.1 has no word for it. Were such a client's connection closed, it would come again
     with the same message for ever: the message is routed, and not retained.
     """
-    is_5 = connection.version == ProtocolVersion.MQTT_5
+    is_5 = connection.version == MQTT_5
     return not is_5 or connection.core.retained.has_room(message)
 
 
@@ -509,6 +509,6 @@ def _refuse(
         return
     receipt = book_receipt(connection, packet_id, qos, 1)
     receipt.reason = reason
-    is_5 = connection.version == ProtocolVersion.MQTT_5
+    is_5 = connection.version == MQTT_5
     is_told = is_5 or reason_code != ReasonCode.NOT_AUTHORIZED
     receipt.settle(reason_code if is_told else ReasonCode.SUCCESS)

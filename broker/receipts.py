@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from broker.errors import ProtocolError
 from broker.fitting import explained
-from broker.mqtt.enums import ProtocolVersion
+from broker.mqtt.enums import MQTT_5
 from broker.mqtt.packets import PubAck, PubRec
 from broker.mqtt.reason_codes import ReasonCode
 
@@ -101,7 +101,7 @@ def check_receive_maximum(connection: Connection) -> None:
     Raises:
         ProtocolError: receive maximum exceeded.
     """
-    if connection.version != ProtocolVersion.MQTT_5:
+    if connection.version != MQTT_5:
         return
     incoming = connection.session.incoming
     if len(incoming) + len(connection.receipts) < connection.receive_maximum:
@@ -134,7 +134,7 @@ def _acknowledge_in_order(receipt: PublishReceipt) -> None:
     n_before = len(receipts)
     while receipts and receipts[0].is_settled:
         first = receipts.popleft()
-        if first.reason_code >= 0x80 and connection.version != ProtocolVersion.MQTT_5:
+        if first.reason_code >= 0x80 and connection.version != MQTT_5:
             # No PUBACK can say it: the client keeps the message and comes again.
             return connection.close(ReasonCode(first.reason_code), None)
         if not first.reason_code:

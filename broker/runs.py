@@ -29,7 +29,7 @@ from broker.acknowledging import made_room
 from broker.errors import PeerError
 from broker.extensions import RunSampler
 from broker.message_run import MessageRun, Segment
-from broker.mqtt.enums import ProtocolVersion
+from broker.mqtt.enums import MQTT_5
 from broker.mqtt.properties import read_publish_properties
 from broker.mqtt.short_packets import ALL_PUBREL, PACKET_BYTES, answers, packets_from
 from broker.publishing import SMALL_PROPERTIES_BYTES
@@ -103,7 +103,7 @@ def _find_run(
     """
     core = connection.core
     plans = core.fast_plans[connection.version]
-    is_5 = connection.version == ProtocolVersion.MQTT_5
+    is_5 = connection.version == MQTT_5
     first_byte = data[position]
     qos = (first_byte >> 1) & 3
     run_start = position
@@ -258,10 +258,7 @@ def _note_incoming(connection: Connection, packet_ids: bytes | bytearray) -> boo
     """
     incoming = connection.session.incoming
     n_messages = len(packet_ids) // 2
-    if (
-        connection.version == ProtocolVersion.MQTT_5
-        and len(incoming) + n_messages > connection.receive_maximum
-    ):
+    if connection.version == MQTT_5 and len(incoming) + n_messages > connection.receive_maximum:
         return False
     new = dict.fromkeys(_numbers(packet_ids))
     if len(new) != n_messages or not incoming.keys().isdisjoint(new):

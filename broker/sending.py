@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.events import PacketSent
 from broker.fitting import fit_packet
 from broker.message import Message
-from broker.mqtt.enums import MAX_REMAINING_LENGTH, PacketType, ProtocolVersion
+from broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5, PacketType
 from broker.mqtt.packets import Packet, PubRel
 from broker.mqtt.writer import publish_header, write_packet
 from broker.outbox import NO_QUEUE, Delivery
@@ -124,7 +124,7 @@ class Sender:
         self.core = core
         self.driver = driver
         self.session: Session
-        self.version = int(ProtocolVersion.MQTT_5)
+        self.version = MQTT_5
         self.out: list[bytes | bytearray | memoryview] = []
         self.out_bytes = 0
         self.held: deque[tuple[int, int, bytes, bytes]] = NO_QUEUE
@@ -498,7 +498,7 @@ class Sender:
         self, message: Message, subscription_ids: tuple[int, ...], now: float
     ) -> dict[str, Any]:
         """Return the properties of an outgoing PUBLISH (MQTT 5.0, 3.3.2.3)."""
-        if self.version != ProtocolVersion.MQTT_5:
+        if self.version != MQTT_5:
             return _NO_PROPERTIES
         properties = dict(message.properties)
         if message.expires_at is not None:  # [MQTT-3.3.2-6]

@@ -42,6 +42,14 @@ class ProtocolVersion(IntEnum):
     MQTT_5 = 5
 
 
+MQTT_5: Final = int(ProtocolVersion.MQTT_5)
+"""As a plain number, for what is done with each packet: to look a member up in its class and to
+compare with it takes 0.15 us, ten times as long."""
+
+PUBLISH: Final = int(PacketType.PUBLISH)
+"""The same of what most packets are."""
+
+
 BRIDGE_BIT: Final = 0x80
 """Of the protocol level, by which a bridge tells what it is where the version has no other way."""
 

@@ -19,7 +19,14 @@ from broker.mqtt.data_types import (
     write_utf8_string,
     write_variable_byte_integer,
 )
-from broker.mqtt.enums import BRIDGE_BIT, MAX_PACKET_ID, PacketType, ProtocolVersion
+from broker.mqtt.enums import (
+    BRIDGE_BIT,
+    MAX_PACKET_ID,
+    MQTT_5,
+    PUBLISH,
+    PacketType,
+    ProtocolVersion,
+)
 from broker.mqtt.packets import (
     Auth,
     ConnAck,
@@ -46,11 +53,8 @@ from broker.mqtt.reason_codes import (
     describe_reason_code,
 )
 
-MQTT_5: Final = int(ProtocolVersion.MQTT_5)
-
 NO_PROPERTIES: Properties = {}
 
-_PUBLISH: Final = int(PacketType.PUBLISH)
 _pack_short_header = Struct(">BBH").pack
 _pack_header = Struct(">BBBH").pack
 _pack_short_acknowledgement = Struct(">BBH").pack
@@ -86,7 +90,7 @@ def publish_header(
     first_byte = 0x30 | dup << 3 | qos << 1 | retain
     tail = packet_id.to_bytes(2) if qos else b""
     if version == MQTT_5:
-        tail += write_properties(properties, _PUBLISH) if properties else b"\0"
+        tail += write_properties(properties, PUBLISH) if properties else b"\0"
     remaining = 2 + topic_size + len(tail) + payload_bytes
     if remaining < 0x80:
         return _pack_short_header(first_byte, remaining, topic_size) + topic_bytes + tail
