@@ -357,7 +357,7 @@ class MqttProtocol(asyncio.Protocol):
             self._rest = self._rest[self._rest_at :] + data
             self._rest_at = 0
             self._line_up(connection)
-        elif len(data) > self._slice_bytes:
+        elif len(data) > self._slice_bytes and not connection.is_closing:
             self._rest = data
             self._is_reading = False
             self.transport.pause_reading()
