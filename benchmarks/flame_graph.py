@@ -49,6 +49,28 @@ SYSTEM_CALLS: Final = re.compile(
     r"syscall|brk|mmap(64)?|munmap|mremap|madvise|accept4?|close|shutdown|getsockname|getpeername|"
     r"getsockopt|setsockopt|fcntl(64)?|socket)"
 )
+"""Functions of the C library that do nothing but call the kernel."""
+
+WAIT: Final = re.compile(r"epoll_p?wait2?")
+"""At the top of a stack, the broker has nothing to do; how long is told apart."""
+
+COUNTED_CALLS: Final = (
+    *("read", "recvfrom", "write", "writev", "sendto", "sendmsg", "accept4", "close", "shutdown"),
+    *(
+        "epoll_wait",
+        "epoll_pwait",
+        "epoll_ctl",
+        "io_uring_enter",
+        "brk",
+        "mmap",
+        "munmap",
+        "madvise",
+    ),
+    *("getsockname", "getpeername", "getsockopt", "setsockopt", "getpid", "futex"),
+)
+"""Named in the account. To watch all there are takes perf seconds to begin and to end."""
+
+ANY_CALL: Final = "raw_syscalls:sys_enter"
 FRAME: Final = re.compile(r"(?P<name>.*) \((?P<file>[^()]*?)(:\d+)?\)")
 LEAST_SHARE: Final = 0.002
 """Of all samples; narrower bars are not drawn."""
@@ -196,16 +218,20 @@ def read_stacks(lines: Iterable[str]) -> Iterator[tuple[list[tuple[str, str]], i
 
 
 def grow(stacks: Iterable[tuple[list[tuple[str, str]], int]]) -> tuple[Node, Counter[str]]:
-    """Return who called whom, and samples by the kind of what was at the top."""
+    """Return who called whom, and samples by the kind of what was at the top, or `waiting`."""
     root = Node("all", "C")
     tops: Counter[str] = Counter()
     for stack, count in stacks:
+        kind, name = stack[-1]
+        if WAIT.fullmatch(name):
+            tops["waiting"] += count
+            continue
+        tops[kind] += count
         node = root
         node.samples += count
         for kind, name in stack:
             node = node.called.setdefault((kind, name), Node(name, kind))
             node.samples += count
-        tops["C" if not stack else stack[-1][0]] += count
     return root, tops
 
 
@@ -258,19 +284,24 @@ def draw(root: Node, title: str, file: Path) -> None:
 
 
 def units_of(row: Row, measurement: Measurement) -> tuple[float, str]:
-    """Return how many of what the broker was given in a measured run."""
+    """Return how many of what the broker was given in a measured run.
+
+    Raises:
+        BenchmarkError: the row counts nothing.
+    """
     details = measurement.details
-    for key, name in (("published_messages", "message"), ("connects", "connection")):
-        if key in details:
-            return details[key], f"published {name}" if name == "message" else name
-    return measurement.value * details.get("elapsed_seconds", 1.0), row.unit.removesuffix("/s")
+    if "published_messages" in details:
+        return details["published_messages"], "published message"
+    if not row.unit.endswith("s/s"):
+        raise BenchmarkError("the row has no rate for which calls could be counted")
+    return measurement.value * details["elapsed_seconds"], row.unit.removesuffix("s/s")
 
 
 def count_calls(row: Row, peer_name: str, scale: Scale) -> str:
     """Return system calls for each published message as text, most frequent first."""
 
     def command(pid: int) -> list[str]:
-        events = "syscalls:sys_enter_*"
+        events = ",".join([ANY_CALL, *(f"syscalls:sys_enter_{name}" for name in COUNTED_CALLS)])
         return [find_program("perf"), "stat", "-x", ";", "-e", events, "-p", str(pid)]
 
     measurement, text = watch(row, peer_name, scale, command, ATTACH_SECONDS)
@@ -280,10 +311,10 @@ def count_calls(row: Row, peer_name: str, scale: Scale) -> str:
         count, _, event, *_ = [*line.split(";"), "", "", ""]
         if count.isdigit() and int(count):
             calls[event.removeprefix("syscalls:sys_enter_")] = int(count)
-    if not calls:
+    total = calls.pop(ANY_CALL, 0) / units
+    if not total:
         raise BenchmarkError(f"perf counted nothing: {text.strip()[:200]}")
     told = ", ".join(f"{name} {count / units:.3g}" for name, count in calls.most_common(6))
-    total = sum(calls.values()) / units
     return f"{row.name} {peer_name}: {total:.3g} system calls a {unit}: {told}"
 
 
@@ -302,10 +333,11 @@ def draw_profile(row: Row, peer_name: str, scale: Scale, file: Path) -> str:
     if not root.samples:
         raise BenchmarkError("no samples: the run was too short")
     shares = ", ".join(f"{kind} {tops[kind] / root.samples:.0%}" for kind in COLOURS)
+    waiting = tops["waiting"] / (root.samples + tops["waiting"])
     run = describe_run("", [PEERS[peer_name]])
-    title = f"{row.name} ({row.title}), {peer_name}, commit {run['commit']}: {shares}"
-    draw(root, title, file)
-    return f"{row.name} {peer_name}: {shares}; {root.samples} samples; {file}"
+    title = f"{row.name} ({row.title}), {peer_name}, commit {run['commit']}"
+    draw(root, f"{title}\n{shares}; idle for {waiting:.0%} of the time", file)
+    return f"{row.name} {peer_name}: {shares}; idle {waiting:.0%}; {root.samples} samples; {file}"
 
 
 def flame_graph(
