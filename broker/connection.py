@@ -83,6 +83,7 @@ class Connection(Sender):
         "_most_lone_bytes",
         "_rate",
         "_rate_timer",
+        "_waits_for_disk",
         "authentication",
         "certificate_name",
         "incoming_aliases",
@@ -146,6 +147,7 @@ class Connection(Sender):
         self.receive_maximum = core.limits.receive_maximum
         self._rate = RateLimit(core.limits, now) if core.limits.has_publish_rate else None
         self._rate_timer: Timer | None = None
+        self._waits_for_disk = False
         self.incoming_aliases = IncomingAliases(core.options.topic_alias_maximum)
         self.inherited = _NONE_INHERITED
         self.known_properties = b""
@@ -216,10 +218,16 @@ class Connection(Sender):
     def _may_receive(self) -> bool:
         return not (
             self.suspended is not None
+            or self._waits_for_disk
             or self.throttle.blockers
             or self.unread_bytes > UNREAD_BYTES
             or (len(self.receipts) >= self.receive_maximum and self.version != MQTT_5)
         )
+
+    def wait_for_disk(self, *, waits: bool) -> None:
+        """Receive nothing while what is to be stored comes faster than it is."""
+        self._waits_for_disk = waits
+        self.core.touch(self)
 
     # -- receiving ------------------------------------------------------------------------
 

@@ -10,9 +10,11 @@ its inflight window holds it.
 
 What a client may learn only once it is safe waits here: receipts of publishers
 (`settle_after`), and packets that connections hold back (`Sender.hold`). The driver seals a
-batch, writes it and reports `committed`; there is one batch under way at a time. Where the disk
-refuses, the same batch is tried again until it is written: nobody who waits is answered before,
-and new publishes that would need the disk are refused at the door (`must_refuse`).
+batch, writes it and reports `committed`; there is one batch under way at a time. Publishers are
+slowed down for a disk that is behind: once half of what may wait does, whoever adds to it is not
+read from until the next commit. Where the disk refuses, the same batch is tried again until it is
+written: nobody who waits is answered before, and new publishes that would need the disk are refused
+at the door (`must_refuse`).
 
 No clock and no I/O: times become wall clock by `epoch`, the wall clock's lead on the monotonic
 one.
@@ -65,6 +67,13 @@ class Holding(Protocol):
 
     def send_held_connack(self) -> None:
         """The disk refuses: the client is not kept waiting for its CONNACK."""
+
+
+class Slowed(Protocol):
+    """A publisher's connection."""
+
+    def wait_for_disk(self, *, waits: bool) -> None:
+        """Receive nothing more from the client, or go on."""
 
 
 class Journal:
@@ -120,6 +129,7 @@ class Journal:
         self._receipts: list[Waiting] = []
         self._connections: dict[Holding, None] = {}
         self._n_bytes = 0
+        self._slowed: dict[Slowed, None] = {}
         self._sealed_receipts: list[Waiting] = []
         self._sealed_connections: dict[Holding, None] = {}
         self._sealed_bytes = 0
@@ -219,16 +229,34 @@ class Journal:
 
     # -- who waits ------------------------------------------------------------------------
 
-    def settle_after(self, receipt: Waiting, n_bytes: int) -> None:
+    def settle_after(self, receipt: Waiting, n_bytes: int, publisher: Slowed) -> None:
         """Settle a receipt once all that has changed until now is safe.
 
         Args:
             receipt: of one publish.
             n_bytes: of its payload.
+            publisher: whom to slow down where too much waits already.
         """
         self._receipts.append(receipt)
         self._n_bytes += n_bytes
         self._be_awake()
+        if self._is_pending(2) and not self.is_failing:
+            self._slowed[publisher] = None
+            publisher.wait_for_disk(waits=True)
+
+    def _is_pending(self, part: int) -> bool:
+        """Say whether one part in so many of what may wait for its commit does."""
+        n_messages = len(self._receipts) + len(self._sealed_receipts)
+        n_bytes = self._n_bytes + self._sealed_bytes
+        return (
+            n_messages * part >= self._max_pending_messages
+            or n_bytes * part >= self._max_pending_bytes
+        )
+
+    def _let_slowed_go(self) -> None:
+        slowed, self._slowed = self._slowed, {}
+        for publisher in slowed:
+            publisher.wait_for_disk(waits=False)
 
     def hold_for(self, connection: Holding) -> int:
         """Note that a connection holds a packet back; return the commit it is to wait for."""
@@ -253,11 +281,7 @@ class Journal:
             plan: where it is to go.
             message: what is published.
         """
-        if (
-            not self.is_failing
-            and len(self._receipts) + len(self._sealed_receipts) < self._max_pending_messages
-            and self._n_bytes + self._sealed_bytes < self._max_pending_bytes
-        ):
+        if not self.is_failing and not self._is_pending(1):
             return False
         if message.retain or (message.qos == 2 and publisher.journal is not None):
             return True
@@ -328,10 +352,12 @@ class Journal:
             receipt.settle(0)
         for connection in connections:
             connection.send_held(number)
+        self._let_slowed_go()
 
     def failed(self) -> None:
         """The disk has refused the sealed batch, which will be tried again."""
         self.is_failing = True
+        self._let_slowed_go()
         for connection in (*self._sealed_connections, *self._connections):
             connection.send_held_connack()
 

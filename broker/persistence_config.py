@@ -22,8 +22,9 @@ class Persistence:
         commit_wait_seconds: how long a first change waits for others to its commit. What is
             delivered and acknowledged within it is never written. Two milliseconds are less
             than most networks take and enough for the acknowledgement of a near subscriber.
-        max_pending_messages: messages that may wait for their commit; further ones are refused.
-            A hundred publishers with as many unacknowledged as they may have by default.
+        max_pending_messages: messages that may wait for their commit. At half of it publishers are
+            slowed down, further ones are refused. A hundred publishers with as many
+            unacknowledged as they may have by default.
         max_pending_bytes: the same in payload bytes.
     """
 

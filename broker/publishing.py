@@ -405,7 +405,7 @@ def _settle_when_safe(
         session.journal.incoming_changed(receipt.packet_id)
     if journal.n_changes == n_changes:
         return receipt.settle(ReasonCode.SUCCESS)
-    return journal.settle_after(receipt, message.payload_bytes)
+    return journal.settle_after(receipt, message.payload_bytes, receipt.connection)
 
 
 def _taken(connection: Connection, plan: Plan) -> int:

@@ -297,6 +297,42 @@ def test_what_waits_for_its_commit_is_bounded(bound: str) -> None:
     assert publisher.take(PubAck).reason_code == 0
 
 
+@pytest.mark.parametrize("bound", ["messages", "bytes"])
+def test_publishers_are_slowed_down_for_the_disk(bound: str) -> None:
+    """Whoever publishes while half of what may wait does is not read from until the commit."""
+    options: dict[str, Any] = {f"max_pending_{bound}": 4 if bound == "messages" else 16}
+    broker = DurableBroker(**options)
+    subscribed(broker).lose()
+    publisher, other = broker.connect("p"), broker.connect("o")
+    broker.commits_at_once = False
+    publisher.publish("t/1", b"1234", qos=1, packet_id=1)
+    assert publisher.is_reading
+    publisher.publish("t/1", b"1234", qos=1, packet_id=2)
+    assert not publisher.is_reading
+    assert other.is_reading
+    broker.commit()
+    assert publisher.is_reading
+    assert len(publisher.take_all(PubAck)) == 2
+
+
+def test_a_disk_that_refuses_slows_nobody_down() -> None:
+    """Publishers are told then, and what they acknowledge is heard."""
+    broker = DurableBroker(max_pending_messages=2)
+    subscribed(broker).lose()
+    publisher = broker.connect("p")
+    broker.commits_at_once = False
+    publisher.publish("t/1", b"1234", qos=1, packet_id=1)
+    assert not publisher.is_reading
+    broker.is_disk_full = True
+    broker.commit()
+    assert publisher.is_reading
+    publisher.publish("t/1", b"1234", qos=1, packet_id=2)
+    assert publisher.is_reading
+    broker.is_disk_full = False
+    broker.commit()
+    assert [p.reason_code for p in publisher.take_all(PubAck)] == [0, 0x97]
+
+
 class LateSink:
     """A sink that settles when it is told to."""
 
