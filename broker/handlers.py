@@ -111,93 +111,95 @@ def handle_subscribe(connection: Connection, packet: Subscribe, now: float) -> N
 async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> None:
     core = connection.core
     session = connection.session
-    found = packet.properties.get("subscription_identifier") or [0]
-    codes = []
-    reasons = []
-    granted: list[tuple[Subscription, Request, bool]] = []
+    (subscription_id,) = packet.properties.get("subscription_identifier") or (0,)
+    maximum_qos = core.options.maximum_qos
+    codes: list[int] = []
+    reasons: list[str] = []
+    granted: list[retained_delivery.Granted] = []
     wanted = packet.subscriptions
     if connection.is_bridge:
         wanted = tuple(map(of_bridge, wanted))
     checks_subscribe = core.access is not None and core.access.checks_subscribe
     for request in wanted:
-        code, reason = _judge(connection, request)
-        if checks_subscribe and code < 0x80 and not await _is_allowed(connection, request):
-            code, reason = ReasonCode.NOT_AUTHORIZED, "not authorized to subscribe"
+        refusal = _refusal(connection, request.topic_filter)
+        if refusal is None and checks_subscribe and not await _is_allowed(connection, request):
+            refusal = ReasonCode.NOT_AUTHORIZED, "not authorized to subscribe"
         if not connection.is_open:
             return
-        if code < 0x80:
-            subscription = Subscription(
-                session,
-                request.topic_filter,
-                code,
-                no_local=request.no_local,
-                retain_as_published=request.retain_as_published,
-                subscription_id=found[0],
-            )
-            is_new = add_subscription(core, subscription)
-            granted.append((subscription, request, is_new))
-        else:
-            count(core.counters.subscribe_refused, describe_reason_code(code))
-            if connection.version == ProtocolVersion.MQTT_3_1_1:
-                code = SUBACK_FAILURE_3_1_1  # [MQTT-3.9.3-2] of MQTT 3.1.1
-            elif connection.version == ProtocolVersion.MQTT_3_1:
-                code = request.qos  # it has no word for a refusal
-            elif code == core.options.told(code):
-                reasons.append(f"{request.topic_filter}: {reason}")
-            else:
-                code = core.options.told(code)
-        codes.append(code)
+        if refusal is not None:
+            codes.append(_refuse(connection, request, *refusal, reasons))
+            continue
+        qos = min(request.qos, maximum_qos)
+        subscription = Subscription(session, request.topic_filter, qos)
+        subscription.no_local = request.no_local
+        subscription.retain_as_published = request.retain_as_published
+        subscription.subscription_id = subscription_id
+        is_new = add_subscription(core, subscription)
+        granted.append((subscription, request.retain_handling, is_new))
+        codes.append(qos)
     suback = SubAck(packet.packet_id, tuple(codes), explained("; ".join(reasons)))
     if granted:
         connection.send_when_safe(suback)
     else:
         connection.send_packet(suback)
-    for subscription, request, is_new in granted:
-        if request.topic_filter.startswith(SHARE_PREFIX):
-            continue  # retained messages are for subscriptions of one's own (4.8.2)
-        retained_delivery.subscribed(subscription, request.retain_handling, is_new=is_new)
+    retained_delivery.subscribed(session, granted)
     retained_delivery.begin(session, now)
 
 
-def _judge(connection: Connection, request: Request) -> tuple[int, str]:
-    """Return the reason code for one requested subscription, and why it is refused.
+def _refusal(connection: Connection, topic_filter: str) -> tuple[ReasonCode, str] | None:
+    """Return the reason code by which a subscription is refused, and why; None where it is not.
 
     Access control is asked by `_is_allowed`.
     """
     core = connection.core
-    if core.journal is not None and core.journal.is_failing and connection.session.journal:
+    limits = core.limits
+    session = connection.session
+    if core.journal is not None and core.journal.is_failing and session.journal:
         return ReasonCode.QUOTA_EXCEEDED, "the disk refuses"
-    problem = core.limits.topic_problem(_own_filter(request))
+    is_share = topic_filter.startswith(SHARE_PREFIX)
+    problem = limits.topic_problem(_without_share(topic_filter) if is_share else topic_filter)
     if problem:
         return ReasonCode.TOPIC_FILTER_INVALID, problem
-    code = refusal_of_filter(core.options, request.topic_filter)
+    code = refusal_of_filter(core.options, topic_filter)
     if code is not None:
         return code, describe_reason_code(code)
-    subscriptions = connection.session.subscriptions
-    if (
-        len(subscriptions) >= core.limits.subscriptions
-        and request.topic_filter not in subscriptions
-    ):
-        return ReasonCode.QUOTA_EXCEEDED, f"allowed: {core.limits.subscriptions} subscriptions"
-    return min(request.qos, core.options.maximum_qos), ""
+    subscriptions = session.subscriptions
+    if len(subscriptions) >= limits.subscriptions and topic_filter not in subscriptions:
+        return ReasonCode.QUOTA_EXCEEDED, f"allowed: {limits.subscriptions} subscriptions"
+    return None
 
 
-def _own_filter(request: Request) -> str:
+def _refuse(
+    connection: Connection, request: Request, code: ReasonCode, reason: str, reasons: list[str]
+) -> int:
+    """Count a refused subscription; return its code in SUBACK, and add to the reasons there."""
+    core = connection.core
+    count(core.counters.subscribe_refused, describe_reason_code(code))
+    if connection.version == ProtocolVersion.MQTT_3_1_1:
+        return SUBACK_FAILURE_3_1_1  # [MQTT-3.9.3-2] of MQTT 3.1.1
+    if connection.version == ProtocolVersion.MQTT_3_1:
+        return request.qos  # it has no word for a refusal
+    told = core.options.told(code)
+    if told == code:
+        reasons.append(f"{request.topic_filter}: {reason}")
+    return told
+
+
+def _without_share(topic_filter: str) -> str:
     """Return the filter by which a request is judged.
 
     A share opens no topic that its filter alone would not: it is judged as that filter.
     """
-    topic_filter = request.topic_filter
-    if topic_filter.startswith(SHARE_PREFIX):
-        return parse_share(topic_filter).topic_filter
-    return topic_filter
+    return parse_share(topic_filter).topic_filter
 
 
 async def _is_allowed(connection: Connection, request: Request) -> bool:
     """Ask access control, which there is, whether a client may subscribe."""
     core = connection.core
     assert core.access is not None  # noqa: S101 (else nobody asks)
-    return await core.is_allowed(core.access, connection.session, _own_filter(request), SUBSCRIBE)
+    return await core.is_allowed(
+        core.access, connection.session, _without_share(request.topic_filter), SUBSCRIBE
+    )
 
 
 def add_subscription(core: Core, subscription: Subscription) -> bool:

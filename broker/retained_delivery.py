@@ -16,11 +16,12 @@ anew. What is due outlives the connection as the session does, but for subscript
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from broker import eager
 from broker.extensions import RECEIVE
-from broker.mqtt.topics import matches
+from broker.mqtt.topics import SHARE_PREFIX, matches
 from broker.outbox import Delivery
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ SLICE_MESSAGES: Final = 64
 
 SLICE_LEVELS: Final = 256
 """Topic levels that are looked at for them; a filter such as ``+/+/x`` may match few of many."""
+
+Granted: TypeAlias = "tuple[Subscription, int, bool]"
+"""(subscription, Retain Handling asked for, whether the session had none to this filter)."""
 
 WRITE_BYTES: Final = 65_536
 """Unsent bytes of a connection from which on no further message is given to it."""
@@ -71,29 +75,34 @@ class RetainedDue:
         return message
 
 
-def subscribed(subscription: Subscription, retain_handling: int, *, is_new: bool) -> None:
-    """Note what one filter of a SUBSCRIBE makes due; `begin` follows.
+def subscribed(session: Session, granted: Iterable[Granted]) -> None:
+    """Note what a SUBSCRIBE makes due; `begin` follows.
+
+    Retain Handling 0 makes due all that matches [MQTT-3.3.1-9]; 1 the same where the subscription
+    is new [MQTT-3.3.1-10]; 2 nothing [MQTT-3.3.1-11].
 
     Args:
-        subscription: not shared.
-        retain_handling: 0: all that matches [MQTT-3.3.1-9]; 1: the same where `is_new`
-            [MQTT-3.3.1-10]; 2: nothing [MQTT-3.3.1-11].
-        is_new: there was no subscription to this filter.
+        session: whose subscriptions they are.
+        granted: (subscription, Retain Handling, whether there was none to this filter) of each.
     """
-    session = subscription.session
-    name = subscription.topic_filter
+    retained = session.core.retained
     all_due = session.retained_due
-    if retain_handling == 0 or (retain_handling == 1 and is_new):
-        retained = session.core.retained
-        was_due = all_due.pop(name, None) is not None
-        if retained.may_match(name):
-            all_due[name] = RetainedDue(subscription, retained.walk(name))
-        elif not was_due:
-            return
-        if session.journal is not None:
-            session.journal.subscription_changed(name)
-    elif name in all_due:  # still owed, to the subscription as it is now
-        all_due[name].subscription = subscription
+    for subscription, retain_handling, is_new in granted:
+        name = subscription.topic_filter
+        if not (all_due or retained.n_limited or name[0] == "$"):
+            continue  # as for most brokers' filters: nothing is retained but the broker's own
+        if name.startswith(SHARE_PREFIX):
+            continue  # retained messages are for subscriptions of one's own (4.8.2)
+        if retain_handling == 0 or (retain_handling == 1 and is_new):
+            was_due = all_due.pop(name, None) is not None
+            if retained.may_match(name):
+                all_due[name] = RetainedDue(subscription, retained.walk(name))
+            elif not was_due:
+                continue
+            if session.journal is not None:
+                session.journal.subscription_changed(name)
+        elif name in all_due:  # still owed, to the subscription as it is now
+            all_due[name].subscription = subscription
 
 
 def begin(session: Session, now: float) -> None:

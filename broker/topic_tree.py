@@ -5,6 +5,10 @@ time, so what it finds for a topic is kept as a `Plan`; a PUBLISH on a topic tha
 before costs one dictionary look-up by the bytes that came in. A subscription without
 wildcards makes only its own topic's plan void, one with wildcards makes all plans void.
 
+To add or remove a subscription takes as many steps as its filter has levels, however many filters
+there are. A walk for a topic visits those nodes whose levels so far match: at most two for each
+one before them, and never more than there are filters on each level.
+
 A shared subscription stands in the trie at its filter, once for all of its members: plans name
 the share, which chooses a member for each message, so that members come and go without a plan
 made void.
@@ -138,18 +142,69 @@ class Plan:
         return _PLAN_BYTES + n_topic_bytes + _TARGET_BYTES * (len(self.targets) + len(self.shares))
 
 
-class _Node:
-    """One topic level; its places for children and subscriptions are made when needed."""
+class _Node(dict[str, "_Node"]):
+    """One topic level: a table of the next ones. Who makes one sets its two attributes.
 
-    __slots__ = ("children", "shares", "subscriptions")
+    Most filters are one session's and end a branch of their own. So a node is its table, which
+    takes memory only when there is a next level, and one subscription needs no table at all.
 
-    def __init__(self) -> None:
-        self.children: dict[str, _Node] | None = None
-        self.subscriptions: dict[Session, Subscription] | None = None
-        self.shares: dict[str, SharedSubscription] | None = None
+    Attributes:
+        held: the subscription to the filter that ends here, one for each session where there
+            are several, or None.
+        shares: the shared subscriptions to that filter, by their names, or None.
+    """
+
+    __slots__ = ("held", "shares")
+
+    held: Subscription | dict[Session, Subscription] | None
+    shares: dict[str, SharedSubscription] | None
+
+    def hold(self, subscription: Subscription) -> bool:
+        """Add or replace a session's subscription; return True where it had none."""
+        session = subscription.session
+        held = self.held
+        if held is None:
+            self.held = subscription
+            return True
+        if isinstance(held, Subscription):
+            if held.session is session:
+                self.held = subscription
+                return False
+            held = self.held = {held.session: held}
+        is_new = session not in held
+        held[session] = subscription
+        return is_new
+
+    def let_go(self, session: Session) -> bool:
+        """Remove a session's subscription; return False where there was none."""
+        held = self.held
+        if isinstance(held, Subscription):
+            if held.session is not session:
+                return False
+            self.held = None
+            return True
+        if not held or session not in held:
+            return False
+        del held[session]
+        if not held:
+            self.held = None
+        return True
+
+    def subscriptions(self) -> Iterable[Subscription]:
+        """Return the subscriptions to the filter that ends here."""
+        held = self.held
+        if held is None:
+            return ()
+        return (held,) if isinstance(held, Subscription) else held.values()
 
     def is_empty(self) -> bool:
-        return not self.children and not self.subscriptions and not self.shares
+        return not self and self.held is None and not self.shares
+
+
+def _new_node() -> _Node:
+    node = _Node()
+    node.held = node.shares = None
+    return node
 
 
 class TopicTree:
@@ -174,7 +229,7 @@ class TopicTree:
             sinks: fixed for the life of the broker.
             threshold_s: the gate's question of the same name; None for "nothing is large".
         """
-        self._root = _Node()
+        self._root = _new_node()
         self._sinks = tuple(sinks)
         self._threshold_s = threshold_s
         self.plans: dict[bytes, Plan] = {}
@@ -192,12 +247,12 @@ class TopicTree:
         topic_filter = subscription.topic_filter
         if topic_filter.startswith(SHARE_PREFIX):
             return self._join(subscription, parse_share(topic_filter).topic_filter)
-        session = subscription.session
         node = self._node(topic_filter)
-        if node.subscriptions is None:
-            node.subscriptions = {}
-        is_new = session not in node.subscriptions
-        node.subscriptions[session] = subscription
+        is_new = True
+        if node.held is None:  # as for most filters
+            node.held = subscription
+        else:
+            is_new = node.hold(subscription)
         self.n_subscriptions += is_new
         if self.plans:
             self._make_void(topic_filter)
@@ -222,12 +277,10 @@ class TopicTree:
         """Return the node of a filter, made where there is none."""
         node = self._root
         for level in topic_filter.split("/"):
-            children = node.children
-            if children is None:
-                children = node.children = {}
-            child = children.get(level)
+            child = node.get(level)
             if child is None:
-                child = children[sys.intern(level)] = _Node()
+                child = node[level] = _Node()
+                child.held = child.shares = None
             node = child
         return node
 
@@ -244,26 +297,23 @@ class TopicTree:
             if share.members:
                 return True
             del self.shares[name]
-        path: list[tuple[_Node, str]] = []
-        node = self._root
+        node = stays = self._root  # the last node on the way that is there for others too
+        cut = ""
         for level in topic_filter.split("/"):
-            child = (node.children or {}).get(level)
+            child = node.get(level)
             if child is None:
                 return False
-            path.append((node, level))
+            if len(node) > 1 or node.held is not None or node.shares or node is self._root:
+                stays, cut = node, level
             node = child
         if share is not None and node.shares:
             del node.shares[name]
-        elif node.subscriptions and session in node.subscriptions:
-            del node.subscriptions[session]
+        elif node.let_go(session):
             self.n_subscriptions -= 1
         else:
             return False
-        for parent, level in reversed(path):
-            children = parent.children
-            if children is None or not children[level].is_empty():
-                break
-            del children[level]
+        if node.is_empty():  # with it goes all that leads to it alone
+            del stays[cut]
         self._make_void(topic_filter)
         return True
 
@@ -312,8 +362,7 @@ class TopicTree:
     def match(self, topic: str) -> Iterator[Subscription]:
         """Yield every subscription, none of them shared, whose filter matches a topic."""
         for node in self._matching_nodes(topic):
-            if node.subscriptions:
-                yield from node.subscriptions.values()
+            yield from node.subscriptions()
 
     def match_shares(self, topic: str) -> Iterator[SharedSubscription]:
         """Yield every shared subscription whose filter matches a topic."""
@@ -333,23 +382,19 @@ class TopicTree:
         stack = [(self._root, 0)]
         while stack:
             node, depth = stack.pop()
-            children = node.children
             if depth == n_levels:
                 yield node
-                if children:  # "a/#" matches "a" [MQTT-4.7.1-2]
-                    rest = children.get("#")
-                    if rest is not None:
-                        yield rest
-                continue
-            if not children:
-                continue
-            if depth >= wildcards_from:
-                rest = children.get("#")
+                rest = node.get("#")  # "a/#" matches "a" [MQTT-4.7.1-2]
                 if rest is not None:
                     yield rest
-                any_level = children.get("+")
+                continue
+            if depth >= wildcards_from:
+                rest = node.get("#")
+                if rest is not None:
+                    yield rest
+                any_level = node.get("+")
                 if any_level is not None:
                     stack.append((any_level, depth + 1))
-            child = children.get(levels[depth])
+            child = node.get(levels[depth])
             if child is not None:
                 stack.append((child, depth + 1))

@@ -47,7 +47,7 @@ from broker.mqtt.reason_codes import (
     ReasonCode,
     describe_reason_code,
 )
-from broker.mqtt.topics import SHARE_PREFIX, validate_topic, validate_topic_filter
+from broker.mqtt.topics import SHARE_PREFIX, validate_filter_read, validate_topic
 
 MQTT_5: Final = int(ProtocolVersion.MQTT_5)
 
@@ -67,6 +67,8 @@ _BRIDGES: Final = frozenset(
     {BRIDGE_BIT | ProtocolVersion.MQTT_3_1, BRIDGE_BIT | ProtocolVersion.MQTT_3_1_1}
 )
 _PROTOCOLS: Final = frozenset({("MQIsdp", 3), ("MQTT", 4), ("MQTT", 5)})
+
+_new_tuple: Final = tuple.__new__
 
 SUBACK_CODES_3_1_1: Final = frozenset({0, 1, 2, SUBACK_FAILURE_3_1_1})
 
@@ -230,7 +232,7 @@ def read_subscribe(_first_byte: int, body: Buffer, version: int) -> Subscribe:
     subscriptions = []
     while position < len(body):
         topic_filter, position = read_utf8_string(body, position)
-        validate_topic_filter(topic_filter)
+        validate_filter_read(topic_filter)
         options, position = read_byte(body, position)
         if options > 2:  # most have a QoS and nothing else
             _check_subscription_options(topic_filter, options, version)
@@ -238,8 +240,8 @@ def read_subscribe(_first_byte: int, body: Buffer, version: int) -> Subscribe:
             subscription = Subscription(
                 topic_filter, options & 0x03, no_local, as_published, options >> 4
             )
-        else:
-            subscription = Subscription(topic_filter, options)
+        else:  # in half the time that its class takes
+            subscription = _new_tuple(Subscription, (topic_filter, options, False, False, 0))
         subscriptions.append(subscription)
     if not subscriptions:
         raise ProtocolError("SUBSCRIBE without a topic filter [MQTT-3.8.3-2]")
@@ -270,7 +272,7 @@ def read_unsubscribe(_first_byte: int, body: Buffer, version: int) -> Unsubscrib
     topic_filters = []
     while position < len(body):
         topic_filter, position = read_utf8_string(body, position)
-        validate_topic_filter(topic_filter)
+        validate_filter_read(topic_filter)
         topic_filters.append(topic_filter)
     if not topic_filters:
         raise ProtocolError("UNSUBSCRIBE without a topic filter [MQTT-3.10.3-2]")

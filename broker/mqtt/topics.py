@@ -50,29 +50,47 @@ def validate_topic_filter(topic_filter: str) -> None:
             ``$share/`` without share name or filter [MQTT-4.8.2-1].
     """
     _validate_text("topic filter", topic_filter)
+    validate_filter_read(topic_filter)
+
+
+def validate_filter_read(topic_filter: str) -> None:
+    """Check a Topic Filter that was read as a UTF-8 Encoded String.
+
+    So it has no U+0000 and no surrogate and is not too long; a packet may have thousands.
+
+    Raises:
+        MalformedPacketError: as `validate_topic_filter`.
+    """
+    if not topic_filter:
+        _validate_text("topic filter", topic_filter)
     levelled = topic_filter
     if topic_filter.startswith(SHARE_PREFIX):
         levelled = parse_share(topic_filter).topic_filter
-    n_any, n_rest = levelled.count("+"), levelled.count("#")
-    if not n_any and not n_rest:
-        return
+    if "+" in levelled:
+        within = f"/{levelled}/"
+        if not within.count("/+") == within.count("+/") == levelled.count("+"):
+            raise _misplaced_wildcard(topic_filter, levelled)
+    if "#" in levelled:
+        before, after = levelled.split("#", 1)
+        if after or (before and before[-1] != "/"):
+            raise _misplaced_wildcard(topic_filter, levelled)
+
+
+def _misplaced_wildcard(topic_filter: str, levelled: str) -> MalformedPacketError:
+    """Return the error for a wildcard that is not a whole level, or a # that is not the last."""
     levels = levelled.split("/")
-    if n_rest == (levels[-1] == "#") and n_any == levels.count("+"):
-        return
-    last = len(levels) - 1
-    for depth, level in enumerate(levels):
-        if level == "#" and depth == last:
-            return
-        if "#" in level:
-            raise MalformedPacketError(
+    for depth, level in enumerate(levels, start=1):
+        if "#" in level and (level != "#" or depth < len(levels)):
+            return MalformedPacketError(
                 f"topic filter {_shorten(topic_filter)}: # stands in {_shorten(level)}; allowed: "
                 "# alone, as the last level [MQTT-4.7.1-1]"
             )
         if "+" in level and level != "+":
-            raise MalformedPacketError(
-                f"topic filter {_shorten(topic_filter)}: + stands in {_shorten(level)}; allowed: "
-                "+ as a whole level [MQTT-4.7.1-2]"
-            )
+            break
+    return MalformedPacketError(
+        f"topic filter {_shorten(topic_filter)}: + stands in {_shorten(level)}; allowed: "
+        "+ as a whole level [MQTT-4.7.1-2]"
+    )
 
 
 def parse_share(topic_filter: str) -> Share:

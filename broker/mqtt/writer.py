@@ -217,7 +217,7 @@ def write_subscribe(packet: Subscribe, version: int) -> bytes:
 def write_suback(packet: SubAck, version: int) -> bytes:
     """Write a SUBACK (section 3.9); MQTT 3.1.1 has one code for every refusal."""
     codes = packet.reason_codes
-    if version != MQTT_5:
+    if version != MQTT_5 and max(codes) > SUBACK_FAILURE_3_1_1:
         codes = tuple(min(code, SUBACK_FAILURE_3_1_1) for code in codes)
     return _frame(0x90, _packet_id_and_properties(packet, version) + bytes(codes))
 

@@ -84,6 +84,27 @@ def test_a_second_subscription_to_a_filter_takes_the_place_of_the_first() -> Non
     assert sorted(target.qos for target in plan.targets) == [1, 2]
 
 
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), FILTERS), max_size=20), TOPICS)
+def test_sessions_come_to_a_filter_and_go(steps: list[tuple[bool, bool, str]], topic: str) -> None:
+    """Each session has its own subscription to a filter that several may have."""
+    tree = TopicTree()
+    kept: set[tuple[Session, str]] = set()
+    for is_one, is_added, topic_filter in steps:
+        who = ONE if is_one else OTHER
+        if is_added:
+            assert subscribe(tree, who, topic_filter) == ((who, topic_filter) not in kept)
+            kept.add((who, topic_filter))
+        else:
+            assert tree.remove(who, topic_filter) == ((who, topic_filter) in kept)
+            kept.discard((who, topic_filter))
+        found = {(found.session, found.topic_filter) for found in tree.match(topic)}
+        assert found == {(who, f) for who, f in kept if matches(f, topic)}
+    assert tree.n_subscriptions == len(kept)
+    for who, topic_filter in kept:
+        assert tree.remove(who, topic_filter)
+    assert tree._root.is_empty()
+
+
 def test_removing_what_is_not_there_says_so() -> None:
     """A filter that nobody has, and one that only another session has."""
     tree = TopicTree()
