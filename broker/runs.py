@@ -424,8 +424,11 @@ def _tell_sent(core: Core, session: Session, first: int, run: MessageRun, now: f
     for sampler in core.samplers:
         packet_id = first
         try:
+            if run.n_messages == 1:
+                sampler.sent(link, first, run.payload_bytes, now)
+                continue
             for n_packets, _, _, _, n_bytes, _ in run.segments:
-                if n_packets > 1 and isinstance(sampler, RunSampler):
+                if isinstance(sampler, RunSampler):
                     sampler.sent_run(link, packet_id, n_packets, n_bytes, now)
                 else:
                     for offset in range(n_packets):
