@@ -43,6 +43,11 @@ PUMP_MESSAGES: Final = 32
 """The same in messages. Each takes some 5 us, so that the driver can see every fraction of a
 millisecond whether others have waited long enough; a write for so many costs little of that."""
 
+WRITE_BYTES: Final = 640 * 1024
+"""What one connection is written before the others touched have had as much. While the broker
+writes to those, another processor sees to what the first have acknowledged: 1 MiB to each of 50
+readers takes the kernel 9 ms in two rounds, 12 ms in one, 16 ms in sixteen."""
+
 UNREAD_BYTES: Final = 1024 * 1024
 """Memory that answers may take for a client that does not read them. A client that first sends
 and then reads gets far with it; who only sends must not fill the memory."""
@@ -71,7 +76,7 @@ class Sender:
         driver: whatever the driver wants to find again in a touched connection.
         session: the client's session; only after CONNECT was accepted.
         version: protocol version.
-        out: buffers to write, in order; the driver takes them by `data_to_send`.
+        out: buffers to write, in order; the driver takes them by `data_to_send`, round by round.
         out_bytes: what they sum up to.
         held: (commit, first byte, header, payload) of packets that wait for a commit.
         held_bytes: what they sum up to.
@@ -150,11 +155,27 @@ class Sender:
         return len(inflight) < self.send_quota and inflight.n_bytes < self.send_quota_bytes
 
     def data_to_send(self) -> list[bytes | bytearray | memoryview]:
-        """Return what is to be written now, and start anew."""
+        """Return what is to be written now, and keep in `out` what goes in the next round."""
         out, self.out = self.out, []
-        self.core.counters.bytes_sent += self.out_bytes
+        n_bytes = self.out_bytes
         self.out_bytes = 0
+        if n_bytes > WRITE_BYTES and not self.is_paused:
+            self._keep_rest(out)
+            n_bytes -= self.out_bytes
+        self.core.counters.bytes_sent += n_bytes
         return out
+
+    def _keep_rest(self, out: list[bytes | bytearray | memoryview]) -> None:
+        """Move what is beyond `WRITE_BYTES` back into `out`, by reference."""
+        room = WRITE_BYTES
+        for i, data in enumerate(out):
+            if len(data) > room:
+                view = memoryview(data)
+                self.out = [view[room:], *out[i + 1 :]]
+                self.out_bytes = sum(map(len, self.out))
+                out[i:] = [view[:room]]
+                return
+            room -= len(data)
 
     def pause_sending(self, now: float) -> None:
         """The transport has too many unsent bytes: yield nothing until `resume_sending`."""

@@ -483,13 +483,16 @@ class MqttProtocol(asyncio.Protocol):
         if connection is None:
             return
         if transport.is_closing() or self._close_timer is not None:
-            connection.data_to_send()
+            while connection.out:
+                connection.data_to_send()
             self._run_suspended(connection)  # what was received before the end still counts
             self._line_up(connection)
             return
         if not connection.needs_look:
             if connection.out:
                 self._write(connection)
+                if connection.out:
+                    self.driver.core.write_soon(connection)
             return
         connection.needs_look = False
         while True:
@@ -497,21 +500,25 @@ class MqttProtocol(asyncio.Protocol):
             if not connection.out:
                 break
             self._write(connection)
-            if connection.is_paused or not connection.wants_more:
+            if connection.is_paused or connection.out or not connection.wants_more:
                 break
             if self.driver.clock() - now > TURNS_SECONDS:
                 break
-        if connection.wants_more and not connection.is_paused:
+        if connection.out:
+            self.driver.core.touch(connection)
+        elif connection.wants_more and not connection.is_paused:
             self.driver.later(self)
         if connection.suspended is not None:
             self._run_suspended(connection)
         if not (self._is_reading and connection.wants_reading):
             self._see_to_reading(connection)
         if connection.is_closing:
+            while connection.out:
+                self._write(connection)
             self._close(connection)
 
     def _write(self, connection: Connection) -> None:
-        """Write what is in `out`."""
+        """Write what is in `out`, or as much of it as the others get in this round."""
         out = connection.data_to_send()
         if len(out) == 1:
             self.transport.write(out[0])

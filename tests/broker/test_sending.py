@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from broker.connection import Connection
 from broker.extensions import Verdict
 from broker.limits import Limits
 from broker.link import Link
@@ -26,7 +27,7 @@ from broker.mqtt.packets import (
 from broker.mqtt.writer import write_packet
 from broker.outbox import OpenGate
 from broker.payload import Payload
-from broker.sending import JOIN_BELOW_BYTES, PUMP_BYTES
+from broker.sending import JOIN_BELOW_BYTES, PUMP_BYTES, WRITE_BYTES
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 KEEP: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 600}}
@@ -141,6 +142,41 @@ def test_a_large_payload_is_written_by_reference_to_every_subscriber() -> None:
     payloads = [client.connection.data_to_send()[-1] for client in clients]
     assert len(payloads[0]) == 20_000
     assert all(payload is payloads[0] for payload in payloads)
+
+
+def large_message_in_out(payload: bytes) -> Connection:
+    """Return a connection that was just given a message to send."""
+    broker = VirtualBroker()
+    client = broker.connect("s")
+    message = Message("t", payload)
+    client.session.deliver(message, 0, retain=False, subscription_ids=(), now=broker.now)
+    return client.connection
+
+
+def test_very_much_is_written_in_rounds() -> None:
+    """Each takes as much as another connection may get meanwhile; nothing is copied."""
+    payload = bytes(range(256)) * 8192
+    connection = large_message_in_out(payload)
+    total = connection.out_bytes
+    before = connection.core.counters.bytes_sent
+    rounds = []
+    while connection.out:
+        rounds.append(connection.data_to_send())
+        assert connection.out_bytes == sum(map(len, connection.out))
+    sizes = [sum(map(len, buffers)) for buffers in rounds]
+    assert sizes == [WRITE_BYTES] * (total // WRITE_BYTES) + [total % WRITE_BYTES]
+    assert connection.core.counters.bytes_sent - before == total
+    written = [buffer for buffers in rounds for buffer in buffers]
+    assert b"".join(written).endswith(payload)
+    assert all(part.obj is payload for part in written if isinstance(part, memoryview))
+
+
+def test_what_has_no_room_is_handed_over_whole() -> None:
+    """It waits in the transport for the kernel: there is no next round for it."""
+    connection = large_message_in_out(bytes(4 * WRITE_BYTES))
+    connection.pause_sending(0.0)
+    assert sum(map(len, connection.data_to_send())) > 4 * WRITE_BYTES
+    assert not connection.out
 
 
 def test_a_paused_connection_gets_nothing_until_it_has_room() -> None:

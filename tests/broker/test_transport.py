@@ -26,6 +26,7 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
+from broker.sending import WRITE_BYTES
 from broker.transport import LEAST_SLICE_BYTES
 from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
 from tests.helpers.wire import WireClient, connected
@@ -62,6 +63,26 @@ class Gatekeeper:
         if self.is_cancelled:
             raise asyncio.CancelledError
         return topic != "secret"
+
+
+# -- writing ----------------------------------------------------------------------------------
+
+
+async def test_what_goes_in_rounds_is_sent_before_the_connection_closes() -> None:
+    """DISCONNECT comes behind the whole of a message that does not go in one write."""
+    payload = bytes(5 * WRITE_BYTES)
+    async with serving() as server, await connected(port_of(server), "c") as client:
+        connection = protocol_of(server, "c").connection
+        assert connection is not None
+
+        def send_and_close() -> None:
+            message = Message("t", payload)
+            connection.session.deliver(message, 0, retain=False, subscription_ids=(), now=0.0)
+            connection.close(ReasonCode.SERVER_BUSY, None)
+
+        driver_of(server).take_turn(send_and_close)
+        assert (await client.take(Publish)).payload == payload
+        assert (await client.take(Disconnect)).reason_code == ReasonCode.SERVER_BUSY
 
 
 # -- reading ----------------------------------------------------------------------------------

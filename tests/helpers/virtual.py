@@ -129,18 +129,24 @@ class VirtualClient:
         connection = self.connection
         if not connection.needs_look:
             self._receive()
+            if connection.out:
+                self.broker.core.write_soon(connection)
             return
         connection.needs_look = False
         while True:
             connection.pump(self.unsent_bytes, self.broker.now)
-            if not self._receive() or connection.is_paused or not connection.wants_more:
+            if not self._receive() or connection.is_paused or connection.out:
                 break
-        if connection.wants_more and not connection.is_paused:
+            if not connection.wants_more:
+                break
+        if connection.out or (connection.wants_more and not connection.is_paused):
             self.broker.core.touch(connection)  # later: when others have had their turn
         if connection.wants_turn:
             connection.go_on(self.broker.now)
         self.is_reading = connection.wants_reading
         if connection.is_closing:
+            while connection.out:
+                self._receive()
             self.is_lost = True
 
     def _receive(self) -> bool:
