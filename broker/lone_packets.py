@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.acknowledging import made_room, sample
 from broker.message_run import MessageRun
 from broker.mqtt.enums import MQTT_5
+from broker.mqtt.short_packets import PACKET_BYTES
 from broker.publishing import pass_on
 from broker.runs import answer, deliver, has_durable
 
 if TYPE_CHECKING:
     from broker.connection import Connection
 
-LEAST_BYTES: Final = 4
+LEAST_BYTES: Final = PACKET_BYTES
 """Of a packet that is taken here."""
 
 _SHORT_FORM_BYTES: Final = 129
@@ -86,7 +87,8 @@ def _take_qos1(connection: Connection, data: bytes, start: int, now: float) -> b
         payload_at += 1
         if data[payload_at - 1 : payload_at] != b"\0":  # it has properties
             return False
-    n_bytes = len(data) - payload_at
+    size = len(data)
+    n_bytes = size - payload_at
     if (
         plan is None
         or not plan.least_qos
@@ -98,12 +100,12 @@ def _take_qos1(connection: Connection, data: bytes, start: int, now: float) -> b
     ):
         return False
     counters = core.counters
-    counters.bytes_received += len(data)
+    counters.bytes_received += size
     counters.packets_received += 1
     counters.publish_received += 1
     run = MessageRun(
         data,
-        [(1, 0, len(data), topic_end, n_bytes, plan.topic)],
+        [(1, 0, size, topic_end, n_bytes, plan.topic)],
         1,
         connection.version,
         connection.session.client_id,
@@ -117,14 +119,14 @@ def _take_qos1(connection: Connection, data: bytes, start: int, now: float) -> b
 
 
 def _take_puback(connection: Connection, data: bytes, start: int, now: float) -> bool:
-    """Take the PUBACK of the oldest message, where that went alone."""
+    """Take the PUBACK of the oldest message, where that went alone and nothing more is said."""
     session = connection.session
     packet_id = data[start] << 8 | data[start + 1]
-    if not session.inflight.finish_lone(packet_id):
+    if len(data) != PACKET_BYTES or not session.inflight.finish_lone(packet_id):
         return False
     core = connection.core
     counters = core.counters
-    counters.bytes_received += len(data)
+    counters.bytes_received += PACKET_BYTES
     counters.packets_received += 1
     session.ledger.delivered += 1
     if core.samplers:

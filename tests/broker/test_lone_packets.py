@@ -64,6 +64,19 @@ def test_an_acknowledgement_ends_what_went_alone() -> None:
     subscriber.session.check_invariants()
 
 
+def test_an_acknowledgement_with_more_to_say_is_heard_out() -> None:
+    """[MQTT-3.4.2-1]: one that refuses the message does not count as a delivery."""
+    publisher, subscriber = pair(VirtualBroker(), 5)
+    publisher.publish("t", b"x", qos=1)
+    (message,) = subscriber.take_all(Publish)
+    refusal = write_packet(PubAck(message.packet_id, 0x97), 5)
+    assert not is_taken(subscriber, refusal)
+    subscriber.send_bytes(refusal)
+    ledger = subscriber.session.settle_direct()
+    assert ledger.dropped == {"refused": 1}
+    assert ledger.delivered == 1  # the first
+
+
 @pytest.mark.parametrize(
     "packet",
     [

@@ -133,7 +133,9 @@ ANSWERED = st.tuples(
     st.just("answer"),
     st.sampled_from(("both", "all", "some", "publisher")),
     st.integers(0, 40),
-    st.sampled_from(("", "", "", "reversed", "bogus", "split", "one by one", "one by one")),
+    st.sampled_from(
+        ("", "", "", "reversed", "bogus", "split", "one by one", "one by one", "refused")
+    ),
 )
 OTHER = st.tuples(
     st.sampled_from(("lose", "pause", "resume", "wait", "qos")),
@@ -194,7 +196,8 @@ class Script:
         for packet in taken:
             match packet:
                 case Publish(qos=1):
-                    answers.append(PubAck(packet.packet_id))
+                    is_refused = manner == "refused" and self.version == 5
+                    answers.append(PubAck(packet.packet_id, 0x97 if is_refused else 0))
                 case Publish(qos=2):
                     answers.append(PubRec(packet.packet_id))
                 case PubRec(reason_code=code) if code < 0x80:
@@ -209,7 +212,7 @@ class Script:
         if manner == "bogus":
             answers.insert(len(answers) // 2, PubAck(999))
         packets = [write_packet(answer, self.version) for answer in answers]
-        if manner == "one by one":
+        if manner in ("one by one", "refused"):
             self._send_alone(name, packets)
             return
         data = b"".join(packets)
