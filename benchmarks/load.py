@@ -52,6 +52,15 @@ class Side:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
+    def stand_back(self) -> None:
+        """Leave the processor to all who are not idle by their own will, as soon as they want it.
+
+        A scheduler that lets each have its share makes who wakes up wait for some milliseconds
+        where more processes are busy than there are cores. Does nothing but on Linux.
+        """
+        if sys.platform == "linux":
+            os.sched_setscheduler(self._process.pid, os.SCHED_IDLE, os.sched_param(0))
+
     def close(self) -> None:
         """End the process."""
         self._process.terminate()
@@ -79,6 +88,11 @@ class Load:
         except BenchmarkError:
             self.close()
             raise
+
+    def stand_back(self) -> None:
+        """Leave the processor to those that are measured; see `Side.stand_back`."""
+        for side in self._sides:
+            side.stand_back()
 
     def begin(self, messages: int) -> None:
         """Let each publisher publish so many messages as fast as they are taken."""
