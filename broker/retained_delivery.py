@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from broker.session import Session
     from broker.topic_tree import Subscription
 
-SLICE_MESSAGES: Final = 64
-"""Retained messages that are sent, or may wait, before others have their turn: the pump writes
-16 slices at a time, which takes some milliseconds."""
+SLICE_MESSAGES: Final = 32
+"""Retained messages that are sent, or may wait, before others may have their turn: a quarter of a
+millisecond."""
 
-SLICE_LEVELS: Final = 256
+SLICE_LEVELS: Final = 128
 """Topic levels that are looked at for them; a filter such as ``+/+/x`` may match few of many."""
 
 Granted: TypeAlias = "tuple[Subscription, int, bool]"
