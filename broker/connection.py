@@ -36,7 +36,7 @@ from broker.mqtt.reader import answer_version
 from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from broker.mqtt.receive_buffer import ReceiveBuffer, packet_too_large, read_remaining_length
 from broker.outbox import NO_QUEUE
-from broker.publishing import pass_on, receive_publish
+from broker.publishing import are_direct, pass_on, receive_publish
 from broker.rate_limit import RateLimit
 from broker.receipts import PublishReceipt
 from broker.runs import TAKE_RUN
@@ -287,7 +287,7 @@ class Connection(Sender):
         position = 0
         n_packets = 0
         run_sessions: tuple[Session, ...] = ()
-        run_start = run_messages = run_largest = 0
+        run_start = run_end = run_messages = run_largest = 0
         problem: PeerError | None = None
         most_steps = core.most_steps
         core.steps = 0
@@ -316,7 +316,11 @@ class Connection(Sender):
                         and 0 <= n_bytes <= plan.threshold_s
                         and not (offset and data[topic_end])
                     ):
-                        if not run_messages or plan.sessions is not run_sessions:
+                        if (
+                            not run_messages
+                            or plan.sessions is not run_sessions
+                            or position >= run_end
+                        ):
                             if run_messages:
                                 run = data[run_start:position]
                                 taken = pass_on(
@@ -329,9 +333,12 @@ class Connection(Sender):
                             run_sessions = plan.sessions
                             run_start = position
                             run_messages = run_largest = 0
+                            run_end = end
+                            if not are_direct(run_sessions):
+                                run_end = min(end, position + most_steps * (stop - position))
                         size = stop - position
                         begin = data[position : topic_end + offset]
-                        while stop + size <= end and data.startswith(begin, stop):
+                        while stop + size <= run_end and data.startswith(begin, stop):
                             stop += size
                         run_messages += (stop - position) // size
                         run_largest = max(run_largest, size)

@@ -129,6 +129,15 @@ def receive_publish(
     return connection.run(_take_checked(connection, session, plan, message, packet_id, now))
 
 
+def are_direct(sessions: Sequence[Session]) -> bool:
+    """Say whether all of them can just be given a copy of what comes for them."""
+    for session in sessions:
+        connection = session.connection
+        if not session.is_direct or connection is None or not connection.copy_maximum:
+            return False
+    return True
+
+
 def pass_on(
     connection: Connection,
     sessions: Sequence[Session],

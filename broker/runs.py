@@ -32,7 +32,7 @@ from broker.message_run import MessageRun, Segment
 from broker.mqtt.enums import MQTT_5
 from broker.mqtt.properties import read_publish_properties
 from broker.mqtt.short_packets import ALL_PUBREL, PACKET_BYTES, answers, packets_from
-from broker.publishing import SMALL_PROPERTIES_BYTES
+from broker.publishing import SMALL_PROPERTIES_BYTES, are_direct
 from broker.sending import ANSWER_MEMORY_BYTES, JOIN_BELOW_BYTES
 from broker.session import DIRECT_BYTES
 
@@ -124,7 +124,7 @@ def _find_run(
             if sessions is not None or (core.journal is not None and has_durable(plan.sessions)):
                 break
             sessions = plan.sessions
-            if not _are_direct(sessions):
+            if not are_direct(sessions):
                 n_left = max(1, _MOST_DELIVERIES // len(sessions))
         if is_5:
             between = _properties(connection, data, payload_at, stop)
@@ -269,13 +269,6 @@ def _note_incoming(connection: Connection, packet_ids: bytes | bytearray) -> boo
 
 def _numbers(packet_ids: bytes | bytearray) -> list[int]:
     return [high << 8 | low for high, low in zip(packet_ids[::2], packet_ids[1::2], strict=True)]
-
-
-def _are_direct(sessions: tuple[Session, ...]) -> bool:
-    for session in sessions:  # noqa: SIM110 (hot: a generator costs more than most loops here)
-        if not session.is_direct:
-            return False
-    return True
 
 
 def has_durable(sessions: tuple[Session, ...]) -> bool:
