@@ -5,8 +5,8 @@ whole packet in it is handled before anything is written; what is to be sent col
 `out`, which the driver writes once. Most of what a busy broker receives are QoS 0 PUBLISH
 packets for subscribers that need no more than a copy of the very bytes: `_scan` passes a run of
 such packets, as long as they go to the same subscribers, on as one slice, and recognises those
-of one topic and size by their equal beginnings. Runs of QoS 1 and 2 are for `broker.runs`.
-Everything else goes packet by packet.
+of one topic and size by their equal beginnings. Runs of QoS 1 and 2 are for `broker.runs`, a chunk
+that is one small packet for `broker.lone_packets`. Everything else goes packet by packet.
 
 A connection is *suspended* while access control takes its time, and then handles nothing
 more; `wants_reading` then tells the driver to stop reading, as it does while `broker.throttle`
