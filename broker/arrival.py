@@ -9,9 +9,7 @@ they have as long as a CONNECT may take.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import socket
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -128,7 +126,7 @@ class Arrival:
         return self.connection is not None and self.connection.is_open
 
     def accept(self, transport: asyncio.Transport) -> bool:
-        """Set the socket up and take a place; the lowest protocol calls it.
+        """Take a place; the lowest protocol calls it.
 
         Args:
             transport: the lowest one.
@@ -142,10 +140,6 @@ class Arrival:
         if place is None:
             self._reception.cut_off(transport)
             return False
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            with contextlib.suppress(OSError):  # the peer may be gone already
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):  # that of a Unix socket is text
             self.remote_address, self.remote_port = str(peer[0]), int(peer[1])

@@ -64,6 +64,8 @@ class ClientLog:
     def _tell_drops(self, view: SessionView, when: str) -> None:
         """Log what was dropped since it was last told."""
         dropped = cast(Session, view).settle_direct().dropped
+        if not dropped:
+            return
         told = self._told.get(view.client_id, {})
         news = {
             reason: n_messages - told.get(reason, 0)

@@ -121,8 +121,10 @@ class Limits:
     @property
     def has_publish_rate(self) -> bool:
         """Whether there is a limit to how fast one client may publish."""
-        rates = (self.publish_messages_per_second, self.publish_bytes_per_second)
-        return any(rate is not None for rate in rates)
+        return (
+            self.publish_messages_per_second is not None
+            or self.publish_bytes_per_second is not None
+        )
 
     def check_control_bytes(self, kind: str, n_bytes: int) -> None:
         """Check the size of a packet that is no PUBLISH, or of the properties of one.

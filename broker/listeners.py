@@ -246,7 +246,8 @@ def _bound_socket(family: int, address: tuple[str | int, ...]) -> socket.socket:
     Raises:
         OSError: it cannot be bound.
     """
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    # Of a socket that says it is TCP's, every event loop sets TCP_NODELAY.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:  # IPv4 has a socket of its own

@@ -244,7 +244,6 @@ class MqttProtocol(asyncio.Protocol):
         arrival: of the connection.
         connection: the broker's side of it, once there is a place for it; or None.
         transport: as far as it has one.
-        fileno: of the socket, or -1.
         is_in_line: it has a turn to come.
         judging: what answers its CONNECT, where that takes a wait; or None. A stranger that has
             left is not judged any further: it could make the broker work and remember for it
@@ -263,7 +262,6 @@ class MqttProtocol(asyncio.Protocol):
         "arrival",
         "connection",
         "driver",
-        "fileno",
         "is_in_line",
         "judging",
         "transport",
@@ -280,7 +278,6 @@ class MqttProtocol(asyncio.Protocol):
         self.arrival = arrival
         self.connection: Connection | None = None
         self.transport: asyncio.Transport
-        self.fileno = -1
         self.is_in_line = False
         self.judging: asyncio.Task[None] | None = None
         self._early = b""
@@ -304,15 +301,22 @@ class MqttProtocol(asyncio.Protocol):
         arrival.leave_layers()
         limits = driver.limits
         transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
-        sock = transport.get_extra_info("socket")
-        if sock is not None:
-            self.fileno = sock.fileno()
         place = arrival.place
         if place is not None and place.is_waiting:
             place.on_turn = self.begin
             driver.logger.info("%s waits for a place", arrival.peer())
         else:
             self._begin(arrival.accepted_at)
+
+    @property
+    def fileno(self) -> int:
+        """The socket's file descriptor, or -1 where there is none.
+
+        Looked up when it is wanted: uvloop makes a socket object for it, by system calls of its
+        own, which most connections that come and go never need.
+        """
+        sock = self.transport.get_extra_info("socket")
+        return -1 if sock is None else int(sock.fileno())
 
     def begin(self) -> None:
         """Take part: there is a place for this connection."""
