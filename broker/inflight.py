@@ -131,6 +131,14 @@ class Inflight:
             self.journal.finished(delivery)
         return delivery
 
+    def take_back(self, delivery: Delivery) -> None:
+        """Take a delivery out that is inflight, unacknowledged: somebody else may get it."""
+        del self._deliveries[delivery.packet_id]
+        self.n_messages -= 1
+        self.n_bytes -= delivery.message.size_bytes
+        if self.journal is not None:
+            self.journal.changed(delivery)
+
     def release(self, packet_id: int) -> Delivery | None:
         """Take a PUBREC: from now on a PUBCOMP is owed [MQTT-4.3.3-4].
 

@@ -25,6 +25,7 @@ one.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
@@ -121,7 +122,7 @@ class Journal:
         self._incoming: dict[tuple[SessionJournal, int], None] = {}
         self._deliveries: dict[Delivery, DeliveryJournal] = {}
         self._on_its_way = ShareJournal(self, None)
-        self._ended: list[Delivery] = []
+        self._gone_deliveries, self._gone_messages = array("q"), array("q")
         self._retained: dict[str, None] = {}
         self._stored_retained: dict[str, Message] = {}
         self._wills: dict[str, None] = {}
@@ -293,7 +294,8 @@ class Journal:
         """Whether anything has changed that no batch holds."""
         return bool(
             self._deliveries
-            or self._ended
+            or self._gone_deliveries
+            or self._gone_messages
             or self._sessions
             or self._subscriptions
             or self._incoming
@@ -324,16 +326,12 @@ class Journal:
             return None
         batch = self.sealed = Batch(number=self.number)
         self.number += 1
-        released: list[Message] = []
         self._put_sessions(batch, epoch)
-        self._put_deliveries(batch, released, epoch)
-        self._put_retained(batch, released, epoch)
+        self._put_deliveries(batch, epoch)
+        self._put_retained(batch, epoch)
         self._put_wills(batch)
-        for message in released:
-            message.n_references -= 1
-            if not message.n_references:
-                batch.gone_messages.append((message.row,))
-                message.forget_row()
+        batch.gone_deliveries, self._gone_deliveries = self._gone_deliveries, array("q")
+        batch.gone_messages, self._gone_messages = self._gone_messages, array("q")
         self._sealed_receipts, self._receipts = self._receipts, []
         self._sealed_connections, self._connections = self._connections, {}
         self._sealed_bytes, self._n_bytes = self._n_bytes, 0
@@ -407,19 +405,21 @@ class Journal:
                 batch.gone_incoming.append((own.row, packet_id))
         self._incoming.clear()
 
-    def _put_deliveries(self, batch: Batch, released: list[Message], epoch: float) -> None:
-        ended, self._ended = self._ended, []
+    def _put_deliveries(self, batch: Batch, epoch: float) -> None:
+        gone: list[Delivery] = []
         for delivery, own in self._deliveries.items():
             place = own.place_of(delivery)
             if place is None:
                 if delivery.row_start:
-                    ended.append(delivery)
+                    gone.append(delivery)
                 continue
             packet_id, is_released = place
+            if delivery.row_start:
+                batch.moved_deliveries.extend((own.row, packet_id, is_released, delivery.row))
+                continue
             message = delivery.message
-            if not delivery.row_start:
-                self._refer(batch, message, epoch)
-                self._store_at(delivery, self._next_row)
+            self._refer(batch, message, epoch)
+            self._store_at(delivery, self._next_row)
             batch.deliveries.append(
                 DeliveryRow(
                     delivery.row,
@@ -434,12 +434,10 @@ class Journal:
                 )
             )
         self._deliveries.clear()
-        for delivery in ended:
-            batch.gone_deliveries.append((delivery.row,))
-            delivery.forget_row()
-            released.append(delivery.message)
+        for delivery in gone:  # when others of the message have come
+            self._forget(delivery)
 
-    def _put_retained(self, batch: Batch, released: list[Message], epoch: float) -> None:
+    def _put_retained(self, batch: Batch, epoch: float) -> None:
         by_topic = self._core.retained.by_topic
         for topic in self._retained:
             before = self._stored_retained.get(topic)
@@ -454,7 +452,7 @@ class Journal:
                 batch.gone_retained.append((topic,))
                 del self._stored_retained[topic]
             if before is not None:
-                released.append(before)
+                self._release(before)
         self._retained.clear()
 
     def _put_wills(self, batch: Batch) -> None:
@@ -486,6 +484,19 @@ class Journal:
             self._store_at(message, self._next_row)
             batch.messages.append(self._message_row(message.row, message, epoch))
         message.n_references += 1
+
+    def _forget(self, delivery: Delivery) -> None:
+        """A stored delivery goes for good."""
+        self._gone_deliveries.append(delivery.row)
+        delivery.forget_row()
+        self._release(delivery.message)
+
+    def _release(self, message: Message) -> None:
+        """Count one reference less to a stored message, which goes with the last."""
+        message.n_references -= 1
+        if not message.n_references:
+            self._gone_messages.append(message.row)
+            message.forget_row()
 
     def _message_row(self, row: int, message: Message, epoch: float) -> MessageRow:
         payload: bytes | None

@@ -6,6 +6,7 @@ go up while a broker runs, so that their order is the order of arrival.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field, fields
 from typing import Final, NamedTuple
 
@@ -176,16 +177,24 @@ class Stored:
     wills: list[WillRow] = field(default_factory=list)
 
 
+def _numbers() -> array[int]:
+    return array("q")
+
+
 @dataclass(slots=True)
 class Batch(Stored):
     """The changes of one commit: rows to be put in place of what was there, and keys that go.
 
-    To write a batch twice is to write it once.
+    To write a batch twice is to write it once. While a backlog is read there are thousands of
+    deliveries in each: those that are stored already are told by numbers in arrays, which cost no
+    objects.
 
     Attributes:
         number: of the commit; they are written in order.
         gone_sessions: rows of sessions, with all their subscriptions and packet identifiers.
         gone_subscriptions: (session, topic filter).
+        moved_deliveries: (session, packet identifier, its PUBREC has come, row) of each that is
+            stored already, one after the other, as in `DeliveryRow`.
         gone_messages: rows.
         gone_deliveries: rows.
         gone_incoming: (session, packet identifier).
@@ -196,8 +205,9 @@ class Batch(Stored):
     number: int = 0
     gone_sessions: list[tuple[int]] = field(default_factory=list)
     gone_subscriptions: list[tuple[int, str]] = field(default_factory=list)
-    gone_messages: list[tuple[int]] = field(default_factory=list)
-    gone_deliveries: list[tuple[int]] = field(default_factory=list)
+    moved_deliveries: array[int] = field(default_factory=_numbers)
+    gone_messages: array[int] = field(default_factory=_numbers)
+    gone_deliveries: array[int] = field(default_factory=_numbers)
     gone_incoming: list[tuple[int, int]] = field(default_factory=list)
     gone_retained: list[tuple[str]] = field(default_factory=list)
     gone_wills: list[tuple[str]] = field(default_factory=list)

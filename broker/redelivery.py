@@ -107,7 +107,7 @@ def _take_inflight(
     inflight = holder.inflight
     taken = [d for d in inflight if d.qos == 1 and d.share in names][:n_messages]
     for delivery in taken:
-        inflight.finish(delivery.packet_id, 1)
+        inflight.take_back(delivery)
     return taken
 
 
@@ -164,7 +164,7 @@ def refused(session: Session, is_refused: Callable[[Delivery], bool], now: float
     inflight = session.inflight
     sent = [d for d in inflight if is_refused(d) and not inflight.is_released(d.packet_id)]
     for delivery in sent:
-        inflight.finish(delivery.packet_id, delivery.qos)
+        inflight.take_back(delivery)
     shares = session.core.tree.shares
     taken = [d for d in sent if d.qos == 1] + session.outbox.take_where(is_refused)
     moved = [d for d in taken if d.share in shares]

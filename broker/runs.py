@@ -74,15 +74,15 @@ def _take_publishes(
     if found is None:
         return 0
     sessions, segments, packet_ids, stop = found
+    core = connection.core
     run = MessageRun(
         data[position:stop],
         segments,
         qos=qos,
         version=connection.version,
         publisher=connection.session.client_id,
-        arrived_at=now,
+        arrived_at=core.arrived_at(now),
     )
-    core = connection.core
     core.counters.packets_received += run.n_messages
     core.counters.publish_received += run.n_messages
     deliver(core, sessions, run, now)

@@ -34,6 +34,8 @@ PAGE_BYTES: Final = 8192
 CHECKPOINT_PAGES: Final = 1000
 """8 MiB of write-ahead log: a checkpoint then holds up the commit behind it for some ten
 milliseconds, not hundreds."""
+CACHE_KIB: Final = 512
+"""Pages that SQLite keeps of its own; what it reads again, the system's cache has as well."""
 LOG_LIMIT_BYTES: Final = 64 * 1024 * 1024
 BUSY_SECONDS: Final = 5.0
 """How long a write waits for another program, such as one that makes a copy."""
@@ -88,16 +90,20 @@ _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
 }
 """Field of `Stored` to its table, the class of its rows and the table's columns."""
 
+_MOVED: Final = "UPDATE delivery SET session = ?, packet_id = ?, is_released = ? WHERE row = ?"
+
 _GONE: Final = (
     ("gone_sessions", "DELETE FROM session WHERE row = ?"),
     ("gone_sessions", "DELETE FROM subscription WHERE session = ?"),
     ("gone_sessions", "DELETE FROM incoming WHERE session = ?"),
     ("gone_subscriptions", "DELETE FROM subscription WHERE session = ? AND topic_filter = ?"),
     ("gone_incoming", "DELETE FROM incoming WHERE session = ? AND packet_id = ?"),
-    ("gone_deliveries", "DELETE FROM delivery WHERE row = ?"),
     ("gone_retained", "DELETE FROM retained WHERE topic = ?"),
-    ("gone_messages", "DELETE FROM message WHERE row = ?"),
     ("gone_wills", "DELETE FROM will WHERE client_id = ?"),
+)
+_GONE_ROWS: Final = (
+    ("gone_deliveries", "DELETE FROM delivery WHERE row = ?"),
+    ("gone_messages", "DELETE FROM message WHERE row = ?"),
 )
 
 
@@ -177,6 +183,7 @@ class SessionDatabase:
             )
         connection.execute(f"PRAGMA synchronous = {'FULL' if is_flushed else 'NORMAL'}")
         connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         connection.execute(f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES}")
         # Some builds overwrite what is deleted, which doubles the writes.
         connection.execute("PRAGMA secure_delete = OFF")
@@ -227,6 +234,10 @@ class SessionDatabase:
                             f" VALUES ({places})",
                             rows,
                         )
+                moved = iter(batch.moved_deliveries)
+                connection.executemany(_MOVED, zip(moved, moved, moved, moved, strict=True))
+                for name, statement in _GONE_ROWS:
+                    connection.executemany(statement, zip(getattr(batch, name)))
                 for name, statement in _GONE:
                     keys = getattr(batch, name)
                     if keys:

@@ -44,11 +44,17 @@ class DeliveryJournal:
         journal._note()
 
     def finished(self, delivery: Delivery) -> None:
-        """A delivery was acknowledged: one that is not stored yet never will be."""
+        """A delivery was acknowledged: one that is not stored yet never will be.
+
+        It is let go here, not with the next commit: readers of a backlog may be far ahead of the
+        disk.
+        """
         journal = self._journal
+        was_noted = journal._deliveries.pop(delivery, None) is not None
         if delivery.row_start:
-            self.changed(delivery)
-        elif journal._deliveries.pop(delivery, None) is not None and not journal.is_dirty:
+            journal._forget(delivery)
+            journal._note()
+        elif was_noted and not journal.is_dirty:
             journal._hurry()
 
     def place_of(self, delivery: Delivery) -> tuple[int, bool] | None:
@@ -68,7 +74,7 @@ class DeliveryJournal:
         for delivery in (*session.outbox.waiting(), *session.inflight):
             journal._deliveries.pop(delivery, None)
             if delivery.row_start:
-                journal._ended.append(delivery)
+                journal._forget(delivery)
         session.journal = session.outbox.journal = session.inflight.journal = None
 
 

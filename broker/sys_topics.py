@@ -16,6 +16,17 @@ from broker.message import Message
 ROOT = "$SYS/broker/"
 
 
+class _Figure(Message):
+    """One of the broker's figures.
+
+    Python keeps objects of one size together. The slot makes figures, which stay and are replaced
+    now and then, of another size than clients' messages: they do not hold the memory of a backlog
+    in which they came.
+    """
+
+    __slots__ = ("__weakref__",)
+
+
 class SysTopics:
     """Publishes a core's figures, those that have changed since the last time."""
 
@@ -43,7 +54,7 @@ class SysTopics:
         for name, value in self.figures(now):
             if self._published.get(name) != value:
                 self._published[name] = value
-                message = Message(ROOT + name, value.encode(), retain=True, arrived_at=now)
+                message = _Figure(ROOT + name, value.encode(), retain=True, arrived_at=now)
                 self._core.publish(message, now)
 
     def figures(self, now: float) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from array import array
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,8 @@ def test_what_goes_is_gone(tmp_path: Path) -> None:
     database.write(whole())
     gone = Batch(
         gone_sessions=[(1,)],
-        gone_messages=[(3,)],
-        gone_deliveries=[(5,)],
+        gone_messages=array("q", [3]),
+        gone_deliveries=array("q", [5]),
         gone_retained=[("t/1",)],
         gone_wills=[("c",)],
     )
@@ -102,6 +103,21 @@ def test_a_row_put_again_replaces(tmp_path: Path) -> None:
     database.write(Batch(sessions=[SESSION]))
     database.write(Batch(sessions=[SESSION._replace(lost_at=None)]))
     assert database.read().sessions == [SESSION._replace(lost_at=None)]
+    database.close()
+
+
+def test_a_delivery_that_moves_keeps_its_message_and_options(tmp_path: Path) -> None:
+    """From waiting to inflight, to its PUBREC, or to another session; twice is once."""
+    database = opened(tmp_path / "s.db")
+    database.write(whole())
+    batch = Batch(moved_deliveries=array("q", [1, 10, 1, 5, 2, 0, 0, 6]))
+    database.write(batch)
+    database.write(batch)
+    first, second = ROWS["deliveries"]
+    assert database.read().deliveries == [
+        first._replace(packet_id=10, is_released=True),
+        second._replace(session=2),
+    ]
     database.close()
 
 

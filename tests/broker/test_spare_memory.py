@@ -10,6 +10,7 @@ import pytest
 
 from broker.spare_memory import (
     LEAST_BLOCKS,
+    LOOKS_AFTERWARDS,
     MOST_TO_COLLECT,
     SpareMemory,
     find_malloc_trim,
@@ -105,3 +106,45 @@ def test_the_memory_of_a_large_message_serves_for_the_next() -> None:
     command = [sys.executable, "-c", LARGE_MESSAGES]
     told = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(told.stdout) < 100
+
+
+COUNTING = """
+import psutil
+from broker.message import Message
+from broker.spare_memory import SpareMemory
+
+rss = psutil.Process().memory_info
+spare = SpareMemory()
+topic, topic_bytes, now = "t", b"t", 0.0
+before = rss().rss
+backlog, counters = [], []
+for number in range(200_000):
+    backlog.append(Message(topic, b"", arrived_at=now, topic_bytes=topic_bytes))
+    if not number % 100:
+        counters.append(number * 1000)
+most = rss().rss
+spare.look()
+del backlog
+spare.look()
+spare.look()
+print((rss().rss - before) / (most - before))
+"""
+
+
+def test_numbers_that_stay_do_not_hold_the_memory_of_a_backlog() -> None:
+    """They have room of their own; a new process, as others have pages with room left."""
+    command = [sys.executable, "-c", COUNTING]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(shown.stdout) < 0.06
+
+
+def test_what_goes_a_little_after_a_backlog_is_given_back_as_well() -> None:
+    """The last commits of it are still on their way; then there is an end of it."""
+    trimmed = []
+    blocks = Blocks(300_000)
+    spare = SpareMemory(blocks.count)
+    spare._malloc_trim = lambda _: trimmed.append(spare.n_times)
+    for n_blocks in (900_000, 300_000, 300_000, *[300_000] * 20):
+        blocks.n_blocks = n_blocks
+        spare.look()
+    assert trimmed == [1] * (1 + LOOKS_AFTERWARDS)

@@ -42,6 +42,11 @@ class MemoryDisk:
         self.subscriptions |= {row[:2]: row for row in batch.subscriptions}
         self.messages |= {(row.row,): row for row in batch.messages}
         self.deliveries |= {(row.row,): row for row in batch.deliveries}
+        moved = iter(batch.moved_deliveries)
+        for session, packet_id, is_released, row in zip(moved, moved, moved, moved, strict=True):
+            self.deliveries[row,] = self.deliveries[row,]._replace(
+                session=session, packet_id=packet_id, is_released=bool(is_released)
+            )
         self.incoming |= {row[:]: row for row in batch.incoming}
         self.retained |= {(row.topic,): row for row in batch.retained}
         self.wills |= {(row.client_id,): row for row in batch.wills}
@@ -49,8 +54,8 @@ class MemoryDisk:
             (self.sessions, batch.gone_sessions),
             (self.subscriptions, batch.gone_subscriptions),
             (self.incoming, batch.gone_incoming),
-            (self.messages, batch.gone_messages),
-            (self.deliveries, batch.gone_deliveries),
+            (self.messages, [(row,) for row in batch.gone_messages]),
+            (self.deliveries, [(row,) for row in batch.gone_deliveries]),
             (self.retained, batch.gone_retained),
             (self.wills, batch.gone_wills),
         ]
