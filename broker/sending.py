@@ -24,7 +24,7 @@ from broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5, PacketType
 from broker.mqtt.packets import Packet, PubRel
 from broker.mqtt.writer import publish_header, write_packet
 from broker.outbox import NO_QUEUE, Delivery
-from broker.redelivery import take_over
+from broker.redelivery import may_take_over, take_over
 from broker.retained_delivery import send_due
 from broker.throttle import Throttle
 from broker.topic_aliases import OutgoingAliases
@@ -242,8 +242,13 @@ class Sender:
             if delivery.message.is_large:
                 self.wants_more = True
                 break
-        else:
-            self.wants_more = True
+        else:  # that it was all is not left to the next pump: what comes till then would wait too
+            self.wants_more = bool(
+                session.outbox.n_messages
+                or session.resend
+                or session.retained_due
+                or (session.shares and may_take_over(session))
+            )
         self._after_pump(session, now)
         if is_refilled:
             self.want_pump()  # for more of it, after others had their turn

@@ -27,7 +27,7 @@ from broker.mqtt.packets import (
 from broker.mqtt.writer import write_packet
 from broker.outbox import OpenGate
 from broker.payload import Payload
-from broker.sending import JOIN_BELOW_BYTES, PUMP_BYTES, WRITE_BYTES
+from broker.sending import JOIN_BELOW_BYTES, PUMP_BYTES, PUMP_MESSAGES, WRITE_BYTES
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 KEEP: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 600}}
@@ -445,3 +445,19 @@ def test_client_that_only_sends_is_not_read_from(
     broker.settle()
     assert client.is_reading
     assert len(client.inbox) == 1000 + n_packets
+
+
+def test_a_pump_that_took_all_that_waited_leaves_its_session_direct() -> None:
+    """As many messages as one pump takes do not make those behind them wait as well."""
+    broker = VirtualBroker()
+    subscriber = broker.connect("s")
+    subscriber.subscribe("t")
+    publisher = broker.connect("p")
+    subscriber.connection.pause_sending(broker.now)
+    for _ in range(PUMP_MESSAGES):
+        publisher.publish("t")
+    subscriber.connection.resume_sending(broker.now)
+    broker.core.take_touched()
+    subscriber.connection.pump(0, broker.now)
+    assert subscriber.session.is_direct
+    assert not subscriber.connection.wants_more
