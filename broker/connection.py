@@ -206,6 +206,11 @@ class Connection(Sender):
         self._detach(now)
 
     @property
+    def missing_bytes(self) -> int:
+        """Bytes that only complete the packet which has begun to come: most are just kept."""
+        return self._buffer.missing_bytes
+
+    @property
     def wants_reading(self) -> bool:
         """Whether the driver should read from the network."""
         return not self._backlog and self._may_receive()

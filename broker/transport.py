@@ -6,9 +6,10 @@ waits in their outboxes while the transport has room, and starts or stops readin
 
 Nobody may keep the loop for long. What one chunk or one wake-up can cause in a fraction of a
 millisecond is done at once, as most of what clients do. All beyond that waits in one line: the rest
-of a long chunk, handed to the core slice by slice; an outbox that has more to send; the
-subscribers behind the first ones that a message went to. Each round of the loop serves from the
-head of the line for `TURNS_SECONDS`, then looks at the network again.
+of a long chunk, handed to the core slice by slice, or packet by packet where these are larger; an
+outbox that has more to send; the subscribers behind the first ones that a message went to. Each
+round of the loop serves from the head of the line for `TURNS_SECONDS`, then looks at the network
+again.
 """
 
 from __future__ import annotations
@@ -361,7 +362,11 @@ class MqttProtocol(asyncio.Protocol):
             self._rest = self._rest[self._rest_at :] + data
             self._rest_at = 0
             self._line_up(connection)
-        elif len(data) > self._slice_bytes and not connection.is_closing:
+        elif (
+            len(data) > self._slice_bytes
+            and len(data) > connection.missing_bytes
+            and not connection.is_closing
+        ):
             self._rest = data
             self._is_reading = False
             self.transport.pause_reading()
@@ -398,7 +403,7 @@ class MqttProtocol(asyncio.Protocol):
 
     def _take_slice(self, connection: Connection, now: float) -> None:
         """Hand over a slice of the rest, and choose the size of the next one."""
-        n_bytes = self._slice_bytes
+        n_bytes = max(self._slice_bytes, connection.missing_bytes)
         stop = self._rest_at + n_bytes
         data = self._rest[self._rest_at : stop]
         self._rest_at = stop

@@ -45,6 +45,11 @@ class ReceiveBuffer:
         self.pending_bytes = 0
         self._needed_bytes = 0
 
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that the frame which is kept is known to need still; until then they are kept."""
+        return self._needed_bytes - self.pending_bytes if self._chunks else 0
+
     def receive_data(self, chunk: bytes) -> bytes:
         """Take a chunk and return what can be scanned now.
 

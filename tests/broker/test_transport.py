@@ -117,6 +117,34 @@ async def test_a_flood_is_read_on_after_the_others_had_their_turn() -> None:
         await client.take(PingResp)
 
 
+async def test_a_large_packet_is_collected_without_turns() -> None:
+    """A chunk that only completes a packet, or not even that, is taken at once."""
+    payload = bytes(range(256)) * 1024
+    async with serving() as server, await connected(port_of(server), "c") as client:
+        await client.send(Subscribe(1, (Subscription("t"),)))
+        await client.take(SubAck)
+        protocol = protocol_of(server, "c")
+        frame = write_packet(Publish("t", payload), 5)
+        for start, stop in ((0, 10), (10, 100_000), (100_000, len(frame))):
+            protocol.data_received(frame[start:stop])
+            assert protocol.transport.is_reading()
+        assert (await client.take(Publish)).payload == payload
+
+
+async def test_the_rest_of_a_chunk_is_put_off_up_to_the_end_of_a_large_packet() -> None:
+    """What follows the packet waits for a turn of its own."""
+    large, small = Publish("t", bytes(10 * LEAST_SLICE_BYTES)), Publish("t", b"small")
+    async with serving() as server, await connected(port_of(server), "c") as client:
+        await client.send(Subscribe(1, (Subscription("t"),)))
+        await client.take(SubAck)
+        protocol = protocol_of(server, "c")
+        protocol.data_received(b"".join(write_packet(packet, 5) for packet in (large, small)))
+        assert not protocol.transport.is_reading()
+        assert (await client.take(Publish)).payload == large.payload
+        assert (await client.take(Publish)).payload == small.payload
+        await until(protocol.transport.is_reading)
+
+
 async def test_a_client_that_is_not_to_be_read_from_stays_so_after_its_turn() -> None:
     """The rest after a chunk does not end a pause that has another reason."""
     gatekeeper = Gatekeeper()

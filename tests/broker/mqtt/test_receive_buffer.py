@@ -104,6 +104,16 @@ def test_large_frame_is_joined_once(size_bytes: int) -> None:
     assert buffer.receive_data(last + SMALL) == LARGE + SMALL
 
 
+def test_bytes_that_are_missing_are_known_with_the_length() -> None:
+    """None while there is nothing, one while the length is not complete, then all to the end."""
+    buffer = ReceiveBuffer(MAXIMUM)
+    missing = [buffer.missing_bytes]
+    for start, stop in ((0, 2), (2, 100), (100, len(LARGE) - 1), (len(LARGE) - 1, len(LARGE))):
+        read_all(buffer, LARGE[start:stop], 4)
+        missing.append(buffer.missing_bytes)
+    assert missing == [0, 1, len(LARGE) - 100, 1, 0]
+
+
 def test_trickle_of_a_large_frame_costs_its_bytes() -> None:
     """A peer that sends byte by byte makes no object for each byte."""
     buffer = ReceiveBuffer(MAXIMUM)
