@@ -9,17 +9,15 @@ a core for some milliseconds at any time.
 
 Five processes share two cores then, and a scheduler that lets each have its share makes who wakes
 up wait for milliseconds: of mosquitto, which handles a packet or two between two looks at the
-network, the ratio was 1.3 to 5 in one run. So the broker has a core of its own, alone and flooded,
-and on the others what floods stands back (SCHED_IDLE): it has all that the pair leaves.
+network, the ratio was 1.3 to 5 in one run. So what floods stands back (SCHED_IDLE): it has all that
+the broker and the pair leave.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import socket
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -180,28 +178,12 @@ def flooded_subscriber(peer: RunningPeer) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def core_of_its_own(peer: RunningPeer) -> Iterator[None]:
-    """Keep a broker on one core and all that loads it off that one, where there are two."""
-    cores = os.sched_getaffinity(0) if sys.platform == "linux" else set()
-    if len(cores) < 2:
-        yield
-        return
-    first = min(cores)
-    os.sched_setaffinity(peer.process.pid, {first})
-    os.sched_setaffinity(0, cores - {first})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
-
-
 def measure_fairness(peer: RunningPeer, scale: Scale, *, is_slow: bool) -> Measurement:
     """Return the p99 of a pair under another's flood, over that alone."""
     schedule = Schedule(1, PAIR_INTERVAL_SECONDS, scale.latency_seconds / (2 * FAIRNESS_ROUNDS))
     alone: list[Lateness] = []
     flooded: list[Lateness] = []
-    with core_of_its_own(peer), Pacing(peer.port, schedule) as pacing:
+    with Pacing(peer.port, schedule) as pacing:
         for _ in range(FAIRNESS_ROUNDS):
             alone.append(pacing.run())
             with flooded_subscriber(peer) if is_slow else flooding_publisher(peer):
