@@ -49,10 +49,12 @@ if TYPE_CHECKING:
     from broker.shared_subscriptions import SharedSubscription
 
 
-MOST_STEPS: Final = 32
+MOST_STEPS: Final = 64
 """Steps after which the rest of a chunk is put off until the others have had their turn. A packet
 that takes its own way is a step, and so is each delivery of a message that cannot just be copied:
-some 5 to 10 us, a quarter of a millisecond for all."""
+some 5 to 10 us, half a millisecond for all. With 32, a turn took fewer acknowledgements, where they
+come one by one, than messages of a window of 100: a subscriber of QoS 1 that once fell behind its
+Receive Maximum stayed there, at 97,000 messages a second instead of 380,000."""
 
 ARRIVAL_SECONDS: Final = 0.1
 """Messages that come in so short a time share one number for it: of a backlog of 100,000, whose
