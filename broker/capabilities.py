@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.errors import ProtocolError
-from broker.mqtt.enums import ProtocolVersion
+from broker.mqtt.enums import MQTT_3_1
 from broker.mqtt.packets import Connect, Subscribe
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.topics import SHARE_PREFIX
@@ -68,7 +68,7 @@ def check_connect(options: MqttOptions, packet: Connect) -> None:
         ProtocolError: unsupported protocol version; QoS not supported [MQTT-3.2.2-12], retain
             not supported [MQTT-3.2.2-13] or payload format invalid, of its Will.
     """
-    if packet.protocol_version == ProtocolVersion.MQTT_3_1 and not options.allow_mqtt31:
+    if packet.protocol_version == MQTT_3_1 and not options.allow_mqtt31:
         raise ProtocolError(
             "CONNECT: MQTT 3.1; allowed: MQTT 3.1.1 and 5.0",
             ReasonCode.UNSUPPORTED_PROTOCOL_VERSION,

@@ -63,7 +63,7 @@ class ClientLog:
 
     def _tell_drops(self, view: SessionView, when: str) -> None:
         """Log what was dropped since it was last told."""
-        dropped = cast(Session, view).settle_direct().dropped
+        dropped = cast(Session, view).ledger.dropped
         if not dropped:
             return
         told = self._told.get(view.client_id, {})

@@ -16,7 +16,7 @@ from broker.errors import ProtocolError
 from broker.events import ClientConnected
 from broker.extensions import Accepted, Admittance, ConnectAttempt
 from broker.fitting import fit_packet
-from broker.mqtt.enums import ProtocolVersion
+from broker.mqtt.enums import MQTT_3_1, MQTT_5
 from broker.mqtt.packets import ConnAck, Connect
 from broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
 from broker.succession import hand_over
@@ -80,9 +80,9 @@ def _check_client_id(packet: Connect) -> None:
     Raises:
         ProtocolError: client identifier not valid [MQTT-3.1.3-8] of MQTT 3.1.1.
     """
-    if packet.client_id or packet.protocol_version == ProtocolVersion.MQTT_5:
+    if packet.client_id or packet.protocol_version == MQTT_5:
         return
-    if packet.protocol_version == ProtocolVersion.MQTT_3_1 or not packet.clean_start:
+    if packet.protocol_version == MQTT_3_1 or not packet.clean_start:
         raise ProtocolError(
             "CONNECT: empty Client Identifier; allowed: none in MQTT 3.1, with Clean Session in "
             "MQTT 3.1.1",
@@ -176,7 +176,7 @@ async def let_in(
     )
     session.expiry_interval = expiry_interval
     _set_up(session, connection, packet, username)
-    connack = ConnAck(session_present, ReasonCode.SUCCESS, properties)
+    connack = ConnAck(session_present, properties=properties)
     if (
         journal is not None
         and not journal.is_failing
@@ -225,7 +225,7 @@ def refuse_connect(connection: Connection, reason_code: ReasonCode, **properties
         reason_code: of the CONNACK.
         properties: of the CONNACK; MQTT 5 clients get them.
     """
-    if connection.version == ProtocolVersion.MQTT_5 or reason_code in CONNACK_RETURN_CODES:
+    if connection.version == MQTT_5 or reason_code in CONNACK_RETURN_CODES:
         connection.send_packet(ConnAck(False, reason_code, properties))
 
 
@@ -248,7 +248,7 @@ def _set_up(
 
 def _expiry_interval(core: Core, packet: Connect) -> float | None:
     """Return how long the session of a CONNECT outlives its connection; None for ever."""
-    if packet.protocol_version == ProtocolVersion.MQTT_5:
+    if packet.protocol_version == MQTT_5:
         return expiry_seconds(core, packet.properties.get("session_expiry_interval", 0))
     return expiry_seconds(core, 0 if packet.clean_start else SESSION_NEVER_EXPIRES)
 
@@ -282,7 +282,7 @@ def _connack_properties(
     expiry_interval: float | None,
 ) -> dict[str, Any]:
     """Say what the broker allows and what it has changed (MQTT 5.0, 3.2.2.3)."""
-    if packet.protocol_version != ProtocolVersion.MQTT_5:
+    if packet.protocol_version != MQTT_5:
         return {}
     limits = core.limits
     properties: dict[str, Any] = {

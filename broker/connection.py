@@ -202,8 +202,8 @@ class Connection(Sender):
 
     def connection_lost(self, now: float) -> None:
         """The network connection has ended, from whichever side."""
-        self.is_closing = True
-        self._detach(now)
+        if not self.is_closing:
+            self._detach(now)
 
     @property
     def missing_bytes(self) -> int:
@@ -578,7 +578,6 @@ class Connection(Sender):
             self.close(ReasonCode.USE_ANOTHER_SERVER, now, server_reference=reference)
 
     def _end(self, now: float) -> None:
-        self.is_closing = True
         self.core.touch(self)
         self._detach(now)
 
@@ -588,6 +587,7 @@ class Connection(Sender):
 
     def _detach(self, now: float) -> None:
         """Leave the session, once."""
+        self.is_closing = True
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from broker.link import Link
@@ -189,8 +188,7 @@ SUBSCRIBE = Action("subscribe")
 RECEIVE = Action("receive")
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectAttempt:
+class ConnectAttempt(NamedTuple):
     """What an authenticator may know of a client that asks to connect.
 
     Attributes:

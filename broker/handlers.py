@@ -254,7 +254,7 @@ def handle_disconnect(connection: Connection, packet: Disconnect, now: float) ->
         if interval and session.expiry_interval == 0 and connection.core.session_expiry_limit != 0:
             raise ProtocolError("DISCONNECT: Session Expiry Interval; allowed: 0, as in CONNECT")
         session.expiry_interval = expiry_seconds(connection.core, interval)
-    if packet.reason_code == ReasonCode.SUCCESS:
+    if not packet.reason_code:  # a normal disconnection
         session.will = None
     connection.disconnected(now)
 

@@ -150,3 +150,11 @@ class Throttle:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def end(self) -> None:
+        """Leave, and let go of the connection: nothing is done for it any more.
+
+        The two refer to each other: apart they are freed at once, and not by the collector.
+        """
+        self.leave()
+        del self.connection

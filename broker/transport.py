@@ -49,8 +49,8 @@ MOST_TURNS: Final = 32
 """Connections that are served at a time: each may cost a system call that is made only later."""
 
 COLLECT_CONNECTIONS: Final = 5_000
-"""Connections that have ended before the memory of all is collected, as their objects refer to each
-other: 40 MB at most."""
+"""Connections that have ended before the memory of all is collected, as the objects of those
+that ended while their CONNECT was judged refer to each other: 40 MB at most."""
 
 _ROUNDING_SECONDS: Final = 0.0005
 """uvloop rounds a delay to milliseconds. A timer that came early would find nothing due, and would
@@ -473,9 +473,14 @@ class MqttProtocol(asyncio.Protocol):
         if self._close_timer is not None:
             self._close_timer.cancel()
         self.arrival.end()
-        if self.connection is not None:
-            self.connection.connection_lost(now)
+        connection = self.connection
+        if connection is not None:
+            connection.connection_lost(now)
         driver.settle(now)
+        if connection is not None and connection.suspended is None:
+            # No circle of references is left, so that the memory is free at once.
+            self.connection = self.arrival.connection = None
+            connection.throttle.end()
 
     def abort(self) -> None:
         """Drop the connection without sending what is left."""

@@ -46,6 +46,9 @@ MQTT_5: Final = int(ProtocolVersion.MQTT_5)
 """As a plain number, for what is done with each packet: to look a member up in its class and to
 compare with it takes 0.15 us, ten times as long."""
 
+MQTT_3_1: Final = int(ProtocolVersion.MQTT_3_1)
+"""The same of the version that CONNECT and CONNACK are different in."""
+
 PUBLISH: Final = int(PacketType.PUBLISH)
 """The same of what most packets are."""
 

@@ -7,8 +7,9 @@ SUBACK.
 
 A packet id of 0 stands for none [MQTT-2.2.1-2].
 
-PUBLISH and its answers are immutable by agreement and not frozen: there is one for each message,
-and a frozen one takes three times as long to build.
+PUBLISH and its answers, and what each connection begins and ends with, are immutable by agreement
+and not frozen: there is one for each message or client, and a frozen one takes three times as long
+to build.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Will:
     properties: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Connect:
     """A client asks for a connection (section 3.1).
 
@@ -68,7 +69,7 @@ class Connect:
     is_bridge: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ConnAck:
     """The server's answer to CONNECT (section 3.2).
 
@@ -235,7 +236,7 @@ class PingResp:
     packet_type: ClassVar = PacketType.PINGRESP
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Disconnect:
     """The last packet of a connection (section 3.14); in MQTT 3.1.1 without a reason."""
 

@@ -19,7 +19,7 @@ from broker.mqtt.data_types import (
     read_two_byte_integer,
     read_utf8_string,
 )
-from broker.mqtt.enums import BRIDGE_BIT, PacketType, ProtocolVersion
+from broker.mqtt.enums import BRIDGE_BIT, MQTT_3_1, MQTT_5, PacketType, ProtocolVersion
 from broker.mqtt.packets import (
     REASON_CODES,
     Auth,
@@ -48,8 +48,6 @@ from broker.mqtt.reason_codes import (
     describe_reason_code,
 )
 from broker.mqtt.topics import SHARE_PREFIX, validate_filter_read, validate_topic
-
-MQTT_5: Final = int(ProtocolVersion.MQTT_5)
 
 PacketReader: TypeAlias = Callable[[int, Buffer, int], Packet]
 
@@ -135,7 +133,7 @@ def read_connect(_first_byte: int, body: Buffer, _version: int) -> Connect:
     if flags & 0x04:
         will, position = _read_will(flags, body, position, level)
     # In MQTT 3.1 a name or password that its flag announces may be missing at the end.
-    may_be_missing = level == ProtocolVersion.MQTT_3_1
+    may_be_missing = level == MQTT_3_1
     if flags & 0x80 and not (may_be_missing and position == len(body)):
         username, position = read_utf8_string(body, position)
     if flags & 0x40 and not (may_be_missing and position == len(body)):
@@ -174,7 +172,7 @@ def read_connack(_first_byte: int, body: Buffer, version: int) -> ConnAck:
     if code and flags:
         raise ProtocolError("CONNACK refuses and has Session Present [MQTT-3.2.2-6]")
     # In MQTT 3.1 the byte of Session Present is reserved.
-    session_present = bool(flags) and version != ProtocolVersion.MQTT_3_1
+    session_present = bool(flags) and version != MQTT_3_1
     return ConnAck(session_present, code, properties)
 
 
@@ -343,7 +341,7 @@ def _read_unlisted(first_byte: int, body: Buffer, version: int) -> Packet:
     Raises:
         MalformedPacketError: the packet type or its flags do not exist [MQTT-2.1.3-1].
     """
-    if version == ProtocolVersion.MQTT_3_1 and first_byte in _REPEATED_3_1:
+    if version == MQTT_3_1 and first_byte in _REPEATED_3_1:
         return _READERS[first_byte & ~_DUP](first_byte & ~_DUP, body, version)
     raise _unknown_first_byte(first_byte)
 

@@ -22,10 +22,10 @@ from broker.mqtt.data_types import (
 from broker.mqtt.enums import (
     BRIDGE_BIT,
     MAX_PACKET_ID,
+    MQTT_3_1,
     MQTT_5,
     PUBLISH,
     PacketType,
-    ProtocolVersion,
 )
 from broker.mqtt.packets import (
     Auth,
@@ -142,7 +142,7 @@ def write_connect(packet: Connect, _version: int) -> bytes:
         flags |= 0x40
         payload += write_binary_data(packet.password)
     level = packet.protocol_version | (BRIDGE_BIT if packet.is_bridge else 0)
-    name = "MQIsdp" if packet.protocol_version == ProtocolVersion.MQTT_3_1 else "MQTT"
+    name = "MQIsdp" if packet.protocol_version == MQTT_3_1 else "MQTT"
     header = write_utf8_string(name) + bytes((level, flags))
     header += write_two_byte_integer(packet.keep_alive)
     if is_mqtt_5:
@@ -157,7 +157,7 @@ def write_connack(packet: ConnAck, version: int) -> bytes:
         if code not in CONNACK_RETURN_CODES:
             raise _unspeakable("CONNACK", code)
         # In MQTT 3.1 the byte of Session Present is reserved.
-        session_present = packet.session_present and version != ProtocolVersion.MQTT_3_1
+        session_present = packet.session_present and version != MQTT_3_1
         return bytes((0x20, 2, session_present, CONNACK_RETURN_CODES[code]))
     return _frame(
         0x20,
