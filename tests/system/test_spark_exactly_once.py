@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -53,7 +54,8 @@ def kill_at(proxy: StallingProxy, folder: Path, path_part: str, nth: int) -> Non
         processes = [psutil.Process(program.pid)]
         processes += processes[0].children(recursive=True)
         for process in processes:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # a worker ends as its parent is gone
+                process.kill()
         psutil.wait_procs(processes, START_SECONDS)
         assert reached, program.communicate()[0]
     proxy.go_on()
