@@ -17,9 +17,10 @@ from broker.errors import PenstockError
 from broker.listener_config import Listener, Tls
 from broker.proxy_header import ProxyHeaderError, read_proxy_header
 from broker.tls import TlsFilesError, TlsLayer, make_context, problem_of_certificate
-from broker.transport import Driver, MqttProtocol
+from broker.transport import MqttProtocol
 
 if TYPE_CHECKING:
+    from broker.driver import Driver
     from broker.websocket import WebSocketLayer
 
 BACKLOG: Final = 1024

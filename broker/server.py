@@ -15,6 +15,7 @@ from broker.arrival import Reception
 from broker.client_log import ClientLog
 from broker.config import Policy
 from broker.core import Core
+from broker.driver import Driver
 from broker.errors import PenstockError
 from broker.events import Listeners
 from broker.listeners import Listening
@@ -22,7 +23,6 @@ from broker.open_files import most_connections
 from broker.plugin_loader import LoadedPlugins, load_plugins
 from broker.sampling import Sampling
 from broker.sys_topics import SysTopics
-from broker.transport import Driver
 
 if TYPE_CHECKING:
     from broker.amqtt_host.host import AmqttHost

@@ -81,6 +81,7 @@ LAYERS: Final = (
             "amqtt_host",
             "arrival",
             "client_log",
+            "driver",
             "import_mosquitto",
             "listeners",
             "open_files",

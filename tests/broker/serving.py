@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from broker.config import parse_policy
+from broker.driver import Driver
 from broker.server import Server
-from broker.transport import Driver, MqttProtocol
+from broker.transport import MqttProtocol
 from tests.helpers.process import SECONDS, anonymous_policy
 
 

@@ -410,7 +410,7 @@ async def test_broken_connection_leaves_nothing_behind() -> None:
         assert server.core.counters.clients_connected == 0
 
 
-# -- deadlines and tasks ----------------------------------------------------------------------
+# -- deadlines --------------------------------------------------------------------------------
 
 
 async def test_connection_without_connect_ends(caplog: pytest.LogCaptureFixture) -> None:
@@ -422,36 +422,6 @@ async def test_connection_without_connect_ends(caplog: pytest.LogCaptureFixture)
         assert await client.rest() == []
         assert server.core.counters.connections_refused == {"timeout": 1}
     assert "no CONNECT in time" in caplog.text
-
-
-async def test_deadline_that_is_due_before_the_next_one_is_kept() -> None:
-    """The driver sleeps until the earliest deadline, also where that was set last."""
-    ran: list[str] = []
-    async with serving(sys_interval=0) as server:
-        driver = driver_of(server)
-        timers = server.core.timers
-        now = driver.clock()
-        timers.at(now + 3600.0, lambda _now: ran.append("late"))
-        driver.settle(now)
-        timers.at(now + 0.02, lambda _now: ran.append("early"))
-        driver.settle(now)
-        await until(lambda: ran)
-    assert ran == ["early"]
-
-
-async def test_task_of_the_core_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """A plugin's fault in the background is not lost and stops nothing."""
-
-    async def fail() -> None:
-        await asyncio.sleep(0)
-        raise RuntimeError("a fault")
-
-    async with serving() as server:
-        server.core.spawn(fail())
-        await until(lambda: "a task of the core failed" in caplog.text)
-        async with await connected(port_of(server)):
-            pass
-    assert "RuntimeError: a fault" in caplog.text
 
 
 # -- places of a listener ---------------------------------------------------------------------
