@@ -2,17 +2,14 @@
 
 Theory of operation. The driver hands over each chunk of received bytes with the time. Every
 whole packet in it is handled before anything is written; what is to be sent collects in
-`out`, which the driver writes once. Most of what a busy broker receives are QoS 0 PUBLISH
-packets for subscribers that need no more than a copy of the very bytes: `_scan` passes a run of
-such packets, as long as they go to the same subscribers, on as one slice, and recognises those
-of one topic and size by their equal beginnings. Runs of QoS 1 and 2 are for `broker.runs`, a chunk
-that is one small packet for `broker.lone_packets`. Everything else goes packet by packet.
+`out`, which the driver writes once. A chunk that is one small packet goes to `broker.lone_packets`,
+any other to `broker.scanning`; what is left of it is kept here.
 
 A connection is *suspended* while access control takes its time, and then handles nothing
 more; `wants_reading` then tells the driver to stop reading, as it does while `broker.throttle`
-or `broker.rate_limit` slows this publisher down. What takes many steps is not done all at once
-either: after `Core.most_steps` the rest of a chunk waits until the others have had their turn, and
-the driver calls `go_on`. How packets leave is the other half, `broker.sending`.
+or `broker.rate_limit` slows this publisher down, or the journal, as the disk is behind. What takes
+many steps is not done all at once either: the rest of a chunk waits until the others have had their
+turn, and the driver calls `go_on`. How packets leave is the other half, `broker.sending`.
 """
 
 from __future__ import annotations
@@ -21,25 +18,21 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-from broker import eager, handlers, redelivery
-from broker.acknowledging import SHORT
-from broker.authenticating import Authentication, check_packet_type
+from broker import eager, redelivery
+from broker.authenticating import Authentication
 from broker.connecting import refuse_connect
 from broker.counters import count
 from broker.errors import PeerError, ProtocolError
-from broker.events import PacketReceived
 from broker.fitting import explained
 from broker.lone_packets import LEAST_BYTES, take_lone
-from broker.mqtt.enums import MQTT_5, PUBLISH, PacketType, ProtocolVersion
+from broker.mqtt.enums import MQTT_5, PacketType, ProtocolVersion
 from broker.mqtt.packets import Disconnect
-from broker.mqtt.reader import answer_version
 from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
-from broker.mqtt.receive_buffer import ReceiveBuffer, packet_too_large, read_remaining_length
+from broker.mqtt.receive_buffer import ReceiveBuffer
 from broker.outbox import NO_QUEUE
-from broker.publishing import are_direct, pass_on, receive_publish
 from broker.rate_limit import RateLimit
 from broker.receipts import PublishReceipt
-from broker.runs import TAKE_RUN
+from broker.scanning import scan
 from broker.sending import JOIN_BELOW_BYTES, UNREAD_BYTES, Sender
 from broker.timers import Timer
 from broker.topic_aliases import IncomingAliases, OutgoingAliases
@@ -66,8 +59,10 @@ class Connection(Sender):
         inherited: packet identifiers of QoS 2 messages that earlier connections left unreleased.
         receive_maximum: QoS 1 and 2 messages the client may have unacknowledged.
         receipts: QoS 1 and 2 messages that are owed an acknowledgement, oldest first.
+        is_answered: what it sent first is a CONNECT, in a version in which a mistake can be told.
         is_bridge: the client has said that it is another broker's bridge.
         known_properties: of a PUBLISH that came in a run, found good; see `broker.runs`.
+        maximum_packet_size: bytes of the largest packet that is taken from an accepted client.
         is_closing: to be closed once `out` is written; nothing more is received.
         suspended: what the driver must run before more is received, or None.
         timer: of the CONNECT timeout, then of the keep-alive.
@@ -76,10 +71,8 @@ class Connection(Sender):
     __slots__ = (
         "_backlog",
         "_buffer",
-        "_is_answered",
         "_keep_alive",
         "_last_received",
-        "_maximum_packet_size",
         "_most_lone_bytes",
         "_rate",
         "_rate_timer",
@@ -88,10 +81,12 @@ class Connection(Sender):
         "certificate_name",
         "incoming_aliases",
         "inherited",
+        "is_answered",
         "is_bridge",
         "is_closing",
         "known_properties",
         "listener",
+        "maximum_packet_size",
         "receipts",
         "receive_maximum",
         "refusal",
@@ -142,7 +137,7 @@ class Connection(Sender):
         self.suspended: Coroutine[Any, Any, None] | None = None
         self._backlog: list[bytes] = []
         self._buffer = ReceiveBuffer(core.limits.maximum_packet_size)
-        self._maximum_packet_size = core.limits.maximum_packet_size
+        self.maximum_packet_size = core.limits.maximum_packet_size
         self._most_lone_bytes = 0
         self.receive_maximum = core.limits.receive_maximum
         self._rate = RateLimit(core.limits, now) if core.limits.has_publish_rate else None
@@ -151,7 +146,7 @@ class Connection(Sender):
         self.incoming_aliases = IncomingAliases(core.options.topic_alias_maximum)
         self.inherited = _NONE_INHERITED
         self.known_properties = b""
-        self._is_answered = False
+        self.is_answered = False
         self._keep_alive = 0.0
         self._last_received = now
         core.counters.connections_total += 1
@@ -182,9 +177,9 @@ class Connection(Sender):
             data = self._buffer.receive_data(chunk)
             if data:
                 if self._rate is None:
-                    self._scan(data, now)
+                    self._receive(data, now)
                 else:
-                    self._scan_at_rate(self._rate, data, now)
+                    self._receive_at_rate(self._rate, data, now)
         except PeerError as error:
             self.peer_failed(error, now)
 
@@ -236,15 +231,15 @@ class Connection(Sender):
 
     # -- receiving ------------------------------------------------------------------------
 
-    def _scan_at_rate(self, rate: RateLimit, data: bytes, now: float) -> None:
+    def _receive_at_rate(self, rate: RateLimit, data: bytes, now: float) -> None:
         """Handle what the client's publish rate allows now, and the rest when it does.
 
         Raises:
-            PeerError: as `_scan`; message rate too high, where that is not waited for.
+            PeerError: as `_receive`; message rate too high, where that is not waited for.
         """
         stop = rate.take(data, now)
         if stop:
-            self._scan(data[:stop], now)
+            self._receive(data[:stop], now)
         if self.is_closing:
             return
         if self._backlog:
@@ -271,188 +266,22 @@ class Connection(Sender):
             self._backlog.append(data)
             self.core.touch(self)
 
-    def _scan(self, data: bytes, now: float) -> None:  # noqa: PLR0915 (hot: one loop, few calls)
-        """Handle each whole packet in `data`, as far as its steps go; keep the rest.
+    def _receive(self, data: bytes, now: float) -> None:
+        """Handle each whole packet in `data`, as far as the steps go; keep the rest.
 
         Raises:
             PeerError: for a packet that is malformed or not allowed.
         """
         core = self.core
-        counters = core.counters
-        fast_plans = core.fast_plans[self.version] if self.is_open else {}
-        take_run = TAKE_RUN if self.is_open and core.takes_runs and core.catch_up is None else {}
-        offset = 1 if self.version == MQTT_5 else 0
-        maximum = self._maximum_packet_size
-        if not self.is_open:
-            if data[0] != _CONNECT_BYTE and self.authentication is None:  # [MQTT-3.1.0-1]
-                # Said at the first byte: who speaks another protocol is not waited for.
-                raise ProtocolError("the first packet is not CONNECT")
-            maximum = min(maximum, core.limits.control_bytes)
-        end = len(data)
-        position = 0
-        n_packets = 0
-        run_sessions: tuple[Session, ...] = ()
-        run_start = run_end = run_messages = run_largest = 0
-        problem: PeerError | None = None
-        most_steps = core.most_steps
-        core.steps = 0
-        try:
-            while end - position >= 2:
-                first_byte = data[position]
-                length = data[position + 1]
-                start = position + 2
-                if length > 0x7F:
-                    start, length = read_remaining_length(data, position)
-                    if not start:
-                        break
-                stop = start + length
-                if stop - position > maximum:
-                    raise self._too_large(data[start : start + 7], stop - position, maximum)
-                if stop > end:
-                    if first_byte >> 4 != PUBLISH:
-                        core.limits.check_control_bytes("packet", stop - position)
-                    break
-                if first_byte == 0x30 and length > 2:
-                    topic_end = start + 2 + ((data[start] << 8) | data[start + 1])
-                    plan = fast_plans.get(data[start + 2 : topic_end])
-                    n_bytes = stop - topic_end - offset
-                    if (
-                        plan is not None
-                        and 0 <= n_bytes <= plan.threshold_s
-                        and not (offset and data[topic_end])
-                    ):
-                        if (
-                            not run_messages
-                            or plan.sessions is not run_sessions
-                            or position >= run_end
-                        ):
-                            if run_messages:
-                                run = data[run_start:position]
-                                taken = pass_on(
-                                    self, run_sessions, run, run_messages, run_largest, now
-                                )
-                                if core.steps >= most_steps:
-                                    position = run_start + taken
-                                    run_messages = 0
-                                    break
-                            run_sessions = plan.sessions
-                            run_start = position
-                            run_messages = run_largest = 0
-                            run_end = end
-                            if not are_direct(run_sessions):
-                                run_end = min(end, position + most_steps * (stop - position))
-                        size = stop - position
-                        begin = data[position : topic_end + offset]
-                        while stop + size <= run_end and data.startswith(begin, stop):
-                            stop += size
-                        run_messages += (stop - position) // size
-                        run_largest = max(run_largest, size)
-                        position = stop
-                        continue
-                if run_messages:
-                    run = data[run_start:position]
-                    taken = pass_on(self, run_sessions, run, run_messages, run_largest, now)
-                    run_messages = 0
-                    if core.steps >= most_steps:
-                        position = run_start + taken
-                        break
-                if first_byte in take_run:
-                    stop_of_run = take_run[first_byte](self, data, position, start, stop, now)
-                    if stop_of_run:
-                        position = stop_of_run
-                        if core.steps + n_packets >= most_steps:
-                            break
-                        continue
-                n_packets += 1
-                self._handle(first_byte, data, position, start, stop, now)
-                position = stop
-                if (
-                    core.steps + n_packets >= most_steps
-                    or self.is_closing
-                    or self.suspended is not None
-                ):
-                    break
-                if not fast_plans and self.is_open:
-                    fast_plans = core.fast_plans[self.version]
-                    offset = 1 if self.version == MQTT_5 else 0
-                    maximum = self._maximum_packet_size
-        except PeerError as error:
-            problem = error
-        if run_messages:  # what came before a bad packet counts
-            run = data[run_start:position]
-            taken = pass_on(self, run_sessions, run, run_messages, run_largest, now)
-            if taken < len(run):
-                position = run_start + taken
-                problem = None  # it is found again, behind the rest
-        counters.packets_received += n_packets
-        counters.bytes_received += position
-        if problem is not None:
-            raise problem
+        position = scan(self, data, now)
         if self.suspended is not None:
             self._backlog.append(data[position:])
         elif self.is_closing:
             pass
-        elif core.steps + n_packets >= most_steps:
+        elif core.steps >= core.most_steps:
             self._put_off(data[position:])
         else:
             self._buffer.unread(data, position)
-
-    def _too_large(self, body: bytes, n_bytes: int, maximum: int) -> ProtocolError:
-        """Return the error for a packet that is too large; a CONNECT is answered where it can be.
-
-        Args:
-            body: its first bytes, in which a CONNECT names its version.
-            n_bytes: of the whole packet.
-            maximum: what is allowed.
-        """
-        if not self.is_open and len(body) == 7:
-            self.version = answer_version(body)
-            self._is_answered = True
-        return packet_too_large(n_bytes, maximum)
-
-    def _handle(
-        self, first_byte: int, data: bytes, position: int, start: int, stop: int, now: float
-    ) -> None:
-        """Handle one whole packet.
-
-        Raises:
-            PeerError: it is malformed or not allowed.
-        """
-        core = self.core
-        packet_type = first_byte >> 4
-        if not self.is_open:
-            if self.authentication is None:
-                self.version = answer_version(data[start:stop])
-                self._is_answered = True
-            else:
-                check_packet_type(packet_type)
-        if core.listeners.packet_received:
-            session = self.session if self.is_open else None
-            chunk = memoryview(data)[position:stop]
-            event = PacketReceived(session, first_byte, stop - position, (chunk,))
-            core.tell(core.listeners.packet_received, event)
-        if packet_type == PUBLISH:
-            core.counters.publish_received += 1
-            receive_publish(self, data, first_byte, start, stop, now)
-            if core.catch_up is not None:
-                self._let_catch_up(core.catch_up())
-        elif stop - start == 2 and (take_short := SHORT.get(first_byte)) is not None:
-            take_short(self, (data[start] << 8) | data[start + 1], now)
-        else:
-            core.limits.check_control_bytes("packet", stop - position)
-            handlers.receive(self, first_byte, data[start:stop], now)
-            if core.catch_up is not None:
-                self._let_catch_up(core.catch_up())
-
-    def _let_catch_up(self, wait: Coroutine[Any, Any, None] | None) -> None:
-        """Receive nothing more until the listeners have caught up with this client's events."""
-        if wait is None:
-            return
-        if self.suspended is not None or self.is_closing:
-            wait.close()
-            return
-        self.suspended = wait
-        self.core.touch(self)
 
     def owe(self, receipt: PublishReceipt) -> None:
         """Note that a message is owed an acknowledgement, behind those that came before it."""
@@ -488,7 +317,7 @@ class Connection(Sender):
         self.session = session
         self.is_open = True
         if self._rate is None and self.core.takes_runs and self.core.catch_up is None:
-            self._most_lone_bytes = min(JOIN_BELOW_BYTES, self._maximum_packet_size)
+            self._most_lone_bytes = min(JOIN_BELOW_BYTES, self.maximum_packet_size)
         self.send_quota = min(receive_maximum, self.core.limits.inflight_messages)
         self.copy_maximum = self.send_maximum
         topic_alias_maximum = min(topic_alias_maximum, self.core.options.outgoing_topic_aliases)
@@ -545,11 +374,11 @@ class Connection(Sender):
         peer_errors = self.core.counters.peer_errors
         peer_errors[error.reason_code] = peer_errors.get(error.reason_code, 0) + 1
         is_5 = self.version == ProtocolVersion.MQTT_5
-        self.is_heard_out = is_5 if self.is_open else self._is_answered
+        self.is_heard_out = is_5 if self.is_open else self.is_answered
         if self.is_open:
             self.close(error.reason_code, now, **explained(error.detail))
         else:
-            if self._is_answered:
+            if self.is_answered:
                 refuse_connect(self, error.reason_code, **explained(error.detail))
             self._end(now)
 

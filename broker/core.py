@@ -103,8 +103,9 @@ class Core:
         catch_up: returns what a client that causes events is to wait for, or None where the
             listeners keep up; None where no listener falls behind.
         is_restricted: each PUBLISH is checked for what the broker does not offer.
-        steps: deliveries made one by one for the chunk that is handled now.
-        most_steps: of them, from which on the rest of a chunk is put off.
+        steps: of the chunk that is handled now: packets that went their own way, and deliveries
+            that were no mere copies.
+        most_steps: from so many on the rest of a chunk is put off.
         takes_runs: QoS 1 and 2 packets may be handled in runs (`broker.runs`).
         is_plain: no listener and no access control looks at single messages or packets.
     """

@@ -61,6 +61,7 @@ LAYERS: Final = (
             "retained_delivery",
             "router",
             "runs",
+            "scanning",
             "sending",
             "session",
             "session_journal",

@@ -45,25 +45,6 @@ def test_a_first_packet_that_is_no_connect_is_not_waited_for(first: bytes) -> No
     assert broker.core.counters.peer_errors == {ReasonCode.PROTOCOL_ERROR: 1}
 
 
-def test_a_connect_is_bounded_however_large_other_packets_may_be() -> None:
-    """A client that nobody knows is closed when it announces more than Limits().control_bytes."""
-    broker = VirtualBroker()
-    client = VirtualClient(broker)
-    client.send_bytes(b"\x10\x80\x80\x40")  # a Remaining Length of 1 MiB
-    assert client.is_lost
-    assert broker.core.counters.peer_errors == {ReasonCode.PACKET_TOO_LARGE: 1}
-
-
-def test_a_large_packet_may_follow_connect_in_one_chunk() -> None:
-    """Once the client is accepted, `maximum_packet_size` holds."""
-    broker = VirtualBroker()
-    watcher = broker.connect("w")
-    watcher.subscribe("t")
-    payload = bytes(Limits().control_bytes + 1)
-    VirtualClient(broker).send(Connect(client_id="c"), Publish("t", payload))
-    assert watcher.payloads() == [payload]
-
-
 @pytest.mark.mqtt5("3.1.2-22")
 @pytest.mark.mqtt311("3.1.2-24")
 @pytest.mark.parametrize("version", [4, 5])
@@ -115,13 +96,6 @@ def test_a_packet_larger_than_allowed_is_refused_at_its_announcement() -> None:
     assert whole.take(Disconnect).reason_code == ReasonCode.PACKET_TOO_LARGE
 
 
-def test_a_length_of_more_than_four_bytes_is_malformed() -> None:
-    """[MQTT-1.5.5-1]."""
-    client = VirtualBroker().connect("c")
-    client.send_bytes(b"\x30\xff\xff\xff\xff\x01")
-    assert client.take(Disconnect).reason_code == ReasonCode.MALFORMED_PACKET
-
-
 @pytest.mark.mqtt5("3.1.2-24", "3.1.2-25")
 def test_a_client_gets_no_packet_larger_than_it_takes() -> None:
     """[MQTT-3.1.2-24], [MQTT-3.1.2-25]: such a message is dropped for it, as if delivered."""
@@ -139,20 +113,6 @@ def test_a_client_gets_no_packet_larger_than_it_takes() -> None:
     assert len(large.payloads()) == 8
     assert small.session.ledger.dropped == {"packet_too_large": 6}
     small.session.check_invariants()
-
-
-def test_counters_count_whole_packets_once() -> None:
-    """Bytes and packets, in and out, whatever the chunks."""
-    broker = VirtualBroker()
-    connect = write_packet(Connect(client_id="c", protocol_version=4), 4)
-    ping = write_packet(PingReq(), 4)
-    client = VirtualClient(broker, 4)
-    for byte in connect + ping:
-        client.send_bytes(bytes([byte]))
-    counters = broker.core.counters
-    assert counters.packets_received == 2
-    assert counters.bytes_received == len(connect + ping)
-    assert (counters.packets_sent, counters.bytes_sent) == (2, 4 + 2)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
