@@ -6,7 +6,8 @@ and deliveries; `RetainedMessages`; wills), and the journal notes *what* is chan
 `seal` then looks at what each of it is now and makes the rows of one commit. A message that
 came, was delivered and acknowledged meanwhile is therefore never written, and a path that moves
 deliveries about needs no word of its own here: a delivery is stored exactly while its outbox or
-its inflight window holds it.
+its inflight window holds it. Of what is stored and goes for good, only the numbers of its rows wait
+for the next commit: the journal holds on to no message that its clients have had.
 
 What a client may learn only once it is safe waits here: receipts of publishers
 (`settle_after`), and packets that connections hold back (`Sender.hold`). The driver seals a
@@ -365,10 +366,10 @@ class Journal:
         return row
 
     def _store_at(self, storable: Storable, row: int) -> None:
-        """Note the row of a message or a delivery."""
+        """Note the row of a message or a delivery, for most the next one there is."""
         self._next_row = max(self._next_row, row + 1)
         index = (row - 1) % ROWS_OF_A_BLOCK
-        if row - index != self._block_start:
+        if row - index != self._block_start:  # else the same object serves, not only its value
             self._block_start = row - index
         storable.row_start = self._block_start
         storable.row_index = index

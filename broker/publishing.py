@@ -35,10 +35,8 @@ MEMORY_PER_PROPERTY_BYTE: Final = 16
 MAX_LOGGED_TOPIC: Final = 80
 """Characters of a topic that is refused for its length, in the log."""
 
-
 _TOPIC_ALIAS_ALONE: Final = b"\x03\x23"
 """Properties that are a Topic Alias and nothing else begin so."""
-
 
 _NOT_AUTHORIZED: Final = "not authorized to publish to this topic"
 _NO_ROOM_TO_RETAIN: Final = "no room for one more retained message"

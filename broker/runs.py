@@ -280,7 +280,14 @@ def has_durable(sessions: tuple[Session, ...]) -> bool:
 
 
 def deliver(core: Core, sessions: tuple[Session, ...], run: MessageRun, now: float) -> None:
-    """Send a run to each of its subscribers at once, or let its messages wait for them."""
+    """Send a run to each of its subscribers at once, or let its messages wait for them.
+
+    Args:
+        core: the broker.
+        sessions: who gets every message of the run.
+        run: at a QoS that all of them were granted, in their protocol version.
+        now: monotonic seconds.
+    """
     n_messages = run.n_messages
     n_bytes = len(run.data)
     n_sent = 0
@@ -316,7 +323,13 @@ def deliver(core: Core, sessions: tuple[Session, ...], run: MessageRun, now: flo
 
 
 def answer(connection: Connection, packets: bytes | bytearray, n_packets: int) -> None:
-    """Put acknowledgements of success into `out`."""
+    """Put acknowledgements of success into `out`.
+
+    Args:
+        connection: whose packets they answer.
+        packets: whole ones, without a reason code.
+        n_packets: how many.
+    """
     connection.out.append(packets)
     connection.out_bytes += len(packets)
     core = connection.core

@@ -242,7 +242,7 @@ class Sender:
             if delivery.message.is_large:
                 self.wants_more = True
                 break
-        else:  # that it was all is not left to the next pump: what comes till then would wait too
+        else:  # it may have been all: found in the next pump only, what comes till then would wait
             self.wants_more = bool(
                 session.outbox.n_messages
                 or session.resend

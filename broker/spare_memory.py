@@ -1,4 +1,4 @@
-"""When free memory goes back to the system: what a message takes not at all, a backlog's soon.
+"""When free memory goes back to the system: a backlog's soon, one large message's not at all.
 
 Theory of operation. What Python frees goes back to its own allocator or to the C library's, and
 both keep it: a broker that had 200 MB of messages waiting once would take 350 MB for ever. The C
@@ -9,7 +9,8 @@ size holds an arena as well as a live one, and only a full collection lets these
 
 Neither is worth while again and again, nor while a backlog is still going. The number of small
 blocks in use says when a good part of what was there is gone and no more of it goes; counting them
-costs a look at each pool of them, some 10 ns.
+costs a look at each pool of them, some 10 ns. A number that stays, and was made amid a backlog,
+would hold the memory around it: `reserve_numbers` makes room for such apart.
 
 A little is kept all the same. The C library would give back the end of its heap as each large
 message has left, and have the system make the pages anew for the next, at three times what the
