@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 
 import pytest
 
 from broker.driver import MOST_TURNS
 from broker.mqtt.packets import Publish
-from tests.broker.serving import driver_of, port_of, serving, until
+from broker.mqtt.writer import write_packet
+from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
 from tests.helpers.wire import connected
 
 
@@ -24,6 +26,31 @@ async def test_subscribers_who_must_wait_for_a_turn_get_their_message() -> None:
         await subscribers[-1].send(Publish("t", b"data"))
         for subscriber in subscribers:
             assert (await subscriber.take(Publish)).payload == b"data"
+
+
+async def test_the_line_gets_as_long_as_what_came_meanwhile_took() -> None:
+    """Subscribers to very many publishers do not starve behind the first of them."""
+    n_subscribers, n_chunks = 2 * MOST_TURNS, 40
+    async with serving() as server, contextlib.AsyncExitStack() as stack:
+        for number in range(n_subscribers):
+            client = await connected(port_of(server), f"c{number}")
+            await (await stack.enter_async_context(client)).subscribe("t")
+        driver = driver_of(server)
+
+        def n_in_line() -> int:
+            return sum(protocol.is_in_line for protocol in driver.protocols)
+
+        await until(lambda: not n_in_line())
+        clock = driver.clock
+        looks = itertools.count()
+        driver.clock = lambda: clock() + 0.001 * next(looks)  # each look takes a millisecond
+        publisher = protocol_of(server, "c0")
+        for _ in range(n_chunks):
+            publisher.data_received(write_packet(Publish("t", b"data"), 5))
+        n_waiting = n_in_line()
+        assert n_waiting >= n_subscribers - MOST_TURNS
+        await asyncio.sleep(0)
+        assert n_in_line() <= n_waiting - n_chunks // 5
 
 
 async def test_deadline_that_is_due_before_the_next_one_is_kept() -> None:
