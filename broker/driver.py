@@ -43,8 +43,8 @@ again: forty times what that look costs. With it, half of the messages of a pair
 0.4 ms while another subscriber is flooded; alone, 0.15 ms."""
 
 MOST_TURNS: Final = 32
-"""Connections that are served in that time. uvloop puts what each is written together and makes the
-system calls afterwards, at 5 to 10 us each: again some 0.2 ms, which no clock has seen coming."""
+"""Connections that are served in that time. What is little uvloop writes only afterwards, by a
+system call of 5 to 10 us for each: again some 0.2 ms, which no clock has seen coming."""
 
 COLLECT_CONNECTIONS: Final = 5_000
 """Connections that have ended before the memory of all is collected, as the objects of those
