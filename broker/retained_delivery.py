@@ -40,7 +40,7 @@ SLICE_LEVELS: Final = 128
 Granted: TypeAlias = "tuple[Subscription, int, bool]"
 """(subscription, Retain Handling asked for, whether the session had none to this filter)."""
 
-WRITE_BYTES: Final = 65_536
+UNSENT_BYTES: Final = 65_536
 """Unsent bytes of a connection from which on no further message is given to it."""
 
 
@@ -248,7 +248,7 @@ def _has_room(session: Session) -> bool:
     limit = min(SLICE_MESSAGES, max(1, session.core.limits.queued_messages // 2))
     return (
         connection is not None
-        and connection.out_bytes < WRITE_BYTES
+        and connection.out_bytes < UNSENT_BYTES
         and outbox.n_messages < limit
         and outbox.n_bytes <= session.core.limits.queued_bytes // 2
     )

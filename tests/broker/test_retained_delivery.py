@@ -28,7 +28,7 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.writer import write_packet
 from broker.outbox import OpenGate
-from broker.retained_delivery import SLICE_MESSAGES, WRITE_BYTES, RetainedDue
+from broker.retained_delivery import SLICE_MESSAGES, UNSENT_BYTES, RetainedDue
 from tests.helpers.access import Access
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient
@@ -97,10 +97,10 @@ def test_one_subscribe_takes_no_more_than_its_slice_before_others_have_their_tur
 def test_bytes_that_are_not_sent_yet_are_bounded() -> None:
     """Large messages by reference are given to the connection only as it has room."""
     broker = VirtualBroker()
-    retain(broker, 50, size=WRITE_BYTES // 4)
+    retain(broker, 50, size=UNSENT_BYTES // 4)
     client = paused(broker)
     client.send(Subscribe(1, (Subscription("#"),)))
-    assert client.connection.out_bytes < 2 * WRITE_BYTES
+    assert client.connection.out_bytes < 2 * UNSENT_BYTES
     go_on(client)
     assert len(client.payloads()) == 50
 
