@@ -71,6 +71,7 @@ class Connection(Sender):
     __slots__ = (
         "_backlog",
         "_buffer",
+        "_has_peer_left",
         "_keep_alive",
         "_last_received",
         "_most_lone_bytes",
@@ -143,6 +144,7 @@ class Connection(Sender):
         self._rate = RateLimit(core.limits, now) if core.limits.has_publish_rate else None
         self._rate_timer: Timer | None = None
         self._waits_for_disk = False
+        self._has_peer_left = False
         self.incoming_aliases = IncomingAliases(core.options.topic_alias_maximum)
         self.inherited = _NONE_INHERITED
         self.known_properties = b""
@@ -216,13 +218,18 @@ class Connection(Sender):
         return bool(self._backlog) and self._rate_timer is None and self._may_receive()
 
     def _may_receive(self) -> bool:
-        return not (
-            self.suspended is not None
-            or self._waits_for_disk
+        if self.suspended is not None:
+            return False
+        return self._has_peer_left or not (
+            self._waits_for_disk
             or self.throttle.blockers
             or self.unread_bytes > UNREAD_BYTES
             or (len(self.receipts) >= self.receive_maximum and self.version != MQTT_5)
         )
+
+    def peer_left(self) -> None:
+        """Take what has come from the peer, which is gone, as one that nobody can slow down."""
+        self._has_peer_left = True
 
     def wait_for_disk(self, *, waits: bool) -> None:
         """Receive nothing while what is to be stored comes faster than it is."""

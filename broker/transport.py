@@ -256,7 +256,7 @@ class MqttProtocol(asyncio.Protocol):
         """The network connection is gone; what has come by it still counts."""
         connection = self.connection
         if connection is not None and not self._is_reading:
-            connection.throttle.leave()
+            connection.peer_left()
             self._is_end_due = bool(self._rest or connection.wants_turn)
             self._line_up(connection)
         if not self._is_end_due:

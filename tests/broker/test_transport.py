@@ -163,6 +163,28 @@ async def test_a_client_that_is_not_to_be_read_from_stays_so_after_its_turn() ->
         await client.take(PingResp)
 
 
+async def test_what_came_before_the_end_is_handled_though_a_subscriber_has_no_room() -> None:
+    """The rest of a chunk from a peer that is gone counts: nobody can slow it down any more."""
+    n_messages = 5 * LEAST_SLICE_BYTES // 1024
+    packet = write_packet(Publish("t", bytes(1024)), 5)
+    async with serving() as server, await connected(port_of(server), "s") as subscriber:
+        await subscriber.subscribe("t")
+        async with await connected(port_of(server), "p") as publisher:
+            await publisher.send(Publish("t", b"first"))
+            await subscriber.take(Publish)
+            driver = driver_of(server)
+            connection = protocol_of(server, "s").connection
+            assert connection is not None
+            connection.pause_sending(driver.clock())
+            session = connection.session
+            protocol = protocol_of(server, "p")
+            protocol.data_received(packet * n_messages + write_packet(Disconnect(), 5))
+            assert 0 < session.outbox.n_messages < n_messages
+            protocol.transport.abort()
+            await until(lambda: protocol not in driver.protocols)
+        assert session.outbox.n_messages == n_messages
+
+
 async def test_a_search_for_retained_messages_that_finds_none_for_long_goes_on() -> None:
     """A connection that has nothing to write yet is served again until it has."""
     async with serving() as server, await WireClient.dial(port_of(server)) as client:
