@@ -231,6 +231,9 @@ class Arrival:
             self.place.leave()
 
 
+_NOBODY: Final = asyncio.Protocol()
+
+
 class Layer(asyncio.Protocol, asyncio.Transport):
     """What stands between a transport below and a protocol above, for each the other.
 
@@ -276,11 +279,12 @@ class Layer(asyncio.Protocol, asyncio.Transport):
         self.arrival.end_in_time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Pass the end on to whoever was told of the beginning."""
+        """Pass the end on to whoever was told of the beginning; nothing follows it."""
         if self.is_open:
             self.above.connection_lost(exc)
         else:
             self.arrival.end()
+        self.above = _NOBODY  # else the two would keep each other until they are collected
 
     def pause_writing(self) -> None:
         """Pass it on."""

@@ -40,7 +40,7 @@ class Throttle:
     """One connection's part in it, as a publisher and as a subscriber.
 
     Attributes:
-        connection: whose part it is.
+        connection: whose part it is; None after its end, when it waits for nobody.
         blockers: the subscribers that this publisher waits for. Here, as in `_held`, a dictionary
             stands for a set: most are empty, and an empty one takes a third of the memory.
         is_slow: a publisher has waited for this connection in vain.
@@ -48,6 +48,7 @@ class Throttle:
 
     __slots__ = (
         "_checked_at",
+        "_core",
         "_held",
         "_paused_at",
         "_resumed_at",
@@ -59,7 +60,8 @@ class Throttle:
     )
 
     def __init__(self, connection: Sender) -> None:
-        self.connection = connection
+        self._core = connection.core
+        self.connection: Sender | None = connection
         self.blockers: dict[Throttle, None] = {}
         self._held: dict[Throttle, None] = {}
         self._timer: Timer | None = None
@@ -81,19 +83,24 @@ class Throttle:
 
     def wait_for_congested(self, now: float) -> None:
         """Wait for the subscribers whom the last publish found without room."""
-        core = self.connection.core
-        if not core.congested:
+        congested = self._core.congested
+        if not congested:
             return
-        for connection in core.congested:
-            blocker = connection.throttle
-            if blocker is not self and not blocker._waits_for(self):
-                self.blockers[blocker] = None
-                blocker._held[self] = None
-        core.congested.clear()
+        if self.connection is not None:
+            for connection in congested:
+                blocker = connection.throttle
+                if blocker is not self and not blocker._waits_for(self):
+                    self.blockers[blocker] = None
+                    blocker._held[self] = None
+        congested.clear()
         if self.blockers and self._timer is None:
             self._waits_since = now
             self._set_timer(now)
-            core.touch(self.connection)
+            self._touch()
+
+    def _touch(self) -> None:
+        if self.connection is not None:
+            self._core.touch(self.connection)
 
     def _waits_for(self, other: Throttle) -> bool:
         """Say whether this connection waits for another one, be it through others."""
@@ -111,8 +118,7 @@ class Throttle:
 
     def _set_timer(self, now: float) -> None:
         self._checked_at = now
-        timers = self.connection.core.timers
-        self._timer = timers.at(now + THROTTLE_SECONDS, self._judge)
+        self._timer = self._core.timers.at(now + THROTTLE_SECONDS, self._judge)
 
     def _judge(self, now: float) -> None:
         """Give up on subscribers that have not drained; go on waiting for the others."""
@@ -129,7 +135,7 @@ class Throttle:
         if self.blockers:
             self._set_timer(now)
         else:
-            self.connection.core.touch(self.connection)
+            self._touch()
 
     def let_go(self) -> None:
         """Let every publisher go on that waits for this connection."""
@@ -138,7 +144,7 @@ class Throttle:
             if not publisher.blockers and publisher._timer is not None:
                 publisher._timer.cancel()
                 publisher._timer = None
-                publisher.connection.core.touch(publisher.connection)
+                publisher._touch()
         self._held.clear()
 
     def leave(self) -> None:
@@ -157,4 +163,4 @@ class Throttle:
         The two refer to each other: apart they are freed at once, and not by the collector.
         """
         self.leave()
-        del self.connection
+        self.connection = None

@@ -86,12 +86,16 @@ class Target:
         qos: the highest granted QoS.
         retain_as_published: True where any of the subscriptions asks for it.
         subscription_ids: of all subscriptions that have one.
-        for_own: what the session gets of its own messages, None for nothing: without the
-            subscriptions that say No Local [MQTT-3.8.3-3]. It is the target itself where
-            none says so.
     """
 
-    __slots__ = ("for_own", "qos", "retain_as_published", "session", "subscription_ids")
+    __slots__ = (
+        "_has_no_local",
+        "_without_no_local",
+        "qos",
+        "retain_as_published",
+        "session",
+        "subscription_ids",
+    )
 
     def __init__(self, session: Session, subscriptions: Sequence[Subscription]) -> None:
         self.session = session
@@ -99,11 +103,18 @@ class Target:
         self.retain_as_published = any(s.retain_as_published for s in subscriptions)
         self.subscription_ids = tuple(s.subscription_id for s in subscriptions if s.subscription_id)
         others = [s for s in subscriptions if not s.no_local]
-        self.for_own: Target | None
-        if len(others) == len(subscriptions):
-            self.for_own = self
-        else:
-            self.for_own = Target(session, others) if others else None
+        self._has_no_local = len(others) < len(subscriptions)
+        self._without_no_local: Target | None = None
+        if self._has_no_local and others:
+            self._without_no_local = Target(session, others)
+
+    @property
+    def for_own(self) -> Target | None:
+        """What the session gets of its own messages, None for nothing [MQTT-3.8.3-3].
+
+        That is without the subscriptions that say No Local; the target itself where none says so.
+        """
+        return self._without_no_local if self._has_no_local else self
 
 
 class Plan:

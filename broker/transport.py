@@ -185,7 +185,7 @@ class MqttProtocol(asyncio.Protocol):
         if not self._is_reading:
             core.touch(connection)  # to be read from again, or to take another turn
         core.in_turn = False
-        driver.settle(now)
+        driver.settle(now, is_more_to_come=bool(self._rest) or connection.wants_turn)
 
     def take_turn(self, now: float) -> None:
         """Handle a bit of what was put off, if it may be, then do what the connection wants."""
@@ -229,7 +229,7 @@ class MqttProtocol(asyncio.Protocol):
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (see `_failed`)
             self._failed(connection, error, now)
         core.in_turn = False
-        self.driver.settle(now)
+        self.driver.settle(now, is_more_to_come=bool(self._rest) or connection.wants_turn)
 
     def _failed(self, connection: Connection, error: BaseException, now: float) -> None:
         """End a connection that the broker itself has failed: one, and not all."""
@@ -276,7 +276,8 @@ class MqttProtocol(asyncio.Protocol):
         if connection is not None:
             connection.connection_lost(now)
         driver.settle(now)
-        if connection is not None and connection.suspended is None:
+        if connection is not None:
+            self._run_suspended(connection)  # what was received before the end still counts
             # No circle of references is left, so that the memory is free at once.
             self.connection = self.arrival.connection = None
             connection.throttle.end()

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import gc
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+from broker.arrival import Arrival, Layer
 from broker.config import parse_policy
+from broker.connection import Connection
 from broker.driver import Driver
 from broker.server import Server
+from broker.session import Session
+from broker.throttle import Throttle
 from broker.transport import MqttProtocol
 from tests.helpers.process import SECONDS, anonymous_policy
 
@@ -48,6 +54,26 @@ def protocol_of(server: Server, client_id: str) -> MqttProtocol:
     protocol = session.connection.driver
     assert isinstance(protocol, MqttProtocol)
     return protocol
+
+
+def objects_of_connections() -> Counter[str]:
+    """Return how many objects of connections there are, by the names of their classes.
+
+    An idle one has an arrival, a protocol, a connection, a throttle and a session.
+    """
+    kinds = (Arrival, Layer, MqttProtocol, Connection, Throttle, Session)
+    return Counter(type(each).__name__ for each in gc.get_objects() if isinstance(each, kinds))
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Free what is in circles before the block, and nothing of the kind within it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -9,8 +9,43 @@ import pytest
 from broker.driver import MOST_TURNS
 from broker.mqtt.packets import Publish
 from broker.mqtt.writer import write_packet
+from broker.transport import LEAST_SLICE_BYTES
 from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
 from tests.helpers.wire import connected
+
+MESSAGES = 100
+"""Of a flood in three slices or more."""
+
+
+def numbered(number: int) -> bytes:
+    """Return a message of the flood."""
+    return write_packet(
+        Publish("t", b"%04d" % number + bytes(3 * LEAST_SLICE_BYTES // MESSAGES)), 4
+    )
+
+
+async def test_what_slices_have_for_a_subscriber_is_written_together_and_never_late() -> None:
+    """It waits for the next slice, but goes with what anybody else sends, in its order."""
+    async with (
+        serving() as server,
+        await connected(port_of(server), "s", version=4) as subscriber,
+        await connected(port_of(server), "p", version=4) as publisher,
+        await connected(port_of(server), "q", version=4) as other,
+    ):
+        await subscriber.subscribe("t")
+        await publisher.publish("t", b"known")
+        connection = protocol_of(server, "s").connection
+        assert connection is not None
+        flooding = protocol_of(server, "p")
+        flooding.data_received(b"".join(map(numbered, range(MESSAGES))))
+        assert connection.out
+        protocol_of(server, "q").data_received(write_packet(Publish("t", b"other"), 4))
+        assert not connection.out
+        payloads = [(await subscriber.take(Publish)).payload[:4] for _ in range(MESSAGES + 2)]
+        assert payloads.index(b"othe") < MESSAGES
+        payloads.remove(b"othe")
+        assert payloads == [b"know", *(b"%04d" % number for number in range(MESSAGES))]
+        assert (await other.publish("t", b"last")).reason_code == 0
 
 
 async def test_subscribers_who_must_wait_for_a_turn_get_their_message() -> None:
@@ -28,7 +63,7 @@ async def test_subscribers_who_must_wait_for_a_turn_get_their_message() -> None:
             assert (await subscriber.take(Publish)).payload == b"data"
 
 
-async def test_the_line_gets_as_long_as_what_came_meanwhile_took() -> None:
+async def test_those_who_wait_get_as_long_as_what_came_meanwhile_took() -> None:
     """Subscribers to very many publishers do not starve behind the first of them."""
     n_subscribers, n_chunks = 2 * MOST_TURNS, 40
     async with serving() as server, contextlib.AsyncExitStack() as stack:
@@ -37,20 +72,21 @@ async def test_the_line_gets_as_long_as_what_came_meanwhile_took() -> None:
             await (await stack.enter_async_context(client)).subscribe("t")
         driver = driver_of(server)
 
-        def n_in_line() -> int:
-            return sum(protocol.is_in_line for protocol in driver.protocols)
+        def n_unwritten() -> int:
+            connections = [protocol.connection for protocol in driver.protocols]
+            return sum(bool(each.out) for each in connections if each is not None)
 
-        await until(lambda: not n_in_line())
+        await until(lambda: not n_unwritten())
         clock = driver.clock
         looks = itertools.count()
         driver.clock = lambda: clock() + 0.001 * next(looks)  # each look takes a millisecond
         publisher = protocol_of(server, "c0")
         for _ in range(n_chunks):
             publisher.data_received(write_packet(Publish("t", b"data"), 5))
-        n_waiting = n_in_line()
+        n_waiting = n_unwritten()
         assert n_waiting >= n_subscribers - MOST_TURNS
         await asyncio.sleep(0)
-        assert n_in_line() <= n_waiting - n_chunks // 5
+        assert n_unwritten() <= n_waiting - n_chunks // 5
 
 
 async def test_deadline_that_is_due_before_the_next_one_is_kept() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import socket
 
@@ -27,9 +26,16 @@ from broker.mqtt.packets import (
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
 from broker.sending import WRITE_BYTES
-from broker.server import Server
-from broker.transport import LEAST_SLICE_BYTES, MqttProtocol
-from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
+from broker.transport import LEAST_SLICE_BYTES
+from tests.broker.serving import (
+    driver_of,
+    objects_of_connections,
+    port_of,
+    protocol_of,
+    serving,
+    until,
+    without_collector,
+)
 from tests.helpers.wire import WireClient, connected
 
 
@@ -296,23 +302,25 @@ async def test_fault_while_a_client_waits_ends_one_connection(
     assert "closed after a fault of the broker" in caplog.text
 
 
-def n_in_memory(server: Server) -> int:
-    """Return how many connections of a broker are there, ended ones among them."""
-    driver = driver_of(server)
-    return sum(isinstance(x, MqttProtocol) and x.driver is driver for x in gc.get_objects())
-
-
-async def test_what_an_ended_connection_took_is_freed_at_once() -> None:
-    """Clients that come and go leave nothing that the collector would have to look for."""
-    async with serving() as server:
-        gc.disable()
-        try:
-            for number in range(3):
-                async with await connected(port_of(server), f"c{number}"):
-                    pass
-            await until(lambda: not n_in_memory(server))
-        finally:
-            gc.enable()
+@pytest.mark.parametrize("is_behind_proxy", [False, True])
+async def test_ended_connection_is_freed_without_the_collector(*, is_behind_proxy: bool) -> None:
+    """Clients that come and go leave nothing behind that only a full collection would find."""
+    listener = {"bind": "127.0.0.1:0", "proxy_protocol": is_behind_proxy}
+    async with serving(listeners={"default": listener}) as server:
+        with without_collector():
+            before = objects_of_connections()
+            async with await WireClient.dial(port_of(server)) as client:
+                if is_behind_proxy:
+                    await client.send_bytes(b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n")
+                await client.send(Connect(client_id="c", keep_alive=0))
+                await client.take(ConnAck)
+                await client.send(Subscribe(1, (Subscription("t"),)))
+                await client.take(SubAck)
+                await client.send(Publish("t", b"data", qos=1, packet_id=1))
+                await client.take(Publish)
+                assert objects_of_connections() - before
+            await until(lambda: not driver_of(server).protocols)
+            await until(lambda: not objects_of_connections() - before)
 
 
 # -- writing ----------------------------------------------------------------------------------

@@ -26,7 +26,15 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.writer import write_packet
 from broker.websocket import WebSocketLayer
-from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
+from tests.broker.serving import (
+    driver_of,
+    objects_of_connections,
+    port_of,
+    protocol_of,
+    serving,
+    until,
+    without_collector,
+)
 from tests.helpers.streams import WebSocketClient
 from tests.helpers.wire import WireClient, connected
 
@@ -431,3 +439,18 @@ async def test_stranger_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) 
         await known.connect("c")
         assert (await known.publish("t", bytes(5000))).reason_code < 0x80
         known.close()
+
+
+async def test_ended_connection_is_freed_without_the_collector() -> None:
+    """Browsers that come and go leave nothing behind that only a full collection would find."""
+    async with serving(listeners=listeners()) as server:
+        with without_collector():
+            before = objects_of_connections()
+            client = await upgraded(port_of(server, "ws"))
+            packet = write_packet(Connect(client_id="c", keep_alive=0), 5)
+            await client.send_bytes(masked(0x82, packet))
+            await client.read()
+            assert objects_of_connections() - before
+            client.close()
+            await until(lambda: not driver_of(server).protocols)
+            await until(lambda: not objects_of_connections() - before)
