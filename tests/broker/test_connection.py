@@ -1,4 +1,4 @@
-"""A connection's life on a virtual clock: deadlines, closing, suspension, scanning."""
+"""A connection's life on a virtual clock: deadlines, closing, suspension."""
 
 from __future__ import annotations
 
