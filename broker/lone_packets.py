@@ -20,7 +20,7 @@ from broker.acknowledging import made_room, sample
 from broker.message_run import MessageRun
 from broker.mqtt.enums import MQTT_5
 from broker.mqtt.short_packets import PACKET_BYTES
-from broker.publishing import pass_on
+from broker.publishing import first_plan, pass_on
 from broker.runs import answer, deliver, has_durable
 
 if TYPE_CHECKING:
@@ -63,13 +63,19 @@ def _take_qos0(connection: Connection, data: bytes, start: int, now: float) -> b
     """Take a QoS 0 PUBLISH."""
     core = connection.core
     topic_end = start + 2 + (data[start] << 8 | data[start + 1])
-    plan = core.fast_plans[connection.version].get(data[start + 2 : topic_end])
+    topic_bytes = data[start + 2 : topic_end]
     payload_at = topic_end
     if connection.version == MQTT_5:
         payload_at += 1
         if data[topic_end:payload_at] != b"\0":  # it has properties
             return False
-    if plan is None or not 0 <= len(data) - payload_at <= plan.threshold_s:
+    n_bytes = len(data) - payload_at
+    if n_bytes < 0:
+        return False
+    plan = core.fast_plans[connection.version].get(topic_bytes)
+    if plan is None:
+        plan = first_plan(connection, topic_bytes)
+    if plan is None or n_bytes > plan.threshold_s:
         return False
     core.counters.bytes_received += len(data)
     pass_on(connection, plan.sessions, data, 1, len(data), now)
@@ -80,7 +86,7 @@ def _take_qos1(connection: Connection, data: bytes, start: int, now: float) -> b
     """Take a QoS 1 PUBLISH."""
     core = connection.core
     topic_end = start + 2 + (data[start] << 8 | data[start + 1])
-    plan = core.fast_plans[connection.version].get(data[start + 2 : topic_end])
+    topic_bytes = data[start + 2 : topic_end]
     payload_at = topic_end + 2
     packet_id = data[topic_end:payload_at]
     if connection.version == MQTT_5:
@@ -89,10 +95,15 @@ def _take_qos1(connection: Connection, data: bytes, start: int, now: float) -> b
             return False
     size = len(data)
     n_bytes = size - payload_at
+    if n_bytes < 0:
+        return False
+    plan = core.fast_plans[connection.version].get(topic_bytes)
+    if plan is None:
+        plan = first_plan(connection, topic_bytes)
     if (
         plan is None
         or not plan.least_qos
-        or not 0 <= n_bytes <= plan.threshold_s
+        or n_bytes > plan.threshold_s
         or packet_id == b"\0\0"
         or connection.receipts
         or connection.held

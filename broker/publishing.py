@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker.bridges import may_publish_sys
 from broker.capabilities import check_publish, is_payload_valid
-from broker.errors import MalformedPacketError, ProtocolError
+from broker.errors import MalformedPacketError, PeerError, ProtocolError
 from broker.events import MessageReceived, MessageRouted
 from broker.extensions import PUBLISH
 from broker.message import Message, Properties
@@ -23,6 +23,7 @@ from broker.topic_tree import Plan
 
 if TYPE_CHECKING:
     from broker.connection import Connection
+    from broker.core import FastPlan
     from broker.journal import Journal
     from broker.session import Session
 
@@ -134,6 +135,30 @@ def are_direct(sessions: Sequence[Session]) -> bool:
         if not session.is_direct or connection is None or not connection.copy_maximum:
             return False
     return True
+
+
+def first_plan(connection: Connection, topic_bytes: bytes) -> FastPlan | None:
+    """Plan for a topic that nobody has published to since plans were made void.
+
+    Args:
+        connection: the publisher's; the core takes runs.
+        topic_bytes: Topic Name, as it came.
+
+    Returns:
+        None where its plan is not a fast one, or was made before, or where the topic is to be
+        refused: `receive_publish` says why.
+    """
+    core = connection.core
+    if not topic_bytes or topic_bytes in core.tree.plans or topic_bytes.startswith(b"$SYS"):
+        return None
+    try:
+        topic = _topic(topic_bytes)
+    except PeerError:
+        return None
+    if core.limits.topic_problem(topic):
+        return None
+    core.fast_plan(core.tree.plan(topic, topic_bytes), connection.version)
+    return core.fast_plans[connection.version].get(topic_bytes)
 
 
 def pass_on(

@@ -99,12 +99,20 @@ class Target:
 
     def __init__(self, session: Session, subscriptions: Sequence[Subscription]) -> None:
         self.session = session
+        self._without_no_local: Target | None = None
+        self.subscription_ids: tuple[int, ...]
+        if len(subscriptions) == 1:  # as nearly always
+            (only,) = subscriptions
+            self.qos = only.qos
+            self.retain_as_published = only.retain_as_published
+            self.subscription_ids = (only.subscription_id,) if only.subscription_id else ()
+            self._has_no_local = only.no_local
+            return
         self.qos = max(s.qos for s in subscriptions)
         self.retain_as_published = any(s.retain_as_published for s in subscriptions)
         self.subscription_ids = tuple(s.subscription_id for s in subscriptions if s.subscription_id)
         others = [s for s in subscriptions if not s.no_local]
         self._has_no_local = len(others) < len(subscriptions)
-        self._without_no_local: Target | None = None
         if self._has_no_local and others:
             self._without_no_local = Target(session, others)
 

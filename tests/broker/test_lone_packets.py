@@ -50,6 +50,30 @@ def test_a_packet_of_any_small_size_is_taken(version: int, qos: int, n_bytes: in
     assert [ack.packet_id for ack in publisher.take_all(PubAck)] == ([7] if qos else [])
 
 
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("qos", [0, 1])
+def test_the_first_message_of_a_topic_is_taken_too(version: int, qos: int) -> None:
+    """Many clients with topics of their own begin with as many such messages."""
+    broker = VirtualBroker()
+    subscriber = broker.connect("s", version)
+    subscriber.subscribe("t", 1)
+    publisher = broker.connect("p", version)
+    assert is_taken(publisher, a_publish(b"x", version, qos=qos))
+    assert subscriber.payloads() == [b"x"]
+
+
+@pytest.mark.parametrize("topic", [b"", b"+", b"a/#", b"\xff", b"$SYS/x", b"12345678901"])
+def test_the_first_message_of_a_topic_that_is_refused_goes_the_long_way(topic: bytes) -> None:
+    """There it is found out what to answer; nothing is kept for such a topic here."""
+    broker = VirtualBroker(Limits(topic_bytes=10))
+    publisher, subscriber = pair(broker)
+    plans = set(broker.core.tree.plans)
+    packet = bytes([0x30, len(topic) + 2, 0, len(topic)]) + topic
+    assert not is_taken(publisher, packet)
+    assert set(broker.core.tree.plans) == plans
+    assert not subscriber.inbox
+
+
 def test_an_acknowledgement_ends_what_went_alone() -> None:
     """A PUBACK makes room for the next message; one that stands for nothing goes the long way."""
     broker = VirtualBroker(Limits(inflight_messages=1))
@@ -60,7 +84,7 @@ def test_an_acknowledgement_ends_what_went_alone() -> None:
     assert not is_taken(subscriber, write_packet(PubAck(first.packet_id + 1), 4))
     assert is_taken(subscriber, write_packet(PubAck(first.packet_id), 4))
     assert subscriber.payloads() == [b"1"]
-    assert subscriber.session.ledger.delivered == 2
+    assert subscriber.session.settle_direct().delivered == 2
     subscriber.session.check_invariants()
 
 

@@ -357,7 +357,7 @@ def test_a_sampler_of_runs_is_told_once_for_many_packets() -> None:
         ("acknowledged", "s", 5, 1, 1000.0),
     ]
     assert broker.core.counters.extension_errors == {"SamplerOfRuns": 1}
-    assert subscriber.session.ledger.delivered == 6
+    assert subscriber.session.settle_direct().delivered == 6
 
 
 def test_packets_before_a_bad_one_in_a_run_are_taken() -> None:
