@@ -234,6 +234,8 @@ class Connection(Sender):
     def wait_for_disk(self, *, waits: bool) -> None:
         """Receive nothing while what is to be stored comes faster than it is."""
         self._waits_for_disk = waits
+        if waits:
+            self.core.steps = self.core.most_steps  # the rest of the chunk waits too
         self.core.touch(self)
 
     # -- receiving ------------------------------------------------------------------------

@@ -315,6 +315,28 @@ def test_publishers_are_slowed_down_for_the_disk(bound: str) -> None:
     assert len(publisher.take_all(PubAck)) == 2
 
 
+def test_publishers_are_slowed_down_for_the_disk_within_a_chunk() -> None:
+    """None is refused, which would end its connection, for what it has sent at once."""
+    n_messages = 20
+    broker = DurableBroker(max_pending_messages=8)
+    subscribed(broker).lose()
+    publishers = [broker.connect(name, version=4) for name in ("a", "b", "c")]
+    broker.commits_at_once = False
+    for publisher in publishers:
+        publisher.send_bytes(
+            b"".join(
+                write_packet(Publish("t/1", b"data", qos=1, packet_id=number), 4)
+                for number in range(1, n_messages + 1)
+            )
+        )
+    for _ in range(n_messages):
+        broker.commit()
+    for publisher in publishers:
+        assert not publisher.is_lost
+        packet_ids = [packet.packet_id for packet in publisher.take_all(PubAck)]
+        assert packet_ids == list(range(1, n_messages + 1))
+
+
 def test_a_disk_that_refuses_slows_nobody_down() -> None:
     """Publishers are told then, and what they acknowledge is heard."""
     broker = DurableBroker(max_pending_messages=2)
