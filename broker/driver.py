@@ -19,7 +19,8 @@ those who stand in it would starve else, and what they are to be sent would grow
 Some writes are *postponed*. Subscribers beyond the first `MOST_TURNS` that one call has touched are
 written in the next rounds of the loop, at as many a time. Those who get little of a slice that is
 not the last of its chunk wait for `POSTPONED_SECONDS` at most: the next slices may have more for
-them, and a write costs as much as ten messages.
+them, and a write costs as much as ten messages. Those who were written to just now wait until the
+loop has looked at all that the network has, as many senders may have something for them.
 """
 
 from __future__ import annotations
@@ -55,6 +56,11 @@ POSTPONED_SECONDS: Final = 0.004
 """What one slice of a flood has for a subscriber waits so long for what the next ones have: with
 100 subscribers of 1,000 topics, half of the broker's time went into writes of four messages each.
 Whatever anybody else sends to it meanwhile is written at once, and takes along what waits."""
+
+BUSY_SECONDS: Final = 0.0001
+"""Who was written to so shortly ago is written to at the end of this round of the loop: others that
+the network has something from are likely to have more for it. 500 clients that send to one reader
+cost a write for each message else, half of the broker's time."""
 
 WORTH_BYTES: Final = 65_536
 """So much for one subscriber is written without waiting for more."""
@@ -114,7 +120,7 @@ class Driver:
             self._has_turns = True
             self.loop.call_soon(self._turns)
 
-    def _postpone(self, connections: Iterable[Sender], until: float) -> None:
+    def postpone(self, connections: Iterable[Sender], until: float) -> None:
         """Serve connections in a later round, soon after `until` at the latest."""
         self._postponed.update(dict.fromkeys(connections))
         if self._postponed:
@@ -126,6 +132,7 @@ class Driver:
         connections = list(itertools.islice(postponed, most))
         for connection in connections:
             del postponed[connection]
+            connection.driver.written_at = -math.inf
         if not postponed:
             self._postponed_until = math.inf
         self._serve(connections, now)
@@ -182,10 +189,10 @@ class Driver:
             if is_more_to_come:
                 little = [c for c in touched if not c.needs_look and c.out_bytes < WORTH_BYTES]
                 if little:
-                    self._postpone(little, now + POSTPONED_SECONDS)
+                    self.postpone(little, now + POSTPONED_SECONDS)
                     touched = [c for c in touched if c.needs_look or c.out_bytes >= WORTH_BYTES]
             if len(touched) > MOST_TURNS:
-                self._postpone(touched[MOST_TURNS:], now)
+                self.postpone(touched[MOST_TURNS:], now)
                 del touched[MOST_TURNS:]
             self._serve(touched, now)
         if core.timers.next_at < self._timer_at:

@@ -15,12 +15,13 @@ are taken at once, however many, as they are just kept.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from broker.arrival import CLOSE_TIMEOUT_SECONDS, Arrival
 from broker.connection import Connection
-from broker.driver import TURNS_SECONDS
+from broker.driver import BUSY_SECONDS, TURNS_SECONDS, WORTH_BYTES
 
 if TYPE_CHECKING:
     from broker.driver import Driver
@@ -46,6 +47,7 @@ class MqttProtocol(asyncio.Protocol):
         connection: the broker's side of it, once there is a place for it; or None.
         transport: as far as it has one.
         is_in_line: it has a turn to come.
+        written_at: monotonic seconds of the last write of what was ready to be sent.
         judging: what answers its CONNECT, where that takes a wait; or None. A stranger that has
             left is not judged any further: it could make the broker work and remember for it
             as often as it connects.
@@ -66,6 +68,7 @@ class MqttProtocol(asyncio.Protocol):
         "is_in_line",
         "judging",
         "transport",
+        "written_at",
     )
 
     def __init__(self, driver: Driver, arrival: Arrival) -> None:
@@ -80,6 +83,7 @@ class MqttProtocol(asyncio.Protocol):
         self.connection: Connection | None = None
         self.transport: asyncio.Transport
         self.is_in_line = False
+        self.written_at = -math.inf
         self.judging: asyncio.Task[None] | None = None
         self._early = b""
         self._rest = b""
@@ -304,7 +308,10 @@ class MqttProtocol(asyncio.Protocol):
             self._line_up(connection)
             return
         if not connection.needs_look:
-            if connection.out:
+            if now - self.written_at < BUSY_SECONDS and connection.out_bytes < WORTH_BYTES:
+                self.driver.postpone((connection,), now)
+            elif connection.out:
+                self.written_at = now
                 self._write(connection)
                 if connection.out:
                     self.driver.core.write_soon(connection)

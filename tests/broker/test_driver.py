@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from broker.driver import MOST_TURNS
+from broker.driver import BUSY_SECONDS, MOST_TURNS
 from broker.mqtt.packets import Publish
 from broker.mqtt.writer import write_packet
 from broker.transport import LEAST_SLICE_BYTES
@@ -39,6 +39,9 @@ async def test_what_slices_have_for_a_subscriber_is_written_together_and_never_l
         flooding = protocol_of(server, "p")
         flooding.data_received(b"".join(map(numbered, range(MESSAGES))))
         assert connection.out
+        driver = driver_of(server)
+        clock = driver.clock
+        driver.clock = lambda: clock() + BUSY_SECONDS
         protocol_of(server, "q").data_received(write_packet(Publish("t", b"other"), 4))
         assert not connection.out
         payloads = [(await subscriber.take(Publish)).payload[:4] for _ in range(MESSAGES + 2)]
@@ -46,6 +49,30 @@ async def test_what_slices_have_for_a_subscriber_is_written_together_and_never_l
         payloads.remove(b"othe")
         assert payloads == [b"know", *(b"%04d" % number for number in range(MESSAGES))]
         assert (await other.publish("t", b"last")).reason_code == 0
+
+
+async def test_what_many_senders_have_for_a_reader_at_a_time_is_written_together() -> None:
+    """The first message goes at once, those right after it by one write, in their order."""
+    async with (
+        serving() as server,
+        await connected(port_of(server), "s", version=4) as subscriber,
+        await connected(port_of(server), "p", version=4) as publisher,
+    ):
+        await subscriber.subscribe("t")
+        await publisher.publish("t", b"known")
+        connection = protocol_of(server, "s").connection
+        assert connection is not None
+        driver = driver_of(server)
+        at = driver.clock() + BUSY_SECONDS
+        driver.clock = lambda: at
+        payloads = [b"%d" % number for number in range(5)]
+        left = []
+        for payload in payloads:
+            protocol_of(server, "p").data_received(write_packet(Publish("t", payload), 4))
+            left.append(len(connection.out))
+        assert left == [0, 1, 2, 3, 4]
+        received = [(await subscriber.take(Publish)).payload for _ in range(6)]
+        assert received == [b"known", *payloads]
 
 
 async def test_subscribers_who_must_wait_for_a_turn_get_their_message() -> None:
