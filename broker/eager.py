@@ -46,3 +46,9 @@ def _relay(coroutine: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any,
                 awaited = coroutine.send(sent)
         except StopIteration:
             return
+
+
+@types.coroutine
+def others_turn() -> Generator[Any, Any, None]:
+    """Let the event loop see to everybody else, then go on."""
+    yield

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from broker.events import Listeners
+from broker.handlers import FILTERS_IN_TURN
 from broker.limits import Limits
 from broker.mqtt.packets import (
     ConnAck,
@@ -38,6 +39,49 @@ def test_each_filter_has_its_reason_code() -> None:
     assert suback.packet_id == 5
     assert suback.reason_codes == (2, 0)
     assert sorted(client.session.subscriptions) == ["a/+", "b"]
+
+
+def test_many_filters_are_taken_in_parts_and_answered_as_one() -> None:
+    """Others have their turn meanwhile, and what comes behind waits for the answer."""
+    broker = VirtualBroker()
+    other = broker.connect("b")
+    client = broker.connect("a")
+    filters = tuple(f"t/{number}" for number in range(3 * FILTERS_IN_TURN))
+    requests = tuple(Subscription(name, number % 3) for number, name in enumerate(filters))
+    client.send(Subscribe(5, requests), PingReq())
+    assert client.inbox == []
+    assert 0 < len(client.session.subscriptions) < len(filters)
+    other.send(PingReq())
+    other.take(PingResp)
+    finish(client)
+    assert client.take(SubAck).reason_codes == tuple(request.qos for request in requests)
+    client.take(PingResp)
+    client.send(Unsubscribe(6, (*filters, "unknown")), PingReq())
+    assert client.inbox == []
+    assert 0 < len(client.session.subscriptions) < len(filters)
+    finish(client)
+    codes = (*(0 for _ in filters), ReasonCode.NO_SUBSCRIPTION_EXISTED)
+    assert client.take(UnsubAck).reason_codes == codes
+    client.take(PingResp)
+    assert broker.core.tree.n_subscriptions == 0
+
+
+@pytest.mark.parametrize("kind", [Subscribe, Unsubscribe])
+def test_client_that_leaves_while_its_filters_are_taken_is_not_answered(
+    kind: type[Subscribe | Unsubscribe],
+) -> None:
+    """Nothing more is done for a session whose connection has ended."""
+    broker = VirtualBroker()
+    client = broker.connect("a")
+    filters = tuple(f"t/{number}" for number in range(2 * FILTERS_IN_TURN))
+    if kind is Subscribe:
+        client.send(Subscribe(5, tuple(map(Subscription, filters))))
+    else:
+        client.send(Unsubscribe(5, filters))
+    client.lose()
+    finish(client)
+    assert broker.core.tree.n_subscriptions == 0
+    assert client.inbox == []
 
 
 @pytest.mark.mqtt5("4.7.1-1")

@@ -29,7 +29,7 @@ from broker.mqtt.packets import (
 from broker.mqtt.writer import write_packet
 from broker.outbox import OpenGate
 from broker.retained_delivery import SLICE_MESSAGES, UNSENT_BYTES, RetainedDue
-from tests.helpers.access import Access
+from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
@@ -224,6 +224,7 @@ def test_the_cost_of_a_subscribe_grows_as_its_filters_do(monkeypatch: pytest.Mon
     filters = tuple(Subscription(f"many/{number}/+") for number in range(300))
     for _ in range(2):
         client.send(Subscribe(1, filters))
+        finish(client)
     assert n_looks < 3000
 
 
