@@ -78,7 +78,6 @@ class Driver:
         clock: monotonic seconds, the `now` of every call into the core.
         loop: the event loop.
         protocols: the network connections there are.
-        has_turns: somebody is in line.
     """
 
     def __init__(self, limits: Limits, logger: logging.Logger) -> None:
@@ -94,7 +93,7 @@ class Driver:
         self._line: deque[MqttProtocol] = deque()
         self._postponed: dict[Sender, None] = {}
         self._postponed_until = math.inf
-        self.has_turns = False
+        self._has_turns = False
         self._seconds_elsewhere = 0.0
         self._is_woken = False
         self._none_left: asyncio.Future[None] | None = None
@@ -117,8 +116,8 @@ class Driver:
             self._want_turns()
 
     def _want_turns(self) -> None:
-        if not self.has_turns:
-            self.has_turns = True
+        if not self._has_turns:
+            self._has_turns = True
             self.loop.call_soon(self._turns)
 
     def postpone(self, connections: Iterable[Sender], until: float) -> None:
@@ -158,7 +157,7 @@ class Driver:
                     break
         finally:
             self._seconds_elsewhere = 0.0
-            self.has_turns = False
+            self._has_turns = False
             if line or self._postponed:
                 self._want_turns()
 
@@ -198,7 +197,7 @@ class Driver:
             self._serve(touched, now)
         if core.timers.next_at < self._timer_at:
             self._set_timer(now)
-        if self.has_turns:
+        if self._has_turns:
             self._seconds_elsewhere += self.clock() - now
 
     def _serve(self, connections: Iterable[Sender], now: float) -> None:

@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 LEAST_BYTES: Final = PACKET_BYTES
 """Of a packet that is taken here."""
 
-QOS0_BYTE: Final = 0x30
-"""A PUBLISH of QoS 0 that is not retained begins so."""
-
-SHORT_FORM_BYTES: Final = 129
+_SHORT_FORM_BYTES: Final = 129
 """Up to so many bytes of a packet, one byte holds its Remaining Length; of larger ones two do."""
 
 
@@ -54,9 +51,9 @@ def take_lone(connection: Connection, data: bytes, now: float) -> bool:
     size = len(data)
     start = 2
     length = data[1]
-    if size > SHORT_FORM_BYTES:
+    if size > _SHORT_FORM_BYTES:
         start = 3
-        if length <= 0x7F or data[2] > 0x7F or size == SHORT_FORM_BYTES + 1:
+        if length <= 0x7F or data[2] > 0x7F or size == _SHORT_FORM_BYTES + 1:
             return False  # it is longer or shorter, or says its length in a form too long
         length = length & 0x7F | data[2] << 7
     return length == size - start and take(connection, data, start, now)
@@ -150,7 +147,7 @@ def _take_puback(connection: Connection, data: bytes, start: int, now: float) ->
 
 
 _TAKE: Final[dict[int, Callable[[Any, bytes, int, float], bool]]] = {
-    QOS0_BYTE: _take_qos0,
+    0x30: _take_qos0,
     0x32: _take_qos1,
     0x40: _take_puback,
 }

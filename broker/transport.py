@@ -176,21 +176,7 @@ class MqttProtocol(asyncio.Protocol):
             self.transport.pause_reading()
             self._take_slice(connection, driver.clock())
         else:
-            now = driver.clock()
-            subscriber = None if driver.has_turns else connection.receive_copy(data, now)
-            if subscriber is None:
-                self._receive(connection, data, now)
-            else:
-                subscriber.driver.write_copy(data)
-
-    def write_copy(self, data: bytes) -> None:
-        """Write what `Connection.receive_copy` has found to be for this client."""
-        try:
-            if not self.transport.is_closing():
-                self.transport.write(data)
-        except Exception:  # a fault must end this connection, not the publisher's
-            self.driver.logger.exception("a connection was closed after a fault of the broker")
-            self.abort()
+            self._receive(connection, data, driver.clock())
 
     def _receive(self, connection: Connection, data: bytes, now: float) -> None:
         driver = self.driver

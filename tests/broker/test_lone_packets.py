@@ -74,62 +74,6 @@ def test_the_first_message_of_a_topic_that_is_refused_goes_the_long_way(topic: b
     assert not subscriber.inbox
 
 
-@pytest.mark.parametrize("version", [4, 5])
-@pytest.mark.parametrize("n_bytes", [0, 1, 64, 122, 123, 124, 125, 200])
-def test_a_copy_is_booked_like_any_other_message(version: int, n_bytes: int) -> None:
-    """The subscriber who is written it at once has the same account of it as one who waits."""
-    accounts = []
-    for is_copy in (True, False):
-        broker = VirtualBroker()
-        publisher, subscriber = pair(broker, version)
-        packet = a_publish(b"x" * n_bytes, version, qos=0)
-        taken = publisher.connection.receive_copy(packet, broker.now) if is_copy else None
-        if taken is None:
-            assert not is_copy or len(packet) > 129
-            publisher.send_bytes(packet)
-        else:
-            assert taken is subscriber.connection
-        ledger = subscriber.session.settle_direct()
-        counters = broker.core.counters
-        accounts.append(
-            (
-                [getattr(ledger, name) for name in ledger.__slots__],
-                [getattr(counters, name) for name in counters.__slots__],
-            )
-        )
-    assert accounts[0] == accounts[1]
-
-
-def test_a_copy_does_not_overtake_what_is_to_be_written() -> None:
-    """[MQTT-4.6.0-6]: messages of one topic arrive in their order."""
-    publisher, subscriber = pair(VirtualBroker())
-    publisher.connection.receive_data(a_publish(b"1", qos=0), publisher.broker.now)
-    assert publisher.connection.receive_copy(a_publish(b"2", qos=0), publisher.broker.now) is None
-    publisher.send_bytes(a_publish(b"2", qos=0))
-    assert subscriber.payloads() == [b"1", b"2"]
-
-
-@pytest.mark.parametrize(
-    "packet",
-    [
-        a_publish(b"x", qos=0)[:-1],
-        a_publish(b"x", qos=0) + b"\xc0",
-        a_publish(b"x", qos=0).replace(b"\0\1t", b"\0\1u"),
-        a_publish(b"x", qos=1),
-        b"\x31" + a_publish(b"x", qos=0)[1:],
-        b"\x30\x03\0\5t",
-    ],
-)
-def test_what_is_no_copy_is_left_as_it_was(packet: bytes) -> None:
-    """A part, more than one packet, a new topic, QoS 1, RETAIN, a topic that ends too late."""
-    broker = VirtualBroker()
-    publisher, subscriber = pair(broker)
-    n_packets = broker.core.counters.packets_received
-    assert publisher.connection.receive_copy(packet, broker.now) is None
-    assert n_packets == broker.core.counters.packets_received
-    assert not subscriber.connection.out
-
-
 def test_an_acknowledgement_ends_what_went_alone() -> None:
     """A PUBACK makes room for the next message; one that stands for nothing goes the long way."""
     broker = VirtualBroker(Limits(inflight_messages=1))
