@@ -106,6 +106,9 @@ async def test_layer_tells_the_protocol_above_only_what_it_has_begun() -> None:
     layer.connection_lost(None)
     assert above.told == []
     assert arrival.place is not None
+    _, arrival = make()
+    layer = Layer(above, arrival)
+    layer.connection_made(Below())
     layer.open()
     layer.pause_writing()
     layer.resume_writing()
