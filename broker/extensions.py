@@ -61,6 +61,17 @@ class DeliveryGate(Protocol):
         """Drop whatever is kept for this subscriber: its session has ended."""
 
 
+class LearningGate:
+    """Base of a `DeliveryGate` that is told of RTT estimates when nothing waits, too."""
+
+    def observe(self, link: Link) -> None:
+        """The link may have a new RTT estimate; one that has been seen is told again at times.
+
+        A gate that raises is logged and counted.
+        """
+        raise NotImplementedError
+
+
 class LinkSampler(Protocol):
     """Writes what it learns of a subscriber's path into its `Link`.
 

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.extensions import DeliveryGate, Verdict
+from broker.extensions import DeliveryGate, LearningGate, Verdict
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
@@ -331,6 +331,12 @@ class Outbox:
     def link_changed(self) -> None:
         """Ask the gate again at the next `take`: there is a new RTT estimate."""
         self._ask = True
+        if isinstance(self._gate, LearningGate):
+            try:
+                self._gate.observe(self._link)
+            except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop delivery)
+                self.gate_errors_total += 1
+                self._on_gate_error(error)
 
     def take(self, now: float, *, has_quota: bool = True) -> Delivery | None:
         """Return the next delivery that may be sent now, or None.

@@ -14,7 +14,7 @@ from plugins.withholding.thresholds import LearnedFrom, Thresholds
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0)]
-PolicyName = Literal["none", "conservative", "probabilistic", "historic"]
+PolicyName = Literal["none", "conservative", "probabilistic", "historic", "adaptive"]
 
 DEFAULT_THRESHOLD_S = 10_000
 """Bytes; paper 002: above most sensor readings, below most pictures."""
@@ -58,9 +58,9 @@ class WithholdingConfig:
     """How large messages are held back.
 
     Attributes:
-        policy: ``none`` (deliver always), ``conservative``, ``probabilistic`` or ``historic``.
-            The last by default: in paper 002 it gains whatever the other keys say, and needs
-            neither D nor λ.
+        policy: ``none`` (deliver always), ``conservative``, ``probabilistic``, ``historic`` or
+            ``adaptive``. Historic by default: in paper 002 it gains whatever the other keys say,
+            and needs neither D nor λ. Adaptive learns how long this subscriber's congestion lasts.
         threshold_s: payload bytes above which, strictly, a message is large.
         threshold_s_by_topic: topic filter to threshold_s; the first filter that matches
             decides, null means never large.
@@ -75,8 +75,9 @@ class WithholdingConfig:
         floor_seconds: ``auto`` never goes below this.
         probe_period: T_Q in seconds, for `probabilistic` and `historic`. Give `probing` the
             same.
-        max_withhold: D in seconds, for `conservative` and `probabilistic`. For all policies
-            it is also the most that one overdue acknowledgement can say of the RTT.
+        max_withhold: D in seconds, for `conservative` and `probabilistic`; `adaptive` withholds
+            twice as long at most. For all policies it is also the most that one overdue
+            acknowledgement can say of the RTT.
         congestion_rate: λ in 1/s, one over the mean duration of congestion, for
             `probabilistic`.
         profile: payload bytes to relative latency, at least one row; see `LatencyProfile`.

@@ -1,7 +1,8 @@
 """The delivery gate: asks the policy about one message, one subscriber, now.
 
-Theory of operation. The gate keeps nothing: what is known of a subscriber stands in its `Link`,
-how long a message waits is the outbox's to know, and both come with the question.
+Theory of operation. What is known of a subscriber stands in its `Link`, how long a message waits is
+the outbox's to know, and both come with the question. Where the policy learns, the gate keeps one
+`CongestionHistory` for each link that has had an estimate, until the broker forgets the link.
 
 L_now is half the RTT (paper 002, equation 1), scaled by the latency profile from the size of the
 packet that was timed to the size of the message; threshold_l is scaled from the profile's first
@@ -20,23 +21,29 @@ row to the size of the message. Where the paper and the methods page are silent:
 
 from __future__ import annotations
 
-from broker.extensions import Plugin, PluginContext, Verdict
+from broker.extensions import LearningGate, Plugin, PluginContext, Verdict
 from broker.link import Link
 from broker.message import Message
 from plugins.withholding.classes import SizeClasses
 from plugins.withholding.config import WithholdingConfig
-from plugins.withholding.policies import Policy, Situation, make_policy
+from plugins.withholding.history import CongestionHistory
+from plugins.withholding.policies import make_policy
+from plugins.withholding.policy import Policy, Situation
 from plugins.withholding.profile import LatencyProfile
 
 STRICTLY_AFTER_SECONDS = 0.001
 """Added to a release time; far above the rounding of clocks, far below any RTT that matters."""
 
+_NOTHING_KNOWN = CongestionHistory()
+"""Of a subscriber without estimates; never fed."""
 
-class WithholdingGate:
+
+class WithholdingGate(LearningGate):
     """The `DeliveryGate` of this plugin.
 
     Attributes:
         policy: the object that decides; it has no state, so a simulation may ask it too.
+        histories: what the policy learns from, by link; empty where it does not learn.
     """
 
     def __init__(self, config: WithholdingConfig) -> None:
@@ -50,6 +57,7 @@ class WithholdingGate:
         self._profile = LatencyProfile(config.profile)
         self._probe_period = config.probe_period
         self._max_overdue = config.max_withhold
+        self.histories: dict[Link, CongestionHistory] = {}
 
     def threshold_s(self, topic: str) -> int | None:
         """Return the payload bytes above which messages of `topic` are large."""
@@ -59,44 +67,70 @@ class WithholdingGate:
         """Ask the policy; small messages always go."""
         if not self._classes.is_large(message.topic, message.payload_bytes):
             return Verdict(deliver=True, reason="small")
-        rtt = self._rtt(link, now)
-        if rtt is None:
+        rtt = self._rtt(link)
+        overdue = self._overdue(link, now)
+        if rtt is None and not overdue:
             return Verdict(deliver=True, reason="no recent RTT estimate")
+        threshold_l = self._thresholds.threshold_l(link)
         scale = self._profile.relative(message.payload_bytes)
         situation = Situation(
-            l_now=scale * rtt / 2,
-            threshold_l=scale * self._thresholds.threshold_l(link),
+            l_now=scale * max(rtt or 0.0, overdue) / 2,
+            threshold_l=scale * threshold_l,
             sojourn=sojourn,
             probe_period=self._probe_period,
+            now=now,
+            size_ratio=scale,
+            overdue=overdue if overdue > threshold_l else 0.0,
+            history=self.histories.get(link, _NOTHING_KNOWN),
         )
-        return self._verdict(situation, now)
+        return self._verdict(situation)
+
+    def observe(self, link: Link) -> None:
+        """Take a new RTT estimate into the subscriber's history, if the policy learns."""
+        if not self.policy.learns:
+            return
+        history = self.histories.get(link)
+        rtt = self._rtt(link)
+        if rtt is None or link.rtt_latest is None or link.rtt_updated_at is None:
+            if history is not None:
+                history.lose_sight()
+            return
+        if history is None:
+            history = self.histories[link] = CongestionHistory()
+        known_at = link.rtt_updated_at
+        if history.sampled_at is None or known_at > history.known_at:
+            sent_at = known_at - link.rtt_latest
+            history.observe(rtt, sent_at, known_at, self._thresholds.threshold_l(link))
 
     def forget(self, link: Link) -> None:
-        """Keep nothing for any subscriber, so forget nothing."""
+        """Drop the subscriber's history."""
+        self.histories.pop(link, None)
 
-    def _rtt(self, link: Link, now: float) -> float | None:
-        """Return the RTT now of a packet of the profile's first row, seconds, or None."""
-        rtt = None
-        if link.rtt_latest is not None:
-            rtt = link.rtt_latest / self._profile.relative(link.rtt_bytes)
-        if link.outstanding_since is not None:
-            overdue = min(now - link.outstanding_since, self._max_overdue)
-            least = overdue / self._profile.relative(link.outstanding_bytes)
-            rtt = least if rtt is None else max(rtt, least)
-        return rtt
+    def _rtt(self, link: Link) -> float | None:
+        """Return the newest RTT of a packet of the profile's first row, seconds, or None."""
+        if link.rtt_latest is None:
+            return None
+        return link.rtt_latest / self._profile.relative(link.rtt_bytes)
 
-    def _verdict(self, situation: Situation, now: float) -> Verdict:
-        policy, l_now = self.policy, situation.l_now
-        limit = policy.latency_limit(situation)
-        if not policy.decide(situation):
-            release_in = max(0.0, policy.release_sojourn(situation) - situation.sojourn)
+    def _overdue(self, link: Link, now: float) -> float:
+        """Return the least that RTT can be by what is unanswered, seconds; 0 for nothing."""
+        if link.outstanding_since is None:
+            return 0.0
+        age = min(now - link.outstanding_since, self._max_overdue)
+        return age / self._profile.relative(link.outstanding_bytes)
+
+    def _verdict(self, situation: Situation) -> Verdict:
+        policy = self.policy
+        delivers, latency, limit, release_sojourn = policy.judge(situation)
+        if not delivers:
+            release_in = max(0.0, release_sojourn - situation.sojourn)
             return Verdict(
                 deliver=False,
-                look_again_at=now + release_in + STRICTLY_AFTER_SECONDS,
-                reason=f"{policy.name}: L_now {l_now:.4g} s >= {limit:.4g} s",
+                look_again_at=situation.now + release_in + STRICTLY_AFTER_SECONDS,
+                reason=f"{policy.name}: L_now {latency:.4g} s >= {limit:.4g} s",
             )
-        if l_now < limit:
-            reason = f"{policy.name}: L_now {l_now:.4g} s < {limit:.4g} s"
+        if latency < limit:
+            reason = f"{policy.name}: L_now {latency:.4g} s < {limit:.4g} s"
         else:
             waited, bound = situation.sojourn, policy.max_withhold
             reason = f"{policy.name}: withheld {waited:.4g} s > {bound:.4g} s"

@@ -1,69 +1,37 @@
-"""When to deliver a large message: the policies of paper 002, "Large message scheduling".
-
-Each policy is a frozen object: the broker, the proxy and the simulation ask the same one. All
-inequalities are strict.
-
-Notation: L_now is the expected one-way latency of the message if it is sent now, `RTT_latest / 2`
-(equation 1); ΔS the sojourn, T_Q the `probe_period`, D `max_withhold`, λ `congestion_rate`.
-"""
+"""When to deliver a large message: the policies of paper 002, "Large message scheduling"."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-
-class Situation(NamedTuple):
-    """What a policy decides on; all in seconds.
-
-    Attributes:
-        l_now: L_now, scaled to the message's size.
-        threshold_l: RTT of the uncongested path, scaled to the message's size.
-        sojourn: ΔS, how long the message has been withheld so far.
-        probe_period: T_Q, time until the next RTT estimate.
-    """
-
-    l_now: float
-    threshold_l: float
-    sojourn: float
-    probe_period: float
+from plugins.withholding.adaptive import FUSE_RATIO, AdaptivePolicy
+from plugins.withholding.policy import Judgement, Policy, Situation
 
 
 @dataclass(frozen=True)
-class Policy(ABC):
-    """What all policies share: deliver if L_now is below a limit or ``ΔS > D``.
-
-    Attributes:
-        name: as policy files spell it.
-        max_withhold: D, seconds; infinite for policies without it.
-    """
-
-    name: ClassVar[str]
-    max_withhold: float = math.inf
+class PaperPolicy(Policy):
+    """What the paper's policies share: deliver if ``L_now < limit`` or ``ΔS > D``."""
 
     @abstractmethod
     def latency_limit(self, situation: Situation) -> float:
         """Return the latency in seconds that L_now must be below."""
 
-    def decide(self, situation: Situation) -> bool:
-        """Say whether a large message is delivered now."""
-        return (
-            situation.l_now < self.latency_limit(situation) or situation.sojourn > self.max_withhold
-        )
-
     def release_sojourn(self, situation: Situation) -> float:  # noqa: ARG002 (others use it)
-        """Return the ΔS in seconds above which a message that `decide` withholds is delivered.
-
-        It holds while L_now and threshold_l stay as they are: a new RTT estimate is a reason
-        to decide again earlier.
-        """
+        """Return the ΔS in seconds above which a withheld message is delivered."""
         return self.max_withhold
+
+    def judge(self, situation: Situation) -> Judgement:
+        """Hold L_now against the limit."""
+        l_now, limit = situation.l_now, self.latency_limit(situation)
+        delivers = l_now < limit or situation.sojourn > self.max_withhold
+        return Judgement(delivers, l_now, limit, self.release_sojourn(situation))
 
 
 @dataclass(frozen=True)
-class NonePolicy(Policy):
+class NonePolicy(PaperPolicy):
     """The baseline: always deliver."""
 
     name: ClassVar[str] = "none"
@@ -74,7 +42,7 @@ class NonePolicy(Policy):
 
 
 @dataclass(frozen=True)
-class ConservativePolicy(Policy):
+class ConservativePolicy(PaperPolicy):
     """Deliver if ``L_now < threshold_l / 2`` or ``ΔS > D`` (equation 2)."""
 
     name: ClassVar[str] = "conservative"
@@ -85,7 +53,7 @@ class ConservativePolicy(Policy):
 
 
 @dataclass(frozen=True)
-class ProbabilisticPolicy(Policy):
+class ProbabilisticPolicy(PaperPolicy):
     """Deliver if ``L_now < T_Q + L_next`` or ``ΔS > D`` (equation 3).
 
     ``L_next = p * L_now + (1 - p) * threshold_l / 2`` (equation 4), where ``p = exp(-λ * t)``
@@ -104,13 +72,13 @@ class ProbabilisticPolicy(Policy):
 
     def latency_limit(self, situation: Situation) -> float:
         """Return ``T_Q + L_next``."""
-        l_now, threshold_l, sojourn, probe_period = situation
+        l_now, threshold_l, sojourn, probe_period = situation[:4]
         p = math.exp(-self.congestion_rate * (sojourn + probe_period))
         return probe_period + p * l_now + (1 - p) * threshold_l / 2
 
 
 @dataclass(frozen=True)
-class HistoricPolicy(Policy):
+class HistoricPolicy(PaperPolicy):
     """Deliver if ``L_now < T_Q + L_next + ΔS``, with ``L_next = threshold_l / 2`` (equation 6).
 
     The growing ΔS ends every wait, so there is no D.
@@ -131,7 +99,7 @@ def make_policy(name: str, *, max_withhold: float, congestion_rate: float) -> Po
     """Return the policy of that name.
 
     Args:
-        name: ``none``, ``conservative``, ``probabilistic`` or ``historic``.
+        name: ``none``, ``conservative``, ``probabilistic``, ``historic`` or ``adaptive``.
         max_withhold: D in seconds, for those that have it.
         congestion_rate: λ in 1/s, for those that have it.
 
@@ -147,4 +115,8 @@ def make_policy(name: str, *, max_withhold: float, congestion_rate: float) -> Po
             return ProbabilisticPolicy(max_withhold, congestion_rate)
         case HistoricPolicy.name:
             return HistoricPolicy()
-    raise ValueError(f"policy {name!r}; allowed: none, conservative, probabilistic or historic")
+        case AdaptivePolicy.name:
+            return AdaptivePolicy(FUSE_RATIO * max_withhold)
+    raise ValueError(
+        f"policy {name!r}; allowed: none, conservative, probabilistic, historic or adaptive"
+    )

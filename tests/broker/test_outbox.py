@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from broker.extensions import Verdict
+from broker.extensions import LearningGate, Verdict
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
@@ -305,6 +305,40 @@ def test_a_gate_that_raises_delivers_and_is_told() -> None:
     box, _, errors = outbox(gate)
     box.add(delivery("L", "cam", size=100))
     assert drain(box) == ["L"]
+    assert errors == [gate.error]
+    assert box.gate_errors_total == 1
+
+
+class Learner(Gate, LearningGate):
+    """A gate that wants to know of estimates when nothing waits, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Link] = []
+
+    def observe(self, link: Link) -> None:
+        """Remember it, or fail as the test has set."""
+        self.told.append(link)
+        if self.error is not None:
+            raise self.error
+
+
+def test_a_gate_that_learns_is_told_of_each_change_of_the_link() -> None:
+    """Also while the outbox is empty; other gates are not."""
+    gate = Learner()
+    box, _, _ = outbox(gate)
+    box.link_changed()
+    box.link_changed()
+    assert [link.client_id for link in gate.told] == ["c", "c"]
+    outbox(Gate())[0].link_changed()
+
+
+def test_a_gate_that_fails_to_learn_is_counted() -> None:
+    """Its fault is told and nothing stops."""
+    gate = Learner()
+    gate.error = RuntimeError("no history")
+    box, _, errors = outbox(gate)
+    box.link_changed()
     assert errors == [gate.error]
     assert box.gate_errors_total == 1
 

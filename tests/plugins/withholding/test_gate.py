@@ -7,16 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import models.withholding
+import models.withholding.simulation
 from broker.extensions import DeliveryGate, PluginContext, Verdict
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
 from broker.outbox import Delivery, Outbox
+from models.withholding.simulation import Setting, simulate
 from plugins.withholding import gate as gate_module
 from plugins.withholding.config import WithholdingConfig
 from plugins.withholding.gate import WithholdingGate, WithholdingPlugin
-from plugins.withholding.policies import Policy
+from plugins.withholding.policy import Judgement, Policy
 
 NOW = 1_000.0
 LARGE = Message("cam/1", b"x" * 1_000_000)
@@ -185,7 +186,10 @@ def test_age_of_a_large_outstanding_packet_is_scaled_down() -> None:
     assert gate_with(policy="conservative").decide(LARGE, link, 0.0, NOW).deliver
 
 
-@given(policy=st.sampled_from(["conservative", "probabilistic", "historic"]), rtt=st.floats(0, 60))
+@given(
+    policy=st.sampled_from(["conservative", "probabilistic", "historic", "adaptive"]),
+    rtt=st.floats(0, 60),
+)
 def test_every_hold_ends_though_a_client_never_answers(policy: str, rtt: float) -> None:
     """With a packet that stays unanswered for ever, asking when told releases the message."""
     gate = gate_with(policy=policy)
@@ -201,6 +205,91 @@ def test_every_hold_ends_though_a_client_never_answers(policy: str, rtt: float) 
         now = verdict.look_again_at
     assert verdict.deliver
     assert now - began_at <= max(10 * rtt / 2, 10 * 20 / 2) + 0.1
+
+
+def estimate(gate: WithholdingGate, link: Link, rtt: float, at: float) -> None:
+    """Give the link an RTT estimate as a sampler does, and tell the gate."""
+    link.rtt_latest = rtt
+    link.rtt_updated_at = at
+    gate.observe(link)
+
+
+def learned(gate: WithholdingGate, link: Link) -> None:
+    """Let the gate see five congestions of 6 s, the last of which ended in second 45."""
+    for second in range(46):
+        estimate(gate, link, 2.0 if second % 9 in range(3, 9) else 0.1, float(second))
+
+
+def test_adaptive_waits_as_long_as_this_subscriber_has_taught_it() -> None:
+    """Congestion of 6 s each time: a message that comes after 2 s of it waits for its end."""
+    gate, link = gate_with(policy="adaptive"), link_with(None)
+    learned(gate, link)
+    for second in (46, 47, 48, 49, 50):
+        estimate(gate, link, 0.1 if second < 48 else 2.0, float(second))
+    verdict = gate.decide(LARGE, link, 0.0, 50.0)
+    assert not verdict.deliver
+    # From calm sample to calm sample it was 7 s each time. The last was sent at 46.9, and the
+    # prior length of 8 s is not ruled out yet.
+    assert verdict.look_again_at == pytest.approx(46.9 + 8.0 + 0.001)
+    assert verdict.reason.startswith("adaptive: L_now 9.269 s >= ")
+    later = gate.decide(LARGE, link, 4.901, 54.901)
+    assert later.deliver
+
+
+def test_adaptive_sends_at_once_to_a_subscriber_whose_congestion_lasts() -> None:
+    """The same RTT, another past: each subscriber is judged by its own."""
+    gate = gate_with(policy="adaptive")
+    short, long = link_with(None), Link("site-8")
+    learned(gate, short)
+    for second in range(0, 2000, 100):
+        for at in range(second, second + 90, 2):
+            estimate(gate, long, 2.0, float(at))
+        for at in range(second + 90, second + 100):
+            estimate(gate, long, 0.1, float(at))
+    estimate(gate, short, 2.0, 48.0)
+    estimate(gate, long, 2.0, 2002.0)
+    assert not gate.decide(LARGE, short, 0.0, 48.0).deliver
+    assert gate.decide(LARGE, long, 0.0, 2002.0).deliver
+
+
+def test_history_ends_with_the_subscriber() -> None:
+    """What is kept for a link is made with its first estimate and gone when it is forgotten."""
+    gate, link = gate_with(policy="adaptive"), link_with(None)
+    gate.observe(link)
+    assert not gate.histories
+    estimate(gate, link, 0.1, 1.0)
+    assert list(gate.histories) == [link]
+    gate.forget(link)
+    gate.forget(link)
+    assert not gate.histories
+
+
+def test_estimate_that_is_told_twice_counts_once() -> None:
+    """Connections and outboxes tell the gate more often than there is news."""
+    gate, link = gate_with(policy="adaptive"), link_with(None)
+    estimate(gate, link, 0.1, 1.0)
+    estimate(gate, link, 2.0, 4.0)
+    before = gate.histories[link].after_calm
+    estimate(gate, link, 2.0, 4.0)
+    assert gate.histories[link].after_calm == before
+
+
+def test_estimate_too_old_ends_the_congestion_unmeasured() -> None:
+    """How long it lasted nobody saw, and the message goes."""
+    gate, link = gate_with(policy="adaptive"), link_with(None)
+    estimate(gate, link, 0.1, 1.0)
+    estimate(gate, link, 2.0, 4.0)
+    link.rtt_latest = None
+    gate.observe(link)
+    assert gate.histories[link].began_at is None
+    assert gate.decide(LARGE, link, 0.0, 15.0).reason == "no recent RTT estimate"
+
+
+def test_policies_that_do_not_learn_keep_nothing() -> None:
+    """No memory is spent on what nobody reads."""
+    gate, link = gate_with(policy="historic"), link_with(None)
+    estimate(gate, link, 0.1, 1.0)
+    assert not gate.histories
 
 
 def test_outbox_releases_one_message_after_the_other_on_this_gate() -> None:
@@ -251,15 +340,15 @@ def test_simulation_drives_the_very_object_that_the_gate_asks(
     """One implementation, two clocks: identity of object and class, not equality of code."""
     gate = gate_with(policy="conservative")
     asked: list[Policy] = []
-    decide = type(gate.policy).decide
+    judge = type(gate.policy).judge
 
-    def spy(self: Policy, situation: Any) -> bool:
+    def spy(self: Policy, situation: Any) -> Judgement:
         asked.append(self)
-        return decide(self, situation)
+        return judge(self, situation)
 
-    monkeypatch.setattr(type(gate.policy), "decide", spy)
+    monkeypatch.setattr(type(gate.policy), "judge", spy)
     gate.decide(LARGE, link_with(0.1), 0.0, NOW)
-    models.withholding.simulate(gate.policy, [0.3] * 10, threshold_l=0.5)
+    simulate(gate.policy, [0.3] * 10, Setting())
     assert len(asked) > 2
     assert all(policy is gate.policy for policy in asked)
-    assert vars(models.withholding)["Policy"] is vars(gate_module)["Policy"]
+    assert vars(models.withholding.simulation)["Policy"] is vars(gate_module)["Policy"]

@@ -12,11 +12,10 @@ from plugins.withholding.policies import (
     ConservativePolicy,
     HistoricPolicy,
     NonePolicy,
-    Policy,
     ProbabilisticPolicy,
-    Situation,
     make_policy,
 )
+from plugins.withholding.policy import Policy, Situation
 
 D = 20.0
 NAMES = ("none", "conservative", "probabilistic", "historic")
@@ -57,7 +56,7 @@ def test_conservative_delivers_below_half_threshold_l_or_after_d(
     situation: Situation, *, delivers: bool
 ) -> None:
     """L_now < threshold_l / 2 or sojourn > D, both strictly (paper 002, equation 2)."""
-    assert ConservativePolicy(D).decide(situation) is delivers
+    assert ConservativePolicy(D).judge(situation).delivers is delivers
 
 
 def test_probabilistic_limit_is_the_hand_computed_one() -> None:
@@ -65,24 +64,24 @@ def test_probabilistic_limit_is_the_hand_computed_one() -> None:
     policy = ProbabilisticPolicy(D, math.log(2) / 10)
     # p = 2 ** -((5 + 5) / 10) = 1/2, so L_next = 12 / 2 + 0.25 / 2.
     assert policy.latency_limit(at(12.0, 5.0)) == pytest.approx(5 + 6 + 0.125)
-    assert not policy.decide(at(12.0, 5.0))
+    assert not policy.judge(at(12.0, 5.0)).delivers
     # L_now = limit where L_now / 2 = 5.125.
-    assert policy.decide(at(10.24, 5.0))
-    assert not policy.decide(at(10.26, 5.0))
+    assert policy.judge(at(10.24, 5.0)).delivers
+    assert not policy.judge(at(10.26, 5.0)).delivers
 
 
 def test_probabilistic_delivers_strictly_after_d() -> None:
     """Sojourn > D releases whatever the latency (equation 3)."""
     policy = ProbabilisticPolicy(D, 1 / 17.5)
-    assert not policy.decide(at(100.0, 20.0))
-    assert policy.decide(at(100.0, 20.1))
+    assert not policy.judge(at(100.0, 20.0)).delivers
+    assert policy.judge(at(100.0, 20.1)).delivers
 
 
 def test_probabilistic_holds_longer_the_shorter_congestion_is_expected_to_last() -> None:
     """A higher congestion_rate makes waiting look better (equation 5)."""
     short, long = ProbabilisticPolicy(D, 1 / 5), ProbabilisticPolicy(D, 1 / 60)
-    assert not short.decide(at(15.0))
-    assert long.decide(at(15.0))
+    assert not short.judge(at(15.0)).delivers
+    assert long.judge(at(15.0)).delivers
 
 
 @pytest.mark.parametrize(
@@ -100,28 +99,28 @@ def test_historic_weighs_latency_against_the_wait_so_far(
     situation: Situation, *, delivers: bool
 ) -> None:
     """L_now < T_Q + threshold_l / 2 + sojourn, strictly; no D (paper 002, equation 6)."""
-    assert HistoricPolicy().decide(situation) is delivers
+    assert HistoricPolicy().judge(situation).delivers is delivers
 
 
 @given(situations)
 def test_none_always_delivers(situation: Situation) -> None:
     """The baseline withholds nothing."""
-    assert NonePolicy().decide(situation)
+    assert NonePolicy().judge(situation).delivers
 
 
 @given(situations)
 def test_no_policy_with_d_withholds_beyond_it(situation: Situation) -> None:
     """D bounds every wait of conservative and probabilistic."""
     late = situation._replace(sojourn=math.nextafter(D, math.inf))
-    assert ConservativePolicy(D).decide(late)
-    assert ProbabilisticPolicy(D, 1 / 17.5).decide(late)
+    assert ConservativePolicy(D).judge(late).delivers
+    assert ProbabilisticPolicy(D, 1 / 17.5).judge(late).delivers
 
 
 @given(situations)
 def test_each_policy_delivers_below_half_threshold_l(situation: Situation) -> None:
     """A path as good as uncongested never causes a wait."""
     calm = situation._replace(l_now=situation.threshold_l / 2 * 0.999)
-    assert all(policy_named(name).decide(calm) for name in NAMES)
+    assert all(policy_named(name).judge(calm).delivers for name in NAMES)
 
 
 @given(situations, latencies)
@@ -130,8 +129,8 @@ def test_a_lower_latency_never_causes_a_wait(situation: Situation, lower: float)
     better = situation._replace(l_now=min(lower, situation.l_now))
     for name in NAMES:
         policy = policy_named(name)
-        if policy.decide(situation):
-            assert policy.decide(better), name
+        if policy.judge(situation).delivers:
+            assert policy.judge(better).delivers, name
 
 
 @given(situations, sojourns)
@@ -141,8 +140,8 @@ def test_conservative_and_historic_only_soften_with_time(
     """What would go now would go later too, if nothing else changes."""
     later = situation._replace(sojourn=max(longer, situation.sojourn))
     for policy in (ConservativePolicy(D), HistoricPolicy()):
-        if policy.decide(situation):
-            assert policy.decide(later), policy.name
+        if policy.judge(situation).delivers:
+            assert policy.judge(later).delivers, policy.name
 
 
 @given(situations)
@@ -150,14 +149,14 @@ def test_release_sojourn_is_where_the_wait_ends(situation: Situation) -> None:
     """A withheld message waits until its release sojourn and goes right after it."""
     for name in NAMES:
         policy = policy_named(name)
-        if policy.decide(situation):
+        if policy.judge(situation).delivers:
             continue
-        release = policy.release_sojourn(situation)
+        release = policy.judge(situation).release_sojourn
         # Margins are above the rounding of numbers up to 1e4.
         assert release >= situation.sojourn - 1e-9, name
-        assert policy.decide(situation._replace(sojourn=release + 1e-6)), name
+        assert policy.judge(situation._replace(sojourn=release + 1e-6)).delivers, name
         before = situation._replace(sojourn=max(situation.sojourn, release - 1e-6))
-        assert not policy.decide(before), name
+        assert not policy.judge(before).delivers, name
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,32 @@
+"""The policy that knows the future: the bound that no policy can pass (paper 002)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def least_latencies(
+    trace: Sequence[float], *, message_period: int = 5, size_scale: float = 10.0
+) -> list[float]:
+    """Return the least end-to-end latency of each message, by search over every second of sending.
+
+    The search of one message ends where the sojourn alone is no better than the best so far.
+
+    Args:
+        trace: RTT of the query in each second, seconds; after its end it keeps its last value.
+        message_period: whole seconds between two large messages.
+        size_scale: latency of the large message over that of the query.
+    """
+    return [
+        _least(trace, arrival, size_scale / 2) for arrival in range(0, len(trace), message_period)
+    ]
+
+
+def _least(trace: Sequence[float], arrival: int, to_latency: float) -> float:
+    least = to_latency * trace[arrival]
+    for second in range(arrival + 1, len(trace)):
+        sojourn = second - arrival
+        if sojourn >= least:
+            break
+        least = min(least, sojourn + to_latency * trace[second])
+    return least

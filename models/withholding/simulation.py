@@ -1,0 +1,168 @@
+"""Large messages to one subscriber under a policy, on a virtual clock of whole seconds (paper 002).
+
+A large message costs half the RTT of the second in which it is delivered, times ten. Queries are
+sent at multiples of T_Q. Decisions fall on arrival, on each second that brings something new of a
+query, and on the first second after the policy's own release time, as the broker's gate asks for.
+Messages do not queue behind each other.
+
+When a query's RTT is known can be read in two ways:
+
+* ``period``: at second t, of the query sent at t - T_Q or before. Under this reading all that the
+  paper reports holds together.
+* ``arrival``, as in the broker: as soon as its answer comes, and after T_Q at the latest. Until
+  then its age is the least its RTT can be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from broker.link import Link
+from plugins.probing.estimators import WindowedMinimum
+from plugins.withholding.config import DEFAULT_MARGIN_RATIO
+from plugins.withholding.history import CongestionHistory
+from plugins.withholding.policy import Policy, Situation
+from plugins.withholding.thresholds import Thresholds
+
+Answers = Literal["period", "arrival"]
+
+WINDOW_SECONDS = 300.0
+"""From which a threshold_l is learned; the default of `probing`."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a simulation is run with, beside policy and trace.
+
+    Attributes:
+        threshold_l: RTT of the query on the uncongested path, seconds; None to learn it from the
+            least RTT, as the broker does with ``auto``.
+        probe_period: T_Q, whole seconds.
+        message_period: whole seconds between two large messages.
+        size_scale: latency of the large message over that of the query.
+        answers: when a query's RTT is known.
+    """
+
+    threshold_l: float | None = 0.5
+    probe_period: int = 1
+    message_period: int = 5
+    size_scale: float = 10.0
+    answers: Answers = "period"
+
+
+class Prober:
+    """What the queries have told so far.
+
+    Attributes:
+        link: the subscriber's, as a sampler of the broker would write it.
+        history: the subscriber's, fed as the gate feeds it.
+        overdue: age of the oldest query that is unanswered, seconds, if that is more than
+            threshold_l; or 0.
+    """
+
+    def __init__(self, trace: Sequence[float], setting: Setting) -> None:
+        self.link = Link("simulated")
+        self.history = CongestionHistory()
+        self.overdue = 0
+        self._trace = trace
+        self._setting = setting
+        self._thresholds = Thresholds(fixed=setting.threshold_l, margin_ratio=DEFAULT_MARGIN_RATIO)
+        self._minimum = WindowedMinimum(WINDOW_SECONDS)
+        self._unanswered: deque[int] = deque()
+
+    def threshold_l(self) -> float:
+        """Return threshold_l of the query, seconds."""
+        return self._thresholds.threshold_l(self.link)
+
+    def advance(self, second: int) -> bool:
+        """Send and receive what falls on this second; return whether there is a new RTT."""
+        queries = self._unanswered
+        answered = [sent_at for sent_at in queries if self._known_at(sent_at) <= second]
+        while answered and queries and queries[0] <= answered[-1]:
+            self._take(queries.popleft(), second)
+        if second % self._setting.probe_period == 0:
+            queries.append(second)
+        age = second - queries[0] if queries and self._setting.answers != "period" else 0
+        self.overdue = age if age > self.threshold_l() else 0
+        return bool(answered)
+
+    def rtt(self) -> float:
+        """Return the RTT now as far as it is known: what is overdue counts as its age."""
+        # Before the first query is answered nothing is known but the path's own RTT.
+        latest = self.link.rtt_latest
+        return max(self.threshold_l() if latest is None else latest, self.overdue)
+
+    def _known_at(self, sent_at: int) -> float:
+        period_ends_at = sent_at + self._setting.probe_period
+        if self._setting.answers == "period":
+            return period_ends_at
+        return min(period_ends_at, sent_at + rtt_at(self._trace, sent_at))
+
+    def _take(self, sent_at: int, second: int) -> None:
+        rtt = rtt_at(self._trace, sent_at)
+        if self._known_at(sent_at) > second:
+            # Overtaken by a newer one, it is given up: its RTT is its age at least.
+            rtt = second - sent_at
+        self.link.rtt_latest = rtt
+        self.link.rtt_min = self._minimum.add(rtt, second)
+        self.history.observe(rtt, sent_at, second, self.threshold_l())
+
+
+def simulate(policy: Policy, trace: Sequence[float], setting: Setting) -> list[float]:
+    """Return the end-to-end latency of each large message: network latency plus sojourn.
+
+    Args:
+        policy: the very object that a gate asks.
+        trace: RTT of the query in each second, seconds; delivery after its end sees its last
+            value.
+        setting: everything else.
+
+    Returns:
+        One latency in seconds for each message, in order of arrival.
+    """
+    period, to_latency = setting.message_period, setting.size_scale / 2
+    latencies = [0.0] * math.ceil(len(trace) / period)
+    prober = Prober(trace, setting)
+    waiting: list[tuple[int, int]] = []  # second of arrival, second of the next look
+    second = 0
+    while second < len(trace) or waiting:
+        is_new = prober.advance(second)
+        if second < len(trace) and second % period == 0:
+            waiting.append((second, second))
+        asked, waiting = waiting, []
+        for arrival, look_at in asked:
+            if not is_new and second < look_at:
+                waiting.append((arrival, look_at))
+                continue
+            judgement = policy.judge(_situation(prober, setting, arrival, second))
+            if judgement.delivers:
+                latency = second - arrival + to_latency * rtt_at(trace, second)
+                latencies[arrival // period] = latency
+            else:
+                released_at = arrival + math.floor(judgement.release_sojourn) + 1
+                waiting.append((arrival, max(released_at, second + 1)))
+        second += 1
+    return latencies
+
+
+def rtt_at(trace: Sequence[float], second: int) -> float:
+    """Return the RTT of a second, which after the trace's end is its last."""
+    return trace[min(second, len(trace) - 1)]
+
+
+def _situation(prober: Prober, setting: Setting, arrival: int, second: int) -> Situation:
+    scale = setting.size_scale
+    return Situation(
+        l_now=scale * prober.rtt() / 2,
+        threshold_l=scale * prober.threshold_l(),
+        sojourn=second - arrival,
+        probe_period=setting.probe_period,
+        now=second,
+        size_ratio=scale,
+        overdue=prober.overdue,
+        history=prober.history,
+    )

@@ -1,0 +1,150 @@
+"""Our own policy: wait as long as this subscriber's own past says that waiting pays.
+
+Theory of operation. A large message meets congestion at RTT level R. Sent now it takes
+``L = R / 2``; sent once the path is seen calm it takes ``C``, half the RTT that this subscriber
+has shown after a calm sample. In between lies an unknown time, of which the lengths of earlier
+congestion are the best evidence there is: those of them that are longer than the present one has
+lasted are, equally likely, its length.
+
+A plan is a time w: "send when a sample shows calm, and after w at the latest". Of each length
+that remains, ending in r seconds, a plan costs
+
+* ``r + lag + C`` where the end is seen by then, ``lag`` being how late samples are;
+* ``w + C`` where it has ended by then, unseen;
+* ``w + L`` where it goes on.
+
+The plan with the least mean cost is taken; ``w = 0`` is to send now. While the level stays, no
+rule can do better than some w: until calm is seen, nothing is learned by waiting but that it
+still lasts, which each plan has counted in. Only the ends need to be tried as w, since between
+two of them a plan's cost but rises.
+
+Where few lengths are left one more is added: as long again as it has lasted so far. It stands for
+congestion unlike any before, decides alone once all lengths are outlived, and lets waiting pay
+ever less.
+
+No parameter describes the network. A bound on the hold is a fuse, not a part of the rule.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right, insort
+from dataclasses import dataclass
+from typing import ClassVar
+
+from plugins.withholding.history import CongestionHistory
+from plugins.withholding.policy import Judgement, Policy, Situation
+
+MAX_ENDS = 16
+"""Of longer lengths than these, every second or third is taken: a decision costs some microseconds,
+and of many lengths the middle ones say little that their neighbours do not."""
+
+FEW_ENDS = 8
+"""With fewer lengths left than these, congestion may well be of a kind not met before."""
+
+_NO_LAG = 1e-6
+"""Seconds; an end that is seen at once is seen after the plan that sends at it."""
+
+OVERDUE_RATIO = 2.0
+"""Expected RTT of a packet over the time for which it is unanswered: half its wait is over."""
+
+FUSE_RATIO = 2.0
+"""Longest hold over the user's `max_withhold`. A wait ends because the lengths say so; cut at D, as
+long as a common congestion, it would often end just before the path is calm, or as a second
+congestion follows the first."""
+
+
+@dataclass(frozen=True)
+class AdaptivePolicy(Policy):
+    """Deliver if no wait has a smaller expected end-to-end latency, or ``ΔS > D``.
+
+    Where the path is calm, or nothing is known of it, it delivers.
+    """
+
+    name: ClassVar[str] = "adaptive"
+    learns: ClassVar[bool] = True
+
+    def judge(self, situation: Situation) -> Judgement:
+        """Compare the latency of sending now with that of the best wait."""
+        history, overdue = situation.history, situation.overdue
+        if history is None or (history.began_at is None and not overdue):
+            return Judgement(
+                delivers=True, latency=situation.l_now, limit=math.inf, release_sojourn=0.0
+            )
+        level = max(history.level, overdue)
+        if overdue and (history.began_at is None or history.is_off_level(level)):
+            # Another congestion than the last: how bad it is, only this packet tells.
+            level = max(level, OVERDUE_RATIO * overdue)
+        to_latency = situation.size_ratio / 2
+        congested = to_latency * level
+        calm = situation.threshold_l / 2
+        if history.after_calm is not None:
+            calm = to_latency * history.after_calm
+        ends = _ends(history, situation)
+        at_once, waiting, wait = best_wait(ends, history.lag_seconds, congested, calm)
+        delivers = at_once < waiting or situation.sojourn > self.max_withhold
+        return Judgement(
+            delivers, at_once, waiting, min(situation.sojourn + wait, self.max_withhold)
+        )
+
+
+def _ends(history: CongestionHistory, situation: Situation) -> list[float]:
+    """Return when congestion may end, in seconds from now, ascending; each equally likely.
+
+    An end before now is one that no sample has shown yet.
+    """
+    now = situation.now
+    began_at, known_until = history.began_at, history.sampled_at
+    if situation.overdue:
+        began_at = now - situation.overdue if began_at is None else began_at
+        known_until = now
+    if began_at is None or known_until is None:
+        return [0.0]
+    lasted = known_until - began_at
+    lengths = history.lengths
+    n_shorter = bisect_right(lengths, lasted)
+    step = 1 + (len(lengths) - n_shorter) // MAX_ENDS
+    from_now = began_at - now
+    ends = [length + from_now for length in lengths[n_shorter + step // 2 :: step]]
+    if len(ends) < FEW_ENDS:
+        insort(ends, lasted + max(lasted, situation.probe_period) + from_now)
+    return ends
+
+
+def best_wait(
+    ends: list[float], lag: float, congested: float, calm: float
+) -> tuple[float, float, float]:
+    """Return the mean latency of sending now, that of the best wait, and that wait.
+
+    Args:
+        ends: when congestion ends, in seconds from now, ascending, each equally likely; what is
+            below 0 has ended unseen.
+        lag: seconds from an end until it is seen.
+        congested: latency of a message sent in congestion, seconds.
+        calm: latency of a message sent after it, seconds.
+
+    Returns:
+        (at once, waiting, wait): three times in seconds; ``waiting`` is infinite where there is
+        no end to wait for or nothing to gain.
+    """
+    n_ends = n_unseen = len(ends)
+    gain = congested - calm
+    n_over = bisect_right(ends, 0.0)
+    at_once = congested - gain * n_over / n_ends
+    if gain <= 0:
+        return at_once, math.inf, 0.0
+    lag = max(lag, _NO_LAG)
+    least, wait = math.inf, 0.0
+    seen_seconds, next_seen = 0.0, ends[0] + lag
+    # For each end that is ahead: the mean over all ends, but for what all plans have in common.
+    for latest in ends[n_over:]:
+        n_over += 1
+        while next_seen <= latest:
+            if next_seen > 0:
+                seen_seconds += next_seen
+            n_unseen -= 1
+            next_seen = ends[n_ends - n_unseen] + lag
+        cost = seen_seconds + n_unseen * latest - gain * n_over
+        if cost < least:
+            least, wait = cost, latest
+    return at_once, congested + least / n_ends, wait

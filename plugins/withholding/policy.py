@@ -1,0 +1,79 @@
+"""What every withholding policy is given, and what it answers.
+
+Notation (paper 002): L_now is the expected one-way latency of the message if it is sent now,
+`RTT_latest / 2` (equation 1); ΔS the sojourn, T_Q the `probe_period`, D `max_withhold`, λ
+`congestion_rate`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from plugins.withholding.history import CongestionHistory
+
+
+class Situation(NamedTuple):
+    """What a policy decides on; times are in seconds.
+
+    Attributes:
+        l_now: L_now, scaled to the message's size.
+        threshold_l: RTT of the uncongested path, scaled to the message's size.
+        sojourn: ΔS, how long the message has been withheld so far.
+        probe_period: T_Q, time until the next RTT estimate.
+        now: monotonic seconds.
+        size_ratio: latency of the message over that of the packets in `history`.
+        overdue: least RTT that a packet of `history` has now, by the age of what is unanswered; 0
+            where that is no more than threshold_l.
+        history: what is known of this subscriber's congestion, for policies that learn.
+    """
+
+    l_now: float
+    threshold_l: float
+    sojourn: float
+    probe_period: float
+    now: float = 0.0
+    size_ratio: float = 1.0
+    overdue: float = 0.0
+    history: CongestionHistory | None = None
+
+
+class Judgement(NamedTuple):
+    """A policy's answer; all in seconds.
+
+    Attributes:
+        delivers: whether the message goes now.
+        latency: what is expected of a message sent now.
+        limit: what `latency` was held against.
+        release_sojourn: ΔS above which a withheld message is delivered, while nothing new is
+            known: a new RTT estimate is a reason to decide again earlier.
+    """
+
+    delivers: bool
+    latency: float
+    limit: float
+    release_sojourn: float
+
+
+@dataclass(frozen=True)
+class Policy(ABC):
+    """What all policies share: deliver if a latency is below a limit or ``ΔS > D``.
+
+    A policy is a frozen object: the broker, the proxy and the simulation ask the same one. All
+    inequalities are strict.
+
+    Attributes:
+        name: as policy files spell it.
+        max_withhold: D, seconds; infinite for policies without it.
+    """
+
+    name: ClassVar[str]
+    learns: ClassVar[bool] = False
+    """Whether `judge` reads `Situation.history`."""
+    max_withhold: float = math.inf
+
+    @abstractmethod
+    def judge(self, situation: Situation) -> Judgement:
+        """Say whether a large message is delivered now, and why."""

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import math
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plugins.withholding.adaptive import AdaptivePolicy, best_wait
+from plugins.withholding.history import PRIOR_LENGTHS, CongestionHistory
+from plugins.withholding.policy import Situation
+
+THRESHOLD_L = 0.5
+POLICY = AdaptivePolicy(40.0)
+
+ends_lists = st.lists(st.floats(-30, 100), min_size=1, max_size=33).map(sorted)
+latencies = st.floats(0, 1000)
+
+
+def history_of(lengths: list[float]) -> CongestionHistory:
+    """Return a history of a subscriber with these lengths alone, calm until second 0."""
+    history = CongestionHistory()
+    for second in range(-20, 1):
+        history.observe(0.2, second, second, THRESHOLD_L)
+    history.lengths = array("f", sorted(lengths))
+    return history
+
+
+def congested_at(now: float, history: CongestionHistory, *, sojourn: float = 0.0) -> Situation:
+    """Return the situation of a message ten times as slow as the samples, T_Q 1 s."""
+    return Situation(20.0, 5.0, sojourn, 1.0, now=now, size_ratio=10.0, history=history)
+
+
+@pytest.mark.parametrize(
+    ("ends", "congested", "calm", "expected"),
+    [
+        # One end, 5 s away and seen at once: wait 5 s and go for 1 s.
+        ([5.0], 20.0, 1.0, (20.0, 6.0, 5.0)),
+        # The same where going at once takes 4 s: 6 s of waiting is worse.
+        ([5.0], 4.0, 1.0, (4.0, 6.0, 5.0)),
+        # 2 s or 30 s. Waiting 2 s at most: (2 + 1 + 2 + 20) / 2; for 30 s: (2 + 1 + 30 + 1) / 2.
+        ([2.0, 30.0], 20.0, 1.0, (20.0, 12.5, 2.0)),
+        # 2 s or 6 s: (3 + 7) / 2 is better than (3 + 22) / 2.
+        ([2.0, 6.0], 20.0, 1.0, (20.0, 5.0, 6.0)),
+        # One of two has ended unseen: now (20 + 1) / 2, else (0 + 1 + 8 + 1) / 2.
+        ([-1.0, 8.0], 20.0, 1.0, (10.5, 5.0, 8.0)),
+        # All have ended: nothing to wait for.
+        ([-2.0, -1.0], 20.0, 1.0, (1.0, math.inf, 0.0)),
+        # Calm takes as long: nothing to gain.
+        ([5.0], 20.0, 20.0, (20.0, math.inf, 0.0)),
+    ],
+)
+def test_best_wait_is_the_hand_computed_one(
+    ends: list[float], congested: float, calm: float, expected: tuple[float, float, float]
+) -> None:
+    """Mean cost of sending now, of the best plan, and its time; ends are seen without lag."""
+    assert best_wait(ends, 0.0, congested, calm) == pytest.approx(expected)
+
+
+def test_lag_delays_what_is_seen_and_not_what_is_sent_blindly() -> None:
+    """With a lag of 3 s the end at 2 s is seen at 5 s; the plan of 6 s pays 5 + 1 and 6 + 1."""
+    assert best_wait([2.0, 6.0], 3.0, 20.0, 1.0) == pytest.approx((20.0, 6.5, 6.0))
+
+
+@given(ends_lists, st.floats(0, 20), latencies, latencies)
+def test_no_time_is_better_than_the_best_wait(
+    ends: list[float], lag: float, congested: float, calm: float
+) -> None:
+    """Trying every end, each sight of one and times in between finds nothing better."""
+    at_once, waiting, wait = best_wait(ends, lag, congested, calm)
+
+    def cost(latest: float) -> float:
+        total = 0.0
+        for end in ends:
+            seen = max(0.0, end + lag)
+            if seen <= latest:
+                total += seen + calm
+            else:
+                total += latest + (calm if end <= latest else congested)
+        return total / len(ends)
+
+    if congested <= calm:
+        assert waiting == math.inf
+        return
+    n_ended = sum(end <= 0 for end in ends)
+    assert at_once == pytest.approx(congested - (congested - calm) * n_ended / len(ends))
+    if n_ended < len(ends):
+        assert waiting == pytest.approx(cost(wait))
+        times = [time for end in ends for time in (end, end + lag, end + 0.5)]
+        assert all(waiting <= cost(time) + 1e-6 for time in times if time >= ends[n_ended])
+
+
+@given(ends_lists, st.floats(0, 20), latencies, latencies, latencies)
+def test_a_lower_level_never_causes_a_wait(
+    ends: list[float], lag: float, congested: float, lower: float, calm: float
+) -> None:
+    """The decision is monotone in the latency of the congested path."""
+    at_once, waiting, _ = best_wait(ends, lag, congested, calm)
+    lower_at_once, lower_waiting, _ = best_wait(ends, lag, min(lower, congested), calm)
+    if at_once < waiting:
+        assert lower_at_once <= lower_waiting + 1e-9
+
+
+def test_calm_path_delivers() -> None:
+    """Nothing is withheld while the last sample was good."""
+    judgement = POLICY.judge(congested_at(1.0, history_of([5.0] * 5)))
+    assert judgement.delivers
+    assert judgement.limit == math.inf
+
+
+def test_nothing_known_delivers() -> None:
+    """A subscriber without history has no congestion that could end."""
+    assert POLICY.judge(Situation(20.0, 5.0, 0.0, 1.0)).delivers
+
+
+def test_waits_until_the_length_that_congestion_always_has() -> None:
+    """Begun in second 1, of length 5 five times: at 3 the message waits for second 6."""
+    history = history_of([5.0] * 5)
+    for second in (1.0, 2.0, 3.0):
+        history.observe(4.0, second, second, THRESHOLD_L)
+    judgement = POLICY.judge(congested_at(3.0, history))
+    assert not judgement.delivers
+    assert judgement.release_sojourn == pytest.approx(3.0)
+    # Calm after calm was 0.2 s 28 times and 4 s once, so that C is 1.66 s; five lengths end in
+    # 3 s, and one in 2 s (as long again), which is seen without lag.
+    calm = 5 * (28 * 0.2 + 4.0) / 29
+    assert judgement.limit == pytest.approx((2 + 5 * 3) / 6 + calm)
+
+
+def test_outlived_lengths_say_nothing() -> None:
+    """After 12 s of what has never lasted over 5 s, only "as long again" is left, 12 s more."""
+    history = history_of([5.0] * 5)
+    for second in range(1, 14):
+        history.observe(4.0, second, second, THRESHOLD_L)
+    calm = 5 * (28 * 0.2 + 4.0) / 29
+    judgement = POLICY.judge(congested_at(13.0, history))
+    assert judgement.limit == pytest.approx(12.0 + calm)
+    assert not judgement.delivers
+
+
+def test_short_congestion_is_waited_out_and_long_one_is_not() -> None:
+    """The same path now, other pasts: the lengths decide."""
+    verdicts = []
+    for length in (3.0, 60.0):
+        history = history_of([length] * 20)
+        history.observe(4.0, 1.0, 1.0, THRESHOLD_L)
+        verdicts.append(POLICY.judge(congested_at(1.0, history)).delivers)
+    assert verdicts == [False, True]
+
+
+def test_unanswered_packet_is_congestion_before_its_answer() -> None:
+    """The last sample was good, but a packet of 2 s ago is overdue."""
+    history = history_of([5.0] * 20)
+    situation = congested_at(3.0, history)._replace(overdue=2.0)
+    judgement = POLICY.judge(situation)
+    # Begun in second 1: twenty lengths end in 3 s, and one in 2 s; L is 5 * 2 * 2 s.
+    assert not judgement.delivers
+    assert judgement.release_sojourn == pytest.approx(3.0)
+    assert judgement.latency == pytest.approx(20.0)
+
+
+def test_age_below_the_level_is_no_news() -> None:
+    """In congestion of 4 s a packet without answer for 2 s says that it lasts, and no more."""
+    history = history_of([5.0] * 20)
+    history.observe(4.0, 1.0, 1.0, THRESHOLD_L)
+    judgement = POLICY.judge(congested_at(3.0, history)._replace(overdue=2.0))
+    assert judgement.latency == pytest.approx(20.0)
+    assert judgement.release_sojourn == pytest.approx(3.0)
+
+
+def test_more_overdue_than_any_level_is_expected_to_double() -> None:
+    """An age of 6 s speaks for an RTT of 12 s: 60 s for a message of ten times the size."""
+    history = history_of([5.0] * 20)
+    judgement = POLICY.judge(congested_at(6.5, history)._replace(overdue=6.0))
+    assert judgement.latency == pytest.approx(60.0)
+
+
+def test_path_without_memory_is_not_waited_for() -> None:
+    """Where good and bad samples alternate, the next is as bad after a good one: send."""
+    history = CongestionHistory()
+    for second in range(1001):
+        history.observe(0.2 if second % 2 else 4.0, second, second, THRESHOLD_L)
+    assert POLICY.judge(congested_at(1000.0, history)).delivers
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 30), st.floats(0.1, 20)), min_size=1, max_size=60),
+    st.floats(0, 20),
+    st.floats(0, 100),
+)
+def test_every_hold_ends_by_its_bound(
+    samples: list[tuple[float, float]], overdue: float, sojourn: float
+) -> None:
+    """Whatever was seen: beyond D it goes, before it waits for a time that is ahead."""
+    history = CongestionHistory()
+    now = 0.0
+    for rtt, gap in samples:
+        now += gap
+        history.observe(rtt, now - rtt, now, THRESHOLD_L)
+    judgement = POLICY.judge(congested_at(now, history, sojourn=sojourn)._replace(overdue=overdue))
+    if sojourn > 40.0:
+        assert judgement.delivers
+    if not judgement.delivers:
+        assert sojourn <= judgement.release_sojourn <= 40.0
+        assert judgement.latency >= judgement.limit
+
+
+def test_new_subscriber_is_held_as_long_again_as_it_has_been_congested() -> None:
+    """With the prior alone, 4 s into congestion, the best wait ends at one of its lengths."""
+    history = CongestionHistory()
+    history.observe(0.2, 0.0, 0.0, THRESHOLD_L)
+    for second in range(1, 6):
+        history.observe(8.0, second, second, THRESHOLD_L)
+    judgement = POLICY.judge(congested_at(5.0, history))
+    assert not judgement.delivers
+    assert judgement.release_sojourn + 4.0 in PRIOR_LENGTHS

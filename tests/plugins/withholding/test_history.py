@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import sys
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plugins.withholding.history import MAX_LENGTHS, PRIOR_LENGTHS, CongestionHistory
+
+THRESHOLD_L = 0.5
+CALM, BAD = 0.2, 4.0
+
+
+def fed(*rtts: float, lag: float = 0.0) -> CongestionHistory:
+    """Return a history of one sample a second, from second 0 on."""
+    history = CongestionHistory()
+    for second, rtt in enumerate(rtts):
+        history.observe(rtt, second, second + lag, THRESHOLD_L)
+    return history
+
+
+def own_lengths(history: CongestionHistory) -> list[float]:
+    """Return the lengths beside those that are supposed of everybody."""
+    lengths = list(history.lengths)
+    for prior in PRIOR_LENGTHS:
+        lengths.remove(prior)
+    return lengths
+
+
+def test_begins_with_what_is_supposed_of_everybody() -> None:
+    """Each prior length is twice the one before: it lasts as long again as it has so far."""
+    history = CongestionHistory()
+    assert list(history.lengths) == [1, 2, 4, 8, 16, 32]
+    assert history.began_at is None
+    assert history.after_calm is None
+
+
+def test_length_is_from_the_first_congested_sample_to_the_first_calm_one() -> None:
+    """Three seconds above threshold_l are a length of 3 s."""
+    history = fed(CALM, BAD, BAD, BAD, CALM)
+    assert own_lengths(history) == [3.0]
+    assert history.began_at is None
+
+
+def test_congestion_that_lasts_has_begun_and_a_level() -> None:
+    """The level is the mean of its samples."""
+    history = fed(CALM, CALM, 4.0, 4.4, 3.6)
+    assert history.began_at == 2.0
+    assert history.level == pytest.approx(4.0)
+    assert own_lengths(history) == []
+
+
+def test_another_level_is_another_congestion() -> None:
+    """A sample four mean deviations off ends one congestion and begins the next."""
+    first = [4.0, 4.1, 3.9] * 5
+    history = fed(CALM, *first, 9.0, 9.1)
+    assert own_lengths(history) == [15.0]
+    assert history.began_at == 16.0
+    assert history.level == pytest.approx(9.05)
+
+
+def test_samples_that_scatter_are_one_congestion() -> None:
+    """Where each sample has its own amount, none of them is news."""
+    history = fed(CALM, *[2.0, 6.0, 3.0, 8.0, 1.0, 5.0] * 10)
+    assert history.began_at == 1.0
+    assert not history.is_off_level(9.0)
+
+
+def test_after_calm_is_the_mean_of_what_followed_a_calm_sample() -> None:
+    """Of three after calm, and eight supposed; what follows congestion does not count."""
+    history = fed(0.2, 0.4, 4.2, 4.2, 0.2, 0.2)
+    assert history.after_calm == pytest.approx((8 * 0.2 + 0.4 + 4.2 + 0.2) / 11)
+
+
+def test_lag_is_that_of_calm_samples() -> None:
+    """How late the end of congestion is seen is what a calm answer takes, not a congested one."""
+    history = CongestionHistory()
+    history.observe(CALM, 0.0, 0.2, THRESHOLD_L)
+    history.observe(BAD, 1.0, 5.0, THRESHOLD_L)
+    assert history.lag_seconds == 0.2
+    assert (history.sampled_at, history.known_at) == (1.0, 5.0)
+
+
+def test_answers_that_overtake_each_other_never_run_backwards() -> None:
+    """An answer that comes later is the news, though its packet was sent before."""
+    history = CongestionHistory()
+    history.observe(CALM, 3.0, 3.2, THRESHOLD_L)
+    history.observe(BAD, 1.0, 5.0, THRESHOLD_L)
+    assert history.began_at == 3.0
+
+
+def test_what_was_not_seen_to_end_has_no_length() -> None:
+    """After a time without samples nothing is remembered of the congestion that was on."""
+    history = fed(CALM, BAD, BAD)
+    history.lose_sight()
+    history.observe(CALM, 60.0, 60.0, THRESHOLD_L)
+    assert own_lengths(history) == []
+    assert history.after_calm == pytest.approx((8 * CALM + BAD) / 9)
+
+
+def test_oldest_lengths_make_way() -> None:
+    """A subscriber whose network has changed is judged by what it is now."""
+    history = fed(CALM)
+    second = 1.0
+    for length in [3.0] * MAX_LENGTHS + [7.0] * MAX_LENGTHS:
+        history.observe(BAD, second, second, THRESHOLD_L)
+        second += length
+        history.observe(CALM, second, second, THRESHOLD_L)
+        second += 1
+    assert list(history.lengths) == [7.0] * MAX_LENGTHS
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.001, 100)), max_size=300))
+def test_takes_whatever_comes_in_constant_memory(samples: list[tuple[float, float]]) -> None:
+    """Lengths stay ascending, above 0 and few; a thousand subscribers take a megabyte."""
+    history = CongestionHistory()
+    now = 0.0
+    for rtt, gap in samples:
+        now += gap
+        history.observe(rtt, now - rtt, now, THRESHOLD_L)
+        lengths = list(history.lengths)
+        assert lengths == sorted(lengths)
+        assert lengths[0] >= 0
+        assert len(lengths) <= MAX_LENGTHS
+    held = [getattr(history, name) for name in CongestionHistory.__slots__]
+    assert sys.getsizeof(history) + sum(map(sys.getsizeof, held)) <= 1000
+    assert sum(isinstance(value, array) for value in held) == 2
