@@ -18,6 +18,7 @@ PROGRAMS: Final[dict[str, tuple[str, str]]] = {
         "write a policy file from a mosquitto.conf",
     ),
     "spark": ("spark_bridge.__main__", "stream a queue into Parquet with Spark"),
+    "plan": ("models.__main__", "simulate what a policy would do (the papers' models)"),
     "bench": ("benchmarks.__main__", "measure Penstock beside its peers (from a checkout)"),
 }
 """Name of the program to the module that holds its ``main(argv) -> int``, and what it does."""

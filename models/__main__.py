@@ -1,0 +1,126 @@
+"""``penstock plan``: the papers' simulations from the command line."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from models.withholding.other_paths import run_paths
+from models.withholding.plot import draw
+from models.withholding.report import paths_to_markdown, to_markdown
+from models.withholding.simulation import Answers
+from models.withholding.sweep import Sweep, run
+from models.withholding.trace import generate_trace, read_trace
+
+Number = TypeVar("Number", int, float)
+
+
+def _numbers(text: str, name: str, read: Callable[[str], Number]) -> tuple[Number, ...]:
+    """Read numbers above 0, ascending, with commas between them."""
+    try:
+        numbers = tuple(map(read, text.split(",")))
+        is_right = numbers == tuple(sorted(set(numbers))) and 0 < numbers[0] < float("inf")
+    except ValueError:
+        is_right = False
+    if not is_right or not numbers[-1] < float("inf"):
+        kind = "whole numbers" if read is int else "numbers"
+        raise typer.BadParameter(
+            f"read {text!r}; allowed: {kind} above 0, ascending, such as 1,2,5",
+            param_hint=name,
+        )
+    return numbers
+
+
+def _read_file(file: Path) -> list[float]:
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            return read_trace(lines)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{file}: {error}", param_hint="--file") from None
+
+
+def withholding(
+    *,
+    traces: Annotated[int, typer.Option(min=1, help="Traces drawn as in paper 002.")] = 20,
+    seconds: Annotated[int, typer.Option(min=1, help="Length of each.")] = 5000,
+    seed: Annotated[int, typer.Option(help="Of the first trace; the others follow.")] = 0,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option(help="Traces from CSV files of seconds,RTT instead; may be repeated."),
+    ] = None,
+    probe_periods: Annotated[str, typer.Option(help="T_Q in whole seconds.")] = "1,2,3,5,10",
+    thresholds: Annotated[str, typer.Option(help="threshold_l in seconds.")] = "0.2,0.3,0.5,1,2",
+    answers: Annotated[
+        str, typer.Option(help="When an RTT is known: a period after its query, or on arrival.")
+    ] = "period",
+    other_paths: Annotated[
+        bool, typer.Option("--other-paths", help="Paths unlike the paper's instead.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write figures 8 and 9 there.")] = None,
+) -> None:
+    """Withholding policies of paper 002 on the same traces; prints Markdown."""
+    periods = _numbers(probe_periods, "--probe-periods", int)
+    levels = _numbers(thresholds, "--thresholds", float)
+    read_by: Answers
+    if answers == "period":
+        read_by = "period"
+    elif answers == "arrival":
+        read_by = "arrival"
+    else:
+        raise typer.BadParameter(
+            f"read {answers!r}; allowed: period or arrival", param_hint="--answers"
+        )
+
+    def rngs() -> list[random.Random]:
+        return [random.Random(seed + i) for i in range(traces)]  # noqa: S311 (a simulation)
+
+    if other_paths:
+        if file or plot is not None:
+            raise typer.BadParameter("goes without --file and --plot", param_hint="--other-paths")
+        typer.echo(paths_to_markdown(run_paths(rngs, seconds, periods, read_by)), nl=False)
+        return
+    drawn = [_read_file(name) for name in file or ()]
+    results = run(
+        Sweep(drawn or [generate_trace(rng, seconds) for rng in rngs()], levels, periods, read_by)
+    )
+    typer.echo(to_markdown(results), nl=False)
+    if plot is not None:
+        try:
+            draw(results, plot)
+        except ImportError:
+            message = "needs matplotlib: pip install 'penstock[models]'"
+            raise typer.BadParameter(message, param_hint="--plot") from None
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(f"{plot}: {error}", param_hint="--plot") from None
+
+
+def _plan() -> None:
+    """The papers' simulations, on the code that the broker runs."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a simulation.
+
+    Args:
+        argv: arguments; None for those of the process.
+
+    Returns:
+        0, or 2 for wrong arguments and files.
+    """
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.callback()(_plan)
+    app.command()(withholding)
+    try:
+        app(args=argv, prog_name="penstock plan")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

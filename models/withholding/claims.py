@@ -1,0 +1,165 @@
+"""What paper 002 reports of figures 8 and 9, and ours of `adaptive`, held against results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import mean
+from typing import NamedTuple
+
+from models.withholding.sweep import (
+    ADAPTIVE,
+    ADAPTIVE_EARLY,
+    BASELINE,
+    CLAIRVOYANT,
+    WRONG_RATE,
+    Results,
+)
+
+FIGURE_8_PROBE_PERIOD = 1
+"""Seconds."""
+
+REPORTED_GAIN = 3.5
+"""Seconds that historic saves over the baseline in the paper."""
+
+GAIN_TOLERANCE = 1.0
+"""Seconds by which a mean over other traces may differ from it; the paper shows one run."""
+
+TARGET_CLOSED = {1: 0.40, 3: 0.25, 5: 0.25}
+"""T_Q to the part of historic's distance to clairvoyant that `adaptive` is to close."""
+
+
+class Verdict(NamedTuple):
+    """One claim, judged.
+
+    Attributes:
+        claim: as a sentence.
+        holds: whether the results bear it out.
+        found: what they are.
+    """
+
+    claim: str
+    holds: bool
+    found: str
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """Judge every claim whose T_Q was run."""
+    found: list[Verdict] = []
+    periods = results.sweep.probe_periods
+    if FIGURE_8_PROBE_PERIOD in periods:
+        found += [
+            _conservative_needs_a_large_threshold(results),
+            _right_rate_beats_conservative(results),
+            _wrong_rate_loses(results),
+            _historic_gains(results),
+        ]
+    if 5 in periods:
+        found += [_conservative_at_five(results), _historic_at_five(results)]
+    found += [_adaptive_beats(results, "historic"), _adaptive_beats(results, "probabilistic")]
+    found += [_adaptive_closes(results, period) for period in TARGET_CLOSED if period in periods]
+    return found
+
+
+def _per_threshold(results: Results, value: Callable[[float], float], form: str = "{:.2f}") -> str:
+    return ", ".join(
+        f"{threshold_l:g} s: {form.format(value(threshold_l))}"
+        for threshold_l in results.sweep.thresholds
+    )
+
+
+def _gains(results: Results, label: str, over: str, probe_period: int) -> list[float]:
+    return [
+        results.gain(label, over, probe_period, threshold_l).mean
+        for threshold_l in results.sweep.thresholds
+    ]
+
+
+def _gain_text(results: Results, gains: Sequence[float]) -> str:
+    by_threshold = dict(zip(results.sweep.thresholds, gains, strict=True))
+    return f"gain in s by threshold_l: {_per_threshold(results, by_threshold.__getitem__)}"
+
+
+def _conservative_needs_a_large_threshold(results: Results) -> Verdict:
+    gains = _gains(results, "conservative", BASELINE, FIGURE_8_PROBE_PERIOD)
+    return Verdict(
+        "Conservative beats the baseline only where threshold_l is large (fig. 8)",
+        gains[0] < 0 < gains[-1],
+        _gain_text(results, gains),
+    )
+
+
+def _right_rate_beats_conservative(results: Results) -> Verdict:
+    gains = _gains(results, "probabilistic", "conservative", FIGURE_8_PROBE_PERIOD)
+    return Verdict(
+        "Probabilistic with the right λ beats conservative (fig. 8), at most values of threshold_l",
+        sum(gain > 0 for gain in gains) * 2 > len(gains),
+        _gain_text(results, gains),
+    )
+
+
+def _wrong_rate_loses(results: Results) -> Verdict:
+    gains = _gains(results, WRONG_RATE, "probabilistic", FIGURE_8_PROBE_PERIOD)
+    return Verdict(
+        "Probabilistic with the wrong λ loses to itself with the right one (fig. 8)",
+        max(gains) < 0,
+        _gain_text(results, gains),
+    )
+
+
+def _historic_gains(results: Results) -> Verdict:
+    gains = _gains(results, "historic", BASELINE, FIGURE_8_PROBE_PERIOD)
+    return Verdict(
+        f"Historic saves about {REPORTED_GAIN} s over the baseline at any threshold_l (fig. 8)",
+        all(abs(gain - REPORTED_GAIN) < GAIN_TOLERANCE for gain in gains),
+        _gain_text(results, gains),
+    )
+
+
+def _conservative_at_five(results: Results) -> Verdict:
+    gains = _gains(results, "conservative", BASELINE, 5)
+    return Verdict(
+        "Conservative at T_Q = 5 s is no better than the baseline (fig. 9)",
+        max(gains) < 0.5,
+        _gain_text(results, gains),
+    )
+
+
+def _historic_at_five(results: Results) -> Verdict:
+    gains = _gains(results, "historic", BASELINE, 5)
+    return Verdict(
+        "Historic stays better than the baseline and than conservative at T_Q = 5 s (fig. 9)",
+        min(gains) > 0 and min(_gains(results, "historic", "conservative", 5)) > 0,
+        _gain_text(results, gains),
+    )
+
+
+def _adaptive_beats(results: Results, other: str) -> Verdict:
+    sweep = results.sweep
+    least = min(
+        (results.gain(ADAPTIVE, other, period, threshold_l), period, threshold_l)
+        for period in sweep.probe_periods
+        for threshold_l in sweep.thresholds
+    )
+    gain, period, threshold_l = least
+    return Verdict(
+        f"Adaptive, knowing no more, beats {other} at every T_Q and threshold_l",
+        gain.mean > 0,
+        f"least gain {gain} s, at T_Q {period} s and threshold_l {threshold_l:g} s",
+    )
+
+
+def _adaptive_closes(results: Results, probe_period: int) -> Verdict:
+    thresholds = results.sweep.thresholds
+    target = TARGET_CLOSED[probe_period]
+    same, early = (
+        [results.closed(label, probe_period, threshold_l) for threshold_l in thresholds]
+        for label in (ADAPTIVE, ADAPTIVE_EARLY)
+    )
+    by_threshold = dict(zip(thresholds, early, strict=True))
+    return Verdict(
+        f"Adaptive closes {target:.0%} of historic's distance to {CLAIRVOYANT} at T_Q ="
+        f" {probe_period} s, mean over threshold_l, seeing the unanswered query",
+        mean(early) >= target,
+        f"{mean(early):.1%} ({_per_threshold(results, by_threshold.__getitem__, '{:.0%}')});"
+        f" without it {mean(same):.1%}",
+    )

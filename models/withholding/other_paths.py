@@ -1,0 +1,140 @@
+"""Paths unlike the paper's: what a policy must not be worse on, whose makers knew one generator.
+
+All have the paper's calm RTT and, where nothing else is said, its bursts.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Final, NamedTuple
+
+from models.withholding.simulation import Answers, Setting, simulate
+from models.withholding.sweep import ADAPTIVE, BASELINE, POLICIES
+from models.withholding.trace import PAPER_TRACE
+
+PAPERS: Final = ("conservative", "probabilistic", "historic")
+"""The policies whose best `adaptive` is held against."""
+
+FOR_EVER = 1e9
+"""Seconds."""
+
+
+def _paper_length(rng: random.Random) -> float:
+    return rng.randint(*PAPER_TRACE.burst_seconds)
+
+
+def _paper_amount(rng: random.Random) -> float:
+    return rng.expovariate(PAPER_TRACE.burst_rate)
+
+
+@dataclass(frozen=True)
+class Path:
+    """How RTTs come about.
+
+    Attributes:
+        length: of a burst, seconds.
+        amount: that a burst adds to the RTT, seconds.
+        burst_probability: of a burst to begin in a calm second.
+        is_fresh: whether each second of a burst has its own amount.
+        drift: how far the calm RTT rises and falls over 25 minutes, as a ratio.
+        calm_seconds: between two bursts exactly; None to leave it to chance.
+    """
+
+    length: Callable[[random.Random], float] = _paper_length
+    amount: Callable[[random.Random], float] = _paper_amount
+    burst_probability: float = PAPER_TRACE.burst_probability
+    is_fresh: bool = False
+    drift: float = 0.0
+    calm_seconds: int | None = None
+
+    def generate(self, rng: random.Random, n_seconds: int) -> list[float]:
+        """Return the RTT of the query in each second: (n_seconds,) floats, seconds."""
+        trace: list[float] = []
+        added, ends_at = 0.0, 0
+        for second in range(n_seconds):
+            if second >= ends_at:
+                added = 0.0
+                if self._begins(rng, second - ends_at):
+                    ends_at = second + max(1, int(self.length(rng)))
+                    added = self.amount(rng)
+            elif self.is_fresh:
+                added = self.amount(rng)
+            drifted = 1 + self.drift * (1 + math.sin(second * 2 * math.pi / 1500))
+            trace.append(rng.uniform(*PAPER_TRACE.calm_rtt) * drifted + added)
+        return trace
+
+    def _begins(self, rng: random.Random, calm_seconds: int) -> bool:
+        if self.calm_seconds is not None:
+            return calm_seconds >= self.calm_seconds
+        return rng.random() < self.burst_probability
+
+
+OTHER_PATHS: Final[dict[str, Path]] = {
+    "lengths exponential, mean 17.5 s": Path(length=lambda rng: rng.expovariate(1 / 17.5)),
+    "lengths exponential, mean 5 s": Path(length=lambda rng: rng.expovariate(1 / 5)),
+    "lengths exponential, mean 60 s": Path(length=lambda rng: rng.expovariate(1 / 60)),
+    "lengths heavy-tailed": Path(length=lambda rng: 3 * rng.paretovariate(1.3)),
+    "periodic: 8 of 30 s": Path(length=lambda _: 8, calm_seconds=22),
+    "amounts drawn each second": Path(is_fresh=True),
+    "amounts heavy-tailed": Path(amount=lambda rng: rng.paretovariate(1.2)),
+    "calm RTT drifts to threefold": Path(drift=1.0),
+    "no congestion": Path(burst_probability=0.0),
+    "permanent congestion": Path(length=lambda _: FOR_EVER, burst_probability=1.0),
+    "permanent, amounts drawn each second": Path(
+        length=lambda _: FOR_EVER, burst_probability=1.0, is_fresh=True
+    ),
+    "rare and long": Path(length=lambda rng: rng.uniform(100, 200), burst_probability=0.005),
+    "rare and short": Path(length=lambda rng: rng.uniform(2, 5), burst_probability=0.02),
+}
+
+
+class PathResult(NamedTuple):
+    """Mean latency on one kind of path.
+
+    Attributes:
+        path: its name.
+        probe_period: T_Q, whole seconds.
+        means: policy to mean latency over all traces, seconds.
+    """
+
+    path: str
+    probe_period: int
+    means: dict[str, float]
+
+    @property
+    def ratio(self) -> float:
+        """Latency of `adaptive` over that of the best of the paper's policies."""
+        return self.means[ADAPTIVE] / min(self.means[name] for name in PAPERS)
+
+
+def run_paths(
+    rngs: Callable[[], Sequence[random.Random]],
+    n_seconds: int,
+    probe_periods: Sequence[int],
+    answers: Answers = "period",
+) -> list[PathResult]:
+    """Run the paper's policies and `adaptive` on every kind of path.
+
+    Args:
+        rngs: gives the sources of chance, one for each trace, anew for each kind of path.
+        n_seconds: length of each trace.
+        probe_periods: T_Q, whole seconds.
+        answers: when a query's RTT is known.
+    """
+    found = []
+    for name, path in OTHER_PATHS.items():
+        traces = [path.generate(rng, n_seconds) for rng in rngs()]
+        for probe_period in probe_periods:
+            means = {}
+            for label in (BASELINE, *PAPERS, ADAPTIVE):
+                threshold_l = None if label == ADAPTIVE else Setting.threshold_l
+                setting = Setting(threshold_l, probe_period, answers=answers)
+                means[label] = mean(
+                    mean(simulate(POLICIES[label], trace, setting)) for trace in traces
+                )
+            found.append(PathResult(name, probe_period, means))
+    return found

@@ -1,0 +1,65 @@
+"""Results as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from models.withholding.claims import verdicts
+from models.withholding.other_paths import PathResult
+from models.withholding.sweep import CLAIRVOYANT, GIVEN_THRESHOLD_L, POLICIES, Results
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def to_markdown(results: Results) -> str:
+    """Return latency by T_Q and threshold_l, and the verdict on each claim."""
+    sweep = results.sweep
+    heading = (
+        "Mean end-to-end latency of a large message in seconds, with its 95 % confidence interval"
+        f" over {len(sweep.traces)} traces of {max(map(len, sweep.traces))} s; answers known by"
+        f" {sweep.answers}."
+    )
+    parts = [heading]
+    for probe_period in sweep.probe_periods:
+        header = [f"T_Q = {probe_period} s", *(f"threshold_l {t:g} s" for t in sweep.thresholds)]
+        rows = [_row(results, label, probe_period) for label in (*POLICIES, CLAIRVOYANT)]
+        parts.append(table(header, rows))
+    judged = [
+        [verdict.claim, "holds" if verdict.holds else "does not hold", verdict.found]
+        for verdict in verdicts(results)
+    ]
+    parts.append(table(["claim", "verdict", "found"], judged))
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(results: Results, label: str, probe_period: int) -> list[str]:
+    thresholds = results.sweep.thresholds
+    if label in GIVEN_THRESHOLD_L:
+        return [label, *(str(results.latency(label, probe_period, t)) for t in thresholds)]
+    # threshold_l is no matter to it: one value stands for all.
+    value = str(results.latency(label, probe_period, thresholds[0]))
+    return [label, value, *[""] * (len(thresholds) - 1)]
+
+
+def paths_to_markdown(results: Sequence[PathResult]) -> str:
+    """Return adaptive beside the best of the paper's policies on paths unlike the paper's."""
+    names = list(results[0].means)
+    rows = [
+        [
+            result.path,
+            str(result.probe_period),
+            *(f"{result.means[name]:.2f}" for name in names),
+            f"{result.ratio:.3f}",
+        ]
+        for result in results
+    ]
+    worst = max(result.ratio for result in results)
+    heading = (
+        "Mean latency in seconds on other paths; the ratio is that of adaptive to the best of"
+        f" conservative, probabilistic and historic. Worst: {worst:.3f}."
+    )
+    return f"{heading}\n\n{table(['path', 'T_Q', *names, 'ratio'], rows)}\n"

@@ -1,0 +1,128 @@
+"""All policies on the same traces, over threshold_l and T_Q (paper 002, figures 8 and 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import Final
+
+from models.withholding.clairvoyant import least_latencies
+from models.withholding.estimates import Estimate, estimate
+from models.withholding.simulation import Answers, Setting, simulate
+from plugins.withholding.config import DEFAULT_CONGESTION_RATE, DEFAULT_MAX_WITHHOLD
+from plugins.withholding.policies import make_policy
+from plugins.withholding.policy import Policy
+
+WRONG_CONGESTION_RATE = 1 / 60
+"""The paper's bad case: λ as if congestion lasted 60 s on average."""
+
+BASELINE = "none"
+CLAIRVOYANT = "clairvoyant"
+WRONG_RATE = "probabilistic, wrong λ"
+ADAPTIVE = "adaptive"
+ADAPTIVE_EARLY = "adaptive, sees the unanswered query"
+"""The same policy with what the paper's do not use: answers as they arrive, and the age of the
+query that is still without one. `ADAPTIVE` alone knows no more than the others."""
+
+POLICIES: Final[dict[str, Policy]] = {
+    BASELINE: make_policy("none", max_withhold=DEFAULT_MAX_WITHHOLD, congestion_rate=1.0),
+    "conservative": make_policy(
+        "conservative", max_withhold=DEFAULT_MAX_WITHHOLD, congestion_rate=1.0
+    ),
+    "probabilistic": make_policy(
+        "probabilistic",
+        max_withhold=DEFAULT_MAX_WITHHOLD,
+        congestion_rate=DEFAULT_CONGESTION_RATE,
+    ),
+    WRONG_RATE: make_policy(
+        "probabilistic",
+        max_withhold=DEFAULT_MAX_WITHHOLD,
+        congestion_rate=WRONG_CONGESTION_RATE,
+    ),
+    "historic": make_policy("historic", max_withhold=DEFAULT_MAX_WITHHOLD, congestion_rate=1.0),
+    ADAPTIVE: make_policy(ADAPTIVE, max_withhold=DEFAULT_MAX_WITHHOLD, congestion_rate=1.0),
+    ADAPTIVE_EARLY: make_policy(ADAPTIVE, max_withhold=DEFAULT_MAX_WITHHOLD, congestion_rate=1.0),
+}
+"""Label to the policy, with the paper's parameters where it has any."""
+
+GIVEN_THRESHOLD_L: Final = ("conservative", "probabilistic", WRONG_RATE, "historic")
+"""Those that are run for every threshold_l; `adaptive` learns its own and the others need none."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is run.
+
+    Attributes:
+        traces: RTT of the query in each second, seconds.
+        thresholds: threshold_l, seconds.
+        probe_periods: T_Q, whole seconds.
+        answers: when a query's RTT is known, but for `ADAPTIVE_EARLY`.
+    """
+
+    traces: Sequence[Sequence[float]]
+    thresholds: Sequence[float] = (0.2, 0.3, 0.5, 1.0, 2.0)
+    probe_periods: Sequence[int] = (1, 2, 3, 5, 10)
+    answers: Answers = "period"
+
+    def cells(self) -> Iterator[tuple[str, int, float | None]]:
+        """Yield (label, T_Q, threshold_l or None where it has no effect)."""
+        for probe_period in self.probe_periods:
+            for label in POLICIES:
+                for threshold_l in self.thresholds if label in GIVEN_THRESHOLD_L else (None,):
+                    yield label, probe_period, threshold_l
+
+
+@dataclass(frozen=True)
+class Results:
+    """Mean latency of each policy on each trace.
+
+    Attributes:
+        sweep: what was run.
+        means: (label, T_Q, threshold_l or None) to one mean latency in seconds for each trace.
+    """
+
+    sweep: Sweep
+    means: dict[tuple[str, int, float | None], list[float]] = field(default_factory=dict)
+
+    def of(self, label: str, probe_period: int, threshold_l: float) -> list[float]:
+        """Return the mean latency on each trace, seconds."""
+        if label == CLAIRVOYANT:
+            probe_period = 0
+        is_given = label in GIVEN_THRESHOLD_L
+        return self.means[label, probe_period, threshold_l if is_given else None]
+
+    def latency(self, label: str, probe_period: int, threshold_l: float) -> Estimate:
+        """Return the mean latency over all traces, seconds."""
+        return estimate(self.of(label, probe_period, threshold_l))
+
+    def gain(self, label: str, over: str, probe_period: int, threshold_l: float) -> Estimate:
+        """Return by how much less the mean latency is than another's, paired, seconds."""
+        pairs = zip(
+            self.of(label, probe_period, threshold_l),
+            self.of(over, probe_period, threshold_l),
+            strict=True,
+        )
+        return estimate([other - own for own, other in pairs])
+
+    def closed(self, label: str, probe_period: int, threshold_l: float) -> float:
+        """Return how much of historic's distance to clairvoyant a policy closes, as a ratio."""
+        own, historic, least = (
+            self.latency(name, probe_period, threshold_l).mean
+            for name in (label, "historic", CLAIRVOYANT)
+        )
+        return (historic - own) / (historic - least) if historic > least else 0.0
+
+
+def run(sweep: Sweep) -> Results:
+    """Run every policy on every trace."""
+    results = Results(sweep)
+    results.means[CLAIRVOYANT, 0, None] = [mean(least_latencies(trace)) for trace in sweep.traces]
+    for label, probe_period, threshold_l in sweep.cells():
+        answers = "arrival" if label == ADAPTIVE_EARLY else sweep.answers
+        setting = Setting(threshold_l=threshold_l, probe_period=probe_period, answers=answers)
+        results.means[label, probe_period, threshold_l] = [
+            mean(simulate(POLICIES[label], trace, setting)) for trace in sweep.traces
+        ]
+    return results

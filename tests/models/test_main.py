@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import builtins
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from models.__main__ import main
+
+QUICK = ["--traces", "2", "--seconds", "100", "--thresholds", "0.5", "--probe-periods", "1"]
+
+
+def test_plan_prints_markdown(capsys: pytest.CaptureFixture[str]) -> None:
+    """``penstock plan withholding`` gives tables of latency and verdicts."""
+    assert penstock.main(["plan", "withholding", *QUICK]) == 0
+    told = capsys.readouterr().out
+    assert "| T_Q = 1 s | threshold_l 0.5 s |" in told
+    assert "| claim | verdict | found |" in told
+
+
+def test_traces_come_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A path that never changes costs every policy the same."""
+    file = tmp_path / "calm.csv"
+    file.write_text("seconds,rtt\n0,0.2\n99,0.2\n")
+    assert main(["withholding", "--file", str(file), *QUICK]) == 0
+    told = capsys.readouterr().out
+    assert "over 1 traces of 100 s" in told
+    assert "| historic | 1.00 |" in told
+    assert "| clairvoyant | 1.00 |" in told
+
+
+def test_same_seed_same_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """A result can be had again, and another seed gives another."""
+    told = []
+    for seed in ("1", "1", "5"):
+        assert main(["withholding", *QUICK, "--seed", seed]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1] != told[2]
+
+
+def test_other_paths_are_run_instead(capsys: pytest.CaptureFixture[str]) -> None:
+    """One row for each kind of path, and the worst ratio of all."""
+    assert main(["withholding", *QUICK, "--other-paths"]) == 0
+    told = capsys.readouterr().out
+    assert "| permanent congestion | 1 |" in told
+    assert "Worst:" in told
+
+
+def test_plot_is_written(tmp_path: Path) -> None:
+    """Beside the tables."""
+    pytest.importorskip("matplotlib")
+    assert main(["withholding", *QUICK, "--plot", str(tmp_path / "out.svg")]) == 0
+    assert "<svg" in (tmp_path / "out.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--probe-periods", "0"], "read '0'; allowed: whole numbers above 0"),
+        (["--probe-periods", "2.5"], "read '2.5'"),
+        (["--thresholds", "2,1"], "read '2,1'; allowed: numbers above 0, ascending"),
+        (["--thresholds", "1,nan"], "read '1,nan'"),
+        (["--thresholds", "1,inf"], "read '1,inf'"),
+        (["--thresholds", ""], "read ''"),
+        (["--answers", "never"], "read 'never'; allowed: period or arrival"),
+        (["--traces", "0"], "--traces"),
+        (["--file", "missing.csv"], "missing.csv"),
+        (["--other-paths", "--plot", "x.png"], "goes without --file and --plot"),
+        (["--plot", "folder/that/is/not/x.png"], "folder/that/is/not"),
+    ],
+)
+def test_wrong_input_is_named(
+    arguments: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Status 2 and what was read, without a traceback."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["withholding", *QUICK, *arguments]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert told in error
+    assert "Traceback" not in error
+
+
+def test_wrong_row_is_named_with_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """File, line, what was read, what is allowed."""
+    file = tmp_path / "t.csv"
+    file.write_text("0,0.1\n1,fast\n")
+    assert main(["withholding", "--file", str(file)]) == 2
+    assert "line 2: read '1,fast'" in capsys.readouterr().err
+
+
+def test_file_that_is_no_text_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bytes that are no UTF-8 end in a message too."""
+    file = tmp_path / "t.csv"
+    file.write_bytes(b"\xff\xfe\x00")
+    assert main(["withholding", "--file", str(file)]) == 2
+    assert "t.csv" in capsys.readouterr().err
+
+
+def test_plot_without_matplotlib_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tables come without it; a picture needs it."""
+    load = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return load(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert main(["withholding", *QUICK, "--plot", str(tmp_path / "x.png")]) == 2
+    assert "penstock[models]" in capsys.readouterr().err

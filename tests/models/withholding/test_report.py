@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from models.withholding.other_paths import PathResult
+from models.withholding.report import paths_to_markdown, table, to_markdown
+from models.withholding.sweep import POLICIES
+from tests.models.withholding.small_sweep import small_results
+
+
+def test_table_is_markdown() -> None:
+    """A heading, the line below it, rows."""
+    assert table(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
+
+
+def test_report_has_every_policy_and_every_claim() -> None:
+    """One table for each T_Q, then the verdicts; all rows of a table are as wide as its head."""
+    results = small_results()
+    text = to_markdown(results)
+    assert "over 3 traces of 300 s" in text
+    tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("|")]
+    assert len(tables) == 3
+    for lines in tables:
+        assert len({line.count("|") for line in lines}) == 1
+    latency = [line.split(" | ")[0].removeprefix("| ") for line in tables[0][2:]]
+    assert latency == [*POLICIES, "clairvoyant"]
+    historic = next(line for line in tables[1] if line.startswith("| historic"))
+    assert str(results.latency("historic", 5, 2.0)) in historic
+    assert "Adaptive, knowing no more, beats historic" in text
+
+
+def test_paths_name_their_worst_ratio() -> None:
+    """Against the best of the paper's policies; the baseline is shown and not counted."""
+    means = {"none": 1.0, "conservative": 4.0, "probabilistic": 3.0, "historic": 2.0}
+    rows = [
+        PathResult("a", 1, {**means, "adaptive": 2.1}),
+        PathResult("b", 5, {**means, "adaptive": 1.0}),
+    ]
+    text = paths_to_markdown(rows)
+    assert "Worst: 1.050." in text
+    assert "| b | 5 | 1.00 | 4.00 | 3.00 | 2.00 | 1.00 | 0.500 |" in text
