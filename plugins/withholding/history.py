@@ -34,6 +34,10 @@ GAIN = 1 / 8
 FAR_DEVIATIONS = 4.0
 """Deviations from the level at which another congestion has begun (K of RFC 6298)."""
 
+NEAR_RATIO = 1 / 8
+"""A sample this close to the level, as a part of it, is of the same congestion however steady that
+has been: a message would hardly feel the difference."""
+
 SUPPOSED_CALM = 8
 """Samples that are supposed to have followed the first calm one, all like it: one congestion right
 after it does not say that calm is worth nothing."""
@@ -114,7 +118,7 @@ class CongestionHistory:
 
     def is_off_level(self, rtt: float) -> bool:
         """Say whether such an RTT would not belong to the present congestion."""
-        return abs(rtt - self.level) > FAR_DEVIATIONS * self._deviation
+        return abs(rtt - self.level) > self._far()
 
     def lose_sight(self) -> None:
         """There is no recent sample: how long the present congestion lasts will not be known."""
@@ -141,8 +145,10 @@ class CongestionHistory:
 
     def _widen(self, off: float) -> None:
         """Take one distance into the mean deviation, limited so that a new level is no spread."""
-        off = min(off, FAR_DEVIATIONS * self._deviation)
-        self._deviation += GAIN * (off - self._deviation)
+        self._deviation += GAIN * (min(off, self._far()) - self._deviation)
+
+    def _far(self) -> float:
+        return max(FAR_DEVIATIONS * self._deviation, NEAR_RATIO * self.level)
 
     def _end(self, ended_at: float) -> None:
         """Remember the length of the present congestion, if there is one."""

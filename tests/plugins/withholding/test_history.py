@@ -61,6 +61,13 @@ def test_another_level_is_another_congestion() -> None:
     assert history.level == pytest.approx(9.05)
 
 
+def test_small_step_of_a_steady_level_is_no_news() -> None:
+    """After a long time at exactly 4 s, 4.4 s is the same congestion and 4.6 s another."""
+    steady = [4.0] * 200
+    assert fed(CALM, *steady, 4.4).began_at == 1.0
+    assert fed(CALM, *steady, 4.6).began_at == 201.0
+
+
 def test_samples_that_scatter_are_one_congestion() -> None:
     """Where each sample has its own amount, none of them is news."""
     history = fed(CALM, *[2.0, 6.0, 3.0, 8.0, 1.0, 5.0] * 10)
