@@ -141,10 +141,11 @@ def _adaptive_beats(results: Results, other: str) -> Verdict:
         for threshold_l in sweep.thresholds
     )
     gain, period, threshold_l = least
+    doubt = "; chance alone could be the cause" if gain.low <= 0 else ""
     return Verdict(
         f"Adaptive, knowing no more, beats {other} at every T_Q and threshold_l",
         gain.mean > 0,
-        f"least gain {gain} s, at T_Q {period} s and threshold_l {threshold_l:g} s",
+        f"least gain {gain} s, at T_Q {period} s and threshold_l {threshold_l:g} s{doubt}",
     )
 
 

@@ -47,6 +47,7 @@ def draw(results: Results, file: Path) -> None:
     )
     by_threshold.set_xscale("log")
     by_threshold.set_xticks(sweep.thresholds, [f"{t:g}" for t in sweep.thresholds])
+    by_threshold.set_xticks([], minor=True)
     by_period.set(xlabel="T_Q, s", title=f"threshold_l = {threshold_l:g} s (fig. 9)")
     for axes in (by_threshold, by_period):
         axes.grid(alpha=0.3)

@@ -80,6 +80,16 @@ def test_wrong_rate_has_to_lose_at_every_threshold() -> None:
     assert [v.claim[:33] for v in found if not v.holds] == ["Probabilistic with the wrong λ lo"]
 
 
+def test_gain_within_its_own_interval_is_doubted() -> None:
+    """A mean above 0 whose interval reaches below it may be chance, and the report says so."""
+    results = results_with()
+    assert "chance" not in verdicts(results)[7].found
+    results.means[ADAPTIVE, 5, None] = [9.0, 12.8]
+    verdict = verdicts(results)[7]
+    assert verdict.holds
+    assert verdict.found.endswith("chance alone could be the cause")
+
+
 def test_claims_of_a_t_q_that_was_not_run_are_left_out() -> None:
     """What was not simulated is not judged."""
     results = results_with()
