@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from plugins.withholding.adaptive import AdaptivePolicy, best_wait
 from plugins.withholding.history import PRIOR_LENGTHS, CongestionHistory
+from plugins.withholding.policies import make_policy
 from plugins.withholding.policy import Situation
 
 THRESHOLD_L = 0.5
@@ -86,9 +87,10 @@ def test_no_time_is_better_than_the_best_wait(
     n_ended = sum(end <= 0 for end in ends)
     assert at_once == pytest.approx(congested - (congested - calm) * n_ended / len(ends))
     if n_ended < len(ends):
-        assert waiting == pytest.approx(cost(wait))
+        # A lag of nothing counts as a microsecond.
+        assert waiting == pytest.approx(cost(wait), abs=1e-5)
         times = [time for end in ends for time in (end, end + lag, end + 0.5)]
-        assert all(waiting <= cost(time) + 1e-6 for time in times if time >= ends[n_ended])
+        assert all(waiting <= cost(time) + 1e-5 for time in times if time >= ends[n_ended])
 
 
 @given(ends_lists, st.floats(0, 20), latencies, latencies, latencies)
@@ -100,6 +102,25 @@ def test_a_lower_level_never_causes_a_wait(
     lower_at_once, lower_waiting, _ = best_wait(ends, lag, min(lower, congested), calm)
     if at_once < waiting:
         assert lower_at_once <= lower_waiting + 1e-9
+
+
+def test_many_lengths_are_thinned_evenly() -> None:
+    """Of 48 lengths every fourth is tried: from 10 to 57 s the best waits are those of all."""
+    lengths = [float(length) for length in range(10, 58)]
+    history = history_of(lengths)
+    for second in (1.0, 2.0):
+        history.observe(4.0, second, second, THRESHOLD_L)
+    thinned = POLICY.judge(congested_at(2.0, history))
+    ends = [length - 1.0 for length in lengths]
+    _, waiting, _ = best_wait(ends, 0.0, 20.0, 5 * (history.after_calm or 0.0))
+    assert thinned.limit == pytest.approx(waiting, rel=0.1)
+    assert thinned.release_sojourn in [length - 1.0 for length in lengths[2::4]]
+
+
+def test_fuse_is_twice_what_the_user_gives_as_d() -> None:
+    """A wait that the lengths speak for outlasts D; nothing outlasts two of it."""
+    policy = make_policy("adaptive", max_withhold=20.0, congestion_rate=1.0)
+    assert policy == AdaptivePolicy(40.0)
 
 
 def test_calm_path_delivers() -> None:
