@@ -214,4 +214,5 @@ def ends(client: VirtualClient, passed: set[VirtualClient]) -> None:
     """Follow every chain of waits to its end; a circle has none."""
     assert client not in passed
     for blocker in client.connection.throttle.blockers:
+        assert blocker.connection is not None
         ends(blocker.connection.driver, passed | {client})
