@@ -17,8 +17,8 @@ from broker.server import Server
 OLDER_COLLECTIONS: Final = (0, 1_000)
 """Collections of new objects before those are looked at that outlived one, and of these before all
 are. Queued messages are objects that stay. To look at all of a million took 125 ms, at each quarter
-more, and at 15,000 new ones 6 ms: nobody is served meanwhile. What connections leave is collected
-by `broker.driver`."""
+more, and at 15,000 new ones 6 ms: nobody is served meanwhile. Connections that end leave nothing
+for it."""
 
 app = new_app()
 
