@@ -3,6 +3,50 @@
 from __future__ import annotations
 
 
+class TcpLook:
+    """What the kernel said of one TCP connection when it was last asked (Linux: struct tcp_info).
+
+    Samplers write it at each look, whether or not anything was acknowledged since the one before.
+
+    Attributes:
+        looked_at: monotonic seconds of that look.
+        rtt: smoothed RTT, seconds; None before the first sample of the connection.
+        rttvar: its mean deviation, seconds; None before the first sample.
+        delivery_rate: bytes per second at which data was lately acknowledged; None before any was.
+        is_app_limited: whether `delivery_rate` was measured while there was too little to send:
+            the path may then carry more than that.
+        unsent_bytes: bytes that the kernel has taken and not sent once; `Link.unsent_bytes` are
+            those that it has not taken.
+        unacked_segments: segments that were sent and are not acknowledged.
+        retransmissions: segments that were sent again since the connection began.
+        retransmit_ratio: retransmissions among the data segments of the recent past, 0 to 1, the
+            older ones counting less; None where none was sent lately.
+    """
+
+    __slots__ = (
+        "delivery_rate",
+        "is_app_limited",
+        "looked_at",
+        "retransmissions",
+        "retransmit_ratio",
+        "rtt",
+        "rttvar",
+        "unacked_segments",
+        "unsent_bytes",
+    )
+
+    def __init__(self, looked_at: float) -> None:
+        self.looked_at = looked_at
+        self.rtt: float | None = None
+        self.rttvar: float | None = None
+        self.delivery_rate: int | None = None
+        self.is_app_limited = False
+        self.unsent_bytes = 0
+        self.unacked_segments = 0
+        self.retransmissions = 0
+        self.retransmit_ratio: float | None = None
+
+
 class Link:
     """The path to one subscriber, as samplers see it and gates judge it.
 
@@ -27,6 +71,8 @@ class Link:
         outstanding_since: monotonic seconds at which the oldest unacknowledged timed packet
             was sent, or None.
         outstanding_bytes: payload bytes of that packet; 0 for a bare acknowledgement.
+        tcp: what the kernel said of the present connection; None while it was not asked yet, or
+            has no answer.
     """
 
     __slots__ = (
@@ -40,6 +86,7 @@ class Link:
         "rtt_updated_at",
         "rttvar",
         "srtt",
+        "tcp",
         "threshold_l",
         "unsent_bytes",
         "username",
@@ -59,3 +106,4 @@ class Link:
         self.unsent_bytes = 0
         self.outstanding_since: float | None = None
         self.outstanding_bytes = 0
+        self.tcp: TcpLook | None = None

@@ -104,6 +104,62 @@ class MovingAverage:
         self._sampled_at = now
 
 
+class RetransmitRatio:
+    """Retransmissions among the data segments of the recent past, the older ones fading.
+
+    Fed with the kernel's totals since the connection began, which count modulo 2**32.
+
+    Attributes:
+        value: 0 to 1; None where no data segment was sent in the last `recent_seconds`.
+    """
+
+    __slots__ = (
+        "_faded_retransmissions",
+        "_faded_segments",
+        "_recent_seconds",
+        "_retransmissions",
+        "_segments",
+        "_sent_at",
+        "value",
+    )
+
+    def __init__(
+        self, segments: int, retransmissions: int, now: float, recent_seconds: float
+    ) -> None:
+        """Begin with the totals of the first look: when they grew is not known.
+
+        Args:
+            segments: data segments, retransmissions included.
+            retransmissions: of them.
+            now: monotonic seconds.
+            recent_seconds: in which a segment fades to 1/e.
+        """
+        self._recent_seconds = recent_seconds
+        self._segments = segments
+        self._retransmissions = retransmissions
+        self._faded_segments = 0.0
+        self._faded_retransmissions = 0.0
+        self._sent_at = now
+        self.value: float | None = None
+
+    def add(self, segments: int, retransmissions: int, now: float) -> float | None:
+        """Take the totals of the next look; return `value`."""
+        n_segments = (segments - self._segments) % 2**32
+        if n_segments:
+            faded = math.exp((self._sent_at - now) / self._recent_seconds)
+            n_again = (retransmissions - self._retransmissions) % 2**32
+            self._faded_segments = faded * self._faded_segments + n_segments
+            self._faded_retransmissions = faded * self._faded_retransmissions + n_again
+            self._segments = segments
+            self._retransmissions = retransmissions
+            self._sent_at = now
+            self.value = min(1.0, self._faded_retransmissions / self._faded_segments)
+        elif self.value is not None and now - self._sent_at > self._recent_seconds:
+            self._faded_segments = self._faded_retransmissions = 0.0
+            self.value = None
+        return self.value
+
+
 class SourceEstimates:
     """What one source of samples says of one subscriber's path.
 

@@ -20,25 +20,26 @@ withheld it may stay away. So neither may overrule the other for good:
 6. What is overdue counts at once: `outstanding_since` is the older of the timed packet without
    an answer and the stall of the connection (see `puback` and `stall`).
 
-`unsent_bytes` is the connection's to write, not ours.
+What else the kernel says of the connection, such as its delivery rate, stands in `Link.tcp`,
+written at each look. `Link.unsent_bytes` is the connection's to write, not ours.
 """
 
 from __future__ import annotations
 
 from broker.errors import ConfigError, ConfigProblem
 from broker.extensions import Plugin, PluginContext, RunSampler
-from broker.link import Link
+from broker.link import Link, TcpLook
 from plugins.probing.config import ProbingConfig
-from plugins.probing.estimators import SourceEstimates
+from plugins.probing.estimators import RetransmitRatio, SourceEstimates
 from plugins.probing.puback import PubackSample, PubackTimer
 from plugins.probing.stall import StallDetector
-from plugins.probing.tcp_info import is_tcp_info_supported, read_tcp_info
+from plugins.probing.tcp_info import TcpInfo, is_tcp_info_supported, read_tcp_info
 
 
 class SubscriberPath:
     """What is kept for one subscriber, beside its link."""
 
-    __slots__ = ("kernel", "puback", "stall", "timer")
+    __slots__ = ("kernel", "puback", "retransmits", "stall", "timer")
 
     def __init__(self, config: ProbingConfig) -> None:
         self.kernel, self.puback = (
@@ -51,6 +52,7 @@ class SubscriberPath:
             for name in ("tcp_info", "puback")
         )
         self.stall = StallDetector()
+        self.retransmits: RetransmitRatio | None = None
         self.timer = PubackTimer(config.max_age_seconds)
 
     def newest(self, now: float, max_age_seconds: float) -> SourceEstimates | None:
@@ -93,6 +95,7 @@ class RttSampler(RunSampler):
                 if is_new and info.rtt > 0:
                     path.kernel.add_smoothed(info.rtt, info.rttvar, now)
                 _write_outstanding(link, path)
+                self._write_look(link, path, info, now)
         return self._write_estimate(link, path, now)
 
     def sent(self, link: Link, packet_id: int, payload_bytes: int, now: float) -> None:
@@ -147,6 +150,8 @@ class RttSampler(RunSampler):
         if path is not None:
             path.timer.void()
             path.stall.void()
+            path.retransmits = None
+            link.tcp = None
             _write_outstanding(link, path)
 
     def forget(self, link: Link) -> None:
@@ -158,6 +163,26 @@ class RttSampler(RunSampler):
         if path is None:
             path = self._paths[link] = SubscriberPath(self._config)
         return path
+
+    def _write_look(self, link: Link, path: SubscriberPath, info: TcpInfo, now: float) -> None:
+        """Write what the kernel says of the connection, news or not."""
+        tcp = link.tcp
+        retransmits = path.retransmits
+        if tcp is None or retransmits is None:
+            tcp = link.tcp = TcpLook(now)
+            retransmits = path.retransmits = RetransmitRatio(
+                info.data_segs_out, info.total_retrans, now, self._max_age_seconds
+            )
+        tcp.looked_at = now
+        if info.rtt > 0:
+            tcp.rtt = info.rtt
+            tcp.rttvar = info.rttvar
+        tcp.delivery_rate = info.delivery_rate or None
+        tcp.is_app_limited = info.is_app_limited
+        tcp.unsent_bytes = info.notsent_bytes
+        tcp.unacked_segments = info.unacked
+        tcp.retransmissions = info.total_retrans
+        tcp.retransmit_ratio = retransmits.add(info.data_segs_out, info.total_retrans, now)
 
     def _take(self, link: Link, path: SubscriberPath, sample: PubackSample, now: float) -> bool:
         path.puback.add(sample.rtt, sample.payload_bytes, now)

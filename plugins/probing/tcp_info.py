@@ -14,15 +14,16 @@ from typing import NamedTuple
 # appends to it; delivery_rate, the last one used, is there since Linux 4.9.
 _LAYOUT = struct.Struct(
     "="
-    "24x"  # state to rcv_mss
+    "7xB16x"  # 7 delivery_rate_app_limited, a bit
     "I8xI"  # 24 unacked; 36 retrans
     "28xII"  # 68 rtt; 72 rttvar
     "24xI"  # 100 total_retrans
     "16xQ"  # 120 bytes_acked
     "16xII"  # 144 notsent_bytes; 148 min_rtt
-    "8xQ"  # 160 delivery_rate
+    "4xIQ"  # 156 data_segs_out; 160 delivery_rate
 )
 _READ_BYTES = 256
+_APP_LIMITED_BIT = 0x01 if sys.byteorder == "little" else 0x80
 _NO_MIN_RTT = 0xFFFF_FFFF
 
 _IS_LINUX = sys.platform == "linux"
@@ -43,7 +44,9 @@ class TcpInfo(NamedTuple):
         total_retrans: retransmissions since the connection began.
         bytes_acked: bytes acknowledged since the connection began.
         notsent_bytes: bytes that the kernel has taken and not sent once.
-        delivery_rate: recent rate of acknowledged bytes, bytes per second.
+        data_segs_out: segments with data sent since the connection began, retransmissions included.
+        delivery_rate: recent rate of acknowledged bytes, bytes per second; 0 before the first.
+        is_app_limited: whether that rate was measured while there was too little to send.
     """
 
     rtt: float
@@ -54,7 +57,9 @@ class TcpInfo(NamedTuple):
     total_retrans: int
     bytes_acked: int
     notsent_bytes: int
+    data_segs_out: int
     delivery_rate: int
+    is_app_limited: bool
 
 
 def parse_tcp_info(data: bytes) -> TcpInfo | None:
@@ -65,7 +70,7 @@ def parse_tcp_info(data: bytes) -> TcpInfo | None:
     """
     if len(data) < _LAYOUT.size:
         return None
-    unacked, retrans, rtt, rttvar, total_retrans, acked, notsent, min_rtt, rate = (
+    flags, unacked, retrans, rtt, rttvar, total_retrans, acked, notsent, min_rtt, segs, rate = (
         _LAYOUT.unpack_from(data)
     )
     return TcpInfo(
@@ -77,7 +82,9 @@ def parse_tcp_info(data: bytes) -> TcpInfo | None:
         total_retrans,
         acked,
         notsent,
+        segs,
         rate,
+        flags & _APP_LIMITED_BIT != 0,
     )
 
 

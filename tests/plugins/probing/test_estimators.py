@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from plugins.probing.estimators import (
     MovingAverage,
+    RetransmitRatio,
     SmoothedRtt,
     SourceEstimates,
     WindowedMinimum,
@@ -94,6 +95,30 @@ def test_moving_average_stays_within_its_samples(timed: list[tuple[float, float]
     samples = [rtt for _, rtt in timed]
     assert average.value is not None
     assert min(samples) * (1 - 1e-9) <= average.value <= max(samples) * (1 + 1e-9)
+
+
+def test_retransmit_ratio_is_of_the_segments_since_the_first_look() -> None:
+    """10 new segments, 2 of them again: a fifth; one window later those weigh 1/e."""
+    ratio = RetransmitRatio(1_000, 900, 50.0, 10.0)
+    assert ratio.value is None
+    assert ratio.add(1_010, 902, 50.0) == pytest.approx(0.2)
+    left = math.exp(-1)
+    assert ratio.add(1_020, 902, 60.0) == pytest.approx(2 * left / (10 * left + 10))
+
+
+def test_retransmit_ratio_of_who_sends_nothing_is_forgotten() -> None:
+    """It stands for the window, and a later one begins anew."""
+    ratio = RetransmitRatio(0, 0, 0.0, 10.0)
+    ratio.add(10, 5, 1.0)
+    assert ratio.add(10, 5, 11.0) == pytest.approx(0.5)
+    assert ratio.add(10, 5, 11.5) is None
+    assert ratio.add(20, 5, 12.0) == 0.0
+
+
+def test_retransmit_ratio_counts_on_past_the_end_of_the_kernels_counters() -> None:
+    """They have 32 bits."""
+    ratio = RetransmitRatio(2**32 - 5, 2**32 - 1, 0.0, 10.0)
+    assert ratio.add(5, 1, 1.0) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(("estimator", "latest"), [("last", 0.9), ("ewma", 0.2), ("minimum", 0.1)])

@@ -103,6 +103,46 @@ def test_reader_that_stalls_is_outstanding(loopback: Loopback) -> None:
     assert link.outstanding_since is None
 
 
+def test_each_look_writes_what_the_kernel_says(loopback: Loopback) -> None:
+    """Rate, unsent bytes and RTT are there, and anew where nothing was acknowledged since."""
+    sampler, link = make_sampler(), Link("a")
+    assert link.tcp is None
+    loopback.exchange(50_000)
+    sampler.sample(link, loopback.fileno, 50.0)
+    assert link.tcp is not None
+    assert (link.tcp.rtt, link.tcp.rttvar) == (link.rtt_latest, link.rttvar)
+    assert link.tcp.delivery_rate is not None
+    assert link.tcp.delivery_rate > 50_000
+    assert (link.tcp.unsent_bytes, link.tcp.unacked_segments) == (0, 0)
+    assert link.tcp.retransmit_ratio is None
+    loopback.fill()
+    now = sample_until_outstanding(sampler, link, loopback, begin=51)
+    assert link.tcp.looked_at == now
+    assert link.tcp.unsent_bytes == loopback.info().notsent_bytes > 0
+    assert (link.tcp.retransmissions, link.tcp.retransmit_ratio) == (0, 0.0)
+
+
+def test_a_connection_that_never_sent_has_no_rate(loopback: Loopback) -> None:
+    """Nothing was acknowledged: the kernel's 0 is not a rate."""
+    sampler, link = make_sampler(), Link("a")
+    sampler.sample(link, loopback.fileno, 50.0)
+    assert link.tcp is not None
+    assert link.tcp.delivery_rate is None
+
+
+def test_what_the_kernel_said_is_of_one_connection(loopback: Loopback) -> None:
+    """It is void with the connection, and where there is none to ask."""
+    sampler, link = make_sampler(), Link("a")
+    sampler.sample(link, loopback.fileno, 50.0)
+    sampler.connected(link, 51.0)
+    assert link.tcp is None
+    sampler.sample(link, NO_SOCKET, 52.0)
+    assert link.tcp is None
+    sampler.sample(link, loopback.fileno, 53.0)
+    assert link.tcp is not None
+    assert link.tcp.looked_at == 53.0
+
+
 def test_puback_reaches_the_link_with_its_size() -> None:
     """The acknowledgement of a normal delivery is a sample, and says so."""
     sampler, link = make_sampler(), Link("a")

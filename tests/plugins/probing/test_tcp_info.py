@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ def test_fields_are_found_at_the_offsets_of_linux() -> None:
         bytes_acked=(120, "Q", 2**40),
         notsent_bytes=(144, "I", 77),
         min_rtt=(148, "I", 20_000),
+        data_segs_out=(156, "I", 90),
         delivery_rate=(160, "Q", 2**33),
     )
     assert parse_tcp_info(data) == TcpInfo(
@@ -47,8 +49,19 @@ def test_fields_are_found_at_the_offsets_of_linux() -> None:
         total_retrans=9,
         bytes_acked=2**40,
         notsent_bytes=77,
+        data_segs_out=90,
         delivery_rate=2**33,
+        is_app_limited=False,
     )
+
+
+def test_app_limited_is_the_first_bit_of_its_byte() -> None:
+    """It shares the byte with other flags, which do not set it."""
+    bit = 0x01 if sys.byteorder == "little" else 0x80
+    for flags, is_app_limited in ((bit, True), (0xFF, True), (0xFF ^ bit, False)):
+        info = parse_tcp_info(structure(flags=(7, "B", flags)))
+        assert info is not None
+        assert info.is_app_limited is is_app_limited
 
 
 def test_no_least_rtt_yet_is_none() -> None:
@@ -77,6 +90,7 @@ def test_acknowledged_bytes_are_counted(loopback: Loopback) -> None:
     """What the subscriber's kernel has is acknowledged."""
     loopback.exchange(1_000)
     assert loopback.info().bytes_acked == 1_000
+    assert loopback.info().data_segs_out == 1
 
 
 def test_bytes_for_a_reader_that_stalls_are_not_sent(loopback: Loopback) -> None:
