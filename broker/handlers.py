@@ -147,36 +147,66 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
     codes: list[int] = []
     reasons: list[str] = []
     granted: list[retained_delivery.Granted] = []
+    n_refused = 0
     wanted = packet.subscriptions
     if connection.is_bridge:
         wanted = tuple(map(of_bridge, wanted))
     checks_subscribe = core.access is not None and core.access.checks_subscribe
+    is_anything_due = checks_subscribe or retained_delivery.is_anything_due(session)
+    unquestioned = _unquestioned_characters(connection, len(wanted))
     for number, request in enumerate(wanted, 1):
         if not number % FILTERS_IN_TURN:
             await eager.others_turn()
-        refusal = _refusal(connection, request.topic_filter)
-        if refusal is None and checks_subscribe and not await _is_allowed(connection, request):
-            refusal = ReasonCode.NOT_AUTHORIZED, "not authorized to subscribe"
-        if not connection.is_open:
-            return
-        if refusal is not None:
-            codes.append(_refuse(connection, request, *refusal, reasons))
-            continue
-        qos = min(request.qos, maximum_qos)
-        subscription = Subscription(session, request.topic_filter, qos)
-        subscription.no_local = request.no_local
-        subscription.retain_as_published = request.retain_as_published
-        subscription.subscription_id = subscription_id
+            if not connection.is_open:
+                return
+            is_anything_due = checks_subscribe or retained_delivery.is_anything_due(session)
+            unquestioned = _unquestioned_characters(connection, len(wanted))
+        topic_filter, qos, no_local, retain_as_published, retain_handling = request
+        if checks_subscribe or len(topic_filter) > unquestioned:
+            refusal = _refusal(connection, topic_filter)
+            if refusal is None and checks_subscribe and not await _is_allowed(connection, request):
+                refusal = ReasonCode.NOT_AUTHORIZED, "not authorized to subscribe"
+            if not connection.is_open:
+                return
+            if refusal is not None:
+                n_refused += 1
+                codes.append(_refuse(connection, request, *refusal, reasons))
+                continue
+        qos = min(qos, maximum_qos)
+        subscription = Subscription(session, topic_filter, qos)
+        if no_local or retain_as_published or subscription_id:
+            subscription.no_local = no_local
+            subscription.retain_as_published = retain_as_published
+            subscription.subscription_id = subscription_id
         is_new = add_subscription(core, subscription)
-        granted.append((subscription, request.retain_handling, is_new))
+        if is_anything_due or topic_filter[0] == "$":
+            granted.append((subscription, retain_handling, is_new))
         codes.append(qos)
     suback = SubAck(packet.packet_id, tuple(codes), explained("; ".join(reasons)))
-    if granted:
+    if n_refused < len(wanted):
         connection.send_when_safe(suback)
     else:
         connection.send_packet(suback)
     retained_delivery.subscribed(session, granted)
     retained_delivery.begin(session, now)
+
+
+def _unquestioned_characters(connection: Connection, n_filters: int) -> int:
+    """Return the length up to which none of so many filters is refused by `_refusal`.
+
+    One SUBSCRIBE may have thousands. A character has four bytes at most, and a level one character
+    at least, with the ``/`` before it.
+    """
+    core = connection.core
+    limits, options = core.limits, core.options
+    if (
+        (core.journal is not None and core.journal.is_failing)
+        or len(connection.session.subscriptions) + n_filters > limits.subscriptions
+        or not options.wildcard_subscription_available
+        or not options.shared_subscription_available
+    ):
+        return 0
+    return min(limits.topic_bytes // 4, limits.topic_levels - 1)
 
 
 def _refusal(connection: Connection, topic_filter: str) -> tuple[ReasonCode, str] | None:
@@ -242,7 +272,8 @@ def add_subscription(core: Core, subscription: Subscription) -> bool:
     if session.journal is not None:
         session.journal.subscription_changed(subscription.topic_filter)
     is_new = core.tree.add(subscription)
-    if is_new and core.tree.shares and subscription.topic_filter in core.tree.shares:
+    shares = core.tree.shares
+    if shares and is_new and subscription.topic_filter in shares:
         redelivery.member_came(session)
     if core.listeners.client_subscribed:
         event = ClientSubscribed(session, subscription.topic_filter, subscription.qos)

@@ -75,6 +75,14 @@ class RetainedDue:
         return message
 
 
+def is_anything_due(session: Session) -> bool:
+    """Say whether a subscription may be due what is not the broker's own, below ``$``.
+
+    In most brokers nothing is retained, and one SUBSCRIBE may have thousands of filters.
+    """
+    return bool(session.retained_due or session.core.retained.n_limited)
+
+
 def subscribed(session: Session, granted: Iterable[Granted]) -> None:
     """Note what a SUBSCRIBE makes due; `begin` follows.
 
@@ -83,14 +91,13 @@ def subscribed(session: Session, granted: Iterable[Granted]) -> None:
 
     Args:
         session: whose subscriptions they are.
-        granted: (subscription, Retain Handling, whether there was none to this filter) of each.
+        granted: (subscription, Retain Handling, whether there was none to this filter) of each;
+            where `is_anything_due` is False, those to filters that begin with ``$`` are enough.
     """
     retained = session.core.retained
     all_due = session.retained_due
     for subscription, retain_handling, is_new in granted:
         name = subscription.topic_filter
-        if not (all_due or retained.n_limited or name[0] == "$"):
-            continue  # as for most brokers' filters: nothing is retained but the broker's own
         if name.startswith(SHARE_PREFIX):
             continue  # retained messages are for subscriptions of one's own (4.8.2)
         if retain_handling == 0 or (retain_handling == 1 and is_new):

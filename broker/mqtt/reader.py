@@ -229,9 +229,14 @@ def read_subscribe(_first_byte: int, body: Buffer, version: int) -> Subscribe:
     )
     subscriptions = []
     while position < len(body):
-        topic_filter, position = read_utf8_string(body, position)
+        try:  # as `read_utf8_string` and `read_byte`, in half the time
+            end = position + 2 + (body[position] << 8 | body[position + 1])
+            topic_filter, options = str(body[position + 2 : end], "utf-8"), body[end]
+        except (IndexError, UnicodeDecodeError):
+            read_byte(body, read_utf8_string(body, position)[1])  # says what is wrong
+            raise
+        position = end + 1
         validate_filter_read(topic_filter)
-        options, position = read_byte(body, position)
         if options > 2:  # most have a QoS and nothing else
             _check_subscription_options(topic_filter, options, version)
             no_local, as_published = bool(options & 0x04), bool(options & 0x08)

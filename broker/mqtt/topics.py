@@ -54,31 +54,28 @@ def validate_topic_filter(topic_filter: str) -> None:
 
 
 def validate_filter_read(topic_filter: str) -> None:
-    """Check a Topic Filter that was read as a UTF-8 Encoded String.
+    """Check a Topic Filter that was read as UTF-8 after its length.
 
-    So it has no U+0000 and no surrogate and is not too long; a packet may have thousands.
+    So it has no surrogate and is not too long; a packet may have thousands.
 
     Raises:
         MalformedPacketError: as `validate_topic_filter`.
     """
-    if not topic_filter:
+    if not topic_filter or "\0" in topic_filter:
         _validate_text("topic filter", topic_filter)
-    levelled = topic_filter
-    if topic_filter.startswith(SHARE_PREFIX):
-        levelled = parse_share(topic_filter).topic_filter
-    if "+" in levelled:
-        within = f"/{levelled}/"
-        if not within.count("/+") == within.count("+/") == levelled.count("+"):
-            raise _misplaced_wildcard(topic_filter, levelled)
-    if "#" in levelled:
-        before, after = levelled.split("#", 1)
-        if after or (before and before[-1] != "/"):
-            raise _misplaced_wildcard(topic_filter, levelled)
+    if topic_filter[0] == "$":
+        parse_share(topic_filter)  # beside a share's name, its filter's levels are those of all
+    if "+" in topic_filter and topic_filter.split("/").count("+") != topic_filter.count("+"):
+        raise _misplaced_wildcard(topic_filter)
+    if "#" in topic_filter:
+        last = len(topic_filter) - 1
+        if topic_filter.find("#") != last or (last and topic_filter[last - 1] != "/"):
+            raise _misplaced_wildcard(topic_filter)
 
 
-def _misplaced_wildcard(topic_filter: str, levelled: str) -> MalformedPacketError:
+def _misplaced_wildcard(topic_filter: str) -> MalformedPacketError:
     """Return the error for a wildcard that is not a whole level, or a # that is not the last."""
-    levels = levelled.split("/")
+    levels = parse_share(topic_filter).topic_filter.split("/")
     for depth, level in enumerate(levels, start=1):
         if "#" in level and (level != "#" or depth < len(levels)):
             return MalformedPacketError(
