@@ -40,6 +40,24 @@ class Verdict(NamedTuple):
     reason: str = ""
 
 
+class Decision(NamedTuple):
+    """A gate's answer about one message, as reports tell of it later.
+
+    Attributes:
+        verdict: the answer.
+        topic: Topic Name of the message.
+        payload_bytes: of the message.
+        sojourn: seconds for which it had been withheld then (ΔS of paper 002).
+        at: monotonic seconds of the answer.
+    """
+
+    verdict: Verdict
+    topic: str
+    payload_bytes: int
+    sojourn: float
+    at: float
+
+
 class DeliveryGate(Protocol):
     """Says when a large message may go to one subscriber."""
 
@@ -69,6 +87,14 @@ class LearningGate:
 
         A gate that raises is logged and counted.
         """
+        raise NotImplementedError
+
+
+class ThresholdGate:
+    """Base of a `DeliveryGate` that holds a link's RTT against a threshold, and says which."""
+
+    def threshold_l(self, link: Link) -> float:
+        """Return the RTT in seconds above which it takes this path for congested now."""
         raise NotImplementedError
 
 

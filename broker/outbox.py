@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.extensions import DeliveryGate, LearningGate, Verdict
+from broker.extensions import Decision, DeliveryGate, LearningGate, Verdict
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
@@ -149,7 +149,7 @@ class Outbox:
         n_messages: messages that wait.
         n_bytes: payload bytes that wait.
         look_again_at: monotonic seconds at which the gate wants to be asked again, or None.
-        last_verdict: the gate's newest answer, or None before the first.
+        last_decision: the gate's newest answer, or None before the first.
         gate_errors_total: times the gate raised.
         journal: told of each QoS 1 and 2 delivery that comes or leaves; None where nothing of
             the session is stored. Every way in and out passes `_enter` and `_remove`.
@@ -174,7 +174,7 @@ class Outbox:
         "_sweep_at",
         "gate_errors_total",
         "journal",
-        "last_verdict",
+        "last_decision",
         "look_again_at",
         "n_bytes",
         "n_messages",
@@ -221,7 +221,7 @@ class Outbox:
         self.n_messages = 0
         self.n_bytes = 0
         self.look_again_at: float | None = None
-        self.last_verdict: Verdict | None = None
+        self.last_decision: Decision | None = None
         self.gate_errors_total = 0
         self.journal: DeliveryJournal | None = None
 
@@ -234,14 +234,19 @@ class Outbox:
                 total += 1 + len(self._behind[delivery.message.topic])
         return total
 
+    @property
+    def is_withholding(self) -> bool:
+        """Whether the large message that is next to leave has been refused by the gate."""
+        return bool(self._large) and self._large[0].withheld_since is not None
+
     def why_nothing(self) -> str:
         """Say why `take` yields nothing: a few words for reports."""
         if not self.n_messages:
             return "empty"
         if self._ready and not self._ready0 and not self._large:
             return "inflight window full"
-        if self._large and self._large[0].withheld_since is not None:
-            return f"withheld: {self.last_verdict.reason if self.last_verdict else ''}"
+        if self.is_withholding:
+            return f"withheld: {self.last_decision.verdict.reason if self.last_decision else ''}"
         return "waiting for room"
 
     def waiting(self) -> Iterator[Delivery]:
@@ -387,10 +392,11 @@ class Outbox:
         expires_at = large.message.expires_at
         if expires_at is not None and now >= expires_at:
             return True
-        since = large.withheld_since
-        verdict = self._decide(large.message, 0.0 if since is None else now - since, now)
+        message, since = large.message, large.withheld_since
+        sojourn = 0.0 if since is None else now - since
+        verdict = self._decide(message, sojourn, now)
         self._ask = False
-        self.last_verdict = verdict
+        self.last_decision = Decision(verdict, message.topic, message.payload_bytes, sojourn, now)
         self._passed_bytes = 0
         if verdict.deliver:
             self.look_again_at = None

@@ -289,10 +289,12 @@ class ClientSide:
             self._go_on_reading(now)
 
     def _log_withheld(self) -> None:
-        verdict = self.outbox.last_verdict
-        if verdict is not None and self._shared.logger.isEnabledFor(logging.DEBUG):
+        decision = self.outbox.last_decision
+        if decision is not None and self._shared.logger.isEnabledFor(logging.DEBUG):
             self._shared.logger.debug(
-                "client %s: a message is withheld: %s", self._link.client_id, verdict.reason
+                "client %s: a message is withheld: %s",
+                self._link.client_id,
+                decision.verdict.reason,
             )
 
     def _has_room(self) -> bool:

@@ -21,7 +21,9 @@ row to the size of the message. Where the paper and the methods page are silent:
 
 from __future__ import annotations
 
-from broker.extensions import LearningGate, Plugin, PluginContext, Verdict
+import math
+
+from broker.extensions import LearningGate, Plugin, PluginContext, ThresholdGate, Verdict
 from broker.link import Link
 from broker.message import Message
 from plugins.withholding.classes import SizeClasses
@@ -38,7 +40,7 @@ _NOTHING_KNOWN = CongestionHistory()
 """Of a subscriber without estimates; never fed."""
 
 
-class WithholdingGate(LearningGate):
+class WithholdingGate(LearningGate, ThresholdGate):
     """The `DeliveryGate` of this plugin.
 
     Attributes:
@@ -73,8 +75,9 @@ class WithholdingGate(LearningGate):
             return Verdict(deliver=True, reason="no recent RTT estimate")
         threshold_l = self._thresholds.threshold_l(link)
         scale = self._profile.relative(message.payload_bytes)
+        counted = max(rtt or 0.0, overdue)
         situation = Situation(
-            l_now=scale * max(rtt or 0.0, overdue) / 2,
+            l_now=scale * counted / 2,
             threshold_l=scale * threshold_l,
             sojourn=sojourn,
             probe_period=self._probe_period,
@@ -83,7 +86,14 @@ class WithholdingGate(LearningGate):
             overdue=overdue if overdue > threshold_l else 0.0,
             history=self.histories.get(link, _NOTHING_KNOWN),
         )
-        return self._verdict(situation)
+        unanswered = " so far" if overdue and overdue == counted else ""
+        return self._verdict(
+            situation, f"RTT {counted:.4g} s{unanswered}, threshold_l {threshold_l:.4g} s"
+        )
+
+    def threshold_l(self, link: Link) -> float:
+        """Return threshold_l of this subscriber, for a packet of the profile's first row."""
+        return self._thresholds.threshold_l(link)
 
     def observe(self, link: Link) -> None:
         """Take a new RTT estimate into the subscriber's history, if the policy learns."""
@@ -119,22 +129,33 @@ class WithholdingGate(LearningGate):
         age = min(now - link.outstanding_since, self._max_overdue)
         return age / self._profile.relative(link.outstanding_bytes)
 
-    def _verdict(self, situation: Situation) -> Verdict:
-        policy = self.policy
+    def _verdict(self, situation: Situation, measured: str) -> Verdict:
+        """Ask the policy.
+
+        Args:
+            situation: what it decides on.
+            measured: RTT and threshold_l before they were scaled, in words.
+        """
+        policy, sojourn = self.policy, situation.sojourn
         delivers, latency, limit, release_sojourn = policy.judge(situation)
-        if not delivers:
-            release_in = max(0.0, release_sojourn - situation.sojourn)
-            return Verdict(
-                deliver=False,
-                look_again_at=situation.now + release_in + STRICTLY_AFTER_SECONDS,
-                reason=f"{policy.name}: L_now {latency:.4g} s >= {limit:.4g} s",
-            )
-        if latency < limit:
-            reason = f"{policy.name}: L_now {latency:.4g} s < {limit:.4g} s"
+        if limit == math.inf:
+            why = f"L_now {latency:.4g} s, no limit"
+        elif latency < limit:
+            why = f"L_now {latency:.4g} s < {limit:.4g} s"
+        elif delivers:
+            bound = policy.max_withhold
+            why = f"withheld {sojourn:.4g} s > {bound:.4g} s; L_now {latency:.4g} s"
         else:
-            waited, bound = situation.sojourn, policy.max_withhold
-            reason = f"{policy.name}: withheld {waited:.4g} s > {bound:.4g} s"
-        return Verdict(deliver=True, reason=reason)
+            why = f"L_now {latency:.4g} s >= {limit:.4g} s"
+        reason = (
+            f"{policy.name}: {why} ({measured}, size x{situation.size_ratio:.4g}, "
+            f"withheld {sojourn:.4g} s, T_Q {situation.probe_period:.4g} s)"
+        )
+        if delivers:
+            return Verdict(deliver=True, reason=reason)
+        release_in = max(0.0, release_sojourn - sojourn)
+        look_again_at = situation.now + release_in + STRICTLY_AFTER_SECONDS
+        return Verdict(deliver=False, look_again_at=look_again_at, reason=reason)
 
 
 class WithholdingPlugin(Plugin):

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from broker.extensions import LearningGate, Verdict
+from broker.extensions import Decision, LearningGate, Verdict
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
@@ -130,6 +130,25 @@ def test_withheld_messages_leave_oldest_first_with_a_decision_each() -> None:
     box.link_changed()
     assert [name(box.take(3.0)), name(box.take(3.0))] == ["0", "1"]
     assert gate.asked == [("cam0", 0.0), ("cam0", 2.0), ("cam1", 0.0)]
+
+
+def test_the_last_decision_tells_of_which_message_it_was() -> None:
+    """What a report says later: verdict, topic, size, how long it had been withheld, and when."""
+    gate = Gate()
+    gate.is_open = False
+    box, _, _ = outbox(gate)
+    box.add(delivery("small"))
+    assert drain(box) == ["small"]
+    assert box.last_decision is None
+    box.add(delivery("picture", "cam", size=100))
+    for now, is_open in ((1.0, False), (3.5, True)):
+        assert box.is_withholding is is_open
+        gate.is_open = is_open
+        box.link_changed()
+        box.take(now)
+        verdict = Verdict(is_open, None, "as the test says")
+        assert box.last_decision == Decision(verdict, "cam", 100, now - 1.0, now)
+    assert not box.is_withholding
 
 
 def test_the_order_of_a_topic_survives_several_large_messages_in_it() -> None:

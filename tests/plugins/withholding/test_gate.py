@@ -71,7 +71,10 @@ def test_conservative_withholds_until_d_has_passed() -> None:
     verdict = gate.decide(LARGE, link_with(0.8), 5.0, NOW)
     # 1 MB costs ten times the latency of a small packet: L_now = 4 s, threshold_l / 2 = 2.5 s.
     assert verdict == Verdict(
-        deliver=False, look_again_at=NOW + 15.001, reason="conservative: L_now 4 s >= 2.5 s"
+        deliver=False,
+        look_again_at=NOW + 15.001,
+        reason="conservative: L_now 4 s >= 2.5 s "
+        "(RTT 0.8 s, threshold_l 0.5 s, size x10, withheld 5 s, T_Q 1 s)",
     )
 
 
@@ -79,7 +82,11 @@ def test_conservative_says_that_d_released_the_message() -> None:
     """A message that goes although the path is bad says why."""
     gate = gate_with(policy="conservative", max_withhold=20.0)
     verdict = gate.decide(LARGE, link_with(0.8), 20.5, NOW)
-    assert verdict == Verdict(deliver=True, reason="conservative: withheld 20.5 s > 20 s")
+    assert verdict == Verdict(
+        deliver=True,
+        reason="conservative: withheld 20.5 s > 20 s; L_now 4 s "
+        "(RTT 0.8 s, threshold_l 0.5 s, size x10, withheld 20.5 s, T_Q 1 s)",
+    )
 
 
 def test_historic_asks_again_when_the_wait_has_made_up_for_the_latency() -> None:
@@ -88,16 +95,18 @@ def test_historic_asks_again_when_the_wait_has_made_up_for_the_latency() -> None
     link = link_with(1.6)
     verdict = gate.decide(LARGE, link, 0.0, NOW)
     # L_now = 8 s, limit = 1 + 2.5 + sojourn: the sojourn has to pass 4.5 s.
-    assert verdict.reason == "historic: L_now 8 s >= 3.5 s"
+    assert verdict.reason.startswith("historic: L_now 8 s >= 3.5 s (")
     assert verdict.look_again_at == pytest.approx(NOW + 4.501)
     later = gate.decide(LARGE, link, 4.501, NOW + 4.501)
     assert later.deliver
-    assert later.reason == "historic: L_now 8 s < 8.001 s"
+    assert later.reason.startswith("historic: L_now 8 s < 8.001 s (")
 
 
 def test_none_delivers_on_the_worst_path() -> None:
-    """The baseline asks nothing."""
-    assert gate_with(policy="none").decide(LARGE, link_with(1e6), 0.0, NOW).deliver
+    """The baseline asks nothing, and says so."""
+    verdict = gate_with(policy="none").decide(LARGE, link_with(1e6), 0.0, NOW)
+    assert verdict.deliver
+    assert verdict.reason.startswith("none: L_now 5e+06 s, no limit (RTT 1e+06 s, ")
 
 
 def test_estimate_of_a_large_packet_is_scaled_down() -> None:
@@ -134,8 +143,11 @@ def test_keys_of_threshold_l_change_the_decision(
     link = link_with(0.5)
     for name, value in link_keys.items():
         setattr(link, name, value)
-    verdict = gate_with(policy="conservative", **keys).decide(LARGE, link, 0.0, NOW)
+    gate = gate_with(policy="conservative", **keys)
+    verdict = gate.decide(LARGE, link, 0.0, NOW)
     assert verdict.deliver is delivers
+    assert (gate.threshold_l(link) > 0.5) is delivers  # which reports show
+    assert f"threshold_l {gate.threshold_l(link):.4g} s" in verdict.reason
 
 
 def test_congestion_rate_changes_the_decision() -> None:
@@ -161,7 +173,7 @@ def test_overdue_packet_counts_as_the_least_its_rtt_can_be() -> None:
     assert gate.decide(LARGE, link, 0.0, NOW).deliver
     link.outstanding_since = NOW - 2.0
     verdict = gate.decide(LARGE, link, 0.0, NOW)
-    assert verdict.reason == "conservative: L_now 10 s >= 2.5 s"
+    assert verdict.reason.startswith("conservative: L_now 10 s >= 2.5 s (RTT 2 s so far, ")
 
 
 def test_overdue_packet_is_evidence_without_any_estimate() -> None:
@@ -310,7 +322,7 @@ def test_outbox_releases_one_message_after_the_other_on_this_gate() -> None:
     assert first is not None
     assert first.message.topic == "alarm"
     assert outbox.take(NOW + 1) is None
-    assert outbox.why_nothing() == "withheld: conservative: L_now 8 s >= 2.5 s"
+    assert outbox.why_nothing().startswith("withheld: conservative: L_now 8 s >= 2.5 s (")
     link.rtt_latest = 0.1
     outbox.link_changed()
     second = outbox.take(NOW + 2)
