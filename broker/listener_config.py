@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from broker.config_file import join, show
@@ -22,6 +22,12 @@ DEFAULT_WEBSOCKET_PORT: Final = 8883
 """As aMQTT has it for listeners of type `ws`."""
 
 TLS_VERSIONS: Final = (1.2, 1.3)
+
+DEFAULT_UNSENT_BYTES: Final = 16 * 1024
+"""What the kernel may hold unsent is what a small message waits for, whatever its class: 16 KiB are
+6 ms at 20 Mbit/s. Of a client whose TCP window is large it takes up to a segment of 64 KiB beyond
+it. On loopback this mark costs nothing: medians with it and without were 5,951 and 4,012 MB/s for
+1 MiB to 50 readers, 17.0 and 13.2 million messages/s from one client to ten."""
 
 _UNIX: Final = "unix:"
 _LONGEST_SOCKET_PATH: Final = 107
@@ -42,6 +48,10 @@ _AMQTT_KEYS: Final = (
 )
 _TLS_KEYS: Final = ("require_certificate", "tls_minimum_version", "ciphers")
 _WEBSOCKET_KEYS: Final = ("path", "allowed_origins")
+_TCP_KEYS: Final = ("unsent_bytes", "send_buffer_bytes")
+
+_MAX_SOCKET_BYTES: Final = 2**30
+"""Less than an option of a socket can say, more than a kernel gives."""
 
 Wrong: TypeAlias = Callable[[str, str, str], None]
 """Takes note of a wrong place: its path, what was read, what is allowed."""
@@ -92,6 +102,11 @@ class Listener:
         path: the only one that a WebSocket client may ask for; None for any.
         allowed_origins: web sites whose pages may connect by WebSocket; None for any.
         proxy_protocol: each connection begins with a header of the PROXY protocol.
+        unsent_bytes: bytes of one connection that the kernel holds and has not sent, from which on
+            it takes no more (TCP_NOTSENT_LOWAT); None for as many as it likes. What it has taken,
+            no other message can pass.
+        send_buffer_bytes: bytes of one connection that the kernel holds, sent and unacknowledged
+            ones too (SO_SNDBUF); None: it finds out by itself what fills the link.
     """
 
     name: str
@@ -107,6 +122,8 @@ class Listener:
     path: str | None = None
     allowed_origins: tuple[str, ...] | None = None
     proxy_protocol: bool = False
+    unsent_bytes: int | None = DEFAULT_UNSENT_BYTES
+    send_buffer_bytes: int | None = None
 
 
 @checked_dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid", strict=True))
@@ -129,6 +146,8 @@ class ListenerKeys:
     path: str | None = None
     allowed_origins: tuple[str, ...] | None = None
     proxy_protocol: bool = False
+    unsent_bytes: Annotated[int, Field(ge=1, le=_MAX_SOCKET_BYTES)] | None = DEFAULT_UNSENT_BYTES
+    send_buffer_bytes: Annotated[int, Field(ge=4096, le=_MAX_SOCKET_BYTES)] | None = None
     socket_mode: str | int = "660"
     reader: str | None = None
     writer: str | None = None
@@ -202,6 +221,8 @@ def _listener(name: str, keys: ListenerKeys, path: str, wrong: Wrong) -> Listene
         path=keys.path,
         allowed_origins=keys.allowed_origins,
         proxy_protocol=keys.proxy_protocol,
+        unsent_bytes=keys.unsent_bytes,
+        send_buffer_bytes=keys.send_buffer_bytes,
     )
 
 
@@ -249,11 +270,13 @@ def _check_type(keys: ListenerKeys, path: str, wrong: Wrong) -> None:
 def _check_own_keys(keys: ListenerKeys, own: Mapping[str, Any], path: str, wrong: Wrong) -> None:
     """Refuse what stands under a listener itself and would do nothing there."""
     defaults = ListenerKeys()
+    is_unix = bind_text(keys.bind or "").startswith(_UNIX)
     for needed, is_there, names in (
         ("ssl: true", keys.ssl, _TLS_KEYS),
         ("type: ws", keys.type == "ws", _WEBSOCKET_KEYS),
         ("max_connections", keys.max_connections > 0, ("when_full",)),
-        ("bind: unix:/path", bind_text(keys.bind or "").startswith(_UNIX), ("socket_mode",)),
+        ("bind: unix:/path", is_unix, ("socket_mode",)),
+        ("an address of TCP", not is_unix, _TCP_KEYS),
     ):
         for key in names:
             if not is_there and key in own and getattr(keys, key) != getattr(defaults, key):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from amqtt.contexts import BrokerConfig
 
 from broker.config import Policy, parse_policy
@@ -113,6 +114,8 @@ def test_our_own_keys(files: dict[str, Any]) -> None:
             "proxy_protocol": True,
             "max_connections": 5,
             "when_full": "refuse",
+            "unsent_bytes": 65536,
+            "send_buffer_bytes": 131072,
         },
         local={"bind": "unix:/run/mqtt", "socket_mode": "600"},
     )
@@ -127,11 +130,29 @@ def test_our_own_keys(files: dict[str, Any]) -> None:
         path="/mqtt",
         allowed_origins=("https://example.org",),
         proxy_protocol=True,
+        unsent_bytes=65536,
+        send_buffer_bytes=131072,
     )
     local = policy.listeners["local"]
     assert (local.socket_path, local.socket_mode) == ("/run/mqtt", 0o600)
     assert policy.amqtt is not None
     assert "path" not in policy.amqtt["listeners"]["secure"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "read"),
+    [
+        ({"unsent_bytes": 0}, "unsent_bytes", "0"),
+        ({"unsent_bytes": 2**31}, "unsent_bytes", str(2**31)),
+        ({"send_buffer_bytes": 100}, "send_buffer_bytes", "100"),
+        ({"send_buffer_bytes": "1 MB"}, "send_buffer_bytes", "'1 MB'"),
+        ({"bind": "unix:/run/mqtt", "unsent_bytes": 4096}, "unsent_bytes", "4096"),
+    ],
+)
+def test_what_the_kernel_may_hold_is_checked(keys: dict[str, Any], key: str, read: str) -> None:
+    """A number that a socket takes, and only of a socket that has it."""
+    problems = problems_of(yaml.safe_dump({"listeners": {"default": keys}}))
+    assert problems[f"listeners.default.{key}"][0] == read
 
 
 def test_what_is_inherited_and_does_nothing_is_no_mistake(files: dict[str, Any]) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
 import logging
 import socket
 import ssl
@@ -32,6 +34,8 @@ HEADER_2 = (
     + b"\x01"
     + b"\xc3\x50\x07\x5b"
 )
+SIOCOUTQNSD = 0x894B
+"""Asks for what of a socket's queue was not sent, from linux/sockios.h."""
 LOCAL = b"\r\n\r\n\x00\r\nQUIT\n\x20\x00\x00\x00"
 CONNECT = write_packet(Connect(client_id="c", keep_alive=0), 5)
 
@@ -103,6 +107,41 @@ async def test_name_that_is_no_host() -> None:
     server = make_server(listeners={"default": {"bind": "no-such-host.invalid:1"}})
     with pytest.raises(ListenError, match=r"listener default: cannot bind no-such-host\.invalid:1"):
         await server.start()
+
+
+# -- what the kernel holds ------------------------------------------------------------------
+
+
+async def unsent_bytes_of_a_stalled_client(**listener: int | None) -> int:
+    """Return what the kernel has taken, and not sent, of 4 MB for a client that does not read."""
+    listeners = {"default": {"bind": "127.0.0.1:0", **listener}}
+    async with serving(listeners=listeners) as server:
+        stalled = await WireClient.dial(port_of(server), receive_bytes=4096)
+        async with stalled, await connected(port_of(server)) as publisher:
+            await stalled.connect("stalled")
+            await stalled.subscribe("t", 0)
+            for _ in range(4):
+                await publisher.publish("t", bytes(1_000_000))
+            protocol = protocol_of(server, "stalled")
+            assert protocol.transport.get_write_buffer_size()
+            count = array.array("i", [0])
+            fcntl.ioctl(protocol.fileno, SIOCOUTQNSD, count)
+            return count[0]
+
+
+async def test_kernel_holds_little_that_is_unsent() -> None:
+    """What it has taken, a small message cannot pass: the mark and one segment, no megabytes."""
+    little = await unsent_bytes_of_a_stalled_client(unsent_bytes=4096)
+    more = await unsent_bytes_of_a_stalled_client(unsent_bytes=262_144)
+    assert little <= 4096 + 65_536
+    assert 2 * little < more <= 262_144 + 65_536
+
+
+async def test_send_buffer_may_be_bounded() -> None:
+    """Whatever the mark says, a connection's buffer is no larger."""
+    assert await unsent_bytes_of_a_stalled_client(unsent_bytes=None) > 131_072
+    bounded = await unsent_bytes_of_a_stalled_client(unsent_bytes=None, send_buffer_bytes=8192)
+    assert bounded <= 131_072
 
 
 # -- Unix sockets -----------------------------------------------------------------------------
