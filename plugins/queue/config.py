@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from broker.errors import MalformedPacketError
 from broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
+from plugins.web.bind import split_bind
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
@@ -18,19 +19,6 @@ _Positive = Annotated[int, Field(ge=1)]
 _PositiveSeconds = Annotated[float, Field(gt=0)]
 
 _NAME_FORM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
-_BIND_FORM: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:\s]+):(?P<port>[0-9]{1,5})")
-
-
-def split_bind(bind: str) -> tuple[str, int]:
-    """Return host and port of ``HOST:PORT`` or ``[IPv6]:PORT``.
-
-    Raises:
-        ValueError: with what is allowed.
-    """
-    match = _BIND_FORM.fullmatch(bind)
-    if match is None or int(match["port"]) > 65_535:
-        raise ValueError("null or HOST:PORT, with a port of 0 to 65535")
-    return match["host"].strip("[]"), int(match["port"])
 
 
 def _checked_topic_filter(topic_filter: str) -> str:
@@ -53,7 +41,10 @@ def _checked_queue_name(name: str) -> str:
 
 
 def _checked_bind(bind: str) -> str:
-    split_bind(bind)
+    try:
+        split_bind(bind)
+    except ValueError as error:
+        raise ValueError(f"null or {error}") from error
     return bind
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from logging import Logger
 from typing import Any
 
@@ -29,7 +29,6 @@ from broker.errors import PenstockError
 from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from plugins.queue.batch_format import write_deliveries
 from plugins.queue.client import BATCH_CONTENT_TYPE, Batch, Delivery, read_batch
-from plugins.queue.config import split_bind
 from plugins.queue.engine import (
     Engine,
     OffsetError,
@@ -40,23 +39,19 @@ from plugins.queue.engine import (
 from plugins.queue.http_requests import (
     MAX_OFFSET,
     MESSAGE_KEYS,
-    RequestError,
-    integer,
     read_handles,
     read_messages,
     read_object,
     read_offsets,
     seconds,
-    show,
 )
 from plugins.queue.intake import Counts, Intake
 from plugins.queue.logical_queue import BusyError, LogicalQueue, WrongReaderError
+from plugins.web.service import RequestError, answering_errors, error_answer, integer, show
 
 MAX_ENQUEUE_MESSAGES = 10_000
 MAX_DELETE_HANDLES = 10_000
 MAX_RANGE_MESSAGES = 100_000
-SHUTDOWN_SECONDS = 2.0
-"""How long requests under way may take to end when the program ends."""
 
 _STATUS: tuple[tuple[type[PenstockError], int], ...] = (
     (RangeGoneError, 410),
@@ -66,10 +61,6 @@ _STATUS: tuple[tuple[type[PenstockError], int], ...] = (
     (StorageFullError, 507),
     (StorageError, 503),
 )
-
-
-class HttpStartError(PenstockError):
-    """The HTTP API's address cannot be bound; the program ends with status 2."""
 
 
 class _Outcome:
@@ -128,7 +119,8 @@ class QueueApi:
     def application(self, max_request_bytes: int) -> web.Application:
         """Return the API as an aiohttp application."""
         application = web.Application(
-            client_max_size=max_request_bytes, middlewares=[self._answer_errors]
+            client_max_size=max_request_bytes,
+            middlewares=[answering_errors("queue API", self._logger, _STATUS)],
         )
         queue = "/queues/{queue}"
         application.add_routes(
@@ -146,26 +138,6 @@ class QueueApi:
         )
         return application
 
-    @web.middleware
-    async def _answer_errors(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        """Turn every error into its status and a JSON object that explains it."""
-        try:
-            return await handler(request)
-        except RequestError as error:
-            return _error(error.status, str(error))
-        except PenstockError as error:
-            for kind, status in _STATUS:
-                if isinstance(error, kind):
-                    return _error(status, str(error))
-            raise
-        except web.HTTPException as error:
-            return _error(error.status, error.text or error.reason, error.headers.get("Allow"))
-        except Exception:
-            self._logger.exception("queue API: %s %s failed", request.method, request.path)
-            return _error(500, "the server failed; its log says why")
-
     def _queue(self, request: web.Request) -> LogicalQueue:
         name = request.match_info["queue"]
         queue = self._queues.get(name)
@@ -177,7 +149,7 @@ class QueueApi:
     async def _health(self, _: web.Request) -> web.Response:
         failure = self._engine.failure()
         if failure is not None:
-            return _error(503, failure)
+            return error_answer(503, failure)
         return web.json_response({"status": "ok"})
 
     async def _list(self, _: web.Request) -> web.Response:
@@ -208,7 +180,7 @@ class QueueApi:
         status = 507 if outcome.reason_code == ReasonCode.QUOTA_EXCEEDED else 503
         why = self._engine.failure() or describe_reason_code(outcome.reason_code)
         stored = len(messages) - outcome.refused
-        return _error(status, f"{outcome.refused} messages refused, {stored} stored: {why}")
+        return error_answer(status, f"{outcome.refused} messages refused, {stored} stored: {why}")
 
     async def _dequeue(self, request: web.Request) -> web.Response:
         queue = self._queue(request)
@@ -256,53 +228,6 @@ class QueueApi:
         body = await read_object(request, frozenset({"offsets"}))
         await queue.commit(read_offsets(body))
         return web.json_response({"committed": True})
-
-
-class HttpServer:
-    """The API on a socket.
-
-    Args:
-        api: what to serve.
-        max_request_bytes: largest body of a request.
-    """
-
-    def __init__(self, api: QueueApi, max_request_bytes: int) -> None:
-        # A dequeue whose client has gone must end, so that what it found is given back.
-        self._runner = web.AppRunner(
-            api.application(max_request_bytes),
-            access_log=None,
-            handler_cancellation=True,
-            shutdown_timeout=SHUTDOWN_SECONDS,
-        )
-
-    async def start(self, bind: str) -> str:
-        """Listen on ``HOST:PORT``; return the URL, with the port that was bound.
-
-        Raises:
-            HttpStartError: the address cannot be bound.
-        """
-        host, port = split_bind(bind)
-        await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, host, port).start()
-        except OSError as error:
-            await self._runner.cleanup()
-            raise HttpStartError(
-                f"plugins.queue.http: read {bind}; allowed: an address of this machine and a free "
-                f"port ({error.strerror or error})"
-            ) from error
-        address = self._runner.addresses[0]
-        shown = f"[{address[0]}]" if ":" in address[0] else address[0]
-        return f"http://{shown}:{address[1]}"
-
-    async def close(self) -> None:
-        """Answer what is under way and stop listening."""
-        await self._runner.cleanup()
-
-
-def _error(status: int, message: str, allow: str | None = None) -> web.Response:
-    headers = {"Allow": allow} if allow else None
-    return web.json_response({"error": message}, status=status, headers=headers)
 
 
 def _accepts_batch(request: web.Request) -> bool:

@@ -5,29 +5,17 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
 
-from broker.errors import MalformedPacketError, PenstockError
+from broker.errors import MalformedPacketError
 from broker.message import Message
 from broker.mqtt.topics import validate_topic
+from plugins.web.service import RequestError, integer, show
 
 MAX_OFFSET = 2**63 - 1
-LONGEST_TEXT_SHOWN = 80
-
-
-class RequestError(PenstockError):
-    """A request that cannot be understood.
-
-    Attributes:
-        status: HTTP status of the answer.
-    """
-
-    def __init__(self, message: str, status: int = 400) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 async def read_object(request: web.Request, keys: frozenset[str]) -> Mapping[str, Any]:
@@ -162,36 +150,6 @@ def read_offsets(body: Mapping[str, Any]) -> dict[int, int]:
     }
 
 
-def integer(
-    name: str,
-    value: Any,
-    least: int,
-    most: int,
-    parse: Callable[[str], int] | None = None,
-) -> int:
-    """Return a whole number in ``[least, most]``.
-
-    Args:
-        name: what it is, for errors.
-        value: as read.
-        least: least value allowed.
-        most: greatest value allowed.
-        parse: turns text into a number, where the value comes from a URL.
-
-    Raises:
-        RequestError: it is none.
-    """
-    number = value
-    if parse is not None and isinstance(value, str):
-        try:
-            number = parse(value)
-        except ValueError:
-            number = value
-    if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
-        raise RequestError(f"{name}: read {show(value)}; allowed: {least} to {most}")
-    return number
-
-
 def seconds(name: str, value: Any, most: float) -> float:
     """Return a duration from 0 to `most` seconds.
 
@@ -202,14 +160,6 @@ def seconds(name: str, value: Any, most: float) -> float:
     if not is_number or not 0 <= value <= most:
         raise RequestError(f"{name}: read {show(value)}; allowed: 0 to {most:g} seconds")
     return float(value)
-
-
-def show(value: Any) -> str:
-    """Return a value as an error shows it: as JSON on one line, not too long."""
-    text = "nothing" if value is None else json.dumps(value, default=str)
-    if len(text) <= LONGEST_TEXT_SHOWN:
-        return text
-    return text[: LONGEST_TEXT_SHOWN - 3] + "..."
 
 
 def _object(value: Any, path: str, keys: frozenset[str]) -> Mapping[str, Any]:

@@ -14,9 +14,10 @@ from plugins.queue.engine import Engine, StorageError
 from plugins.queue.engine_local import LocalEngine
 from plugins.queue.engine_memory import MemoryStore
 from plugins.queue.engine_sqlite import SqliteStore
-from plugins.queue.http_api import HttpServer, QueueApi
+from plugins.queue.http_api import QueueApi
 from plugins.queue.intake import Intake, PendingBudget
 from plugins.queue.logical_queue import LogicalQueue
+from plugins.web.service import HttpServer
 
 RETENTION_STEPS = 10
 """A message leaves at most a tenth of its retention late."""
@@ -106,7 +107,8 @@ class QueuePlugin(Plugin):
                 task = asyncio.create_task(self._keep_retention(queue), name=name)
                 self._retention.append(task)
         if self.config.http is not None:
-            self._http = HttpServer(self._api, self.config.max_request_bytes)
+            application = self._api.application(self.config.max_request_bytes)
+            self._http = HttpServer(application, "plugins.queue.http")
             try:
                 self.http_url = await self._http.start(self.config.http)
             except BaseException:

@@ -176,8 +176,12 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.queue.sqlite_file",
     "plugins.queue.sqs_api",
     "plugins.queue.store",  # speaks the engine's words
+    "plugins.web.service",
 }
 """The modules of plugins that are not pure; the models may use all others."""
+
+SHARED_BY_PLUGINS: Final = ("plugins.web",)
+"""Folders of plugins/ that are no plugin, and on which several stand."""
 
 PURE_PLUGIN_IMPORTS: Final = (
     "broker.message",

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from broker.errors import ConfigError
-from plugins.queue.config import QueueConfig, split_bind
+from plugins.queue.config import QueueConfig
 from tests.plugins.queue.running import queue_config
 
 
@@ -58,16 +58,3 @@ def test_wrong_keys_and_values_are_told(keys: dict[str, Any], told: str) -> None
     with pytest.raises(ConfigError) as raised:
         queue_config(**keys)
     assert told in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("bind", "host", "port"),
-    [
-        ("127.0.0.1:0", "127.0.0.1", 0),
-        ("[::1]:8080", "::1", 8080),
-        ("queue.local:1", "queue.local", 1),
-    ],
-)
-def test_bind_is_host_and_port(bind: str, host: str, port: int) -> None:
-    """Addresses of both families and names are read."""
-    assert split_bind(bind) == (host, port)

@@ -4,15 +4,8 @@ from typing import Any
 
 import pytest
 
-from plugins.queue.http_requests import (
-    RequestError,
-    integer,
-    read_handles,
-    read_messages,
-    read_offsets,
-    seconds,
-    show,
-)
+from plugins.queue.http_requests import read_handles, read_messages, read_offsets, seconds
+from plugins.web.service import RequestError
 
 
 def test_one_message_needs_no_list() -> None:
@@ -102,20 +95,6 @@ def test_wrong_offsets_are_told(offsets: Any, told: str) -> None:
     assert told in str(raised.value)
 
 
-@pytest.mark.parametrize("value", [0, 11, 1.5, "5", True, None, [5]])
-def test_wrong_integers_are_told(value: Any) -> None:
-    """A number in a body is a whole number in its range, and no text."""
-    with pytest.raises(RequestError, match=r"n_max: read .*; allowed: 1 to 10"):
-        integer("n_max", value, 1, 10)
-
-
-def test_integers_of_a_url_are_parsed() -> None:
-    """A number in a URL is text."""
-    assert integer("start", "7", 0, 10, int) == 7
-    with pytest.raises(RequestError, match=r'start: read "7\.5"; allowed: 0 to 10'):
-        integer("start", "7.5", 0, 10, int)
-
-
 @pytest.mark.parametrize("value", [-0.1, 61, "5", True, None, float("nan"), float("inf")])
 def test_wrong_durations_are_told(value: Any) -> None:
     """A duration is a number of seconds in its range."""
@@ -126,8 +105,3 @@ def test_wrong_durations_are_told(value: Any) -> None:
 def test_durations_may_be_whole_or_not() -> None:
     """Seconds may have a fraction."""
     assert (seconds("wait_seconds", 1, 60), seconds("wait_seconds", 0.5, 60)) == (1.0, 0.5)
-
-
-def test_long_values_are_cut_in_errors() -> None:
-    """An error shows the beginning of a value, not a whole body."""
-    assert len(show("x" * 5000)) == 80

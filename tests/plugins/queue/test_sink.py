@@ -14,8 +14,8 @@ from broker.message import Message
 from broker.mqtt.reason_codes import ReasonCode
 from broker.plugin_loader import load_plugins
 from plugins.queue.engine import EngineStartError
-from plugins.queue.http_api import HttpStartError
 from plugins.queue.sink import QueuePlugin
+from plugins.web.service import HttpStartError
 from tests.plugins.queue.running import (
     LOGGER,
     LONG_SECONDS,

@@ -1,0 +1,1 @@
+"""What the plugins' HTTP APIs have in common; no plugin itself."""

@@ -1,0 +1,154 @@
+"""An HTTP API on a socket of its own, and answers that say what was wrong with a request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from logging import Logger
+from typing import Any, Final
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from broker.errors import PenstockError
+from plugins.web.bind import split_bind
+
+SHUTDOWN_SECONDS: Final = 2.0
+"""How long requests under way may take to end when the program ends."""
+
+LONGEST_TEXT_SHOWN: Final = 80
+
+
+class HttpStartError(PenstockError):
+    """The HTTP API's address cannot be bound; the program ends with status 2."""
+
+
+class RequestError(PenstockError):
+    """A request that cannot be understood.
+
+    Attributes:
+        status: HTTP status of the answer.
+    """
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class HttpServer:
+    """An application on a socket.
+
+    Args:
+        application: what to serve.
+        key: of the policy file that says where, for errors.
+    """
+
+    def __init__(self, application: web.Application, key: str) -> None:
+        self._key = key
+        # A request that waits for something ends with its client: what it would take is not lost.
+        self._runner = web.AppRunner(
+            application,
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=SHUTDOWN_SECONDS,
+        )
+
+    async def start(self, bind: str) -> str:
+        """Listen on ``HOST:PORT``; return the URL, with the port that was bound.
+
+        Raises:
+            HttpStartError: the address cannot be bound.
+        """
+        host, port = split_bind(bind)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise HttpStartError(
+                f"{self._key}: read {bind}; allowed: an address of this machine and a free "
+                f"port ({error.strerror or error})"
+            ) from error
+        address = self._runner.addresses[0]
+        shown = f"[{address[0]}]" if ":" in address[0] else address[0]
+        return f"http://{shown}:{address[1]}"
+
+    async def close(self) -> None:
+        """Answer what is under way and stop listening."""
+        await self._runner.cleanup()
+
+
+def answering_errors(
+    name: str, logger: Logger, statuses: Sequence[tuple[type[PenstockError], int]] = ()
+) -> Middleware:
+    """Return what turns every error into its status and a JSON object that explains it.
+
+    Args:
+        name: of the API, for the log.
+        logger: told of what should not happen.
+        statuses: HTTP status by kind of error; the first that fits decides.
+    """
+
+    @web.middleware
+    async def answer_errors(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except RequestError as error:
+            return error_answer(error.status, str(error))
+        except web.HTTPException as error:
+            allow = error.headers.get("Allow")
+            return error_answer(error.status, error.text or error.reason, allow)
+        except Exception as error:
+            for kind, status in statuses:
+                if isinstance(error, kind):
+                    return error_answer(status, str(error))
+            logger.exception("%s: %s %s failed", name, request.method, request.path)
+            return error_answer(500, "the server failed; its log says why")
+
+    return answer_errors
+
+
+def error_answer(status: int, message: str, allow: str | None = None) -> web.Response:
+    """Return the answer of an error: ``{"error": message}``."""
+    headers = {"Allow": allow} if allow else None
+    return web.json_response({"error": message}, status=status, headers=headers)
+
+
+def integer(
+    name: str,
+    value: Any,
+    least: int,
+    most: int,
+    parse: Callable[[str], int] | None = None,
+) -> int:
+    """Return a whole number in ``[least, most]``.
+
+    Args:
+        name: what it is, for errors.
+        value: as read.
+        least: least value allowed.
+        most: greatest value allowed.
+        parse: turns text into a number, where the value comes from a URL.
+
+    Raises:
+        RequestError: it is none.
+    """
+    number = value
+    if parse is not None and isinstance(value, str):
+        try:
+            number = parse(value)
+        except ValueError:
+            number = value
+    if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
+        raise RequestError(f"{name}: read {show(value)}; allowed: {least} to {most}")
+    return number
+
+
+def show(value: Any) -> str:
+    """Return a value as an error shows it: as JSON on one line, not too long."""
+    text = "nothing" if value is None else json.dumps(value, default=str)
+    if len(text) <= LONGEST_TEXT_SHOWN:
+        return text
+    return text[: LONGEST_TEXT_SHOWN - 3] + "..."

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from broker.errors import PenstockError
+from plugins.web.service import (
+    HttpServer,
+    HttpStartError,
+    RequestError,
+    answering_errors,
+    integer,
+    show,
+)
+
+LOGGER = logging.getLogger("penstock.test")
+
+
+class _BusyError(PenstockError):
+    """A kind of error that the application gives a status."""
+
+
+@asynccontextmanager
+async def serving(error: Exception | None = None) -> AsyncIterator[str]:
+    """Serve ``GET /`` on a free port, which raises `error`; yield the URL."""
+
+    async def handle(_: web.Request) -> web.Response:
+        if error is not None:
+            raise error
+        return web.json_response({"well": True})
+
+    application = web.Application(
+        middlewares=[answering_errors("test API", LOGGER, [(_BusyError, 429)])]
+    )
+    application.add_routes([web.get("/", handle)])
+    server = HttpServer(application, "plugins.test.http")
+    url = await server.start("127.0.0.1:0")
+    try:
+        yield url
+    finally:
+        await server.close()
+
+
+async def asked(url: str, method: str = "GET") -> tuple[int, Any, str | None]:
+    """Return status, JSON and the header Allow of an answer."""
+    async with aiohttp.ClientSession() as session, session.request(method, url) as answer:
+        return answer.status, await answer.json(), answer.headers.get("Allow")
+
+
+async def test_an_application_is_served_on_the_port_that_was_bound() -> None:
+    """Port 0 is any free one; the URL says which."""
+    async with serving() as url:
+        assert await asked(url) == (200, {"well": True}, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (RequestError("limit: read 0; allowed: 1 to 9"), 400, "limit: read 0; allowed: 1 to 9"),
+        (RequestError("no such thing", 404), 404, "no such thing"),
+        (_BusyError("later"), 429, "later"),
+        (web.HTTPRequestEntityTooLarge(9, 10), 413, "Maximum request body size 9 exceeded"),
+        (ValueError("secret"), 500, "the server failed; its log says why"),
+        (PenstockError("secret"), 500, "the server failed; its log says why"),
+    ],
+)
+async def test_every_error_is_answered_with_json(
+    error: Exception, status: int, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Status and reason; of the server's own faults only its log tells more."""
+    async with serving(error) as url:
+        found, body, _ = await asked(url)
+    assert found == status
+    assert list(body) == ["error"]
+    assert body["error"].startswith(told)
+    assert ("test API: GET / failed" in caplog.text) is (status == 500)
+
+
+async def test_wrong_paths_and_methods_are_answered_with_json_too() -> None:
+    """A wrong method is told which are right."""
+    async with serving() as url:
+        assert (await asked(f"{url}/else"))[:2] == (404, {"error": "404: Not Found"})
+        status, _, allow = await asked(url, "DELETE")
+    assert (status, allow) == (405, "GET,HEAD")
+
+
+async def test_an_address_that_is_taken_is_told_by_its_key() -> None:
+    """The policy file's key, what it says, and what is allowed."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        server = HttpServer(web.Application(), "plugins.test.http")
+        with pytest.raises(HttpStartError, match=f"plugins.test.http: read {bind}; allowed: an"):
+            await server.start(bind)
+        await server.close()
+
+
+@pytest.mark.parametrize("value", [0, 11, 1.5, "5", True, None, [5]])
+def test_wrong_integers_are_told(value: Any) -> None:
+    """A number in a body is a whole number in its range, and no text."""
+    with pytest.raises(RequestError, match=r"n_max: read .*; allowed: 1 to 10"):
+        integer("n_max", value, 1, 10)
+
+
+def test_integers_of_a_url_are_parsed() -> None:
+    """A number in a URL is text."""
+    assert integer("start", "7", 0, 10, int) == 7
+    with pytest.raises(RequestError, match=r'start: read "7\.5"; allowed: 0 to 10'):
+        integer("start", "7.5", 0, 10, int)
+
+
+def test_long_values_are_cut_in_errors() -> None:
+    """An error shows the beginning of a value, not a whole body."""
+    assert len(show("x" * 5000)) == 80
