@@ -22,6 +22,7 @@ from broker import eager, redelivery
 from broker.authenticating import Authentication
 from broker.connecting import refuse_connect
 from broker.counters import count
+from broker.delivery import NO_QUEUE
 from broker.errors import PeerError, ProtocolError
 from broker.fitting import explained
 from broker.lone_packets import LEAST_BYTES, take_lone
@@ -29,7 +30,6 @@ from broker.mqtt.enums import MQTT_5, PacketType, ProtocolVersion
 from broker.mqtt.packets import Disconnect
 from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from broker.mqtt.receive_buffer import ReceiveBuffer
-from broker.outbox import NO_QUEUE
 from broker.rate_limit import RateLimit
 from broker.receipts import PublishReceipt
 from broker.scanning import scan

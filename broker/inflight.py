@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from broker.delivery import NO_QUEUE, Delivery
 from broker.message_run import MessageRun
 from broker.mqtt.enums import MAX_PACKET_ID
 from broker.mqtt.short_packets import ALL_PUBACK, ALL_PUBCOMP, ALL_PUBREC, n_equal_packets
-from broker.outbox import NO_QUEUE, Delivery
 
 if TYPE_CHECKING:
     from broker.session_journal import DeliveryJournal

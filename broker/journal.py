@@ -31,10 +31,10 @@ from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
+from broker.delivery import Delivery
 from broker.message import Message
 from broker.mqtt.enums import PacketType
 from broker.mqtt.properties import WILL, write_properties
-from broker.outbox import Delivery
 from broker.records import (
     ROWS_OF_A_BLOCK,
     Batch,

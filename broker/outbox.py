@@ -24,13 +24,13 @@ import sys
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from broker.delivery import NO_QUEUE, Delivery, by_sequence
 from broker.extensions import Decision, DeliveryGate, LearningGate, Verdict
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
-from broker.records import Storable
 
 if TYPE_CHECKING:
     from broker.session_journal import DeliveryJournal
@@ -38,21 +38,6 @@ if TYPE_CHECKING:
 MIN_LOOK_AGAIN_SECONDS: Final = 0.001
 """A gate that wants to look again at once, for a rounding error maybe, is not asked sooner."""
 
-
-class _NoQueue(deque[Any]):
-    """An empty queue that stays empty: what is put into the one of all clients would be lost."""
-
-    def append(self, _item: object) -> None:
-        """Take nothing."""
-        raise RuntimeError("NO_QUEUE takes nothing: put a queue in its place")
-
-    appendleft = extend = extendleft = append
-
-
-NO_QUEUE: Final = _NoQueue()
-"""What stands for a client's queue while nothing was ever in it: an empty one takes 760 bytes, and
-of a client that is idle there would be five. Nothing can be put into it: who has something to
-queue puts a new one in its place."""
 
 MIN_SWEEP_MESSAGES: Final = 64
 """While fewer messages wait, those of them that have expired are not looked for."""
@@ -77,64 +62,6 @@ class OpenGate:
 
     def forget(self, link: Link) -> None:
         """Keep nothing, so forget nothing."""
-
-
-class Delivery(Storable):
-    """One message on its way to one subscriber.
-
-    Attributes:
-        message: what is delivered.
-        qos: granted for this delivery.
-        retain: RETAIN flag of the outgoing PUBLISH.
-        subscription_ids: Subscription Identifiers to send (MQTT 5.0, 3.3.2.3.8).
-        packet_id: set once it is inflight; 0 before and for QoS 0.
-        withheld_since: monotonic seconds of the gate's first refusal, or None.
-        sequence: order of arrival in its outbox; the same for those that came one after the other
-            to the same ready place.
-        share: topic filter of the shared subscription by which it came, or "".
-        is_waiting: in an outbox now.
-    """
-
-    __slots__ = (
-        "is_waiting",
-        "message",
-        "packet_id",
-        "qos",
-        "retain",
-        "sequence",
-        "share",
-        "subscription_ids",
-        "withheld_since",
-    )
-
-    def __init__(
-        self,
-        message: Message,
-        qos: int,
-        *,
-        retain: bool = False,
-        subscription_ids: tuple[int, ...] = (),
-        share: str = "",
-    ) -> None:
-        self.message = message
-        self.qos = qos
-        self.retain = retain
-        self.subscription_ids = subscription_ids
-        self.packet_id = 0
-        self.withheld_since: float | None = None
-        self.sequence = 0
-        self.share = share
-        self.is_waiting = False
-        self.row_start = self.row_index = 0
-
-
-def _by_sequence(delivery: Delivery) -> int:
-    return delivery.sequence
-
-
-def _is_expired(delivery: Delivery, now: float) -> bool:
-    expires_at = delivery.message.expires_at
-    return expires_at is not None and now >= expires_at
 
 
 class Outbox:
@@ -323,7 +250,7 @@ class Outbox:
         message = delivery.message
         if message.is_large:
             self._behind[message.topic] = deque()
-            insort(self._large, delivery, key=_by_sequence)
+            insort(self._large, delivery, key=by_sequence)
         elif delivery.qos:
             if self._ready is NO_QUEUE:
                 self._ready = deque()
@@ -456,7 +383,7 @@ class Outbox:
             self.journal.changed(delivery)
 
     def _has_expired(self, delivery: Delivery, now: float) -> bool:
-        if _is_expired(delivery, now):
+        if delivery.is_expired(now):
             self._ledger.expired += 1
             return True
         return False
@@ -486,12 +413,12 @@ class Outbox:
             if passed:
                 ready.extendleft(reversed(passed))
         if self._large and len(taken) < n_messages:
-            held = sorted(self._held(), key=_by_sequence)
+            held = sorted(self._held(), key=by_sequence)
             chosen = [d for d in held if is_wanted(d)][: n_messages - len(taken)]
             if chosen:
                 self._keep_of_held([d for d in held if d not in chosen])
                 taken += chosen
-        return sorted(taken, key=_by_sequence)
+        return sorted(taken, key=by_sequence)
 
     def drop_qos0(self, reason: str) -> None:
         """Drop what waits at QoS 0: the connection it was for has ended."""
@@ -509,15 +436,15 @@ class Outbox:
             return
         n_before = self.n_messages
         for ready in (self._ready0, self._ready):
-            kept = [d for d in ready if not _is_expired(d, now)]
+            kept = [d for d in ready if not d.is_expired(now)]
             if len(kept) < len(ready):
                 for delivery in ready:
-                    if _is_expired(delivery, now):
+                    if delivery.is_expired(now):
                         self._remove(delivery)
                 ready.clear()
                 ready.extend(kept)
         if self._large:
-            self._keep_of_held([d for d in self._held() if not _is_expired(d, now)])
+            self._keep_of_held([d for d in self._held() if not d.is_expired(now)])
         self._ledger.expired += n_before - self.n_messages
         self._next_expiry = min(
             (d.message.expires_at for d in self.waiting() if d.message.expires_at is not None),
@@ -538,7 +465,7 @@ class Outbox:
         self._behind.clear()
         self._ask = True
         self.look_again_at = None
-        for delivery in sorted(kept, key=_by_sequence):
+        for delivery in sorted(kept, key=by_sequence):
             self._enter(delivery)
             behind = self._behind.get(delivery.message.topic)
             if behind is not None:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from broker import eager
-from broker.outbox import Delivery
+from broker.delivery import Delivery
 
 if TYPE_CHECKING:
     from broker.core import Core

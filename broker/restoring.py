@@ -6,11 +6,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from broker import redelivery, retained_delivery
+from broker.delivery import Delivery
 from broker.message import Message
 from broker.mqtt.enums import PacketType
 from broker.mqtt.packets import Will
 from broker.mqtt.properties import WILL, read_properties
-from broker.outbox import Delivery
 from broker.records import DeliveryRow, MessageRow, Stored, WillRow
 from broker.topic_tree import Subscription
 

@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from broker import eager
+from broker.delivery import Delivery
 from broker.extensions import RECEIVE
 from broker.mqtt.topics import SHARE_PREFIX, matches
-from broker.outbox import Delivery
 
 if TYPE_CHECKING:
     from broker.message import Message

@@ -17,13 +17,13 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from broker.delivery import NO_QUEUE, Delivery
 from broker.events import PacketSent
 from broker.fitting import fit_packet
 from broker.message import Message
 from broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5, PacketType
 from broker.mqtt.packets import Packet, PubRel
 from broker.mqtt.writer import publish_header, write_packet
-from broker.outbox import NO_QUEUE, Delivery
 from broker.redelivery import may_take_over, take_over
 from broker.retained_delivery import send_due
 from broker.throttle import Throttle

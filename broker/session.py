@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final
 
+from broker.delivery import NO_QUEUE, Delivery
 from broker.inflight import Inflight
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
 from broker.mqtt.packets import Will
 from broker.mqtt.reason_codes import ReasonCode
-from broker.outbox import NO_QUEUE, Delivery, Outbox
+from broker.outbox import Outbox
 from broker.retained_delivery import RetainedDue, send_before
 from broker.timers import Timer
 from broker.topic_tree import Subscription

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from broker.records import SessionRow
 
 if TYPE_CHECKING:
+    from broker.delivery import Delivery
     from broker.journal import Journal
-    from broker.outbox import Delivery
     from broker.session import Session
 
 

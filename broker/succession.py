@@ -17,7 +17,7 @@ from broker.mqtt.topics import matches, parse_share
 
 if TYPE_CHECKING:
     from broker.core import Core
-    from broker.outbox import Delivery
+    from broker.delivery import Delivery
     from broker.session import Session
 
 _Question: TypeAlias = tuple[Action, str]

@@ -18,6 +18,7 @@ import logging
 import sys
 from typing import Any, Final
 
+from broker.delivery import Delivery
 from broker.errors import MalformedPacketError, ProtocolError
 from broker.ledger import Ledger
 from broker.link import Link
@@ -28,7 +29,7 @@ from broker.mqtt.properties import read_publish_properties
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.receive_buffer import ReceiveBuffer, packet_too_large, read_remaining_length
 from broker.mqtt.writer import publish_header, write_packet
-from broker.outbox import Delivery, Outbox
+from broker.outbox import Outbox
 from edge_proxy.ack_map import AckMap, Outcome
 from edge_proxy.direction import Direction, check_first_byte
 from edge_proxy.link_samplers import LinkSamplers

@@ -43,6 +43,7 @@ LAYERS: Final = (
             "connection",
             "core",
             "counters",
+            "delivery",
             "eager",
             "fitting",
             "handlers",

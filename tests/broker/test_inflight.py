@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from broker.delivery import Delivery
 from broker.inflight import Inflight
 from broker.message import Message
 from broker.message_run import MessageRun
@@ -9,7 +10,6 @@ from broker.mqtt.enums import MAX_PACKET_ID
 from broker.mqtt.packets import Publish
 from broker.mqtt.short_packets import ALL_PUBACK, ALL_PUBCOMP, ALL_PUBREC, packets_from
 from broker.mqtt.writer import write_packet
-from broker.outbox import Delivery
 
 
 def delivery(qos: int = 1) -> Delivery:

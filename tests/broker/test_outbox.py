@@ -2,16 +2,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from broker.delivery import Delivery
 from broker.extensions import Decision, LearningGate, Verdict
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
-from broker.outbox import NO_QUEUE, Delivery, OpenGate, Outbox
+from broker.outbox import OpenGate, Outbox
 
 
 class Gate(OpenGate):
@@ -480,11 +480,3 @@ class OutboxMachine(RuleBasedStateMachine):
 
 TestOutboxMachine = OutboxMachine.TestCase
 TestOutboxMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-
-
-@pytest.mark.parametrize("put", ["append", "appendleft", "extend", "extendleft"])
-def test_the_queue_of_those_who_have_none_takes_nothing(put: str) -> None:
-    """It is shared by all clients: what went into it would be lost, and in silence."""
-    with pytest.raises(RuntimeError, match="takes nothing"):
-        getattr(NO_QUEUE, put)(["lost"])
-    assert not NO_QUEUE

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from broker.delivery import Delivery
 from broker.errors import ProtocolError
 from broker.message import Message
 from broker.mqtt.enums import PacketType
 from broker.mqtt.reason_codes import ReasonCode
-from broker.outbox import Delivery
 from edge_proxy.ack_map import AckMap, Outcome
 
 PUBACK, PUBREC, PUBCOMP = PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import models.withholding.simulation
+from broker.delivery import Delivery
 from broker.extensions import DeliveryGate, PluginContext, Verdict
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
-from broker.outbox import Delivery, Outbox
+from broker.outbox import Outbox
 from models.withholding.simulation import Setting, simulate
 from plugins.withholding import gate as gate_module
 from plugins.withholding.config import WithholdingConfig

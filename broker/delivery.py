@@ -1,0 +1,84 @@
+"""One message on its way to one subscriber, and the queue that stands for none."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+
+from broker.message import Message
+from broker.records import Storable
+
+
+class _NoQueue(deque[Any]):
+    """An empty queue that stays empty: what is put into the one of all clients would be lost."""
+
+    def append(self, _item: object) -> None:
+        """Take nothing."""
+        raise RuntimeError("NO_QUEUE takes nothing: put a queue in its place")
+
+    appendleft = extend = extendleft = append
+
+
+NO_QUEUE: Final = _NoQueue()
+"""What stands for a client's queue while nothing was ever in it: an empty one takes 760 bytes, and
+of a client that is idle there would be five. Nothing can be put into it: who has something to
+queue puts a new one in its place."""
+
+
+class Delivery(Storable):
+    """One message on its way to one subscriber.
+
+    Attributes:
+        message: what is delivered.
+        qos: granted for this delivery.
+        retain: RETAIN flag of the outgoing PUBLISH.
+        subscription_ids: Subscription Identifiers to send (MQTT 5.0, 3.3.2.3.8).
+        packet_id: set once it is inflight; 0 before and for QoS 0.
+        withheld_since: monotonic seconds of the gate's first refusal, or None.
+        sequence: order of arrival in its outbox; the same for those that came one after the other
+            to the same ready place.
+        share: topic filter of the shared subscription by which it came, or "".
+        is_waiting: in an outbox now.
+    """
+
+    __slots__ = (
+        "is_waiting",
+        "message",
+        "packet_id",
+        "qos",
+        "retain",
+        "sequence",
+        "share",
+        "subscription_ids",
+        "withheld_since",
+    )
+
+    def __init__(
+        self,
+        message: Message,
+        qos: int,
+        *,
+        retain: bool = False,
+        subscription_ids: tuple[int, ...] = (),
+        share: str = "",
+    ) -> None:
+        self.message = message
+        self.qos = qos
+        self.retain = retain
+        self.subscription_ids = subscription_ids
+        self.packet_id = 0
+        self.withheld_since: float | None = None
+        self.sequence = 0
+        self.share = share
+        self.is_waiting = False
+        self.row_start = self.row_index = 0
+
+    def is_expired(self, now: float) -> bool:
+        """Say whether its Message Expiry Interval has passed [MQTT-3.3.2-5]."""
+        expires_at = self.message.expires_at
+        return expires_at is not None and now >= expires_at
+
+
+def by_sequence(delivery: Delivery) -> int:
+    """Return what deliveries are sorted by: their order of arrival."""
+    return delivery.sequence
