@@ -14,7 +14,7 @@ from broker import authenticating
 from broker.capabilities import check_connect, connack_properties, redirection
 from broker.errors import ProtocolError
 from broker.events import ClientConnected
-from broker.extensions import Accepted, Admittance, ConnectAttempt
+from broker.extensions import Accepted, Admittance, ConnectAttempt, SubscriberGate
 from broker.fitting import fit_packet
 from broker.mqtt.enums import MQTT_3_1, MQTT_5
 from broker.mqtt.packets import ConnAck, Connect
@@ -25,6 +25,7 @@ from broker.wills import will_message
 if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.core import Core
+    from broker.link import Link
     from broker.session import Session
 
 SESSION_NEVER_EXPIRES: Final = 0xFFFFFFFF
@@ -240,10 +241,24 @@ def _set_up(
             core.tree.void_plans()
     session.username = username
     session.link.username = username
-    session.listener = connection.listener
+    session.listener = session.link.listener = connection.listener
+    if isinstance(core.gate, SubscriberGate):
+        _introduce(core, core.gate, session.link, packet)
     session.will = packet.will
     if core.journal is not None:
         core.journal.opened(session)
+
+
+def _introduce(core: Core, gate: SubscriberGate, link: Link, packet: Connect) -> None:
+    """Let the gate read what a CONNECT says of the path to the client."""
+    try:
+        ignored = gate.connected(link, packet.properties.get("user_property", ()))
+    except Exception as error:  # noqa: BLE001 (a plugin's fault must not keep a client out)
+        core.on_gate_error(error)
+        return
+    if ignored:
+        core.counters.user_properties_ignored += 1
+        core.logger.info("client %s: CONNECT: %s; ignored", link.client_id, ignored)
 
 
 def _expiry_interval(core: Core, packet: Connect) -> float | None:

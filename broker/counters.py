@@ -24,6 +24,8 @@ class Counters:
         clients_connected: clients connected now.
         peer_errors: connections closed for what the peer sent, by reason code.
         unexpected_acknowledgements: acknowledgements of packet identifiers not inflight.
+        user_properties_ignored: CONNECT packets with a user property that the gate reads and that
+            had no value it could take.
         extension_events_dropped: events that a plugin which was behind was not told of, by the
             name of what was not called.
         extension_errors: exceptions raised by plugins, by the name of what raised.
@@ -47,6 +49,7 @@ class Counters:
         "retained_discarded",
         "subscribe_refused",
         "unexpected_acknowledgements",
+        "user_properties_ignored",
     )
 
     def __init__(self) -> None:
@@ -65,6 +68,7 @@ class Counters:
         self.clients_connected = 0
         self.peer_errors: dict[int, int] = {}
         self.unexpected_acknowledgements = 0
+        self.user_properties_ignored = 0
         self.extension_events_dropped: dict[str, int] = {}
         self.extension_errors: dict[str, int] = {}
 

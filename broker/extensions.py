@@ -64,7 +64,8 @@ class DeliveryGate(Protocol):
     def threshold_s(self, topic: str) -> int | None:
         """Return the payload size in bytes above which messages of `topic` are large.
 
-        Asked once for each topic and cached. None: no message of this topic is large.
+        Asked once for each topic and cached. None: no message of this topic is large. Where it
+        depends on the subscriber, see `SubscriberGate`.
         """
 
     def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
@@ -95,6 +96,33 @@ class ThresholdGate:
 
     def threshold_l(self, link: Link) -> float:
         """Return the RTT in seconds above which it takes this path for congested now."""
+        raise NotImplementedError
+
+
+class SubscriberGate:
+    """Base of a `DeliveryGate` that goes by what a CONNECT says, and where it came to.
+
+    A gate that raises is logged and counted.
+    """
+
+    def connected(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> str:
+        """A subscriber has connected; its link has its names and its listener.
+
+        Args:
+            link: of the subscriber.
+            user_properties: of its CONNECT, in their order; none before MQTT 5.0.
+
+        Returns:
+            What of them is ignored and why, to be logged and counted; "" for nothing.
+        """
+        raise NotImplementedError
+
+    def is_large(self, message: Message, link: Link) -> bool:
+        """Say whether a message above `threshold_s` of its topic is large for this subscriber.
+
+        `threshold_s` is then the least of all subscribers': what is not above it is small for
+        everybody, and nobody is asked.
+        """
         raise NotImplementedError
 
 

@@ -56,6 +56,7 @@ class Link:
     Attributes:
         client_id: Client Identifier of the subscriber.
         username: user name of the subscriber, or None.
+        listener: name of the listener of its newest connection; "" before there was one.
         rtt_latest: newest RTT estimate, seconds; None before the first and where the last one
             is too old to say anything (paper 002).
         rtt_bytes: payload bytes of the packet that `rtt_latest` was timed on; 0 for a bare
@@ -67,6 +68,7 @@ class Link:
         rtt_min: least RTT in the sampler's window, seconds, or None.
         threshold_l: RTT of the uncongested path, seconds, as a moving average of recent RTTs,
             or None before the first (paper 002).
+        asked_threshold_l: the same as the subscriber's CONNECT gave it, or None where it did not.
         unsent_bytes: bytes that the connection has taken and the kernel has not.
         outstanding_since: monotonic seconds at which the oldest unacknowledged timed packet
             was sent, or None.
@@ -76,7 +78,9 @@ class Link:
     """
 
     __slots__ = (
+        "asked_threshold_l",
         "client_id",
+        "listener",
         "outstanding_bytes",
         "outstanding_since",
         "rtt_bytes",
@@ -95,6 +99,8 @@ class Link:
     def __init__(self, client_id: str, username: str | None = None) -> None:
         self.client_id = client_id
         self.username = username
+        self.listener = ""
+        self.asked_threshold_l: float | None = None
         self.rtt_latest: float | None = None
         self.rtt_bytes = 0
         self.rtt_updated_at: float | None = None

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from broker.delivery import NO_QUEUE, Delivery, by_sequence
-from broker.extensions import Decision, DeliveryGate, LearningGate, Verdict
+from broker.extensions import Decision, DeliveryGate, LearningGate, SubscriberGate, Verdict
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
@@ -245,10 +245,25 @@ class Outbox:
                 self._remove(source.popleft())
             self._ledger.drop("pushed_out")
 
+    def is_large(self, message: Message) -> bool:
+        """Say whether a message is large for this subscriber."""
+        gate = self._gate
+        if not message.is_large or not isinstance(gate, SubscriberGate):
+            return message.is_large
+        try:
+            return gate.is_large(message, self._link)
+        except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop delivery)
+            self.gate_errors_total += 1
+            self._on_gate_error(error)
+            return True
+
     def _place(self, delivery: Delivery) -> None:
-        """Put a delivery, whose topic nothing holds back, where it belongs."""
+        """Put a delivery, whose topic nothing holds back, where it belongs.
+
+        Its size class is that of the listener by which the subscriber is, or was last, connected.
+        """
         message = delivery.message
-        if message.is_large:
+        if self.is_large(message):
             self._behind[message.topic] = deque()
             insort(self._large, delivery, key=by_sequence)
         elif delivery.qos:
@@ -364,7 +379,7 @@ class Outbox:
         while behind:
             delivery = behind.popleft()
             self._place(delivery)
-            if delivery.message.is_large:
+            if delivery.message.topic in self._behind:
                 self._behind[delivery.message.topic] = behind
                 return
 

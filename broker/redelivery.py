@@ -94,9 +94,12 @@ def _take_from(
         nonlocal is_open
         if delivery.share != name:
             return False
-        if delivery.message.is_large and is_open:
-            is_open = taker.outbox.lets(delivery.message, now)
-        return is_open or not delivery.message.is_large
+        message = delivery.message
+        if not message.is_large or not taker.outbox.is_large(message):
+            return True
+        if is_open:
+            is_open = taker.outbox.lets(message, now)
+        return is_open
 
     return holder.outbox.take_where(can_leave, n_messages)
 

@@ -239,7 +239,7 @@ class Sender:
             self.send_delivery(delivery, now)
             if session.retained_due:
                 send_due(session, now, 1)
-            if delivery.message.is_large:
+            if delivery.message.is_large and session.outbox.is_large(delivery.message):
                 self.wants_more = True
                 break
         else:  # it may have been all: found in the next pump only, what comes till then would wait

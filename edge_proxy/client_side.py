@@ -277,7 +277,7 @@ class ClientSide:
             if delivery is None:
                 break
             self._send(delivery, now)
-            if delivery.message.is_large:
+            if delivery.message.is_large and outbox.is_large(delivery.message):
                 self.wants_pump = True
                 break
         else:

@@ -229,6 +229,7 @@ class Pair:
         self._version = connect.protocol_version
         self.link.client_id = connect.client_id
         self.link.username = connect.username
+        self._shared.introduce(self.link, connect.properties.get("user_property", ()))
         self.client = ClientSide(self._shared, self.link, self._version)
         self._stream = ClientStream(
             self._version, self._limits.maximum_packet_size, self._acknowledged

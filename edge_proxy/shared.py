@@ -6,8 +6,9 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from broker.extensions import DeliveryGate, LinkSampler
+from broker.extensions import DeliveryGate, LinkSampler, SubscriberGate
 from broker.ledger import Ledger
+from broker.link import Link
 from broker.outbox import OpenGate
 from edge_proxy.content_index import ContentIndex
 from edge_proxy.topic_cache import TopicCache
@@ -44,6 +45,8 @@ class Shared:
         ended: the accounts of clients that are gone, added up.
         n_ended: how many they are; those that the broker refused are not counted.
         extension_errors: exceptions raised by plugins, by the name of what raised.
+        user_properties_ignored: CONNECT packets with a user property that the gate reads and that
+            had no value it could take.
     """
 
     def __init__(
@@ -71,6 +74,20 @@ class Shared:
         self.ended = Ledger()
         self.n_ended = 0
         self.extension_errors: dict[str, int] = {}
+        self.user_properties_ignored = 0
+
+    def introduce(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> None:
+        """Let the gate read what a client's CONNECT says of the path to it."""
+        if not isinstance(self.gate, SubscriberGate):
+            return
+        try:
+            ignored = self.gate.connected(link, user_properties)
+        except Exception as error:  # noqa: BLE001 (a plugin's fault must not keep a client out)
+            self.on_gate_error(error)
+            return
+        if ignored:
+            self.user_properties_ignored += 1
+            self.logger.info("client %s: CONNECT: %s; ignored", link.client_id, ignored)
 
     def on_gate_error(self, error: Exception) -> None:
         """Log and count what the gate raised."""

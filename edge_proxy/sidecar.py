@@ -114,6 +114,10 @@ class Sidecar:
                 await self._driver.all_ended()
         await self._close()
         self._logger.info("served %d clients: %s", self.shared.n_ended, describe(self.ledger()))
+        if self.shared.user_properties_ignored:
+            self._logger.info(
+                "user properties of %d CONNECTs ignored", self.shared.user_properties_ignored
+            )
 
     async def _close(self) -> None:
         if self._server is not None:

@@ -3,39 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from broker.mqtt.topics import matches
 
 
 class SizeClasses:
-    """threshold_s for every topic.
+    """threshold_s for every topic and every listener that subscribers connect to.
 
-    The first filter that matches a topic decides, in the order in which they were given; a
-    topic that none matches has the general threshold. First match, not most specific: what
-    stands first wins, and nobody has to rank ``a/+/c`` against ``a/b/#``.
+    The first topic filter that matches decides, in the order in which they were given, whatever
+    the listener: it says what the messages are, an alarm or a picture. First match, not most
+    specific: what stands first wins, and nobody has to rank ``a/+/c`` against ``a/b/#``. Where
+    none matches, the subscriber's listener decides, which says what networks are behind it; then
+    the general threshold.
     """
 
-    __slots__ = ("_by_topic", "_threshold_s")
+    __slots__ = ("_by_listener", "_by_topic", "_least", "_threshold_s")
 
-    def __init__(self, threshold_s: int | None, by_topic: Mapping[str, int | None]) -> None:
+    def __init__(
+        self,
+        threshold_s: int | None,
+        by_topic: Mapping[str, int | None],
+        by_listener: Mapping[str, int | None] = MappingProxyType({}),
+    ) -> None:
         """Keep the thresholds.
 
         Args:
             threshold_s: payload bytes above which a message is large; None for never.
             by_topic: valid topic filter to threshold_s, in order of precedence; None for
                 never.
+            by_listener: name of a listener to the threshold_s of its subscribers.
         """
         self._threshold_s = threshold_s
         self._by_topic = tuple(by_topic.items())
+        self._by_listener = dict(by_listener)
+        limits = [limit for limit in (threshold_s, *by_listener.values()) if limit is not None]
+        self._least = min(limits, default=None)
 
-    def threshold_s(self, topic: str) -> int | None:
-        """Return payload bytes above which messages of `topic` are large; None for never."""
+    def least_threshold_s(self, topic: str) -> int | None:
+        """Return the least threshold_s of `topic` for any subscriber; None for never large."""
         for topic_filter, threshold_s in self._by_topic:
             if matches(topic_filter, topic):
                 return threshold_s
-        return self._threshold_s
+        return self._least
 
-    def is_large(self, topic: str, payload_bytes: int) -> bool:
+    def threshold_s(self, topic: str, listener: str = "") -> int | None:
+        """Return payload bytes above which messages of `topic` are large; None for never.
+
+        Args:
+            topic: Topic Name.
+            listener: the subscriber's, by its name; "" for one that has none of its own.
+        """
+        for topic_filter, threshold_s in self._by_topic:
+            if matches(topic_filter, topic):
+                return threshold_s
+        return self._by_listener.get(listener, self._threshold_s)
+
+    def is_large(self, topic: str, payload_bytes: int, listener: str = "") -> bool:
         """Say whether a payload is large: strictly longer than threshold_s (paper 002)."""
-        threshold_s = self.threshold_s(topic)
+        threshold_s = self.threshold_s(topic, listener)
         return threshold_s is not None and payload_bytes > threshold_s

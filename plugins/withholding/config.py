@@ -9,11 +9,15 @@ from pydantic.dataclasses import dataclass
 
 from broker.errors import MalformedPacketError
 from broker.mqtt.topics import parse_share, validate_topic_filter
+from plugins.withholding.classes import SizeClasses
 from plugins.withholding.profile import LatencyProfile
 from plugins.withholding.thresholds import LearnedFrom, Thresholds
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0)]
+AS_ABOVE = -1
+"""Default of a listener's keys, where nobody can write it: that of all listeners holds."""
+
 PolicyName = Literal["none", "conservative", "probabilistic", "historic", "adaptive"]
 
 DEFAULT_THRESHOLD_S = 10_000
@@ -53,7 +57,24 @@ def _read_threshold_l(value: Any) -> Any:
     raise ValueError("seconds above 0, or auto")
 
 
-@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid", strict=True))
+ThresholdL = Annotated[float | None, BeforeValidator(_read_threshold_l)]
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class ListenerThresholds:
+    """What holds for subscribers that connect to one listener.
+
+    Attributes:
+        threshold_s: as in `WithholdingConfig`; null (None in Python) for never large.
+        threshold_l: as in `WithholdingConfig`.
+    """
+
+    threshold_s: Bytes | None = AS_ABOVE
+    threshold_l: ThresholdL = AS_ABOVE
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class WithholdingConfig:
     """How large messages are held back.
 
@@ -63,11 +84,15 @@ class WithholdingConfig:
             and needs neither D nor λ. Adaptive learns how long this subscriber's congestion lasts.
         threshold_s: payload bytes above which, strictly, a message is large.
         threshold_s_by_topic: topic filter to threshold_s; the first filter that matches
-            decides, null means never large.
+            decides, over `listeners` and `threshold_s`; null means never large.
         threshold_l: RTT of the uncongested path, seconds, for a packet no larger than the
             first row of `profile`; ``auto`` (None in Python) learns it for each subscriber.
-        threshold_l_by_client: pattern of client ids (``*``, ``?``, ``[...]``) to seconds; the
-            first pattern that matches decides, over `threshold_l`.
+        threshold_l_by_client: pattern of client ids (``*``, ``?``, ``[...]``) to seconds or
+            ``auto``; the first pattern that matches decides, over all that follows.
+        threshold_l_by_user: the same of user names. What a subscriber says itself, in the user
+            property ``threshold_l`` of its CONNECT, decides over all that follows.
+        listeners: name of a listener to what holds for its subscribers, over `threshold_s` and
+            `threshold_l`.
         learned_from: what ``auto`` learns from: ``minimum``, the least recent RTT, or
             ``average``, the moving average of paper 002. The minimum by default: a minute of
             congestion does not raise it.
@@ -86,8 +111,10 @@ class WithholdingConfig:
     policy: PolicyName = "historic"
     threshold_s: Bytes = DEFAULT_THRESHOLD_S
     threshold_s_by_topic: dict[str, Bytes | None] = Field(default_factory=dict)
-    threshold_l: Annotated[float | None, BeforeValidator(_read_threshold_l)] = None
-    threshold_l_by_client: dict[str, Seconds] = Field(default_factory=dict)
+    threshold_l: ThresholdL = None
+    threshold_l_by_client: dict[str, ThresholdL] = Field(default_factory=dict)
+    threshold_l_by_user: dict[str, ThresholdL] = Field(default_factory=dict)
+    listeners: dict[str, ListenerThresholds] = Field(default_factory=dict)
     learned_from: LearnedFrom = "minimum"
     margin_ratio: Annotated[float, Field(ge=1, allow_inf_nan=False)] = DEFAULT_MARGIN_RATIO
     floor_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = DEFAULT_FLOOR_SECONDS
@@ -115,11 +142,26 @@ class WithholdingConfig:
         LatencyProfile(table)
         return table
 
+    def size_classes(self) -> SizeClasses:
+        """Return what finds threshold_s."""
+        by_listener = {
+            name: own.threshold_s
+            for name, own in self.listeners.items()
+            if own.threshold_s != AS_ABOVE
+        }
+        return SizeClasses(self.threshold_s, self.threshold_s_by_topic, by_listener)
+
     def thresholds(self) -> Thresholds:
         """Return what finds threshold_l."""
         return Thresholds(
             fixed=self.threshold_l,
             by_client=self.threshold_l_by_client,
+            by_user=self.threshold_l_by_user,
+            by_listener={
+                name: own.threshold_l
+                for name, own in self.listeners.items()
+                if own.threshold_l != AS_ABOVE
+            },
             learned_from=self.learned_from,
             margin_ratio=self.margin_ratio,
             floor_seconds=self.floor_seconds,

@@ -22,16 +22,26 @@ row to the size of the message. Where the paper and the methods page are silent:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from broker.extensions import LearningGate, Plugin, PluginContext, ThresholdGate, Verdict
+from broker.config import suggest
+from broker.errors import ConfigError, ConfigProblem
+from broker.extensions import (
+    LearningGate,
+    Plugin,
+    PluginContext,
+    SubscriberGate,
+    ThresholdGate,
+    Verdict,
+)
 from broker.link import Link
 from broker.message import Message
-from plugins.withholding.classes import SizeClasses
 from plugins.withholding.config import WithholdingConfig
 from plugins.withholding.history import CongestionHistory
 from plugins.withholding.policies import make_policy
 from plugins.withholding.policy import Policy, Situation
 from plugins.withholding.profile import LatencyProfile
+from plugins.withholding.thresholds import read_asked
 
 STRICTLY_AFTER_SECONDS = 0.001
 """Added to a release time; far above the rounding of clocks, far below any RTT that matters."""
@@ -40,7 +50,7 @@ _NOTHING_KNOWN = CongestionHistory()
 """Of a subscriber without estimates; never fed."""
 
 
-class WithholdingGate(LearningGate, ThresholdGate):
+class WithholdingGate(LearningGate, SubscriberGate, ThresholdGate):
     """The `DeliveryGate` of this plugin.
 
     Attributes:
@@ -54,7 +64,7 @@ class WithholdingGate(LearningGate, ThresholdGate):
             max_withhold=config.max_withhold,
             congestion_rate=config.congestion_rate,
         )
-        self._classes = SizeClasses(config.threshold_s, config.threshold_s_by_topic)
+        self._classes = config.size_classes()
         self._thresholds = config.thresholds()
         self._profile = LatencyProfile(config.profile)
         self._probe_period = config.probe_period
@@ -62,12 +72,21 @@ class WithholdingGate(LearningGate, ThresholdGate):
         self.histories: dict[Link, CongestionHistory] = {}
 
     def threshold_s(self, topic: str) -> int | None:
-        """Return the payload bytes above which messages of `topic` are large."""
-        return self._classes.threshold_s(topic)
+        """Return the payload bytes above which messages of `topic` are large for somebody."""
+        return self._classes.least_threshold_s(topic)
+
+    def is_large(self, message: Message, link: Link) -> bool:
+        """Say whether a message is large for subscribers of this one's listener."""
+        return self._classes.is_large(message.topic, message.payload_bytes, link.listener)
+
+    def connected(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> str:
+        """Take the threshold_l that the subscriber asks for, in its newest CONNECT."""
+        link.asked_threshold_l, problem = read_asked(user_properties)
+        return problem
 
     def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
         """Ask the policy; small messages always go."""
-        if not self._classes.is_large(message.topic, message.payload_bytes):
+        if not self.is_large(message, link):
             return Verdict(deliver=True, reason="small")
         rtt = self._rtt(link)
         overdue = self._overdue(link, now)
@@ -158,6 +177,25 @@ class WithholdingGate(LearningGate, ThresholdGate):
         return Verdict(deliver=False, look_again_at=look_again_at, reason=reason)
 
 
+def _check_listeners(config: WithholdingConfig, context: PluginContext) -> None:
+    """Check that the listeners with thresholds of their own exist.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    problems = [
+        ConfigProblem(
+            f"plugins.withholding.listeners.{name}",
+            "an unknown listener",
+            suggest(name, context.listeners),
+        )
+        for name in config.listeners
+        if name not in context.listeners
+    ]
+    if problems:
+        raise ConfigError(context.policy_file, problems)
+
+
 class WithholdingPlugin(Plugin):
     """`withholding` in a policy file."""
 
@@ -166,4 +204,5 @@ class WithholdingPlugin(Plugin):
 
     def __init__(self, config: WithholdingConfig, context: PluginContext) -> None:
         super().__init__(config, context)
+        _check_listeners(config, context)
         self.gate = WithholdingGate(config)

@@ -1,15 +1,23 @@
 """threshold_l: the RTT of the uncongested path to one subscriber (paper 002).
 
-Fixed in the policy file, or learned from what the sampler writes into the link. The paper
-learns it as the moving average of recent RTTs. The least recent RTT is offered beside it,
-because an average takes long congestion for the normal state, and a minimum does not.
+Four may say what it is; the first of them that does decides:
+
+1. The operator about this subscriber: a pattern of client ids, then one of user names.
+2. The subscriber itself, in its CONNECT: it knows what network it is on.
+3. The operator about all that come by its listener, then about all.
+4. What the sampler has written into the link. The paper learns the moving average of recent RTTs.
+   The least recent RTT is offered beside it, because an average takes long congestion for the
+   normal state, and a minimum does not.
+
+In the place of seconds, the operator may say that it is learned, and so overrule what follows.
 
 Fixed or learned, it is the RTT of a packet no larger than the first row of the latency profile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -18,15 +26,55 @@ from broker.link import Link
 
 LearnedFrom = Literal["minimum", "average"]
 
+USER_PROPERTY = "threshold_l"
+"""Name of the user property of CONNECT by which a subscriber gives its own, in seconds."""
+
+MAX_ASKED_SECONDS = 900.0
+"""Linux gives a TCP connection up that has been without acknowledgement for that long
+(`tcp_retries2`): no RTT is longer."""
+
+_SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{0,12})?|\.[0-9]{1,12}", re.ASCII)
+
+_MOST_SHOWN = 40
+
+
+def read_asked(user_properties: Sequence[tuple[str, str]]) -> tuple[float | None, str]:
+    """Find the threshold_l that a subscriber asks for.
+
+    Args:
+        user_properties: of its CONNECT.
+
+    Returns:
+        (seconds, or None where it asks for none; what is wrong with it, or "").
+    """
+    values = [value for name, value in user_properties if name == USER_PROPERTY]
+    if not values:
+        return None, ""
+    if len(values) > 1:
+        return None, f"user property {USER_PROPERTY}: read {len(values)} of them; allowed: one"
+    text = values[0]
+    seconds = float(text) if _SECONDS.fullmatch(text) else 0.0
+    if 0 < seconds <= MAX_ASKED_SECONDS:
+        return seconds, ""
+    shown = text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
+    return None, (
+        f"user property {USER_PROPERTY}: read {shown!r}; "
+        f"allowed: seconds above 0, {MAX_ASKED_SECONDS:g} at most, such as 0.5"
+    )
+
 
 @dataclass(frozen=True)
 class Thresholds:
     """Finds threshold_l for each subscriber.
 
+    A pattern is that of a shell: ``*``, ``?``, ``[...]``, case sensitive; the first match wins.
+    None in the place of seconds is to learn.
+
     Attributes:
-        fixed: seconds for subscribers that no pattern names, or None to learn.
-        by_client: pattern of client ids to seconds, the first match wins. A pattern is that
-            of a shell: ``*``, ``?``, ``[...]``, case sensitive.
+        fixed: seconds for subscribers of which nothing else is said.
+        by_client: pattern of client ids to seconds.
+        by_user: pattern of user names to seconds; a subscriber without a user name matches none.
+        by_listener: name of a listener to seconds.
         learned_from: what the link holds that is learned from.
         margin_ratio: a learned RTT times this is the threshold, so that normal variation
             around it is no congestion.
@@ -34,7 +82,9 @@ class Thresholds:
     """
 
     fixed: float | None = None
-    by_client: Mapping[str, float] = field(default_factory=dict)
+    by_client: Mapping[str, float | None] = field(default_factory=dict)
+    by_user: Mapping[str, float | None] = field(default_factory=dict)
+    by_listener: Mapping[str, float | None] = field(default_factory=dict)
     learned_from: LearnedFrom = "minimum"
     margin_ratio: float = 1.0
     floor_seconds: float = 0.0
@@ -44,12 +94,23 @@ class Thresholds:
 
         Before there is anything to learn from it is the floor.
         """
-        for pattern, seconds in self.by_client.items():
-            if fnmatchcase(link.client_id, pattern):
-                return seconds
-        if self.fixed is not None:
-            return self.fixed
+        given = self._given(link)
+        if given is not None:
+            return given
         learned = link.rtt_min if self.learned_from == "minimum" else link.threshold_l
         if learned is None:
             return self.floor_seconds
         return max(self.floor_seconds, learned * self.margin_ratio)
+
+    def _given(self, link: Link) -> float | None:
+        """Return what somebody has said, seconds, or None where it is to be learned."""
+        for pattern, seconds in self.by_client.items():
+            if fnmatchcase(link.client_id, pattern):
+                return seconds
+        if link.username is not None:
+            for pattern, seconds in self.by_user.items():
+                if fnmatchcase(link.username, pattern):
+                    return seconds
+        if link.asked_threshold_l is not None:
+            return link.asked_threshold_l
+        return self.by_listener.get(link.listener, self.fixed)

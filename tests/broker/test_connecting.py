@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from broker.extensions import SubscriberGate
 from broker.limits import Limits
+from broker.link import Link
+from broker.message import Message
 from broker.mqtt.packets import (
     ConnAck,
     Connect,
@@ -18,6 +23,7 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt_options import MqttOptions
+from broker.outbox import OpenGate
 from tests.helpers.access import Access, finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
@@ -237,3 +243,58 @@ def test_a_client_that_leaves_while_it_is_authenticated_has_no_session() -> None
     client.lose()
     finish(client)
     assert len(broker.core.sessions) == 0
+
+
+class Listening(OpenGate, SubscriberGate):
+    """A gate that takes note of whom it is told of, and complains of a certain property."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str | None, str, list[tuple[str, str]]]] = []
+        self.error: Exception | None = None
+
+    def connected(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> str:
+        """Take note; say what is wrong."""
+        self.told.append((link.client_id, link.username, link.listener, list(user_properties)))
+        if self.error is not None:
+            raise self.error
+        return next((f"read {value!r}" for name, value in user_properties if name == "bad"), "")
+
+    def is_large(self, message: Message, link: Link) -> bool:
+        """Nothing is."""
+        del message, link
+        return False
+
+
+def test_the_gate_is_told_what_a_connect_says_of_the_subscriber() -> None:
+    """With its names as authentication left them; before MQTT 5 there are no user properties."""
+    gate = Listening()
+    broker = VirtualBroker(gate=gate)
+    broker.connect("a", username="u", properties={"user_property": [("x", "1"), ("x", "2")]})
+    broker.connect("a", 4)
+    assert gate.told == [
+        ("a", "u", "default", [("x", "1"), ("x", "2")]),
+        ("a", None, "default", []),
+    ]
+    assert broker.core.counters.user_properties_ignored == 0
+
+
+def test_what_the_gate_can_make_nothing_of_is_logged_and_counted_once_a_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The client is let in all the same."""
+    caplog.set_level("INFO")
+    broker = VirtualBroker(gate=Listening())
+    for _ in range(2):
+        connack = broker.connect("a", properties={"user_property": [("bad", "1\n2")]}).connack
+        assert connack.reason_code == ReasonCode.SUCCESS
+    assert broker.core.counters.user_properties_ignored == 2
+    assert caplog.messages.count("client a: CONNECT: read '1\\n2'; ignored") == 2
+
+
+def test_a_gate_that_fails_over_a_connect_keeps_nobody_out() -> None:
+    """A plugin's fault is counted, and is not the client's."""
+    gate = Listening()
+    gate.error = RuntimeError("no")
+    broker = VirtualBroker(gate=gate)
+    assert broker.connect("a").connack.reason_code == ReasonCode.SUCCESS
+    assert broker.core.counters.extension_errors == {"Listening": 1}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from broker.delivery import Delivery
-from broker.extensions import Decision, LearningGate, Verdict
+from broker.extensions import Decision, LearningGate, SubscriberGate, Verdict
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
@@ -97,6 +97,44 @@ def test_without_quota_only_qos0_leaves() -> None:
     assert box.why_nothing() == "inflight window full"
     assert drain(box) == ["0", "2"]
     assert box.why_nothing() == "empty"
+
+
+class ListenerGate(Gate, SubscriberGate):
+    """A gate by which messages of 100 to 199 bytes are large for others than this subscriber."""
+
+    def is_large(self, message: Message, link: Link) -> bool:
+        """Answer by the payload, or fail as the test has set."""
+        del link
+        if self.error is not None:
+            raise self.error
+        return message.payload_bytes >= 200
+
+
+def test_message_that_is_large_for_others_alone_waits_for_nothing() -> None:
+    """It passes a withheld message of another topic, though it may be large for somebody."""
+    gate = ListenerGate()
+    gate.is_open = False
+    box, ledger, _ = outbox(gate)
+    for topic, size in (("cam", 200), ("map", 100), ("cam", 100), ("map", 1), ("cam", 1)):
+        box.add(delivery(f"{topic}{size}", topic, size=size))
+        box.check_invariants()
+    assert drain(box) == ["map100", "map1"]
+    assert (box.n_messages, box.n_withheld, ledger.withheld_total) == (3, 3, 1)
+    gate.is_open = True
+    box.link_changed()
+    assert drain(box) == ["cam200", "cam100", "cam1"]
+    assert gate.asked == [("cam", 0.0), ("cam", 0.0)]
+
+
+def test_gate_that_fails_over_a_size_is_asked_whether_it_may_go() -> None:
+    """Its fault is counted, and the message goes at last, alone and in its order."""
+    gate = ListenerGate()
+    gate.error = RuntimeError("size")
+    box, _, errors = outbox(gate)
+    for n in range(2):
+        box.add(delivery(str(n), size=100))
+    assert drain(box) == ["0", "1"]
+    assert box.gate_errors_total == len(errors) == 4
 
 
 def test_small_messages_of_other_topics_pass_a_withheld_large_one() -> None:

@@ -20,6 +20,8 @@ from broker.mqtt.packets import (
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
 from edge_proxy.pair import MAX_CONNECT_BYTES
+from plugins.withholding.config import WithholdingConfig
+from plugins.withholding.gate import WithholdingGate
 from tests.helpers.pairs import DOWN, UP, SwitchGate, VirtualPair, publish
 
 WHOLE_CONNECT = Connect(
@@ -280,3 +282,13 @@ def test_acknowledgements_of_an_earlier_connection_pass() -> None:
     pair = VirtualPair.connected()
     pair.client_sends(PubAck(400))
     assert pair.to_broker() == [PubAck(400)]
+
+
+def test_a_connect_with_a_threshold_sets_it_and_goes_on_whole() -> None:
+    """The gate here reads the user property, and so may the one of the broker behind."""
+    gate = WithholdingGate(WithholdingConfig())
+    connect = Connect("far", properties={"user_property": [("threshold_l", "0.75"), ("a", "b")]})
+    pair = VirtualPair(gate=gate)
+    pair.client_sends(connect)
+    assert pair.pair.link.asked_threshold_l == 0.75
+    assert pair.to_broker() == [connect]

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import pytest
 
 from broker.ledger import Ledger
+from broker.link import Link
 from broker.outbox import OpenGate
 from edge_proxy.config import ProxyLimits
 from edge_proxy.shared import Shared, describe
+from plugins.withholding.config import WithholdingConfig
+from plugins.withholding.gate import WithholdingGate
 
 
 def test_an_account_on_one_line() -> None:
@@ -32,3 +36,35 @@ def test_what_a_plugin_raised_is_logged_and_counted(caplog: pytest.LogCaptureFix
     shared.on_gate_error(RuntimeError("second"))
     assert shared.extension_errors == {"OpenGate": 2}
     assert "extension OpenGate failed: RuntimeError('first')" in caplog.text
+
+
+def test_what_a_connect_says_reaches_the_gate_and_nonsense_is_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As in the broker, by the same plugin; a gate that wants to know nothing is told nothing."""
+    caplog.set_level("INFO")
+    gate = WithholdingGate(WithholdingConfig())
+    shared = Shared(ProxyLimits(), logger=logging.getLogger("test.proxy"), gate=gate)
+    link = Link("far")
+    shared.introduce(link, [("threshold_l", "0.75")])
+    assert (link.asked_threshold_l, shared.user_properties_ignored) == (0.75, 0)
+    shared.introduce(link, [("threshold_l", "-1")])
+    assert (link.asked_threshold_l, shared.user_properties_ignored) == (None, 1)
+    assert "client far: CONNECT: user property threshold_l: read '-1'; allowed: " in caplog.text
+    Shared(ProxyLimits(), logger=logging.getLogger("test.proxy")).introduce(link, [("a", "b")])
+
+
+class Failing(WithholdingGate):
+    """A gate with a fault."""
+
+    def connected(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> str:
+        """Fail."""
+        raise RuntimeError(f"{link.client_id} {user_properties}")
+
+
+def test_gate_that_fails_over_a_connect_keeps_nobody_out() -> None:
+    """A plugin's fault is counted, and is not the client's."""
+    gate = Failing(WithholdingConfig())
+    shared = Shared(ProxyLimits(), logger=logging.getLogger("test.proxy"), gate=gate)
+    shared.introduce(Link("far"), [])
+    assert shared.extension_errors == {"Failing": 1}

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from plugins.withholding.classes import SizeClasses
 
 
@@ -43,3 +47,61 @@ def test_wildcard_filter_leaves_system_topics_alone() -> None:
     """A filter that begins with a wildcard does not match $SYS [MQTT-4.7.2-1]."""
     classes = SizeClasses(10_000, {"#": 1})
     assert classes.threshold_s("$SYS/broker/uptime") == 10_000
+
+
+LISTENERS = {"field": 1_000, "office": 50_000, "lan": None}
+
+
+@pytest.mark.parametrize(
+    ("topic", "listener", "threshold_s"),
+    [
+        ("a", "field", 1_000),
+        ("a", "office", 50_000),
+        ("a", "lan", None),
+        ("a", "default", 10_000),
+        ("a", "", 10_000),
+        ("cam/1", "field", 500),
+        ("cam/1", "lan", 500),
+        ("alarm/1", "field", None),
+    ],
+)
+def test_topic_filter_decides_then_listener_then_the_general_threshold(
+    topic: str, listener: str, threshold_s: int | None
+) -> None:
+    """What the messages are is said over where they go, and both over what holds in general."""
+    classes = SizeClasses(10_000, {"cam/#": 500, "alarm/#": None}, LISTENERS)
+    assert classes.threshold_s(topic, listener) == threshold_s
+
+
+def test_least_threshold_is_that_of_the_listener_with_the_least() -> None:
+    """What is not above it is small for everybody; a topic filter leaves no choice."""
+    classes = SizeClasses(10_000, {"cam/#": 500, "alarm/#": None}, LISTENERS)
+    assert classes.least_threshold_s("a") == 1_000
+    assert classes.least_threshold_s("cam/1") == 500
+    assert classes.least_threshold_s("alarm/1") is None
+    assert SizeClasses(10_000, {}, {"lan": None}).least_threshold_s("a") == 10_000
+    assert SizeClasses(None, {}, {"lan": None}).least_threshold_s("a") is None
+
+
+@given(
+    st.none() | st.integers(0, 100),
+    st.dictionaries(st.sampled_from(["a", "b"]), st.none() | st.integers(0, 100)),
+    st.dictionaries(st.sampled_from(["x", "y"]), st.none() | st.integers(0, 100)),
+    st.sampled_from(["a", "b", "c"]),
+    st.sampled_from(["x", "y", "z"]),
+    st.integers(0, 100),
+)
+def test_nobody_finds_large_what_is_not_above_the_least(
+    threshold_s: int | None,
+    by_topic: dict[str, int | None],
+    by_listener: dict[str, int | None],
+    topic: str,
+    listener: str,
+    payload_bytes: int,
+) -> None:
+    """Whatever is configured, a message that nobody is asked about is small for everybody."""
+    classes = SizeClasses(threshold_s, by_topic, by_listener)
+    least = classes.least_threshold_s(topic)
+    if classes.is_large(topic, payload_bytes, listener):
+        assert least is not None
+        assert payload_bytes > least

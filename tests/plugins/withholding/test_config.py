@@ -73,13 +73,35 @@ def test_wrong_value_names_key_value_and_what_is_allowed(
     assert problem.allowed.endswith(allowed)
 
 
+def test_listener_has_what_it_does_not_say_from_above() -> None:
+    """Each of its keys may be left out; null for a size is never, and auto is to learn."""
+    config = read(
+        threshold_s=10,
+        threshold_l=1.0,
+        listeners={
+            "a": {"threshold_s": 5},
+            "b": {"threshold_l": "auto"},
+            "c": {"threshold_s": None},
+        },
+    )
+    classes, thresholds = config.size_classes(), config.thresholds()
+    assert [classes.threshold_s("t", name) for name in "abcd"] == [5, 10, None, 10]
+    assert thresholds.by_listener == {"b": None}
+    assert read(threshold_l_by_user={"u": "auto"}).thresholds().by_user == {"u": None}
+
+
 @pytest.mark.parametrize(
     ("key", "value", "path", "allowed"),
     [
         ("threshold_s_by_topic", {"a": -1}, "threshold_s_by_topic.a", "greater than or equal"),
         ("threshold_s_by_topic", {"a#": 1}, "threshold_s_by_topic", r"# stands in 'a#'"),
         ("threshold_s_by_topic", {"$share/g/a": 1}, "threshold_s_by_topic", "without $share"),
-        ("threshold_l_by_client", {"a*": 0}, "threshold_l_by_client.a*", "greater than 0"),
+        ("threshold_l_by_client", {"a*": 0}, "threshold_l_by_client.a*", "above 0, or auto"),
+        ("threshold_l_by_user", {"a": "x"}, "threshold_l_by_user.a", "above 0, or auto"),
+        ("listeners", {"lan": {"threshold_s": -1}}, "listeners.lan.threshold_s", "or equal to 0"),
+        ("listeners", {"lan": {"threshold_l": -1}}, "listeners.lan.threshold_l", "or auto"),
+        ("listeners", {"lan": {"treshold_s": 1}}, "listeners.lan.treshold_s", "perhaps threshold"),
+        ("listeners", {"lan": 5}, "listeners.lan", "a mapping"),
     ],
 )
 def test_wrong_entry_of_a_table_is_found(key: str, value: Any, path: str, allowed: str) -> None:

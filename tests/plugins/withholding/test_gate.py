@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import models.withholding.simulation
 from broker.delivery import Delivery
+from broker.errors import ConfigError
 from broker.extensions import DeliveryGate, PluginContext, Verdict
 from broker.ledger import Ledger
 from broker.link import Link
@@ -16,7 +17,7 @@ from broker.message import Message
 from broker.outbox import Outbox
 from models.withholding.simulation import Setting, simulate
 from plugins.withholding import gate as gate_module
-from plugins.withholding.config import WithholdingConfig
+from plugins.withholding.config import ListenerThresholds, WithholdingConfig
 from plugins.withholding.gate import WithholdingGate, WithholdingPlugin
 from plugins.withholding.policy import Judgement, Policy
 
@@ -197,6 +198,45 @@ def test_age_of_a_large_outstanding_packet_is_scaled_down() -> None:
     link.outstanding_since = NOW - 2.0
     link.outstanding_bytes = 1_000_000
     assert gate_with(policy="conservative").decide(LARGE, link, 0.0, NOW).deliver
+
+
+def test_message_is_large_by_the_subscribers_listener() -> None:
+    """The core asks about what is large for somebody; for whom, the listener says."""
+    listeners = {"field": ListenerThresholds(threshold_s=100)}
+    gate = gate_with(policy="conservative", listeners=listeners)
+    assert gate.threshold_s("t") == 100
+    message = Message("t", b"x" * 101, is_large=True)
+    field, office = link_with(99.0), link_with(99.0)
+    field.listener, office.listener = "field", "office"
+    assert [gate.is_large(message, link) for link in (field, office)] == [True, False]
+    assert not gate.decide(message, field, 0.0, NOW).deliver
+    assert gate.decide(message, office, 0.0, NOW).reason == "small"
+
+
+def test_subscriber_says_its_threshold_until_it_says_otherwise() -> None:
+    """The newest CONNECT holds, also where it says nothing or nonsense."""
+    gate, link = gate_with(policy="conservative", threshold_l=0.5), link_with(0.8)
+    assert not gate.decide(LARGE, link, 0.0, NOW).deliver
+    assert gate.connected(link, [("threshold_l", "0.9")]) == ""
+    assert gate.decide(LARGE, link, 0.0, NOW).deliver
+    assert gate.connected(link, [("threshold_l", "soon")]).startswith("user property threshold_l")
+    assert not gate.decide(LARGE, link, 0.0, NOW).deliver
+    gate.connected(link, [("threshold_l", "0.9")])
+    gate.connected(link, [])
+    assert link.asked_threshold_l is None
+
+
+def test_unknown_listener_is_named_with_those_there_are() -> None:
+    """A misspelt listener would silently have no thresholds of its own."""
+    logger = logging.getLogger("penstock.withholding")
+    context = PluginContext(logger, "policy.yaml", lambda: NOW, ("default", "field"))
+    config = WithholdingConfig(listeners={"feild": ListenerThresholds(threshold_s=1)})
+    with pytest.raises(ConfigError) as caught:
+        WithholdingPlugin(config, context)
+    assert str(caught.value) == (
+        "policy.yaml: plugins.withholding.listeners.feild: read an unknown listener; "
+        "allowed: one of default, field (perhaps field)"
+    )
 
 
 @given(
