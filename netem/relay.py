@@ -6,8 +6,8 @@ link is bad, ``good`` and it is good again.
 
 What it is not: it ends the TCP connection of each side and starts another.
 
-* Segments cannot be lost or reordered in it: there are none, only bytes. Loss needs a network
-  of the kernel's or a tunnel.
+* Segments cannot be lost or reordered in it: there are none, only bytes. Loss needs the tunnel
+  of `netem.network`, and root.
 * The kernel's RTT (``TCP_INFO``) of either side ends at the relay and stays at some
   microseconds however slow the link is. What sees the whole way is an answer of the other
   program, such as a PUBACK.
@@ -133,8 +133,11 @@ class Relay:
             profile: the link to begin with; every connection has such a link of its own.
             host: address to listen on.
             port: TCP port to listen on; 0 for any free one.
+
+        Raises:
+            ValueError: the profile asks for more than delay and rate.
         """
-        self.profile = profile
+        self.profile = _without_packets(profile)
         self.address = (host, port)
         self._target = (target_host, target_port)
         self._ways: set[tuple[_Way, _Way]] = set()
@@ -168,8 +171,12 @@ class Relay:
             self._listening.close()
 
     def switch(self, profile: Profile) -> None:
-        """Change the link, for open connections too; what is under way keeps its delay."""
-        self.profile = profile
+        """Change the link, for open connections too; what is under way keeps its delay.
+
+        Raises:
+            ValueError: the profile asks for more than delay and rate.
+        """
+        self.profile = _without_packets(profile)
         now = asyncio.get_running_loop().time()
         for up, down in self._ways:
             up.pacer.change(profile.upstream, now)
@@ -209,6 +216,16 @@ class Relay:
                 tasks.create_task(down.run(), name="relay downstream")
         finally:
             self._ways.discard((up, down))
+
+
+def _without_packets(profile: Profile) -> Profile:
+    """Return a profile that is nothing but delay and rate."""
+    if profile.upstream.acts_on_packets or profile.downstream.acts_on_packets:
+        raise ValueError(
+            f"profile {profile.name!r}: a relay of bytes knows delay and rate; "
+            "loss and the like need netem.network"
+        )
+    return profile
 
 
 def _small_socket() -> socket.socket:

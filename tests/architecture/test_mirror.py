@@ -30,6 +30,10 @@ COVERED_ELSEWHERE: Final = {
         "tests/broker/test_message.py",
         "the default store hands back what it is given; a message shows that it is the same",
     ),
+    "netem/errors.py": (
+        "tests/netem/test_network.py",
+        "a name; the network shows when it is raised and what it says",
+    ),
 }
 """Module to the test file that covers it, and why it has none of its own."""
 

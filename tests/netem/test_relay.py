@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from netem import relay as relay_module
-from netem.profiles import OPEN, Direction, Profile
+from netem.profiles import LOSSY, OPEN, Direction, Profile
 from netem.relay import Relay
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,6 +132,16 @@ async def test_a_switch_frees_open_connections(server: socket.socket) -> None:
         await sending
         client.shutdown(socket.SHUT_WR)
         assert await receiving == data
+
+
+async def test_what_only_packets_can_show_is_refused(server: socket.socket) -> None:
+    """A relay of bytes does not pretend to lose packets, and stays what it was."""
+    with pytest.raises(ValueError, match="profile 'lossy'"):
+        Relay("127.0.0.1", 9, LOSSY)
+    async with relayed(server) as (relay, _client, _accepted):
+        with pytest.raises(ValueError, match="profile 'lossy'"):
+            relay.switch(LOSSY)
+        assert relay.profile == OPEN
 
 
 async def test_new_connections_have_the_new_profile(server: socket.socket) -> None:

@@ -1,0 +1,116 @@
+"""Network namespaces of hosts: made, entered and removed, by iproute2's `ip`.
+
+Names say whose they are: process id and start time of the process that made them, so that what
+a killed process has left is told from what is in use, whatever reuses its id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from netem.errors import NetemError
+
+NAME_PREFIX: Final = "penstock-"
+FOLDER: Final = Path("/run/netns")
+"""Where iproute2 keeps names of namespaces."""
+
+DEAD: Final = frozenset({"Z", "X", "x"})
+"""States of a process that has ended, in /proc/PID/stat."""
+
+
+def require_root() -> None:
+    """Check that networks can be made here.
+
+    Raises:
+        NetemError: they cannot; the text says what is missing.
+    """
+    if os.geteuid() != 0:
+        raise NetemError("network namespaces need root; run it with sudo")
+    if shutil.which("ip") is None:
+        raise NetemError("the program ip is missing; install iproute2")
+    if not Path("/dev/net/tun").exists():
+        raise NetemError("/dev/net/tun is missing; load the kernel module tun")
+
+
+def run_ip(*arguments: str, lines: str | None = None) -> str:
+    """Run `ip`.
+
+    Args:
+        arguments: its words.
+        lines: for ``-batch -``, one command a line.
+
+    Returns:
+        What it printed.
+
+    Raises:
+        NetemError: it failed; the text holds its words.
+    """
+    done = subprocess.run(  # noqa: S603 - the words are ours
+        ["ip", *arguments],  # noqa: S607 - where it is differs
+        input=lines,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise NetemError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def start_time_of(pid: int) -> int | None:
+    """Return when a process began, in clock ticks since boot; None if there is none any more."""
+    try:
+        # The name may hold spaces and brackets; state is field 3 and the time field 22: proc(5).
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in DEAD else int(fields[19])
+
+
+def own_prefix() -> str:
+    """Return what the names of this process's namespaces begin with."""
+    return f"{NAME_PREFIX}{os.getpid()}-{start_time_of(os.getpid())}-"
+
+
+def remove_namespaces(prefix: str) -> None:
+    """Kill what runs in the namespaces whose names begin so, and remove them.
+
+    May be repeated, and done by two processes at a time.
+    """
+    for name in _names():
+        if name.startswith(prefix):
+            with contextlib.suppress(NetemError):  # another has removed it
+                _remove(name)
+
+
+def remove_leftovers() -> None:
+    """Remove the namespaces of processes that have ended without doing so."""
+    for name in _names():
+        pid, _, rest = name.removeprefix(NAME_PREFIX).partition("-")
+        began = rest.partition("-")[0]
+        if not (name.startswith(NAME_PREFIX) and pid.isdecimal() and began.isdecimal()):
+            continue
+        if start_time_of(int(pid)) != int(began):
+            with contextlib.suppress(NetemError):  # another has removed it
+                _remove(name)
+
+
+def _names() -> list[str]:
+    try:
+        return [each.name for each in FOLDER.iterdir()]
+    except FileNotFoundError:
+        return []
+
+
+def _remove(name: str) -> None:
+    # Whoever is in it keeps a namespace alive, though it has no name any more.
+    for pid in run_ip("netns", "pids", name).split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+    run_ip("netns", "delete", name)

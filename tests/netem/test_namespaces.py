@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from netem import namespaces
+from netem.errors import NetemError
+from netem.namespaces import (
+    FOLDER,
+    NAME_PREFIX,
+    own_prefix,
+    remove_leftovers,
+    remove_namespaces,
+    require_root,
+    run_ip,
+    start_time_of,
+)
+from tests.helpers.networks import NEEDS_ROOT
+
+
+def test_without_root_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user learns what to do, not which call failed."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1_000)
+    with pytest.raises(NetemError, match="need root; run it with sudo"):
+        require_root()
+
+
+@NEEDS_ROOT
+def test_without_iproute2_it_is_said_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The program that is missing is named with its package."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NetemError, match="install iproute2"):
+        require_root()
+
+
+def test_a_process_that_has_ended_has_no_start_time() -> None:
+    """Neither one that is gone nor one that nobody has waited for counts as alive."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        began = start_time_of(process.pid)
+        assert began is not None
+        assert start_time_of(process.pid) == began
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert start_time_of(process.pid) is None
+    assert start_time_of(process.pid) is None
+
+
+@NEEDS_ROOT
+def test_namespaces_of_the_living_stay() -> None:
+    """What another process of the same id left goes; what is no network of ours stays."""
+    own = f"{own_prefix()}test"
+    stale = f"{NAME_PREFIX}{os.getpid()}-1-test"
+    foreign = f"{NAME_PREFIX}of-somebody-{os.getpid()}"
+    try:
+        for name in (own, stale, foreign):
+            run_ip("netns", "add", name)
+        remove_leftovers()
+        assert (FOLDER / own).exists()
+        assert (FOLDER / foreign).exists()
+        assert not (FOLDER / stale).exists()
+    finally:
+        for name in (own, foreign):
+            run_ip("netns", "delete", name)
+
+
+@NEEDS_ROOT
+def test_removal_may_be_repeated() -> None:
+    """A second removal finds nothing and says nothing."""
+    prefix = f"{own_prefix()}twice-"
+    run_ip("netns", "add", f"{prefix}one")
+    remove_namespaces(prefix)
+    remove_namespaces(prefix)
+    assert not (FOLDER / f"{prefix}one").exists()
+
+
+def test_without_any_namespace_there_is_nothing_to_remove(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A machine on which nobody ever made one has no folder of them."""
+    monkeypatch.setattr(namespaces, "FOLDER", tmp_path / "none")
+    remove_leftovers()
+
+
+@NEEDS_ROOT
+def test_a_command_that_fails_says_why() -> None:
+    """The text holds the command and ip's own words."""
+    with pytest.raises(NetemError, match=r"ip netns delete none-such: .*none-such"):
+        run_ip("netns", "delete", "none-such")

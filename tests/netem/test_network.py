@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from netem import network as network_module
+from netem.changes import OnOff, Trace
+from netem.channel import Counts
+from netem.errors import NetemError
+from netem.namespaces import FOLDER, own_prefix
+from netem.network import Host, Link, Network
+from netem.profiles import GOOD, LOSSY, OPEN, Direction, Profile
+from tests.helpers.networks import NEEDS_ROOT
+
+pytestmark = NEEDS_ROOT
+
+ROOT = Path(__file__).resolve().parents[2]
+
+ECHO = """
+import socket
+server = socket.create_server(("", 7))
+print("listening", flush=True)
+sock, _ = server.accept()
+while data := sock.recv(1 << 16):
+    sock.sendall(data)
+"""
+"""Sends back what comes on one connection."""
+
+CLIENT = """
+import random, socket, sys, threading
+data = random.Random(1).randbytes(int(sys.argv[2]))
+sock = socket.create_connection((sys.argv[1], 7))
+threading.Thread(target=sock.sendall, args=(data,)).start()
+got = bytearray()
+while len(got) < len(data):
+    got += sock.recv(1 << 16)
+print("same" if got == data else "other")
+"""
+"""Sends so many bytes and compares what comes back."""
+
+DATAGRAMS = """
+import socket, sys
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for _ in range(int(sys.argv[2])):
+    sock.sendto(bytes(100), (sys.argv[1], 9))
+"""
+"""Sends so many datagrams that nobody awaits."""
+
+OWNER = """
+import sys, time
+from netem.network import Network
+from netem.profiles import OPEN
+with Network() as network:
+    cloud, edge = network.host("cloud"), network.host("edge")
+    network.link(cloud, edge, OPEN)
+    sleeping = cloud.popen(["sleep", "1000"])
+    print(cloud.namespace, network.forwarder_pid, sleeping.pid, flush=True)
+    time.sleep(1000)
+"""
+"""A program with a network that it holds until it is ended."""
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """A network without hosts."""
+    with Network(seed=1) as made:
+        yield made
+
+
+def joined(network: Network, profile: Profile) -> tuple[Host, Host, Link]:
+    """Return two hosts and the link between them."""
+    cloud, edge = network.host("cloud"), network.host("edge")
+    return cloud, edge, network.link(cloud, edge, profile)
+
+
+def python(text: str, *arguments: str) -> list[str]:
+    """Return the command of a small program."""
+    return [sys.executable, "-c", text, *arguments]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Come back once it holds."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    """Say whether there is such a process that has not ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def our_devices(pid: int) -> list[str]:
+    """Return the devices of a process that are not in a namespace."""
+    return [each.name for each in Path("/sys/class/net").glob(f"pnst{pid}.*")]
+
+
+def start_echo(host: Host) -> None:
+    """Start what sends back, and wait for it to listen."""
+    echo = host.popen(python(ECHO), stdout=subprocess.PIPE)
+    assert echo.stdout is not None
+    assert echo.stdout.readline() == b"listening\n"
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        OPEN,
+        Profile(
+            "hard",
+            Direction(0.002, 2e6, jitter=0.001, loss=0.05, reorder=0.05, duplicate=0.05),
+            Direction(0.002, 2e6, jitter=0.001, loss=0.05, reorder=0.05, duplicate=0.05),
+        ),
+    ],
+    ids=lambda profile: profile.name,
+)
+def test_tcp_carries_bytes_unchanged_over_whatever_link(network: Network, profile: Profile) -> None:
+    """What is lost, late, doubled or overtaken is mended by the kernels' real TCP."""
+    cloud, edge, link = joined(network, profile)
+    start_echo(cloud)
+    assert edge.run(python(CLIENT, link.server_address, "300000")) == "same\n"
+    upstream, downstream = link.counts()
+    assert upstream.taken > 200
+    if profile is not OPEN:
+        assert downstream.lost > 0
+        assert downstream.duplicated > 0
+        assert downstream.overtaking > 0
+
+
+def test_each_direction_loses_its_own_share(network: Network) -> None:
+    """Of 1,500 datagrams each way, 20 % are lost upstream and none downstream."""
+    cloud, edge, link = joined(network, Profile("up", Direction(loss=0.2), Direction()))
+    edge.run(python(DATAGRAMS, link.server_address, "1500"))
+    cloud.run(python(DATAGRAMS, link.client_address, "1500"))
+
+    def counts() -> tuple[Counts, Counts]:
+        return link.counts()
+
+    # A host answers a datagram to a closed port, now and then: RFC 1122 asks for it.
+    wait_until(lambda: all(each.taken >= 1_500 for each in counts()))
+    upstream, downstream = counts()
+    assert upstream.lost / upstream.taken == pytest.approx(0.2, abs=0.06)
+    assert downstream.lost == 0
+
+
+def test_hosts_are_alone_but_for_their_links(network: Network) -> None:
+    """A host has loopback and its links, and no way anywhere else."""
+    cloud, edge, link = joined(network, OPEN)
+    network.host("far")
+    second = network.link(cloud, network.host("near"), OPEN)
+    assert len({link.server_address, link.client_address, second.server_address}) == 3
+    assert cloud.run(["ls", "/sys/class/net"]).split() == ["link0", "link1", "lo"]
+    assert edge.run(["ls", "/sys/class/net"]).split() == ["link0", "lo"]
+    with pytest.raises(NetemError, match="unreachable"):
+        edge.run(python(DATAGRAMS, second.client_address, "1"))
+
+
+def test_hosts_have_their_own_congestion_control(network: Network) -> None:
+    """It is what was asked for by host, and cubic where nothing was, whatever the machine's is."""
+    file = "/proc/sys/net/ipv4/tcp_congestion_control"
+    before = Path(file).read_text()
+    assert network.host("plain").run(["cat", file]) == "cubic\n"
+    assert network.host("other", congestion_control="reno").run(["cat", file]) == "reno\n"
+    assert Path(file).read_text() == before
+
+
+def test_a_link_follows_a_plan_until_it_is_switched(network: Network) -> None:
+    """The log has each change with its name, in order; a switch ends the plan."""
+    _, _, link = joined(network, OPEN)
+    trace = Trace((0.0, 1.0, 2.0, 1e6), (GOOD, LOSSY, GOOD, OPEN))
+    link.follow(trace, time.monotonic() - 3)
+    assert [name for _, name in link.log()] == ["open", "good", "lossy", "good"]
+    link.follow(OnOff(GOOD, LOSSY, 0.001, 0.001, seed=1))
+    wait_until(lambda: len(link.log()) > 20)
+    link.switch(OPEN)
+    log = link.log()
+    assert [at for at, _ in log] == sorted(at for at, _ in log)
+    assert log[-1][1] == "open"
+    assert link.log() == log
+
+
+@pytest.mark.parametrize(
+    ("name", "congestion_control", "named"),
+    [
+        ("cloud", None, "allowed: a name that no other host has"),
+        ("", None, "allowed: letters"),
+        ("a/b", None, "allowed: letters"),
+        ("edge", "none-such", "congestion control: read 'none-such'; allowed here: "),
+    ],
+)
+def test_a_host_that_cannot_be_is_refused(
+    network: Network, name: str, congestion_control: str | None, named: str
+) -> None:
+    """The text says what was read and what is allowed."""
+    network.host("cloud")
+    with pytest.raises(NetemError, match=named):
+        network.host(name, congestion_control=congestion_control)
+
+
+def test_a_network_that_is_not_up_has_no_hosts() -> None:
+    """Before its context is entered nothing can be made."""
+    with pytest.raises(NetemError, match="enter its context"):
+        Network().host("cloud")
+
+
+def test_a_command_that_fails_is_told(network: Network) -> None:
+    """What the command said is in the error."""
+    with pytest.raises(NetemError, match="No such file"):
+        network.host("cloud").run(["cat", "/none/such"])
+
+
+def test_nothing_is_left_when_the_context_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes, devices and namespaces go, also after an exception."""
+
+    class AbandonedError(Exception):
+        pass
+
+    monkeypatch.setattr(network_module, "STOP_SECONDS", 0.2)
+    with pytest.raises(AbandonedError), Network() as network:  # noqa: PT012 - both are one
+        cloud, _, _ = joined(network, OPEN)
+        forwarder = network.forwarder_pid
+        polite = cloud.popen(["sleep", "1000"])
+        stubborn = cloud.popen(["sh", "-c", "trap '' TERM; sleep 1000 & wait"])
+        raise AbandonedError
+    assert (polite.returncode, stubborn.returncode) != (None, None)
+    assert not is_running(forwarder)
+    assert not list(FOLDER.glob(f"{own_prefix()}*"))
+    assert not our_devices(os.getpid())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_when_the_program_is_killed(number: signal.Signals) -> None:
+    """The forwarder takes down what its program did not."""
+    with subprocess.Popen(python(OWNER), cwd=ROOT, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        namespace, forwarder, sleeping = owner.stdout.readline().decode().split()
+        assert (FOLDER / namespace).exists()
+        owner.send_signal(number)
+    wait_until(lambda: not is_running(int(forwarder)))
+    assert not is_running(int(sleeping))
+    assert not (FOLDER / namespace).exists()
+    assert not our_devices(owner.pid)
+
+
+def test_what_a_crash_has_left_is_removed_by_the_next_network() -> None:
+    """Program and forwarder are killed at once: the next start removes their namespaces."""
+    with Network() as living:
+        mine = living.host("mine")
+        with subprocess.Popen(python(OWNER), cwd=ROOT, stdout=subprocess.PIPE) as owner:
+            assert owner.stdout is not None
+            namespace, forwarder, sleeping = owner.stdout.readline().decode().split()
+            os.kill(int(forwarder), signal.SIGKILL)
+            owner.kill()
+        assert (FOLDER / namespace).exists()
+        assert is_running(int(sleeping))
+        with Network():
+            assert not (FOLDER / namespace).exists()
+            assert (FOLDER / mine.namespace).exists()
+    wait_until(lambda: not is_running(int(sleeping)))
