@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator
 from pydantic.dataclasses import dataclass
 
 from broker.errors import MalformedPacketError
 from broker.mqtt.topics import parse_share, validate_topic_filter
 from plugins.withholding.classes import SizeClasses
 from plugins.withholding.profile import LatencyProfile
+from plugins.withholding.profile_file import is_csv
 from plugins.withholding.thresholds import LearnedFrom, Thresholds
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -57,6 +58,10 @@ def _read_threshold_l(value: Any) -> Any:
     raise ValueError("seconds above 0, or auto")
 
 
+Profile = Annotated[
+    Annotated[dict[int, float], Tag("table")] | Annotated[str, Tag("file")],
+    Discriminator(lambda value: "file" if isinstance(value, str) else "table"),
+]
 ThresholdL = Annotated[float | None, BeforeValidator(_read_threshold_l)]
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
@@ -105,7 +110,8 @@ class WithholdingConfig:
             acknowledgement can say of the RTT.
         congestion_rate: λ in 1/s, one over the mean duration of congestion, for
             `probabilistic`.
-        profile: payload bytes to relative latency, at least one row; see `LatencyProfile`.
+        profile: payload bytes to relative latency, at least one row; see `LatencyProfile`. Or the
+            name of a file with such a table, from the directory the program was started in.
     """
 
     policy: PolicyName = "historic"
@@ -121,7 +127,7 @@ class WithholdingConfig:
     probe_period: Seconds = DEFAULT_PROBE_PERIOD
     max_withhold: Seconds = DEFAULT_MAX_WITHHOLD
     congestion_rate: Seconds = DEFAULT_CONGESTION_RATE
-    profile: dict[int, float] = Field(default_factory=DEFAULT_PROFILE.copy)
+    profile: Profile = Field(default_factory=DEFAULT_PROFILE.copy)
 
     @field_validator("threshold_s_by_topic")
     @classmethod
@@ -138,9 +144,12 @@ class WithholdingConfig:
 
     @field_validator("profile")
     @classmethod
-    def _check_profile(cls, table: dict[int, float]) -> dict[int, float]:
-        LatencyProfile(table)
-        return table
+    def _check_profile(cls, profile: dict[int, float] | str) -> dict[int, float] | str:
+        if isinstance(profile, str):
+            is_csv(profile)
+        else:
+            LatencyProfile(profile)
+        return profile
 
     def size_classes(self) -> SizeClasses:
         """Return what finds threshold_s."""

@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
-from broker.config import suggest
+from broker.config import parse_mapping, suggest
 from broker.errors import ConfigError, ConfigProblem
 from broker.extensions import (
     LearningGate,
@@ -36,11 +37,12 @@ from broker.extensions import (
 )
 from broker.link import Link
 from broker.message import Message
-from plugins.withholding.config import WithholdingConfig
+from plugins.withholding.config import DEFAULT_PROFILE, WithholdingConfig
 from plugins.withholding.history import CongestionHistory
 from plugins.withholding.policies import make_policy
 from plugins.withholding.policy import Policy, Situation
 from plugins.withholding.profile import LatencyProfile
+from plugins.withholding.profile_file import is_csv, parse_csv_profile, table_of_mapping
 from plugins.withholding.thresholds import read_asked
 
 STRICTLY_AFTER_SECONDS = 0.001
@@ -56,6 +58,7 @@ class WithholdingGate(LearningGate, SubscriberGate, ThresholdGate):
     Attributes:
         policy: the object that decides; it has no state, so a simulation may ask it too.
         histories: what the policy learns from, by link; empty where it does not learn.
+        profile: latency by message size; that of a file is put here once it was read.
     """
 
     def __init__(self, config: WithholdingConfig) -> None:
@@ -66,7 +69,8 @@ class WithholdingGate(LearningGate, SubscriberGate, ThresholdGate):
         )
         self._classes = config.size_classes()
         self._thresholds = config.thresholds()
-        self._profile = LatencyProfile(config.profile)
+        table = config.profile if isinstance(config.profile, dict) else DEFAULT_PROFILE
+        self.profile = LatencyProfile(table)
         self._probe_period = config.probe_period
         self._max_overdue = config.max_withhold
         self.histories: dict[Link, CongestionHistory] = {}
@@ -93,7 +97,7 @@ class WithholdingGate(LearningGate, SubscriberGate, ThresholdGate):
         if rtt is None and not overdue:
             return Verdict(deliver=True, reason="no recent RTT estimate")
         threshold_l = self._thresholds.threshold_l(link)
-        scale = self._profile.relative(message.payload_bytes)
+        scale = self.profile.relative(message.payload_bytes)
         counted = max(rtt or 0.0, overdue)
         situation = Situation(
             l_now=scale * counted / 2,
@@ -139,14 +143,14 @@ class WithholdingGate(LearningGate, SubscriberGate, ThresholdGate):
         """Return the newest RTT of a packet of the profile's first row, seconds, or None."""
         if link.rtt_latest is None:
             return None
-        return link.rtt_latest / self._profile.relative(link.rtt_bytes)
+        return link.rtt_latest / self.profile.relative(link.rtt_bytes)
 
     def _overdue(self, link: Link, now: float) -> float:
         """Return the least that RTT can be by what is unanswered, seconds; 0 for nothing."""
         if link.outstanding_since is None:
             return 0.0
         age = min(now - link.outstanding_since, self._max_overdue)
-        return age / self._profile.relative(link.outstanding_bytes)
+        return age / self.profile.relative(link.outstanding_bytes)
 
     def _verdict(self, situation: Situation, measured: str) -> Verdict:
         """Ask the policy.
@@ -196,13 +200,52 @@ def _check_listeners(config: WithholdingConfig, context: PluginContext) -> None:
         raise ConfigError(context.policy_file, problems)
 
 
+def _read_profile(name: str) -> dict[int, float]:
+    """Return the table of a profile's file.
+
+    Raises:
+        ConfigError: it cannot be read or used.
+    """
+    try:
+        # A spreadsheet may put U+FEFF before the first line.
+        text = Path(name).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        problem = ConfigProblem("file", error.strerror or str(error), "a file that can be read")
+        raise ConfigError(name, [problem]) from error
+    except UnicodeDecodeError as error:
+        problem = ConfigProblem(f"byte {error.start}", "no UTF-8", "text in UTF-8")
+        raise ConfigError(name, [problem]) from error
+    if is_csv(name):
+        return parse_csv_profile(text, name)
+    return table_of_mapping(parse_mapping(text, name), name)
+
+
 class WithholdingPlugin(Plugin):
     """`withholding` in a policy file."""
 
     Config = WithholdingConfig
+    config: WithholdingConfig
     gate: WithholdingGate
 
     def __init__(self, config: WithholdingConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         _check_listeners(config, context)
         self.gate = WithholdingGate(config)
+
+    async def start(self) -> None:
+        """Read the profile, if it stands in a file.
+
+        Raises:
+            ConfigError: it cannot be read or used.
+        """
+        await self.reload()
+
+    async def reload(self) -> None:
+        """Read the profile's file again.
+
+        Raises:
+            ConfigError: it cannot be read or used; the profile stays as it is.
+        """
+        name = self.config.profile
+        if isinstance(name, str):
+            self.gate.profile = LatencyProfile(_read_profile(name))

@@ -1,0 +1,126 @@
+"""Latency profiles from files: lines of ``payload bytes,latency``, or a YAML mapping.
+
+Each mistake is told with the place it stands at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any, Final
+
+from broker.errors import ConfigError, ConfigProblem
+from plugins.withholding.profile import table_problem
+
+CSV_SUFFIXES: Final = (".csv",)
+YAML_SUFFIXES: Final = (".yaml", ".yml")
+
+_ROW: Final = "payload bytes, a comma and a latency, such as 10000,1.0"
+_KEY: Final = "payload bytes, such as 10000"
+_LATENCY: Final = "a latency, such as 1.0"
+
+
+def is_csv(name: str) -> bool:
+    """Say whether a profile's file has lines of CSV.
+
+    Raises:
+        ValueError: its name tells of neither form.
+    """
+    suffix = PurePath(name).suffix.lower()
+    if suffix in (*CSV_SUFFIXES, *YAML_SUFFIXES):
+        return suffix in CSV_SUFFIXES
+    allowed = ", ".join((*CSV_SUFFIXES, *YAML_SUFFIXES))
+    raise ValueError(f"a table, or a file whose name ends in one of {allowed}")
+
+
+def parse_csv_profile(text: str, file: str) -> dict[int, float]:
+    """Return the table that a CSV text holds.
+
+    Lines that are empty or begin with ``#`` say nothing, and the first of the others may name its
+    columns.
+
+    Args:
+        text: of the file.
+        file: its name, for errors.
+
+    Raises:
+        ConfigError: with every wrong line.
+    """
+    table: dict[int, float] = {}
+    lines: dict[int, int] = {}
+    problems: list[ConfigProblem] = []
+    is_first = True
+    for number, line in enumerate(text.splitlines(), 1):
+        cells = [cell.strip() for cell in line.split(",")]
+        if line.lstrip().startswith("#") or not any(cells):
+            continue
+        row = _row(cells)
+        if row is None:
+            is_header = is_first and len(cells) == 2 and not any(map(_number_in, cells))
+            if not is_header:
+                problems.append(ConfigProblem(f"line {number}", repr(line[:80]), _ROW))
+        elif row[0] in table:
+            read = f"{row[0]} bytes as in line {lines[row[0]]}"
+            problems.append(ConfigProblem(f"line {number}", read, "each size once"))
+        else:
+            table[row[0]] = row[1]
+            lines[row[0]] = number
+        is_first = False
+    if problems:
+        raise ConfigError(file, problems)
+    _check(table, file, {size: f"line {number}" for size, number in lines.items()})
+    return table
+
+
+def table_of_mapping(mapping: Mapping[Any, Any], file: str) -> dict[int, float]:
+    """Return the table that a YAML mapping holds.
+
+    Args:
+        mapping: as it was read.
+        file: its name, for errors.
+
+    Raises:
+        ConfigError: with every wrong key or value.
+    """
+    problems = []
+    table: dict[int, float] = {}
+    for size, latency in mapping.items():
+        if type(size) is not int:
+            problems.append(ConfigProblem(str(size), f"the key {size!r}", _KEY))
+        elif type(latency) not in {int, float}:
+            problems.append(ConfigProblem(str(size), repr(latency), _LATENCY))
+        else:
+            table[size] = float(latency)
+    if problems:
+        raise ConfigError(file, problems)
+    _check(table, file, {size: str(size) for size in table})
+    return table
+
+
+def _row(cells: list[str]) -> tuple[int, float] | None:
+    if len(cells) != 2 or not (cells[0].isascii() and cells[0].isdecimal()):
+        return None
+    latency = _number_in(cells[1])
+    return None if latency is None else (int(cells[0]), latency)
+
+
+def _number_in(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _check(table: Mapping[int, float], file: str, places: Mapping[int, str]) -> None:
+    """Check what the rows say together.
+
+    Raises:
+        ConfigError: they are no profile.
+    """
+    problem = table_problem(table)
+    if problem is None:
+        return
+    size, allowed = problem
+    place = "file" if size is None else places[size]
+    read = "no rows" if size is None else f"{size}: {table[size]:g}"
+    raise ConfigError(file, [ConfigProblem(place, read, allowed)])
