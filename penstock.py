@@ -12,6 +12,7 @@ PROGRAMS: Final[dict[str, tuple[str, str]]] = {
     "broker": ("broker.__main__", "run the MQTT broker with a policy file"),
     "proxy": ("edge_proxy.__main__", "run the edge proxy in front of any broker"),
     "queue": ("plugins.queue.gateway", "run the queue's HTTP gateway alone"),
+    "why": ("plugins.console.why", "say why a client's last large message was held or sent"),
     "passwd": ("plugins.access.passwd", "write users' passwords into a password file"),
     "import-mosquitto": (
         "broker.import_mosquitto.__main__",

@@ -7,6 +7,8 @@ Four extension points decide, in the present tense, as plain functions on the lo
 * `PayloadStore`: where does a payload live?
 * `MessageSink`: a route target that is not a session.
 
+A plugin may also look: `ClientReports` says how each client's link and messages are.
+
 Two decide about clients, and may take a wait: `AccessControl` answers for authentication by
 what CONNECT says and for topics, as the aMQTT host does; an `Authenticator` is one method of
 enhanced authentication (MQTT 5.0, 4.12). A `Plugin` brings any of these; the policy file names
@@ -19,6 +21,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
+from broker.client_report import ClientReport
 from broker.link import Link
 from broker.message import Message
 from broker.mqtt.reason_codes import ReasonCode
@@ -397,6 +400,19 @@ class Authenticator(Protocol):
         """Begin an exchange, at CONNECT or when a connected client authenticates again."""
 
 
+class ClientReports(Protocol):
+    """What can be asked about the broker's clients, on the loop's thread.
+
+    There may be very many: who asks about all of them lets others have their turn in between.
+    """
+
+    def client_ids(self) -> list[str]:
+        """Return the Client Identifier of every session, in no promised order."""
+
+    def report(self, client_id: str) -> ClientReport | None:
+        """Return what can be said of a client now; None where it has no session."""
+
+
 class PluginContext(NamedTuple):
     """What a plugin is given of the broker when it is made.
 
@@ -406,12 +422,15 @@ class PluginContext(NamedTuple):
             from the directory the program was started in.
         clock: returns monotonic seconds, on the same clock as every `now`.
         listeners: names of the listeners in the policy file.
+        clients: knows the clients once the plugin is started; None where there is no broker, as
+            in the edge proxy.
     """
 
     logger: logging.Logger
     policy_file: str
     clock: Callable[[], float]
     listeners: Sequence[str] = ()
+    clients: ClientReports | None = None
 
 
 class Plugin:

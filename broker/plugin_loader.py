@@ -20,6 +20,7 @@ from broker.errors import ConfigError, ConfigProblem, PenstockError
 from broker.extensions import (
     AccessControl,
     Authenticator,
+    ClientReports,
     DeliveryGate,
     LinkSampler,
     MessageSink,
@@ -80,6 +81,7 @@ def load_plugins(
     *,
     clock: Callable[[], float] = time.monotonic,
     listeners: Iterable[str] = (),
+    clients: ClientReports | None = None,
 ) -> LoadedPlugins:
     """Make the plugins that the policy names in short.
 
@@ -89,6 +91,7 @@ def load_plugins(
         policy: a checked policy file.
         clock: monotonic seconds, handed to the plugins.
         listeners: names of the broker's listeners, handed to the plugins.
+        clients: of the broker, handed to the plugins; None where there is none.
 
     Raises:
         ConfigError: an unknown name, a wrong key or value, or two plugins for one place.
@@ -111,7 +114,7 @@ def load_plugins(
             problems.extend(error.problems)
             continue
         logger = logging.getLogger(f"penstock.{name}")
-        context = PluginContext(logger, policy.file, clock, tuple(listeners))
+        context = PluginContext(logger, policy.file, clock, tuple(listeners), clients)
         made[name] = _make(name, cls, config, context)
     problems.extend(_conflicts(made))
     if problems:

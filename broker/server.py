@@ -21,6 +21,7 @@ from broker.events import Listeners
 from broker.listeners import Listening
 from broker.open_files import most_connections
 from broker.plugin_loader import LoadedPlugins, load_plugins
+from broker.reporting import Reports
 from broker.sampling import Sampling
 from broker.sys_topics import SysTopics
 
@@ -76,9 +77,13 @@ class Server:
     async def _start(self) -> None:
         policy = self._policy
         self._driver = Driver(policy.limits, self._logger)
-        self._plugins = load_plugins(policy, clock=self._driver.clock, listeners=policy.listeners)
+        reports = Reports(self._driver.clock)
+        self._plugins = load_plugins(
+            policy, clock=self._driver.clock, listeners=policy.listeners, clients=reports
+        )
         self._host = self._load_amqtt()
         self._build_core()
+        reports.attach(self.core)
         for plugin in self._plugins.plugins:
             await plugin.start()
         if self._host is not None:

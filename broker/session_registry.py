@@ -29,6 +29,10 @@ class SessionRegistry:
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
 
+    def client_ids(self) -> list[str]:
+        """Return the Client Identifier of every session."""
+        return list(self._sessions)
+
     def get(self, client_id: str) -> Session | None:
         """Return the session of a client, or None."""
         return self._sessions.get(client_id)

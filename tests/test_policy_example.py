@@ -15,6 +15,7 @@ from broker.listener_config import ListenerKeys
 from broker.mqtt_options import MqttOptions
 from broker.persistence_config import Persistence
 from plugins.access.config import AccessConfig
+from plugins.console.config import ConsoleConfig
 from plugins.probing.config import ProbingConfig
 from plugins.queue.config import LogicalQueueConfig, QueueConfig
 from plugins.withholding.config import WithholdingConfig
@@ -30,6 +31,7 @@ SECTIONS: dict[tuple[str, ...], type[Any]] = {
     ("persistence",): Persistence,
     ("plugins", "probing"): ProbingConfig,
     ("plugins", "withholding"): WithholdingConfig,
+    ("plugins", "console"): ConsoleConfig,
     ("plugins", "queue"): QueueConfig,
     ("plugins", "queue", "queues", "pictures"): LogicalQueueConfig,
 }

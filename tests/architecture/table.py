@@ -14,6 +14,7 @@ LAYERS: Final = (
     # L1 contract: what extensions may see.
     frozenset(
         {
+            "client_report",
             "config",
             "config_file",
             "events",
@@ -57,6 +58,7 @@ LAYERS: Final = (
             "receipts",
             "rate_limit",
             "redelivery",
+            "reporting",
             "restoring",
             "retained",
             "retained_delivery",
@@ -158,6 +160,7 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.access.passwd",
     "plugins.access.turns",
     "plugins.console.auth",
+    "plugins.console.why",
     "plugins.probing.tcp_info",
     "plugins.queue.__main__",
     "plugins.queue.arrow_batches",
@@ -226,6 +229,7 @@ ABOVE_THE_CONTRACT: Final = {
     # Programs of their own, which begin and end as the broker's does.
     "edge_proxy.__main__": ("broker.program",),
     "plugins.access.passwd": ("broker.program",),
+    "plugins.console.why": ("broker.program",),
     "plugins.queue.gateway": ("broker.program",),
 }
 """Modules outside the broker that may import these of its I/O layer, and why."""

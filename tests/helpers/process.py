@@ -24,6 +24,7 @@ ANONYMOUS: Final = "amqtt.plugins.authentication.AnonymousAuthPlugin"
 
 _LISTENS: Final = re.compile(r"listener (\S+): listening on \S+:(\d+)$", re.MULTILINE)
 _QUEUE_API: Final = re.compile(r"queue API listens on (http://\S+)")
+_CONSOLE_API: Final = re.compile(r"console API listens on (http://\S+)")
 
 
 def anonymous_policy(plugins: Mapping[str, Any] | None = None, **keys: Any) -> dict[str, Any]:
@@ -104,6 +105,13 @@ class BrokerProcess:
         """Where the queue's HTTP API listens."""
         found = _QUEUE_API.search(self.log)
         assert found, f"no queue API:\n{self.log}"
+        return found[1]
+
+    @property
+    def console_url(self) -> str:
+        """Where the console's HTTP API listens."""
+        found = _CONSOLE_API.search(self.log)
+        assert found, f"no console API:\n{self.log}"
         return found[1]
 
     def wait_for_log(self, text: str) -> None:

@@ -1,0 +1,168 @@
+"""What can be asked about one client: its link, its withholding and its ledger.
+
+The fields are those of the JSON that `$SYS` and the HTTP API of the plugin `console` give, and
+the names are theirs. Times are in seconds; an age or a wait counts from the report. None stands
+for what is not known or does not apply.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+
+class TcpFigures(NamedTuple):
+    """What the kernel says of the connection; see `broker.link.TcpLook`.
+
+    Attributes:
+        age_seconds: since it was asked.
+        rtt: smoothed RTT.
+        rttvar: its mean deviation.
+        delivery_rate_bytes_per_second: at which data was lately acknowledged.
+        is_app_limited: that rate was measured while there was too little to send.
+        unsent_bytes: that it has taken and not sent once.
+        unacked_segments: sent and not acknowledged.
+        retransmissions: segments sent again since the connection began.
+        retransmit_ratio: of them among the segments of the recent past, 0 to 1.
+    """
+
+    age_seconds: float
+    rtt: float | None
+    rttvar: float | None
+    delivery_rate_bytes_per_second: int | None
+    is_app_limited: bool
+    unsent_bytes: int
+    unacked_segments: int
+    retransmissions: int
+    retransmit_ratio: float | None
+
+
+class LinkFigures(NamedTuple):
+    """What the path to the client looks like now; see `broker.link.Link`.
+
+    Attributes:
+        rtt_latest: newest RTT estimate; None where there is none that is recent.
+        rtt_source: which source it came from, such as ``tcp_info``; "" before the first.
+        rtt_bytes: payload bytes of the packet that was timed; 0 for a bare acknowledgement.
+        rtt_age_seconds: since the newest estimate was made, recent or not.
+        rtt_min: least RTT of the recent past.
+        srtt: smoothed RTT (RFC 6298).
+        rttvar: RTT variance (RFC 6298).
+        threshold_l: RTT above which the gate takes the path for congested; None without a gate
+            that has one.
+        unsent_bytes: that the broker had for the connection and the kernel had not taken, when
+            the connection was last given something or found room.
+        outstanding_age_seconds: since the oldest timed packet without an answer was sent.
+        outstanding_bytes: payload bytes of that packet.
+        tcp: what the kernel says of the connection.
+    """
+
+    rtt_latest: float | None
+    rtt_source: str
+    rtt_bytes: int
+    rtt_age_seconds: float | None
+    rtt_min: float | None
+    srtt: float | None
+    rttvar: float | None
+    threshold_l: float | None
+    unsent_bytes: int
+    outstanding_age_seconds: float | None
+    outstanding_bytes: int
+    tcp: TcpFigures | None
+
+
+class DecisionFigures(NamedTuple):
+    """What the gate decided last about a large message, and what became of that.
+
+    Attributes:
+        outcome: ``sent``; ``held``, still; or ``gone``, which was held and has left unsent, as
+            it expired or was dropped.
+        reason: what the gate held against what.
+        topic: Topic Name of the message.
+        payload_bytes: of the message.
+        withheld_seconds: for which it has been held so far, or had been when it was decided.
+        age_seconds: since the decision.
+    """
+
+    outcome: Literal["sent", "held", "gone"]
+    reason: str
+    topic: str
+    payload_bytes: int
+    withheld_seconds: float
+    age_seconds: float
+
+
+class WithholdingFigures(NamedTuple):
+    """What the gate does to the client's large messages.
+
+    Attributes:
+        withheld: messages held now, those behind a held one on its topic included.
+        withheld_total: messages that were held.
+        released_total: those of them that were sent then.
+        look_again_in_seconds: after which the gate is asked again at the latest.
+        last_decision: None where there was no large message yet.
+    """
+
+    withheld: int
+    withheld_total: int
+    released_total: int
+    look_again_in_seconds: float | None
+    last_decision: DecisionFigures | None
+
+
+class LedgerFigures(NamedTuple):
+    """Where the client's messages are; see `broker.ledger.Ledger`.
+
+    ``matched = delivered + inflight + withheld + queued + expired + moved + sum(dropped)``.
+
+    Attributes:
+        matched: messages for this client.
+        delivered: sent at QoS 0, acknowledged at QoS 1, completed at QoS 2.
+        inflight: sent and not acknowledged.
+        withheld: held by the gate.
+        queued: waiting for other reasons.
+        expired: their Message Expiry Interval had passed.
+        moved: to another member of their shared subscription.
+        dropped: by reason.
+        queued_bytes: payload bytes that wait, withheld or queued.
+        waits_for: why nothing more leaves now, in words.
+    """
+
+    matched: int
+    delivered: int
+    inflight: int
+    withheld: int
+    queued: int
+    expired: int
+    moved: int
+    dropped: dict[str, int]
+    queued_bytes: int
+    waits_for: str
+
+
+class ClientReport(NamedTuple):
+    """One client with a session, at one moment.
+
+    Attributes:
+        client_id: Client Identifier.
+        is_connected: whether it has a network connection.
+        username: of its newest connection, or None.
+        listener: of its newest connection; "" before there was one.
+        link: its path.
+        withholding: its large messages.
+        ledger: all of its messages.
+    """
+
+    client_id: str
+    is_connected: bool
+    username: str | None
+    listener: str
+    link: LinkFigures
+    withholding: WithholdingFigures
+    ledger: LedgerFigures
+
+
+def as_json(figures: Any) -> Any:
+    """Return a report, or a part of one, as JSON has it: an object by the fields' names."""
+    if isinstance(figures, tuple) and hasattr(figures, "_asdict"):
+        return {name: as_json(value) for name, value in figures._asdict().items()}
+    return figures

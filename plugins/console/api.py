@@ -1,0 +1,128 @@
+"""The broker's clients over HTTP: what each one's link looks like, and where its messages are.
+
+* ``GET /clients``: reports of up to ``limit`` clients (100; 1000 at most) in order of their
+  client ids, those behind ``after`` where it is given; ``next`` is the ``after`` for the rest.
+* ``GET /clients/{client_id}``: the report of one client; in the path, its id is percent-encoded.
+
+Answers are JSON; `broker.client_report` says what is in a report. An error is
+``{"error": "..."}``. Nothing can be changed over this API.
+
+There may be very many clients, and who serves them serves this: a request takes a turn for each
+few of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from logging import Logger
+from typing import Final
+
+from aiohttp import web
+
+from broker.client_report import as_json
+from broker.errors import ConfigError, ConfigProblem
+from broker.extensions import ClientReports, Plugin, PluginContext
+from plugins.console.config import ConsoleConfig
+from plugins.web.service import HttpServer, RequestError, answering_errors, integer, show
+
+DEFAULT_PAGE_CLIENTS: Final = 100
+MAX_PAGE_CLIENTS: Final = 1_000
+
+REPORTS_IN_A_TURN: Final = 8
+"""Each takes some 50 us to be made and written."""
+
+IDS_IN_A_TURN: Final = 1_000
+"""Client ids that are sorted in one go, beside those of a page: 0.3 ms."""
+
+
+class ConsoleApi:
+    """The routes and what they answer.
+
+    Args:
+        clients: of the broker.
+        logger: told of what should not happen.
+    """
+
+    def __init__(self, clients: ClientReports, logger: Logger) -> None:
+        self._clients = clients
+        self._logger = logger
+
+    def application(self) -> web.Application:
+        """Return the API as an aiohttp application."""
+        application = web.Application(middlewares=[answering_errors("console API", self._logger)])
+        application.add_routes(
+            [
+                web.get("/clients", self._list),
+                web.get("/clients/{client_id}", self._show),
+            ]
+        )
+        return application
+
+    async def _list(self, request: web.Request) -> web.Response:
+        asked = request.query.get("limit", str(DEFAULT_PAGE_CLIENTS))
+        limit = integer("limit", asked, 1, MAX_PAGE_CLIENTS, int)
+        client_ids = await self._page(request.query.get("after", ""), limit)
+        rows: list[str] = []
+        for n, client_id in enumerate(client_ids, start=1):
+            report = self._clients.report(client_id)
+            if report is not None:  # its session may have ended meanwhile
+                rows.append(json.dumps(as_json(report)))
+            if not n % REPORTS_IN_A_TURN:
+                await asyncio.sleep(0)
+        behind = client_ids[-1] if len(client_ids) == limit else None
+        text = '{{"clients": [{}], "next": {}}}'.format(", ".join(rows), json.dumps(behind))
+        return web.Response(text=text, content_type="application/json")
+
+    async def _page(self, after: str, limit: int) -> list[str]:
+        """Return the first client ids behind one, in order."""
+        client_ids = self._clients.client_ids()
+        first: list[str] = []
+        for start in range(0, len(client_ids), IDS_IN_A_TURN):
+            some = client_ids[start : start + IDS_IN_A_TURN]
+            first = sorted([*first, *(one for one in some if one > after)])[:limit]
+            await asyncio.sleep(0)
+        return first
+
+    async def _show(self, request: web.Request) -> web.Response:
+        client_id = request.match_info["client_id"]
+        report = self._clients.report(client_id)
+        if report is None:
+            raise RequestError(
+                f"client: read {show(client_id)}; allowed: a client that has a session", 404
+            )
+        return web.json_response(as_json(report))
+
+
+class ConsolePlugin(Plugin):
+    """`console` in a policy file.
+
+    Attributes:
+        http_url: where the HTTP API listens once started.
+    """
+
+    Config = ConsoleConfig
+
+    def __init__(self, config: ConsoleConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        if context.clients is None:
+            problem = ConfigProblem(
+                "plugins.console", "a plugin that tells of a broker's clients", "in a broker alone"
+            )
+            raise ConfigError(context.policy_file, [problem])
+        self.http_url = ""
+        api = ConsoleApi(context.clients, context.logger)
+        self._http = HttpServer(api.application(), "plugins.console.http")
+
+    async def start(self) -> None:
+        """Open the HTTP API.
+
+        Raises:
+            HttpStartError: the address cannot be bound.
+        """
+        self.http_url = await self._http.start(self.config.http)
+        self.context.logger.info("console API listens on %s", self.http_url)
+
+    async def close(self) -> None:
+        """Answer what is under way and stop listening."""
+        await self._http.close()

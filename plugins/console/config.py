@@ -1,0 +1,20 @@
+"""The keys under `console` in a policy file."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from plugins.web.bind import Bind
+
+
+@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid", strict=True))
+class ConsoleConfig:
+    """Where the broker can be looked into.
+
+    Attributes:
+        http: ``HOST:PORT`` of the HTTP API, port 0 for any free one. Only this machine by default,
+            as the API asks for no password and names clients, users and topics.
+    """
+
+    http: Bind = "127.0.0.1:8081"

@@ -1,0 +1,136 @@
+"""``penstock why CLIENT_ID``: a client's link, and why its last large message was held or sent.
+
+It asks the HTTP API of the plugin `console` in a running broker.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sys
+from typing import Annotated, Any, Final
+from urllib.parse import quote, urlsplit
+
+import typer
+
+from broker.errors import PenstockError
+from broker.program import exit_status, new_app
+from plugins.console.words import describe, printable
+
+DEFAULT_URL: Final = "http://127.0.0.1:8081"
+
+TIMEOUT_SECONDS: Final = 10.0
+"""A broker that does not answer in this time has other troubles than this client."""
+
+MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
+"""Far above any report; what is longer is not from the console."""
+
+app = new_app()
+
+
+class ConsoleError(PenstockError):
+    """The console cannot be asked, or it was not the console that answered; status 2."""
+
+
+class UnknownClientError(PenstockError):
+    """The broker has no session of this client; status 1."""
+
+
+@app.command()
+def why(
+    client_id: Annotated[str, typer.Argument(help="Client Identifier.")],
+    url: Annotated[
+        str, typer.Option(help="Of the broker's plugin console; its key http says where.")
+    ] = DEFAULT_URL,
+) -> None:
+    """Say what a client's link looks like, and why its last large message was held or sent."""
+    try:
+        client = fetch(url, client_id)
+    except UnknownClientError as error:
+        typer.echo(f"penstock why: {error}", err=True)
+        raise typer.Exit(1) from error
+    try:
+        lines = describe(client)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise _other(url) from error
+    typer.echo("\n".join(lines))
+
+
+def fetch(url: str, client_id: str) -> Any:
+    """Ask for a client's report.
+
+    Args:
+        url: of the console's HTTP API.
+        client_id: Client Identifier.
+
+    Returns:
+        The JSON of the answer.
+
+    Raises:
+        UnknownClientError: there is no such client.
+        ConsoleError: there is no answer, or none of the console's.
+    """
+    connection, path = _connect(url)
+    try:
+        connection.request("GET", f"{path}/clients/{quote(client_id, safe='')}")
+        response = connection.getresponse()
+        body = response.read(MAX_ANSWER_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise ConsoleError(
+            f"{url}: no answer ({reason}); allowed: the address of a running broker whose policy "
+            "file has the plugin console"
+        ) from error
+    finally:
+        connection.close()
+    try:
+        answer = json.loads(body)
+    except ValueError as error:
+        raise _other(url) from error
+    if response.status == http.HTTPStatus.OK:
+        return answer
+    told = answer.get("error") if isinstance(answer, dict) else None
+    if not isinstance(told, str):
+        raise _other(url)
+    if response.status == http.HTTPStatus.NOT_FOUND and told.startswith("client: "):
+        raise UnknownClientError(printable(told))
+    raise ConsoleError(f"{url}: {response.status}: {printable(told)}")
+
+
+def _connect(url: str) -> tuple[http.client.HTTPConnection, str]:
+    """Return a connection to be opened, and the path of the API.
+
+    Raises:
+        ConsoleError: that is no URL.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        parts, host, port = urlsplit(""), None, None
+    kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+    if parts.scheme not in kinds or not host:
+        raise ConsoleError(f"--url: read {url!r}; allowed: http://HOST:PORT or https://HOST:PORT")
+    connection = kinds[parts.scheme](host, port, timeout=TIMEOUT_SECONDS)
+    return connection, parts.path.rstrip("/")
+
+
+def _other(url: str) -> ConsoleError:
+    return ConsoleError(f"{url}: something else answers there; allowed: a broker's plugin console")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: arguments after the program's name; None for those of the process.
+
+    Returns:
+        Exit status: 0; 1 where there is no such client; 2 where the arguments are wrong or the
+        console does not answer.
+    """
+    return exit_status(app, argv, "penstock why")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""One client's report in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Report = Mapping[str, Any]
+"""A report, or a part of one, as JSON has it; see `broker.client_report`."""
+
+
+def describe(client: Report) -> list[str]:
+    """Return the lines that tell of a client.
+
+    Raises:
+        KeyError: something that belongs to a report is not in it.
+        TypeError: something in it is of another type.
+    """
+    return [
+        _who(client),
+        *_link(client["link"]),
+        *_large_messages(client["withholding"]),
+        *_ledger(client["ledger"]),
+    ]
+
+
+def printable(text: str) -> str:
+    """Return a text that a terminal shows as it is, whatever a client has put into it."""
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
+
+
+def _who(client: Report) -> str:
+    words = "connected" if client["is_connected"] else "not connected"
+    if client["username"] is not None:
+        words += f", user {printable(client['username'])}"
+    if client["listener"]:
+        words += f", listener {printable(client['listener'])}"
+    return f"{printable(client['client_id'])}: {words}"
+
+
+def _link(link: Report) -> Iterator[str]:
+    source, age = link["rtt_source"], link["rtt_age_seconds"]
+    if link["rtt_latest"] is not None:
+        line = f"link: RTT {_seconds(link['rtt_latest'])}, from {source} {_seconds(age)} ago"
+        threshold_l = link["threshold_l"]
+        if threshold_l is not None:
+            is_above = link["rtt_latest"] > threshold_l
+            line += f": {'congested, above' if is_above else 'calm, not above'} "
+            line += f"threshold_l, {_seconds(threshold_l)}"
+        yield line
+    elif age is not None:
+        yield f"link: no recent RTT; the last was from {source} {_seconds(age)} ago"
+    else:
+        yield "link: no RTT yet"
+    known = [
+        f"{word} {_seconds(link[name])}"
+        for word, name in (("least", "rtt_min"), ("smoothed", "srtt"), ("variance", "rttvar"))
+        if link[name] is not None
+    ]
+    if known:
+        yield f"  RTT: {', '.join(known)}"
+    outstanding = link["outstanding_age_seconds"]
+    if outstanding is not None:
+        yield f"  unanswered for {_seconds(outstanding)}: {_bytes(link['outstanding_bytes'])}"
+    tcp = link["tcp"]
+    if link["unsent_bytes"] or tcp is not None:
+        in_kernel = f", {_bytes(tcp['unsent_bytes'])} in the kernel" if tcp is not None else ""
+        yield f"  unsent: {_bytes(link['unsent_bytes'])} in the broker{in_kernel}"
+    if tcp is not None:
+        yield _tcp(tcp)
+
+
+def _tcp(tcp: Report) -> str:
+    rate, ratio = tcp["delivery_rate_bytes_per_second"], tcp["retransmit_ratio"]
+    words = []
+    if rate is not None:
+        words.append(f"{_bytes(rate)} a second{' or more' if tcp['is_app_limited'] else ''}")
+    words.append(f"{tcp['retransmissions']:,} segments sent again")
+    if ratio is not None:
+        words.append(f"{ratio:.1%} of the recent ones")
+    return f"  TCP: {', '.join(words)}"
+
+
+def _large_messages(withholding: Report) -> Iterator[str]:
+    decision = withholding["last_decision"]
+    if decision is None:
+        yield "large messages: none yet"
+        return
+    yield (
+        f"large messages: {withholding['withheld_total']:,} were withheld, "
+        f"{withholding['released_total']:,} of them sent then"
+    )
+    what = f"{_bytes(decision['payload_bytes'])} on {printable(decision['topic'])}"
+    waited, age = decision["withheld_seconds"], _seconds(decision["age_seconds"])
+    if decision["outcome"] == "held":
+        again = withholding["look_again_in_seconds"]
+        when = "" if again is None else f", looked at again in {_seconds(again)} at the latest"
+        yield f"  held now, for {_seconds(waited)}: {what}{when}"
+        if withholding["withheld"] > 1:
+            yield f"  with it wait {withholding['withheld'] - 1:,} more"
+    elif decision["outcome"] == "sent":
+        after = f"after {_seconds(waited)}" if waited else "at once"
+        yield f"  the last was sent {age} ago, {after}: {what}"
+    else:
+        yield f"  the last was held {age} ago and has expired or was dropped: {what}"
+    yield f"  because {printable(decision['reason'])}"
+
+
+def _ledger(ledger: Report) -> Iterator[str]:
+    places = ("delivered", "inflight", "withheld", "queued", "expired", "moved")
+    parts = [f"{ledger[place]:,} {place}" for place in places if ledger[place]]
+    parts += [f"{n:,} dropped ({reason})" for reason, n in sorted(ledger["dropped"].items())]
+    yield f"messages: {ledger['matched']:,}{' = ' if parts else ''}{' + '.join(parts)}"
+    if ledger["withheld"] or ledger["queued"]:
+        waits_for = printable(ledger["waits_for"].partition(":")[0])
+        yield f"  {_bytes(ledger['queued_bytes'])} wait: {waits_for}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:,.1f} s"
+
+
+def _bytes(n_bytes: int) -> str:
+    return f"{n_bytes:,} bytes"

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from broker.client_report import ClientReport, as_json
+from broker.errors import ConfigError
+from broker.extensions import PluginContext
+from broker.reporting import Reports, report
+from plugins.console.api import ConsoleApi, ConsolePlugin
+from plugins.console.config import ConsoleConfig
+from plugins.web.service import HttpStartError
+from tests.helpers.virtual import VirtualBroker
+from tests.plugins.console.running import console
+
+DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
+
+
+async def get(plugin: ConsolePlugin, path: str) -> tuple[int, Any]:
+    """Return status and JSON of an answer; the path is sent as it is."""
+    url = URL(plugin.http_url + path, encoded=True)
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return answer.status, await answer.json()
+
+
+def broker_of(*client_ids: str) -> VirtualBroker:
+    """Return a broker with these clients."""
+    broker = VirtualBroker()
+    for client_id in client_ids:
+        broker.connect(client_id)
+    return broker
+
+
+def told(broker: VirtualBroker, client_id: str) -> Any:
+    """Return what is to be told of a client."""
+    return as_json(report(broker.session(client_id), broker.now))
+
+
+async def test_every_request_is_documented() -> None:
+    """docs/operations.md names each method and path that is served, and no other."""
+    documented = set(re.findall(r"`(GET|POST) (/[^`?]*)", DOCUMENTATION.read_text()))
+    api = ConsoleApi(Reports(lambda: 0.0), logging.getLogger("test"))
+    routes = api.application().router.routes()
+    assert documented == {
+        (route.method, route.resource.canonical)
+        for route in routes
+        if route.method != "HEAD" and route.resource is not None
+    }
+
+
+async def test_one_client_is_told_as_it_is_now() -> None:
+    """The answer is the report of this moment, connected or not."""
+    broker = VirtualBroker()
+    client = broker.connect("s", clean_start=False, properties={"session_expiry_interval": 9})
+    client.subscribe("t", 1)
+    async with console(broker) as plugin:
+        assert await get(plugin, "/clients/s") == (200, told(broker, "s"))
+        client.lose()
+        broker.connect("p").publish("t", b"x", qos=1)
+        status, found = await get(plugin, "/clients/s")
+    assert (status, found) == (200, told(broker, "s"))
+    assert (found["is_connected"], found["ledger"]["queued"]) == (False, 1)
+
+
+@pytest.mark.parametrize(
+    "client_id",
+    ["a/b", "a+b", "#", "a b", "ä€😀", "50%", "a%2Fb", "?x=1", "tab\tnew\n", "a;b&c", ".."],
+)
+async def test_a_client_id_of_any_characters_can_be_asked_for(client_id: str) -> None:
+    """Percent-encoded, an id is one level of the path, whatever is in it."""
+    broker = broker_of(client_id)
+    async with console(broker) as plugin:
+        status, found = await get(plugin, f"/clients/{quote(client_id, safe='')}")
+    assert (status, found["client_id"]) == (200, client_id)
+
+
+async def test_a_client_that_is_not_there_is_told() -> None:
+    """What was read and what is allowed, with status 404; a long id is cut."""
+    async with console(broker_of("s")) as plugin:
+        status, found = await get(plugin, "/clients/t")
+        _, of_long = await get(plugin, f"/clients/{'x' * 1000}")
+    assert status == 404
+    assert found == {"error": 'client: read "t"; allowed: a client that has a session'}
+    assert len(of_long["error"]) < 200
+
+
+async def test_all_clients_come_page_by_page() -> None:
+    """Each once and in order, whatever connects or ends in between."""
+    client_ids = [f"client-{n:04}" for n in range(2_500)]
+    broker = broker_of(*reversed(client_ids))
+    found: list[str] = []
+    async with console(broker) as plugin:
+        after = ""
+        while True:
+            status, page = await get(plugin, f"/clients?limit=1000&after={after}")
+            assert status == 200
+            found += [client["client_id"] for client in page["clients"]]
+            if page["next"] is None:
+                break
+            after = page["next"]
+            broker.connect("a-new-one-before")
+            broker.core.sessions.end(broker.session("client-0007"), broker.now)
+            broker.connect("client-0007")
+    assert found == client_ids
+
+
+async def test_a_page_has_a_hundred_clients_if_nothing_is_said() -> None:
+    """Few enough for a screen."""
+    broker = broker_of(*(f"c{n:03}" for n in range(101)))
+    async with console(broker) as plugin:
+        _, page = await get(plugin, "/clients")
+        _, rest = await get(plugin, f"/clients?after={page['next']}")
+    assert (len(page["clients"]), page["next"]) == (100, "c099")
+    assert [client["client_id"] for client in rest["clients"]] == ["c100"]
+    assert page["clients"][0] == told(broker, "c000")
+
+
+@pytest.mark.parametrize("limit", ["0", "1001", "ten", "1.5", "", "-1"])
+async def test_a_wrong_limit_is_told(limit: str) -> None:
+    """What was read and what is allowed."""
+    async with console(broker_of()) as plugin:
+        status, found = await get(plugin, f"/clients?limit={limit}")
+    assert status == 400
+    assert found == {"error": f'limit: read "{limit}"; allowed: 1 to 1000'}
+
+
+async def test_others_have_their_turns_while_all_clients_are_told() -> None:
+    """A page of 1,000 is made a few at a time, between which the broker serves."""
+    broker = broker_of(*(f"c{n:03}" for n in range(1_000)))
+    n_turns = 0
+
+    async def count() -> None:
+        nonlocal n_turns
+        while True:
+            n_turns += 1
+            await asyncio.sleep(0)
+
+    async with console(broker) as plugin:
+        counting = asyncio.create_task(count())
+        _, page = await get(plugin, "/clients?limit=1000")
+        counting.cancel()
+    assert len(page["clients"]) == 1_000
+    assert n_turns > 100
+
+
+async def test_a_client_that_ends_while_the_page_is_made_is_left_out() -> None:
+    """Its session may be gone when its turn comes."""
+    broker = broker_of("a", "b")
+
+    class EndingReports(Reports):
+        """Names a client that is gone when it is asked for."""
+
+        def report(self, client_id: str) -> ClientReport | None:
+            """End the first."""
+            if client_id == "a":
+                broker.core.sessions.end(broker.session("a"), broker.now)
+            return super().report(client_id)
+
+    async with console(broker, EndingReports) as plugin:
+        _, page = await get(plugin, "/clients")
+    assert [client["client_id"] for client in page["clients"]] == ["b"]
+
+
+async def test_an_address_that_is_taken_is_told() -> None:
+    """The second console on one port ends its broker's start."""
+    broker = broker_of()
+    async with console(broker) as plugin:
+        bind = plugin.http_url.removeprefix("http://")
+        second = ConsolePlugin(ConsoleConfig(http=bind), plugin.context)
+        with pytest.raises(HttpStartError, match=f"plugins.console.http: read {bind}"):
+            await second.start()
+
+
+def test_a_proxy_has_no_console() -> None:
+    """Where there is no broker there are no sessions to tell of."""
+    context = PluginContext(logging.getLogger("test"), "proxy.yaml", lambda: 0.0)
+    with pytest.raises(ConfigError, match=r"plugins\.console: read a plugin that tells"):
+        ConsolePlugin(ConsoleConfig(), context)

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plugins.console.words import describe, printable
+
+REASON = "historic: L_now 8 s >= 3.5 s (RTT 1.6 s, threshold_l 0.5 s, size x10, withheld 0 s)"
+
+LEDGER_LINE = (
+    "messages: 1,020 = 1,000 delivered + 2 inflight + 3 withheld + 4 queued"
+    " + 4 dropped (offline) + 7 dropped (queue_full)"
+)
+
+TCP: dict[str, Any] = {
+    "age_seconds": 0.2,
+    "rtt": 1.6,
+    "rttvar": 0.1,
+    "delivery_rate_bytes_per_second": 9_000,
+    "is_app_limited": False,
+    "unsent_bytes": 12_000,
+    "unacked_segments": 9,
+    "retransmissions": 1_207,
+    "retransmit_ratio": 0.125,
+}
+
+DECISION: dict[str, Any] = {
+    "outcome": "held",
+    "reason": REASON,
+    "topic": "cam/1",
+    "payload_bytes": 1_000_000,
+    "withheld_seconds": 3.2,
+    "age_seconds": 0.6,
+}
+
+
+def client(**parts: dict[str, Any]) -> dict[str, Any]:
+    """Return a report in which something is known of everything, but for what is given."""
+    link = {
+        "rtt_latest": 1.6,
+        "rtt_source": "tcp_info",
+        "rtt_bytes": 0,
+        "rtt_age_seconds": 0.4,
+        "rtt_min": 0.1,
+        "srtt": 1.4,
+        "rttvar": 0.2,
+        "threshold_l": 0.5,
+        "unsent_bytes": 8_000,
+        "outstanding_age_seconds": 2.5,
+        "outstanding_bytes": 100,
+        "tcp": TCP,
+    }
+    withholding = {
+        "withheld": 3,
+        "withheld_total": 5,
+        "released_total": 4,
+        "look_again_in_seconds": 0.4,
+        "last_decision": DECISION,
+    }
+    ledger = {
+        "matched": 1_020,
+        "delivered": 1_000,
+        "inflight": 2,
+        "withheld": 3,
+        "queued": 4,
+        "expired": 0,
+        "moved": 0,
+        "dropped": {"queue_full": 7, "offline": 4},
+        "queued_bytes": 1_000_300,
+        "waits_for": f"withheld: {REASON}",
+    }
+    return {
+        "client_id": "dev7",
+        "is_connected": True,
+        "username": "joe",
+        "listener": "default",
+        "link": link | parts.get("link", {}),
+        "withholding": withholding | parts.get("withholding", {}),
+        "ledger": ledger | parts.get("ledger", {}),
+    }
+
+
+def test_a_client_with_a_bad_link_and_a_held_message() -> None:
+    """Everything an operator asks first, in as many lines."""
+    assert describe(client()) == [
+        "dev7: connected, user joe, listener default",
+        "link: RTT 1.6 s, from tcp_info 400 ms ago: congested, above threshold_l, 500 ms",
+        "  RTT: least 100 ms, smoothed 1.4 s, variance 200 ms",
+        "  unanswered for 2.5 s: 100 bytes",
+        "  unsent: 8,000 bytes in the broker, 12,000 bytes in the kernel",
+        "  TCP: 9,000 bytes a second, 1,207 segments sent again, 12.5% of the recent ones",
+        "large messages: 5 were withheld, 4 of them sent then",
+        "  held now, for 3.2 s: 1,000,000 bytes on cam/1, looked at again in 400 ms at the latest",
+        "  with it wait 2 more",
+        f"  because {REASON}",
+        LEDGER_LINE,
+        "  1,000,300 bytes wait: withheld",
+    ]
+
+
+def test_a_client_of_which_nothing_is_known() -> None:
+    """A line for each thing that could be known, and no numbers made up."""
+    link = dict.fromkeys(client()["link"]) | {"rtt_source": "", "unsent_bytes": 0}
+    places = ("matched", "delivered", "inflight", "withheld", "queued", "expired", "moved")
+    ledger = dict.fromkeys(places, 0) | {"dropped": {}, "waits_for": "empty"}
+    found = client(link=link, withholding={"last_decision": None}, ledger=ledger)
+    found |= {"is_connected": False, "username": None, "listener": ""}
+    assert describe(found) == [
+        "dev7: not connected",
+        "link: no RTT yet",
+        "large messages: none yet",
+        "messages: 0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("link", "line"),
+    [
+        (
+            {"threshold_l": 2.0},
+            "link: RTT 1.6 s, from tcp_info 400 ms ago: calm, not above threshold_l, 2.0 s",
+        ),
+        ({"threshold_l": None}, "link: RTT 1.6 s, from tcp_info 400 ms ago"),
+        (
+            {"rtt_latest": None, "rtt_age_seconds": 75.0},
+            "link: no recent RTT; the last was from tcp_info 75.0 s ago",
+        ),
+    ],
+)
+def test_an_rtt_is_held_against_its_threshold(link: dict[str, Any], line: str) -> None:
+    """Calm or congested, where there is a threshold; how old it is, where it is too old."""
+    assert describe(client(link=link))[1] == line
+
+
+@pytest.mark.parametrize(
+    ("decision", "line"),
+    [
+        (
+            {"outcome": "sent", "withheld_seconds": 0.0},
+            "  the last was sent 600 ms ago, at once: 1,000,000 bytes on cam/1",
+        ),
+        ({"outcome": "sent"}, "  the last was sent 600 ms ago, after 3.2 s: 1,000,000 bytes on"),
+        ({"outcome": "gone"}, "  the last was held 600 ms ago and has expired or was dropped: 1,"),
+    ],
+)
+def test_what_became_of_the_last_large_message(decision: dict[str, Any], line: str) -> None:
+    """Sent at once, sent after a wait, or not sent at all; and in each case why."""
+    lines = describe(client(withholding={"last_decision": DECISION | decision}))
+    found = next(n for n, one in enumerate(lines) if one.startswith(line))
+    assert lines[found + 1] == f"  because {REASON}"
+
+
+def test_a_rate_of_a_path_that_had_too_little_to_send_is_a_least_one() -> None:
+    """The kernel says so; the path may carry more."""
+    found = describe(client(link={"tcp": TCP | {"is_app_limited": True}}))
+    assert "  TCP: 9,000 bytes a second or more, " in "\n".join(found)
+    unknown = {"delivery_rate_bytes_per_second": None, "retransmit_ratio": None}
+    found = describe(client(link={"tcp": TCP | unknown}))
+    assert "  TCP: 1,207 segments sent again" in found
+
+
+def test_nothing_a_client_has_named_moves_the_cursor() -> None:
+    """Client ids, users and topics are others' to choose."""
+    evil = "a\x1b[2J\nb\u202e"
+    found = client(withholding={"last_decision": DECISION | {"topic": evil, "reason": evil}})
+    found |= {"client_id": evil, "username": evil}
+    assert all(line.isprintable() for line in describe(found))
+    assert printable(evil) == "a\\x1b[2J\\nb\\u202e"
+    assert printable("ä €") == "ä €"
