@@ -10,6 +10,7 @@ time, on links of several delays; late is what lies between the time asked for a
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import statistics
 import subprocess
@@ -95,7 +96,8 @@ def _sink(seconds: float) -> None:
 
 
 def _source(address: str) -> None:
-    with socket.create_connection((address, PORT)) as sock:
+    # Whoever reads ends the connection.
+    with contextlib.suppress(OSError), socket.create_connection((address, PORT)) as sock:
         while True:
             sock.sendall(CHUNK)
 

@@ -158,5 +158,10 @@ LOSSY: Final = Profile(
 """The same link in transient congestion, seen by packets: 100 ms and 20 % loss each way. For the
 tunnel alone."""
 
+LOSSY_DOWNSTREAM: Final = Profile(
+    "lossy downstream", Direction(0.1, 2_500_000), Direction(0.1, 2_500_000, loss=0.2)
+)
+"""The same where acknowledgements pass: what is full is the way to the client."""
+
 PROFILES: Final = {profile.name: profile for profile in (OPEN, GOOD, BAD)}
 """By name: those that every engine knows."""

@@ -1,0 +1,440 @@
+"""What does each policy of `withholding` do on a link that is really lossy?
+
+Rerun: ``python -m benchmarks.lossy_links``, as root; a look in a minute with ``--quick``.
+
+Brokers stand side by side, each on a host of its own, each with one subscriber at QoS 1 behind a
+link of its own (`netem.network`: real TCP with cubic, packets of 1,500 bytes): Penstock with each
+policy (T_Q 1 s, the example policy's other values) and mosquitto. All links are good (20 ms each
+way, 20 Mbit/s) and lossy (100 ms each way and 20 % loss; ``--loss`` says which way) at the same
+times, drawn from a seed: exponential durations of 17.5 s on average. Publishers beside each broker
+send 100 bytes every 0.5 s and 1 MB every 5 s at QoS 1. Latency counts from the moment a message is
+due to its last byte at the subscriber. At the end the links become good, and what is missing after
+two minutes is lost.
+
+Seeds run one after the other. Side by side, all of it takes a tenth of a core, so brokers do not
+disturb each other; the table says what it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import itertools
+import json
+import math
+import os
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import psutil
+import typer
+import yaml
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.lossy_load import LARGE, PORT, SMALL, STREAMS, Arrival, read_arrivals
+from benchmarks.peers import EXAMPLE_POLICY, ROOT, find_program, without_queue_limits
+from benchmarks.provenance import describe_run
+from netem.changes import OnOff
+from netem.errors import NetemError
+from netem.network import Host, Network
+from netem.profiles import GOOD, LOSSY, LOSSY_DOWNSTREAM, Profile
+
+POLICIES: Final = ("none", "conservative", "probabilistic", "historic", "adaptive")
+THE_PAPERS: Final = ("conservative", "probabilistic", "historic")
+OURS: Final = "adaptive"
+MOSQUITTO: Final = "mosquitto"
+MEAN_SECONDS: Final = 17.5
+
+
+class Loss(enum.StrEnum):
+    """Which way packets are lost."""
+
+    BOTH = "both"
+    DOWNSTREAM = "downstream"
+
+
+LOSSY_PROFILES: Final = {Loss.BOTH: LOSSY, Loss.DOWNSTREAM: LOSSY_DOWNSTREAM}
+CALM_SECONDS: Final = 5.0
+"""Between the last subscription and the beginning: publishers start, and the link is known."""
+
+DRAIN_SECONDS: Final = 120.0
+QUICK_SECONDS: Final = 40.0
+LOOK_SECONDS: Final = 0.2
+CPU_LOOK_SECONDS: Final = 5.0
+LOG_TAIL_BYTES: Final = 2_000
+ENVIRONMENT: Final = os.environ | {"PYTHONPATH": str(ROOT)}
+MOST_RATIO: Final = 1.05
+"""Ours over the best of the paper's."""
+
+MEASURES: Final[dict[str, tuple[str, Callable[[list[float]], float]]]] = {
+    "small p50": (SMALL.name, lambda values: quantile(values, 0.5)),
+    "small p90": (SMALL.name, lambda values: quantile(values, 0.9)),
+    "small p99": (SMALL.name, lambda values: quantile(values, 0.99)),
+    "large mean": (LARGE.name, statistics.fmean),
+    "large p90": (LARGE.name, lambda values: quantile(values, 0.9)),
+}
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the least value that at least such a share of all does not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one broker did on one seed.
+
+    Attributes:
+        broker: name of the policy, or mosquitto.
+        seed: of the link's times.
+        arrivals: in the order of their arrival.
+        lost: messages that did not arrive.
+        link_log: (monotonic seconds, name of the profile) of each change.
+        packets: what became of the link's packets, by direction.
+    """
+
+    broker: str
+    seed: int
+    arrivals: list[Arrival]
+    lost: int
+    link_log: list[tuple[float, str]]
+    packets: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def latencies(self, stream: str) -> list[float]:
+        """Return the seconds that each message of a kind took."""
+        return [each.latency_seconds for each in self.arrivals if each.stream == stream]
+
+
+def _penstock(directory: Path, policy: str) -> list[str]:
+    """Write Penstock's policy file; return its command."""
+    settings: dict[str, Any] = without_queue_limits(yaml.safe_load(EXAMPLE_POLICY.read_text()))
+    settings["listeners"] = {"default": {"type": "tcp", "bind": f"0.0.0.0:{PORT}"}}
+    plugins = settings["plugins"]
+    del plugins["queue"]  # takes the pictures and needs a disk
+    plugins["withholding"]["policy"] = policy
+    file = directory / "policy.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    return [sys.executable, "-m", "broker", "-c", str(file)]
+
+
+def _mosquitto(directory: Path) -> list[str]:
+    """Write mosquitto's configuration; return its command."""
+    file = directory / "mosquitto.conf"
+    lines = [f"listener {PORT} 0.0.0.0", "allow_anonymous true", "max_queued_messages 0"]
+    file.write_text("\n".join(lines) + "\n")
+    return [find_program("mosquitto"), "-c", str(file)]
+
+
+class Site:
+    """One broker, its publisher and its subscriber, on two hosts and the link between.
+
+    Attributes:
+        name: of the broker.
+        link: what its subscriber is behind.
+        processes: those started so far, by what they are.
+    """
+
+    def __init__(self, network: Network, name: str, directory: Path) -> None:
+        """Start the broker.
+
+        Args:
+            network: where.
+            name: of the policy, or mosquitto.
+            directory: an empty one.
+        """
+        self.name = name
+        self._directory = directory
+        self._cloud = network.host(f"cloud-{name}")
+        self._edge = network.host(f"edge-{name}")
+        self.link = network.link(self._cloud, self._edge, GOOD)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        command = _mosquitto(directory) if name == MOSQUITTO else _penstock(directory, name)
+        self._start("broker", self._cloud, command)
+
+    def subscribe(self, expected: int) -> None:
+        """Start the subscriber, which leaves when it has so many messages."""
+        address, file = self.link.server_address, str(self._arrivals)
+        self._start_load("subscriber", self._edge, "record", address, file, str(expected))
+        output = self.processes["subscriber"].stdout
+        while output is not None and not select.select([output], [], [], LOOK_SECONDS)[0]:
+            if self.processes["broker"].poll() is not None:
+                raise self._failure("broker")
+        if output is None or not output.readline():
+            raise self._failure("subscriber")
+
+    def publish(self, begin_at: float, seconds: float) -> None:
+        """Start the publishers: the run begins at a monotonic second and lasts so long."""
+        self._start_load("publisher", self._cloud, "publish", repr(begin_at), repr(seconds))
+
+    def outcome(self, seed: int, expected: int, deadline: float) -> Outcome:
+        """Wait for the subscriber to have everything, or for the deadline; return what it has.
+
+        Raises:
+            BenchmarkError: the broker, its publisher or its subscriber has failed.
+        """
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.processes["subscriber"].wait(max(0.0, deadline - time.monotonic()))
+        if self.processes["subscriber"].poll():
+            raise self._failure("subscriber")
+        if self.processes["broker"].poll() is not None:
+            raise self._failure("broker")
+        if self.processes["publisher"].poll() != 0:
+            raise self._failure("publisher")
+        arrivals = read_arrivals(self._arrivals)
+        upstream, downstream = self.link.counts()
+        packets = {"upstream": asdict(upstream), "downstream": asdict(downstream)}
+        lost = expected - len(arrivals)
+        return Outcome(self.name, seed, arrivals, lost, self.link.log(), packets)
+
+    @property
+    def _arrivals(self) -> Path:
+        return self._directory / "arrivals"
+
+    def _failure(self, name: str) -> BenchmarkError:
+        words = (self._directory / f"{name}.log").read_text(errors="replace")[-LOG_TAIL_BYTES:]
+        return BenchmarkError(f"{self.name}: the {name} has failed: {words}")
+
+    def _start_load(self, name: str, host: Host, *words: str) -> None:
+        self._start(name, host, [sys.executable, "-m", "benchmarks.lossy_load", *words])
+
+    def _start(self, name: str, host: Host, command: list[str]) -> None:
+        with (self._directory / f"{name}.log").open("wb") as log:
+            output = log if name == "broker" else subprocess.PIPE
+            self.processes[name] = host.popen(
+                command, cwd=self._directory, env=ENVIRONMENT, stdout=output, stderr=log
+            )
+
+
+def run_side_by_side(
+    brokers: Sequence[str], seed: int, seconds: float, lossy: Profile
+) -> tuple[list[Outcome], float]:
+    """Let each broker serve its subscriber over a link that is lossy at the same times.
+
+    Args:
+        brokers: names of policies, or mosquitto.
+        seed: of those times.
+        seconds: that messages are published.
+        lossy: the link when it is not good.
+
+    Returns:
+        What became of each, and the share of one core that all of it took.
+
+    Raises:
+        BenchmarkError: a process has failed.
+        NetemError: the network cannot be had.
+    """
+    expected = sum(each.count(seconds) for each in STREAMS.values())
+    with ExitStack() as stack:
+        network = stack.enter_context(Network(seed=seed))
+        sites = []
+        for name in brokers:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-lossy-"))
+            Path(directory).chmod(0o755)  # mosquitto leaves its rights
+            sites.append(Site(network, name, Path(directory)))
+        for site in sites:
+            site.subscribe(expected)
+        begin_at = time.monotonic() + CALM_SECONDS
+        for site in sites:
+            site.publish(begin_at, seconds)
+            site.link.follow(OnOff(GOOD, lossy, MEAN_SECONDS, MEAN_SECONDS, seed), begin_at)
+        time.sleep(max(0.0, begin_at - time.monotonic()))
+        meter = CpuMeter(
+            [network.forwarder_pid, *(p.pid for site in sites for p in site.processes.values())]
+        )
+        while time.monotonic() < begin_at + seconds:
+            time.sleep(max(0.0, min(CPU_LOOK_SECONDS, begin_at + seconds - time.monotonic())))
+            meter.look()
+        for site in sites:
+            site.link.switch(GOOD)
+        deadline = time.monotonic() + DRAIN_SECONDS
+        return [site.outcome(seed, expected, deadline) for site in sites], meter.share
+
+
+class CpuMeter:
+    """What share of one core some processes take, until each ends."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._processes = [psutil.Process(pid) for pid in pids]
+        self._began_at = self._looked_at = time.monotonic()
+        self._before = self._seconds()
+        self._after = dict(self._before)
+
+    def look(self) -> None:
+        """Read the processes' times."""
+        self._after |= self._seconds()
+        self._looked_at = time.monotonic()
+
+    @property
+    def share(self) -> float:
+        """Processor seconds for each second, up to the newest look."""
+        used = sum(self._after[pid] - before for pid, before in self._before.items())
+        return used / (self._looked_at - self._began_at)
+
+    def _seconds(self) -> dict[int, float]:
+        seconds = {}
+        for process in self._processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                seconds[process.pid] = times.user + times.system
+        return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All outcomes of one measure, by broker.
+
+    Attributes:
+        measure: key of `MEASURES`.
+        values: seconds over all seeds' messages.
+    """
+
+    measure: str
+    values: dict[str, float]
+
+    @property
+    def best_of_the_papers(self) -> float | None:
+        """The least of the three policies of paper 002; None where none was run."""
+        return min((self.values[name] for name in THE_PAPERS if name in self.values), default=None)
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours over the best of the paper's; None where one was not run."""
+        best = self.best_of_the_papers
+        return None if best is None or OURS not in self.values else self.values[OURS] / best
+
+
+def compare(outcomes: Sequence[Outcome]) -> list[Comparison]:
+    """Return each measure over the messages of all seeds."""
+    latencies: dict[str, dict[str, list[float]]] = {}
+    for outcome in outcomes:
+        kinds = latencies.setdefault(outcome.broker, {name: [] for name in STREAMS})
+        for name in STREAMS:
+            kinds[name] += outcome.latencies(name)
+    return [
+        Comparison(
+            measure,
+            {
+                broker: summarise(kinds[stream]) if kinds[stream] else math.nan
+                for broker, kinds in latencies.items()
+            },
+        )
+        for measure, (stream, summarise) in MEASURES.items()
+    ]
+
+
+def verdict(comparisons: Sequence[Comparison]) -> str:
+    """Return the conclusion in one line."""
+    ratios = {each.measure: each.ratio for each in comparisons if each.ratio is not None}
+    if not ratios:
+        return f"{OURS} and a policy of the paper were not both run."
+    worse = [f"{name} {ratio:.2f}" for name, ratio in ratios.items() if not ratio <= MOST_RATIO]
+    if worse:
+        return f"Missed: {OURS} over the best of the paper's three: {', '.join(worse)}."
+    most = max(ratios.values())
+    return f"Met: {OURS} over the best of the paper's three is {most:.2f} at most."
+
+
+def to_markdown(outcomes: Sequence[Outcome], comparisons: Sequence[Comparison]) -> str:
+    """Return a row for each broker, and one for ours over the best of the paper's."""
+    lines = [
+        f"| broker | {' | '.join(f'{each.measure}, s' for each in comparisons)} | lost |",
+        "|---|" + "---|" * (len(comparisons) + 1),
+    ]
+    for broker in dict.fromkeys(outcome.broker for outcome in outcomes):
+        lost = sum(outcome.lost for outcome in outcomes if outcome.broker == broker)
+        cells = " | ".join(f"{each.values[broker]:.2f}" for each in comparisons)
+        lines.append(f"| {broker} | {cells} | {lost} |")
+    if all(each.ratio is not None for each in comparisons):
+        cells = " | ".join(f"{each.ratio:.2f}" for each in comparisons)
+        lines.append(f"| {OURS} over the best of {', '.join(THE_PAPERS)} | {cells} | |")
+    return "\n".join(lines)
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def run(
+    seeds: Annotated[int, typer.Option(min=1, help="Runs, each with its own times.")] = 3,
+    seconds: Annotated[float, typer.Option(min=10, help="Of each run.")] = 300.0,
+    brokers: Annotated[
+        str, typer.Option(help=f"Of {', '.join((*POLICIES, MOSQUITTO))}.")
+    ] = ",".join((*POLICIES, MOSQUITTO)),
+    loss: Annotated[Loss, typer.Option(help="Which way packets are lost.")] = Loss.BOTH,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="File for every single message.")
+    ] = None,
+    *,
+    quick: Annotated[bool, typer.Option("--quick", help="One run of 40 seconds.")] = False,
+) -> None:
+    """Compare policies on links that are lossy at the same times."""
+    names = [name.strip() for name in brokers.split(",")]
+    if wrong := sorted(set(names) - {*POLICIES, MOSQUITTO}):
+        raise typer.BadParameter(
+            f"no broker {wrong[0]!r}; allowed: {', '.join((*POLICIES, MOSQUITTO))}",
+            param_hint="--brokers",
+        )
+    if quick:
+        seeds, seconds = 1, QUICK_SECONDS
+    outcomes: list[Outcome] = []
+    shares = []
+    for seed in range(1, seeds + 1):
+        print(f"seed {seed} of {seeds}: {seconds:g} s and what is left", file=sys.stderr)
+        of_seed, share = run_side_by_side(names, seed, seconds, LOSSY_PROFILES[loss])
+        outcomes += of_seed
+        shares.append(share)
+    comparisons = compare(outcomes)
+    print(verdict(comparisons) + "\n")
+    print(to_markdown(outcomes, comparisons))
+    logs = [outcome.link_log for outcome in outcomes[:: len(names)]]
+    lossy = sum(map(lossy_seconds, logs)) / (seconds * seeds)
+    print(f"\nLinks were lossy for {100 * lossy:.0f} % of the time.")
+    print(f"All processes took {max(shares):.2f} of one core at most.\n")
+    command = f"python -m benchmarks.lossy_links --seeds {seeds} --seconds {seconds:g}"
+    command += f" --brokers {','.join(names)} --loss {loss}"
+    about = describe_run(command, [])
+    for key, text in about.items():
+        print(f"- {key}: {text}")
+    if json_file is not None:
+        runs = [asdict(outcome) for outcome in outcomes]
+        json_file.write_text(json.dumps({"about": about, "runs": runs}) + "\n")
+
+
+def lossy_seconds(log: Sequence[tuple[float, str]]) -> float:
+    """Return how long a link was lossy."""
+    return sum(
+        until - since for (since, name), (until, _) in itertools.pairwise(log) if name != GOOD.name
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Run the program.
+
+    Returns:
+        Exit status: 1 where a process failed, 2 for a mistake in the arguments or no root.
+    """
+    try:
+        app(args=argv, prog_name="python -m benchmarks.lossy_links")
+    except BenchmarkError as error:
+        print(f"lossy_links: {error}", file=sys.stderr)
+        return 1
+    except NetemError as error:
+        print(f"lossy_links: {error}", file=sys.stderr)
+        return 2
+    except SystemExit as stopped:
+        return stopped.code if isinstance(stopped.code, int) else 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

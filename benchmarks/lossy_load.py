@@ -1,0 +1,188 @@
+"""Publisher and subscriber of `benchmarks.lossy_links`, as processes on their hosts."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.wire import (
+    PUBACK,
+    PUBLISH,
+    PUBLISH_QOS1,
+    acknowledgement,
+    connect_packet,
+    publish_packet,
+    read_connack,
+    read_publish,
+    receive_packet,
+    subscribe,
+)
+
+PORT: Final = 1883
+START_SECONDS: Final = 30.0
+HEAD: Final = struct.Struct("!Id")
+"""At the beginning of each payload: its number, and the monotonic second it was due."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Messages of one kind.
+
+    Attributes:
+        name: in the results.
+        topic: Topic Name.
+        payload_bytes: length of each.
+        period_seconds: between two.
+        first_seconds: after the beginning; so that kinds do not fall together.
+    """
+
+    name: str
+    topic: str
+    payload_bytes: int
+    period_seconds: float
+    first_seconds: float
+
+    def count(self, seconds: float) -> int:
+        """Return how many are due in a run."""
+        return max(0, int((seconds - self.first_seconds) / self.period_seconds) + 1)
+
+
+SMALL: Final = Stream("small", "alarms/1", 100, 0.5, 0.1)
+LARGE: Final = Stream("large", "pictures/1", 1_000_000, 5.0, 0.35)
+STREAMS: Final = {stream.name: stream for stream in (SMALL, LARGE)}
+BY_TOPIC: Final = {stream.topic: stream for stream in STREAMS.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A message at the subscriber.
+
+    Attributes:
+        stream: its kind.
+        number: in its kind, from 0.
+        due_at: monotonic seconds at which it was to be published.
+        arrived_at: monotonic seconds at which its last byte was read, the first time.
+    """
+
+    stream: str
+    number: int
+    due_at: float
+    arrived_at: float
+
+    @property
+    def latency_seconds(self) -> float:
+        """From the time at which it was due to the last byte."""
+        return self.arrived_at - self.due_at
+
+
+def read_arrivals(file: Path) -> list[Arrival]:
+    """Return what a subscriber has written."""
+    arrivals = []
+    for line in file.read_text().splitlines():
+        stream, number, due_at, arrived_at = line.split()
+        arrivals.append(Arrival(stream, int(number), float(due_at), float(arrived_at)))
+    return arrivals
+
+
+def _dial(address: str) -> socket.socket:
+    """Connect as soon as the broker listens."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            return socket.create_connection((address, PORT), START_SECONDS)
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def _connect(address: str, client_id: str) -> socket.socket:
+    sock = _dial(address)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.sendall(connect_packet(client_id))
+    read_connack(sock)
+    sock.settimeout(None)
+    return sock
+
+
+def record(address: str, file: str, expected: int) -> None:
+    """Subscribe, say so, and write down each message until all have come.
+
+    Args:
+        address: of the broker.
+        file: a line for each message.
+        expected: how many there are.
+    """
+    sock = _connect(address, "subscriber")
+    subscribe(sock, list(BY_TOPIC), 1)
+    print("ready", flush=True)
+    seen: set[tuple[str, int]] = set()
+    with Path(file).open("w", buffering=1) as lines:
+        while len(seen) < expected:
+            packet = receive_packet(sock)
+            if packet[0] & 0xF0 != PUBLISH:
+                continue
+            arrived_at = time.monotonic()
+            # Of a large one, the head alone is looked at.
+            publish = read_publish(packet[:200])
+            number, due_at = HEAD.unpack_from(packet, publish.payload_at)
+            at = publish.packet_id_at
+            sock.sendall(acknowledgement(PUBACK, int.from_bytes(packet[at : at + 2], "big")))
+            name = BY_TOPIC[publish.topic].name
+            if (name, number) not in seen:
+                seen.add((name, number))
+                lines.write(f"{name} {number} {due_at!r} {arrived_at!r}\n")
+    sock.close()
+
+
+def _due(stream: Stream, begin_at: float, seconds: float) -> Iterator[tuple[float, int, str]]:
+    for number in range(stream.count(seconds)):
+        yield begin_at + stream.first_seconds + number * stream.period_seconds, number, stream.name
+
+
+def publish(begin_at: float, seconds: float) -> None:
+    """Publish each message when it is due, each kind on a connection of its own.
+
+    Args:
+        begin_at: monotonic seconds of the beginning.
+        seconds: of the run.
+    """
+    socks = {name: _connect("127.0.0.1", f"publisher of {name}") for name in STREAMS}
+    rest = {name: os.urandom(each.payload_bytes - HEAD.size) for name, each in STREAMS.items()}
+    plans = [_due(stream, begin_at, seconds) for stream in STREAMS.values()]
+    unacknowledged = 0
+    for due_at, number, name in heapq.merge(*plans):
+        time.sleep(max(0.0, due_at - time.monotonic()))
+        payload = HEAD.pack(number, due_at) + rest[name]
+        packet = publish_packet(STREAMS[name].topic, payload, number % 65_535 + 1)
+        socks[name].sendall(packet)
+        unacknowledged += packet[0] == PUBLISH_QOS1
+        # Before the next one is due, the broker has had time to say that it has this one.
+        if receive_packet(socks[name])[0] == PUBACK:
+            unacknowledged -= 1
+    print(unacknowledged, flush=True)
+    for sock in socks.values():
+        sock.close()
+
+
+def main(argv: list[str]) -> None:
+    """Be one of the two."""
+    match argv:
+        case ["record", address, file, expected]:
+            record(address, file, int(expected))
+        case ["publish", begin_at, seconds]:
+            publish(float(begin_at), float(seconds))
+        case _:
+            raise SystemExit(2)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
