@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import sys
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -13,12 +12,6 @@ from broker.config import load_policy
 from broker.plugin_loader import check_packages
 from broker.program import Debug, LogLevel, exit_status, new_app, run_until_stopped, set_up_log
 from broker.server import Server
-
-OLDER_COLLECTIONS: Final = (0, 1_000)
-"""Collections of new objects before those are looked at that outlived one, and of these before all
-are. Queued messages are objects that stay. To look at all of a million took 125 ms, at each quarter
-more, and at 15,000 new ones 6 ms: nobody is served meanwhile. Connections that end leave nothing
-for it."""
 
 app = new_app()
 
@@ -37,7 +30,6 @@ def broker(
     logging.getLogger("transitions").setLevel(logging.WARNING)
     check_packages()
     server = Server(load_policy(config))
-    gc.set_threshold(gc.get_threshold()[0], *OLDER_COLLECTIONS)
     run_until_stopped(server)
 
 

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import signal
 import sys
-from typing import Annotated, Final, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Protocol, TypeAlias, runtime_checkable
 
 import typer
 
+from broker.collector import Collector
 from broker.errors import PenstockError
 from broker.log_lines import log_to_stderr
 from broker.spare_memory import LOOK_SECONDS, SpareMemory, keep_a_little
-
-COLLECT_AFTER_OBJECTS: Final = 3_000
-"""New objects, less those that are gone, after which the collector looks for cycles among them.
-Messages are in none and come and go: 500 under way at once let the number swing by some 2,500. At
-Python's own 700 the collector ran 40 times a second then, for nothing, and took 3 % of the time;
-a look at so many takes half a millisecond."""
 
 LogLevel: TypeAlias = Annotated[
     str, typer.Option(envvar="PENSTOCK_LOG_LEVEL", help="debug, info, warning or error.")
@@ -98,16 +92,14 @@ async def _serve(service: Service) -> None:
         loop.add_signal_handler(signal.SIGHUP, asked.put_nowait, signal.SIGHUP)
     keep_a_little()
     await service.start()
-    # What lives from here to the end need not be looked at by the collector again.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(COLLECT_AFTER_OBJECTS, *gc.get_threshold()[1:])
-    spare_memory = SpareMemory()
+    collector = Collector()
+    spare_memory = SpareMemory(collect=collector.collect_all)
     while True:
         try:
             async with asyncio.timeout(LOOK_SECONDS):
                 number = await asked.get()
         except TimeoutError:
+            collector.look()
             spare_memory.look()
             continue
         if number != signal.SIGHUP:

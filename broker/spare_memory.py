@@ -96,12 +96,18 @@ class SpareMemory:
         n_times: memory was given back.
     """
 
-    def __init__(self, count_blocks: Callable[[], int] = sys.getallocatedblocks) -> None:
+    def __init__(
+        self,
+        count_blocks: Callable[[], int] = sys.getallocatedblocks,
+        collect: Callable[[], object] = gc.collect,
+    ) -> None:
         """Begin to watch.
 
         Args:
             count_blocks: returns the small blocks in use.
+            collect: runs a full collection.
         """
+        self._collect = collect
         self._count_blocks = count_blocks
         self._malloc_trim = find_malloc_trim()
         self._reserve = reserve_numbers()
@@ -124,7 +130,7 @@ class SpareMemory:
         self.n_times += 1
         self._looks_left = LOOKS_AFTERWARDS
         if n_blocks - self._blocks_at_start < MOST_TO_COLLECT:
-            gc.collect()
+            self._collect()
         self._trim()
         self._most_blocks = n_blocks
 

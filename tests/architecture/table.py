@@ -85,6 +85,7 @@ LAYERS: Final = (
             "amqtt_host",
             "arrival",
             "client_log",
+            "collector",
             "driver",
             "import_mosquitto",
             "listeners",

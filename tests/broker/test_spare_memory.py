@@ -50,14 +50,11 @@ def test_each_good_part_that_goes_is_given_back_once() -> None:
     assert seen == [0, 0, 1, 1, 1, 2, 2, 2]
 
 
-def test_a_full_collection_is_not_made_of_what_many_clients_have(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_full_collection_is_not_made_of_what_many_clients_have() -> None:
     """It would keep everybody waiting; memory is given back without one."""
     collected = []
     blocks = Blocks(300_000)
-    spare = SpareMemory(blocks.count)
-    monkeypatch.setattr("broker.spare_memory.gc.collect", lambda: collected.append(blocks.n_blocks))
+    spare = SpareMemory(blocks.count, lambda: collected.append(blocks.n_blocks))
     for n_blocks in (2_000_000, 300_000 + MOST_TO_COLLECT, 400_000):
         blocks.n_blocks = n_blocks
         spare.look()

@@ -1,0 +1,77 @@
+"""When Python looks for cycles among the objects: in quiet moments, and seldom at all of them.
+
+Theory of operation. What the broker makes and lets go of is freed by its reference counts. Cycles
+come from elsewhere: an exception that keeps its frame, a plugin, an HTTP request. Python would look
+for them each time some hundreds more objects were made than freed. While messages wait for a slow
+subscriber these are the messages, which stay; and as messages that came before leave at the same
+time, there may be a hundred thousand new ones in one look, 7 ms in which nobody is served.
+
+So the collector does not run by itself. `Collector.look` is called at each rest of the program. If
+little was done since the last one, it looks at what was made in that time; if much, at nothing.
+Either way what is there then counts as old (`gc.freeze`), and is not looked at again until the
+objects have become twice as many, by half a million blocks at least: then all are, as cycles among
+the old ones may be what grows.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+BUSY_RATIO: Final = 0.25
+"""Part of the time in which the processor was used, above which nothing is looked at: what half of
+a quarter second makes takes a millisecond to look at."""
+
+LEAST_GROWTH_BLOCKS: Final = 500_000
+"""Some 50 MB of small objects; to look at so many takes 60 ms. It bounds what a gateway that is
+always busy keeps of requests that failed, each a cycle of 30 objects."""
+
+
+class Collector:
+    """Runs Python's cycle collector; the only one who does, once it is made."""
+
+    def __init__(
+        self,
+        *,
+        count_blocks: Callable[[], int] = sys.getallocatedblocks,
+        clock: Callable[[], float] = time.monotonic,
+        used: Callable[[], float] = time.process_time,
+    ) -> None:
+        """Collect once, then take over from Python.
+
+        Args:
+            count_blocks: returns the small blocks in use.
+            clock: returns monotonic seconds.
+            used: returns the seconds of processor time that the process has used.
+        """
+        self._count_blocks = count_blocks
+        self._clock = clock
+        self._used = used
+        self._looked_at = clock()
+        self._used_then = used()
+        gc.disable()
+        self.collect_all()
+
+    def look(self) -> None:
+        """Look at what is new, unless there was much to do."""
+        now, used = self._clock(), self._used()
+        is_busy = used - self._used_then > BUSY_RATIO * (now - self._looked_at)
+        self._looked_at, self._used_then = now, used
+        if self._count_blocks() > self._all_again_at:
+            self.collect_all()
+        elif is_busy:
+            gc.freeze()
+        else:
+            gc.collect(0)
+            gc.freeze()
+
+    def collect_all(self) -> None:
+        """Look at every object there is."""
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        n_blocks = self._count_blocks()
+        self._all_again_at = n_blocks + max(n_blocks, LEAST_GROWTH_BLOCKS)

@@ -1,0 +1,91 @@
+"""Cycles are freed, in quiet moments, and the objects that stay are looked at seldom."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from broker.collector import LEAST_GROWTH_BLOCKS, Collector
+
+
+class Ring:
+    """Refers to itself: only the collector frees it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def new_ring() -> weakref.ref[Ring]:
+    """Make one, and lose it."""
+    return weakref.ref(Ring())
+
+
+class Process:
+    """What the collector asks of the process it is in, as the test says."""
+
+    def __init__(self) -> None:
+        self.n_blocks = 100_000
+        self.now = 1000.0
+        self.used = 10.0
+        self.collector = Collector(
+            count_blocks=lambda: self.n_blocks, clock=lambda: self.now, used=lambda: self.used
+        )
+
+    def rest(self, used: float) -> None:
+        """Let a second pass, in which the processor was used for this part of it; then look."""
+        self.now += 1.0
+        self.used += used
+        self.collector.look()
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    """Give a process with a collector, and its tests' own process back to Python."""
+    yield Process()
+    gc.unfreeze()
+    gc.enable()
+
+
+def test_a_cycle_is_freed_at_the_next_rest(process: Process) -> None:
+    """As of a request that failed: its exception and its frame refer to each other."""
+    ring = new_ring()
+    assert ring() is not None
+    process.rest(used=0.1)
+    assert ring() is None
+
+
+def test_nothing_is_looked_at_while_there_is_much_to_do(process: Process) -> None:
+    """What is new then is what waits for subscribers: many objects, and nobody else is served."""
+    ring = new_ring()
+    process.rest(used=0.9)
+    process.rest(used=0.1)
+    assert ring() is not None
+
+
+def test_old_cycles_are_freed_once_the_objects_have_doubled(process: Process) -> None:
+    """They may be what grows."""
+    ring = new_ring()
+    process.rest(used=0.9)
+    process.n_blocks += LEAST_GROWTH_BLOCKS
+    process.rest(used=0.9)
+    assert ring() is not None
+    process.n_blocks += 1
+    process.rest(used=0.9)
+    assert ring() is None
+
+
+def test_all_are_looked_at_again_only_after_they_have_grown_as_much_again(process: Process) -> None:
+    """A broker with millions of objects would stand still again and again."""
+    process.n_blocks = 3 * LEAST_GROWTH_BLOCKS
+    process.rest(used=0.9)
+    ring = new_ring()
+    process.rest(used=0.9)
+    process.n_blocks *= 2
+    process.rest(used=0.9)
+    assert ring() is not None
+    process.n_blocks += 1
+    process.rest(used=0.9)
+    assert ring() is None
