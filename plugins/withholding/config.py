@@ -40,6 +40,9 @@ least. A threshold_l that is too small withholds without need (its first recomme
 DEFAULT_FLOOR_SECONDS = 0.05
 """On a local network an RTT varies by many times its least value without anybody waiting."""
 
+LEARNED = "learned"
+"""The `profile` that every subscriber has its own of."""
+
 DEFAULT_PROFILE = {10_000: 1.0, 1_000_000: 10.0}
 """Paper 002: a 1 MB message takes ten times as long as the 10 KB query."""
 
@@ -111,7 +114,9 @@ class WithholdingConfig:
         congestion_rate: λ in 1/s, one over the mean duration of congestion, for
             `probabilistic`.
         profile: payload bytes to relative latency, at least one row; see `LatencyProfile`. Or the
-            name of a file with such a table, from the directory the program was started in.
+            name of a file with such a table, from the directory the program was started in. Or
+            ``learned``: for each subscriber from its acknowledgements, and the default table until
+            there are enough.
     """
 
     policy: PolicyName = "historic"
@@ -145,10 +150,10 @@ class WithholdingConfig:
     @field_validator("profile")
     @classmethod
     def _check_profile(cls, profile: dict[int, float] | str) -> dict[int, float] | str:
-        if isinstance(profile, str):
-            is_csv(profile)
-        else:
+        if not isinstance(profile, str):
             LatencyProfile(profile)
+        elif profile != LEARNED:
+            is_csv(profile)
         return profile
 
     def size_classes(self) -> SizeClasses:

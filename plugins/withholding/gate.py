@@ -37,8 +37,10 @@ from broker.extensions import (
 )
 from broker.link import Link
 from broker.message import Message
-from plugins.withholding.config import DEFAULT_PROFILE, WithholdingConfig
+from plugins.withholding.ack_sizes import AckSizes
+from plugins.withholding.config import DEFAULT_PROFILE, LEARNED, WithholdingConfig
 from plugins.withholding.history import CongestionHistory
+from plugins.withholding.learned_profile import SizeFit
 from plugins.withholding.policies import make_policy
 from plugins.withholding.policy import Policy, Situation
 from plugins.withholding.profile import LatencyProfile
@@ -59,6 +61,7 @@ class WithholdingGate(LearningGate, SubscriberGate, ThresholdGate):
         policy: the object that decides; it has no state, so a simulation may ask it too.
         histories: what the policy learns from, by link; empty where it does not learn.
         profile: latency by message size; that of a file is put here once it was read.
+        fits: the same by link, over `profile`, where it is learned; `AckSizes` puts them here.
     """
 
     def __init__(self, config: WithholdingConfig) -> None:
@@ -74,6 +77,8 @@ class WithholdingGate(LearningGate, SubscriberGate, ThresholdGate):
         self._probe_period = config.probe_period
         self._max_overdue = config.max_withhold
         self.histories: dict[Link, CongestionHistory] = {}
+        self.fits: dict[Link, SizeFit] = {}
+        self._floor_seconds = config.floor_seconds
 
     def threshold_s(self, topic: str) -> int | None:
         """Return the payload bytes above which messages of `topic` are large for somebody."""
@@ -97,7 +102,7 @@ class WithholdingGate(LearningGate, SubscriberGate, ThresholdGate):
         if rtt is None and not overdue:
             return Verdict(deliver=True, reason="no recent RTT estimate")
         threshold_l = self._thresholds.threshold_l(link)
-        scale = self.profile.relative(message.payload_bytes)
+        scale = self._relative(link, message.payload_bytes)
         counted = max(rtt or 0.0, overdue)
         situation = Situation(
             l_now=scale * counted / 2,
@@ -136,21 +141,35 @@ class WithholdingGate(LearningGate, SubscriberGate, ThresholdGate):
             history.observe(rtt, sent_at, known_at, self._thresholds.threshold_l(link))
 
     def forget(self, link: Link) -> None:
-        """Drop the subscriber's history."""
+        """Drop what was learned of the subscriber."""
         self.histories.pop(link, None)
+        self.fits.pop(link, None)
+
+    def is_calm(self, link: Link, now: float) -> bool:
+        """Say whether the path is known to be uncongested now."""
+        rtt = self._rtt(link)
+        if rtt is None:
+            return False
+        return max(rtt, self._overdue(link, now)) <= self._thresholds.threshold_l(link)
+
+    def _relative(self, link: Link, payload_bytes: int) -> float:
+        """Return the latency of a size over that of the smallest, on the path to a subscriber."""
+        fit = self.fits.get(link)
+        learned = None if fit is None else fit.relative(payload_bytes, self._floor_seconds)
+        return self.profile.relative(payload_bytes) if learned is None else learned
 
     def _rtt(self, link: Link) -> float | None:
         """Return the newest RTT of a packet of the profile's first row, seconds, or None."""
         if link.rtt_latest is None:
             return None
-        return link.rtt_latest / self.profile.relative(link.rtt_bytes)
+        return link.rtt_latest / self._relative(link, link.rtt_bytes)
 
     def _overdue(self, link: Link, now: float) -> float:
         """Return the least that RTT can be by what is unanswered, seconds; 0 for nothing."""
         if link.outstanding_since is None:
             return 0.0
         age = min(now - link.outstanding_since, self._max_overdue)
-        return age / self.profile.relative(link.outstanding_bytes)
+        return age / self._relative(link, link.outstanding_bytes)
 
     def _verdict(self, situation: Situation, measured: str) -> Verdict:
         """Ask the policy.
@@ -231,6 +250,8 @@ class WithholdingPlugin(Plugin):
         super().__init__(config, context)
         _check_listeners(config, context)
         self.gate = WithholdingGate(config)
+        if config.profile == LEARNED:
+            self.sampler = AckSizes(self.gate)
 
     async def start(self) -> None:
         """Read the profile, if it stands in a file.
@@ -247,5 +268,5 @@ class WithholdingPlugin(Plugin):
             ConfigError: it cannot be read or used; the profile stays as it is.
         """
         name = self.config.profile
-        if isinstance(name, str):
+        if isinstance(name, str) and name != LEARNED:
             self.gate.profile = LatencyProfile(_read_profile(name))

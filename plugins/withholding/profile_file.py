@@ -30,7 +30,7 @@ def is_csv(name: str) -> bool:
     if suffix in (*CSV_SUFFIXES, *YAML_SUFFIXES):
         return suffix in CSV_SUFFIXES
     allowed = ", ".join((*CSV_SUFFIXES, *YAML_SUFFIXES))
-    raise ValueError(f"a table, or a file whose name ends in one of {allowed}")
+    raise ValueError(f"a table, learned, or a file whose name ends in one of {allowed}")
 
 
 def parse_csv_profile(text: str, file: str) -> dict[int, float]:

@@ -152,6 +152,7 @@ PLUGIN_ADAPTERS: Final = frozenset(
         "plugins.memory.spill",
         "plugins.probing.sampler",
         "plugins.queue.sink",
+        "plugins.withholding.ack_sizes",
         "plugins.withholding.gate",
     }
 )

@@ -61,7 +61,11 @@ def test_each_policy_name_makes_a_policy() -> None:
         ("profile", {2: 1.0, 1: 2.0}, "latencies that never fall as payload bytes grow"),
         ("profile", {1: 1.0, 2: math.inf}, "latencies above 0 and finite"),
         ("profile", 7, "a mapping"),
-        ("profile", "sizes.txt", "a file whose name ends in one of .csv, .yaml, .yml"),
+        (
+            "profile",
+            "sizes.txt",
+            "a table, learned, or a file whose name ends in one of .csv, .yaml, .yml",
+        ),
     ],
 )
 def test_wrong_value_names_key_value_and_what_is_allowed(

@@ -1,0 +1,72 @@
+"""The sampler behind ``profile: learned``: acknowledgements of small and large messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.extensions import RunSampler
+from broker.link import Link
+from plugins.withholding.learned_profile import LARGE_BYTES, AckTimes
+
+if TYPE_CHECKING:
+    from plugins.withholding.gate import WithholdingGate
+
+
+class AckSizes(RunSampler):
+    """A `LinkSampler` that writes no link: what it learns is for the gate of its plugin."""
+
+    def __init__(self, gate: WithholdingGate) -> None:
+        self.period: float | None = None
+        self._gate = gate
+        self._times: dict[Link, AckTimes] = {}
+
+    def sample(self, link: Link, fileno: int, now: float) -> bool:  # noqa: ARG002 (the contract's)
+        """Look at nothing."""
+        return False
+
+    def sent(self, link: Link, packet_id: int, payload_bytes: int, now: float) -> None:
+        """Time a message, if its time would say something of its size alone."""
+        times = self._times.get(link)
+        if times is None:
+            times = self._times[link] = AckTimes()
+            self._gate.fits[link] = times.fit
+        is_large = payload_bytes >= LARGE_BYTES
+        if times.wants(payload_bytes, now):
+            is_timed = not (is_large and link.unsent_bytes) and self._gate.is_calm(link, now)
+            times.sent(packet_id, payload_bytes, now, is_timed=is_timed)
+        elif is_large:
+            times.sent(packet_id, payload_bytes, now, is_timed=False)
+
+    def sent_run(
+        self, link: Link, first_packet_id: int, n_packets: int, payload_bytes: int, now: float
+    ) -> None:
+        """Time the first of the messages; the others leave behind it."""
+        self.sent(link, first_packet_id, payload_bytes, now)
+        if n_packets > 1 and payload_bytes >= LARGE_BYTES:
+            self.sent(link, first_packet_id + n_packets - 1, payload_bytes, now)
+
+    def acknowledged(self, link: Link, packet_id: int, now: float) -> bool:
+        """Take the time of a message."""
+        times = self._times.get(link)
+        if times is not None:
+            times.acknowledged(packet_id, now)
+        return False
+
+    def acknowledged_run(
+        self, link: Link, first_packet_id: int, n_packets: int, now: float
+    ) -> bool:
+        """Take the times of those that are among these."""
+        times = self._times.get(link)
+        if times is not None:
+            times.acknowledged_run(first_packet_id, n_packets, now)
+        return False
+
+    def connected(self, link: Link, now: float) -> None:  # noqa: ARG002 (the contract's)
+        """Forget what was on its way; what is known of the path stays until it is known better."""
+        times = self._times.get(link)
+        if times is not None:
+            times.void()
+
+    def forget(self, link: Link) -> None:
+        """Drop what is kept for this subscriber."""
+        self._times.pop(link, None)
