@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
+from broker.extensions import LinkSampler
+from broker.link import Link
 from broker.message import Message
 from broker.records import Storable
 
@@ -39,7 +41,10 @@ class Delivery(Storable):
             to the same ready place.
         share: topic filter of the shared subscription by which it came, or "".
         is_waiting: in an outbox now.
+        is_stored: whether the journal of a durable session stores it; so for all of a class.
     """
+
+    is_stored: ClassVar[bool] = True
 
     __slots__ = (
         "is_waiting",
@@ -72,6 +77,10 @@ class Delivery(Storable):
         self.share = share
         self.is_waiting = False
         self.row_start = self.row_index = 0
+
+    def tell_sent(self, sampler: LinkSampler, link: Link, now: float) -> None:
+        """Tell a sampler that it was handed to the connection, at QoS 1 or 2."""
+        sampler.sent(link, self.packet_id, self.message.payload_bytes, now)
 
     def is_expired(self, now: float) -> bool:
         """Say whether its Message Expiry Interval has passed [MQTT-3.3.2-5]."""

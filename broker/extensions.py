@@ -185,6 +185,26 @@ class RunSampler:
         raise NotImplementedError
 
 
+class ProbingSampler:
+    """Base of a `LinkSampler` that has messages of its own sent to subscribers, to time them.
+
+    In each of its periods, every connected client that has subscribed to `probe_topic` by that very
+    name, at QoS 1 or 2, is sent a QoS 1 message with `probe_payload`, for itself alone; but none
+    while an earlier one is unacknowledged. `LinkSampler.acknowledged` tells of the PUBACK.
+
+    Attributes:
+        probe_topic: Topic Name, valid; None where no probes are sent.
+        probe_payload: of each probe.
+    """
+
+    probe_topic: str | None = None
+    probe_payload: bytes = b""
+
+    def probe_sent(self, link: Link, packet_id: int, now: float) -> None:
+        """A probe was handed to the connection; `LinkSampler.sent` is not called for it."""
+        raise NotImplementedError
+
+
 class PayloadStore(Protocol):
     """Keeps payloads that wait for at least one target."""
 

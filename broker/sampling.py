@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from broker.core import Core
-from broker.extensions import LinkSampler
+from broker.extensions import LinkSampler, ProbingSampler
+from broker.probes import Probes
 from broker.session import Session
 
 SLICE = 16
@@ -24,6 +25,9 @@ class Sampling:
         self._core = core
         self._sampler = sampler
         self._period = period
+        self._probes: Probes | None = None
+        if isinstance(sampler, ProbingSampler) and sampler.probe_topic is not None:
+            self._probes = Probes(core, sampler, sampler.probe_topic)
         self._round: list[Session] = []
         self._round_began = 0.0
 
@@ -43,7 +47,8 @@ class Sampling:
         self._sample_slice(now)
 
     def _sample_slice(self, now: float) -> None:
-        n_slices = len(self._round) // SLICE + 1
+        n_sessions = len(self._round)
+        n_slices = n_sessions // SLICE + 1
         for session in self._round[:SLICE]:
             connection = session.connection
             if connection is None:
@@ -56,10 +61,14 @@ class Sampling:
                 continue
             if has_news:
                 session.link_changed()
+            if self._probes is not None:
+                self._probes.send(session, connection, now)
         del self._round[:SLICE]
         if self._round:
             rest = self._round_began + self._period - now
             self._core.timers.at(now + max(0.0, rest) / n_slices, self._sample_slice)
         else:
+            if self._probes is not None and n_sessions:
+                self._probes.end_round()
             at = max(now, self._round_began + self._period)
             self._core.timers.at(at, self._begin_round)

@@ -24,6 +24,7 @@ from broker.message import Message
 from broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5, PacketType
 from broker.mqtt.packets import Packet, PubRel
 from broker.mqtt.writer import publish_header, write_packet
+from broker.probes import send_probe
 from broker.redelivery import may_take_over, take_over
 from broker.retained_delivery import send_due
 from broker.throttle import Throttle
@@ -218,6 +219,8 @@ class Sender:
         n_left = PUMP_MESSAGES
         inflight = session.inflight
         session.link.unsent_bytes = unsent_bytes
+        if session.probe is not None:
+            send_probe(session, self, now)
         while n_left and self.out_bytes + self.held_bytes < PUMP_BYTES:
             n_left -= 1
             if session.resend:
@@ -438,8 +441,8 @@ class Sender:
         is_held = delivery.qos == 2 and (session.journal is not None or delivery.row_start != 0)
         if self._put_publish(self._header(delivery, now, dup=False), payload, is_held=is_held):
             if self.core.samplers:
-                n_bytes = message.payload_bytes
-                self.core.tell_samplers(lambda s: s.sent(session.link, packet_id, n_bytes, now))
+                link = session.link
+                self.core.tell_samplers(lambda s: delivery.tell_sent(s, link, now))
         else:
             session.inflight.finish(packet_id, delivery.qos)
 

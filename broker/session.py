@@ -20,6 +20,7 @@ from broker.topic_tree import Subscription
 if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.core import Core
+    from broker.probes import Probe
     from broker.receipts import PublishReceipt
     from broker.session_journal import SessionJournal
     from broker.shared_subscriptions import SharedSubscription
@@ -60,6 +61,7 @@ class Session:
         will_timer: runs while a delayed will waits.
         expiry_timer: runs while the client is away.
         look_timer: runs while the gate wants to be asked again.
+        probe: the newest probe: it waits for room while it has no packet identifier, or was sent.
         overflow_timer: runs from a message that found the outbox full to the cut-off for it.
         journal: told of what must outlive the process; None where nothing of it must.
     """
@@ -82,6 +84,7 @@ class Session:
         "n_refused",
         "outbox",
         "overflow_timer",
+        "probe",
         "resend",
         "retained_due",
         "shares",
@@ -126,6 +129,7 @@ class Session:
         self.look_timer: Timer | None = None
         self.overflow_timer: Timer | None = None
         self.journal: SessionJournal | None = None
+        self.probe: Probe | None = None
 
     @property
     def is_connected(self) -> bool:

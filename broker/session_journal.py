@@ -39,9 +39,10 @@ class DeliveryJournal:
 
     def changed(self, delivery: Delivery) -> None:
         """A QoS 1 or 2 delivery has come to the session, gone on its way, or left it."""
-        journal = self._journal
-        journal._deliveries[delivery] = self
-        journal._note()
+        if delivery.is_stored:
+            journal = self._journal
+            journal._deliveries[delivery] = self
+            journal._note()
 
     def finished(self, delivery: Delivery) -> None:
         """A delivery was acknowledged: one that is not stored yet never will be.

@@ -97,6 +97,8 @@ class SessionRegistry:
             return
         session.connection = None
         session.is_direct = False
+        if session.probe is not None and not session.probe.packet_id:
+            session.probe = None  # it was for this connection
         core = self._core
         core.counters.clients_connected -= 1
         if session.shares:

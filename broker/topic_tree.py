@@ -383,6 +383,19 @@ class TopicTree:
         for node in self._matching_nodes(topic):
             yield from node.subscriptions()
 
+    def subscriptions_of(self, session: Session, topic: str) -> list[Subscription]:
+        """Return a session's own subscriptions, none of them shared, that match a topic.
+
+        It takes as long as to find who else gets the topic, however many the session has.
+        """
+        found: list[Subscription] = []
+        for node in self._matching_nodes(topic):
+            held = node.held
+            own = held.get(session) if isinstance(held, dict) else held
+            if own is not None and own.session is session:
+                found.append(own)
+        return found
+
     def match_shares(self, topic: str) -> Iterator[SharedSubscription]:
         """Yield every shared subscription whose filter matches a topic."""
         for node in self._matching_nodes(topic):

@@ -8,6 +8,7 @@ import logging
 from typing import Final
 
 from broker.errors import ConfigError, ConfigProblem, PenstockError
+from broker.extensions import LinkSampler, ProbingSampler
 from broker.ledger import Ledger
 from broker.mqtt.reason_codes import ReasonCode
 from broker.plugin_loader import LoadedPlugins, check_packages, load_plugins
@@ -145,6 +146,8 @@ def _check_plugins(loaded: LoadedPlugins, config: ProxyConfig) -> None:
             brought.append("a message sink")
         if plugin.payload_store is not None:
             brought.append("a payload store")
+        if plugin.sampler is not None and _sends_probes(plugin.sampler):
+            brought.append("a sampler that sends probes, as by source probe")
         problems += [
             ConfigProblem(
                 f"plugins.{name}",
@@ -155,3 +158,8 @@ def _check_plugins(loaded: LoadedPlugins, config: ProxyConfig) -> None:
         ]
     if problems:
         raise ConfigError(config.file, problems)
+
+
+def _sends_probes(sampler: LinkSampler) -> bool:
+    """Say whether a sampler wants to send: packets of a proxy's own have no place in a session."""
+    return isinstance(sampler, ProbingSampler) and sampler.probe_topic is not None

@@ -7,9 +7,12 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, field_validator
 from pydantic.dataclasses import dataclass
 
+from broker.errors import MalformedPacketError
+from broker.mqtt.topics import validate_topic
+
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-SourceName = Literal["tcp_info", "puback"]
+SourceName = Literal["tcp_info", "puback", "probe"]
 
 DEFAULT_PROBE_PERIOD = 1.0
 """Seconds. A decision to withhold is as fresh as the estimate behind it (paper 002, figure 9:
@@ -23,6 +26,15 @@ DEFAULT_MAX_TIMED_BYTES = 10_000
 """The query of paper 002. What a larger packet takes depends on the path's rate more than on its
 congestion."""
 
+DEFAULT_PROBE_TOPIC = "latency"
+"""The topic of the queries in paper 002."""
+
+DEFAULT_PROBE_BYTES = 10_000
+"""The query of paper 002; its latency profile begins there."""
+
+MAX_PROBE_BYTES = 1_000_000
+"""The large message of paper 002: as long as that, a probe makes the congestion it looks for."""
+
 DEFAULT_WINDOW_SECONDS = 300.0
 """As long as Linux keeps its own least RTT: many times a burst of congestion, and short enough
 to follow a client that has changed networks."""
@@ -34,11 +46,16 @@ class ProbingConfig:
 
     Attributes:
         sources: ``tcp_info``, the kernel's RTT of the connection; ``puback``, the time that
-            normal QoS 1 and 2 deliveries take until their acknowledgement. Both by default:
-            the kernel knows the path also where nobody uses QoS 1, acknowledgements know it
-            behind a relay or proxy.
+            normal QoS 1 and 2 deliveries take until their acknowledgement; ``probe``, the
+            same of messages that are sent for nothing else. The first two by default: the
+            kernel knows the path also where nobody uses QoS 1, acknowledgements know it
+            behind a relay or proxy, and neither sends anything. Probes cost each of their
+            subscribers `probe_bytes` a period.
         probe_period: seconds between two looks at each connected subscriber (T_Q of paper
             002). Give `withholding` the same.
+        probe_topic: Topic Name of probes. Who subscribes to it by this very name, at QoS 1 or
+            2, gets them; who does so by a wildcard does not ask for any.
+        probe_bytes: payload of a probe.
         estimator: what becomes `rtt_latest`: ``last`` sample, as in paper 002; ``ewma``, the
             smoothed RTT of RFC 6298; ``minimum``, the least sample of the last
             `max_age_seconds`, which no single spike can raise. The kernel's RTT is smoothed
@@ -52,6 +69,8 @@ class ProbingConfig:
 
     sources: tuple[SourceName, ...] = ("tcp_info", "puback")
     probe_period: Seconds = DEFAULT_PROBE_PERIOD
+    probe_topic: str = DEFAULT_PROBE_TOPIC
+    probe_bytes: Annotated[int, Field(ge=1, le=MAX_PROBE_BYTES)] = DEFAULT_PROBE_BYTES
     estimator: Literal["last", "ewma", "minimum"] = "last"
     max_age_seconds: Seconds = DEFAULT_MAX_AGE_SECONDS
     max_timed_bytes: Annotated[int, Field(ge=0)] = DEFAULT_MAX_TIMED_BYTES
@@ -64,8 +83,22 @@ class ProbingConfig:
             raise ValueError("at least one source, each once")
         return sources
 
+    @field_validator("probe_topic")
+    @classmethod
+    def _check_probe_topic(cls, topic: str) -> str:
+        try:
+            validate_topic(topic)
+        except MalformedPacketError as error:
+            raise ValueError(f"a topic name ({error.args[0]})") from None
+        if topic.startswith("$"):
+            raise ValueError("a topic name without $ at its beginning, as the broker's own have")
+        return topic
+
     def __post_init__(self) -> None:
         """Check the values against each other."""
+        set_up = (self.probe_topic, self.probe_bytes)
+        if "probe" not in self.sources and set_up != (DEFAULT_PROBE_TOPIC, DEFAULT_PROBE_BYTES):
+            raise ValueError("probe among sources, where probe_topic or probe_bytes is set")
         if self.max_age_seconds < self.probe_period:
             # Estimates would be gone before the next look, and nothing ever withheld.
             raise ValueError("max_age_seconds of at least probe_period")

@@ -174,7 +174,7 @@ class SourceEstimates:
     """
 
     __slots__ = (
-        "_estimator",
+        "_is_smoothed",
         "_recent_minimum",
         "average",
         "latest",
@@ -204,8 +204,10 @@ class SourceEstimates:
         self.smoothed = SmoothedRtt()
         self.minimum = WindowedMinimum(window_seconds)
         self.average = MovingAverage(window_seconds)
-        self._estimator = estimator
-        self._recent_minimum = WindowedMinimum(recent_seconds)
+        self._is_smoothed = estimator == "ewma"
+        self._recent_minimum: WindowedMinimum | None = None
+        if estimator == "minimum":
+            self._recent_minimum = WindowedMinimum(recent_seconds)
 
     def add(self, rtt: float, payload_bytes: int, now: float) -> None:
         """Take one sample, timed on a packet with `payload_bytes`."""
@@ -223,7 +225,7 @@ class SourceEstimates:
         self.average.add(rtt, now)
         self.payload_bytes = payload_bytes
         self.updated_at = now
-        if self._estimator == "minimum":
+        if self._recent_minimum is not None:
             self.latest = self._recent_minimum.add(rtt, now)
         else:
-            self.latest = srtt if self._estimator == "ewma" else rtt
+            self.latest = srtt if self._is_smoothed else rtt

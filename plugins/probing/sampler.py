@@ -1,10 +1,11 @@
-"""One RTT estimate for each subscriber, out of two sources that see different things.
+"""One RTT estimate for each subscriber, out of sources that see different things.
 
 Theory of operation. The kernel (`tcp_info`) times every segment, whatever the QoS, and costs one
 system call a period; but its RTT ends at the next TCP endpoint, so behind a relay, a proxy or a
 load balancer it stays low however bad the rest of the path is. An acknowledgement (`puback`)
 has come from the client itself; but it exists only for QoS 1 and 2, and once large messages are
-withheld it may stay away. So neither may overrule the other for good:
+withheld it may stay away. The acknowledgement of a `probe` comes in each period, from those who
+have subscribed to be probed. So none may overrule the others for good:
 
 1. Within one source, a newer estimate replaces the older one.
 2. An estimate counts for `max_age_seconds`. The kernel's is as old as the last look that found
@@ -12,13 +13,13 @@ withheld it may stay away. So neither may overrule the other for good:
 3. Of the estimates that count, the largest is `rtt_latest`. A relay's low RTT so never hides a
    slow client, and a burst of losses that delays the acknowledgements of MQTT is seen although
    the kernel leaves retransmitted segments out of its RTT. A high estimate that nothing renews
-   is gone after `max_age_seconds`, and the other source speaks alone.
+   is gone after `max_age_seconds`, and the other sources speak alone.
 4. Where none counts, `rtt_latest` is None: gates deliver, and what they deliver is the probe.
 5. The other fields of the link are those of the same source, so that the least RTT of a relay
    is never compared with the RTT of the whole path. `rtt_bytes` is 0 for the kernel and the
    payload size of the timed packet for an acknowledgement.
-6. What is overdue counts at once: `outstanding_since` is the older of the timed packet without
-   an answer and the stall of the connection (see `puback` and `stall`).
+6. What is overdue counts at once: `outstanding_since` is the oldest of the timed packet and the
+   probe without an answer and the stall of the connection (see `puback`, `probe` and `stall`).
 
 What else the kernel says of the connection, such as its delivery rate, stands in `Link.tcp`,
 written at each look. `Link.unsent_bytes` is the connection's to write, not ours.
@@ -26,39 +27,60 @@ written at each look. `Link.unsent_bytes` is the connection's to write, not ours
 
 from __future__ import annotations
 
+import logging
+import os
+
 from broker.errors import ConfigError, ConfigProblem
-from broker.extensions import Plugin, PluginContext, RunSampler
+from broker.extensions import Plugin, PluginContext, ProbingSampler, RunSampler
 from broker.link import Link, TcpLook
 from plugins.probing.config import ProbingConfig
 from plugins.probing.estimators import RetransmitRatio, SourceEstimates
-from plugins.probing.puback import PubackSample, PubackTimer
+from plugins.probing.probe import ProbeTimer
+from plugins.probing.puback import PubackTimer
 from plugins.probing.stall import StallDetector
 from plugins.probing.tcp_info import TcpInfo, is_tcp_info_supported, read_tcp_info
 
 
 class SubscriberPath:
-    """What is kept for one subscriber, beside its link."""
+    """What is kept for one subscriber, beside its link.
 
-    __slots__ = ("kernel", "puback", "retransmits", "stall", "timer")
+    Attributes:
+        sources: those that have had a sample.
+        timer: of normal deliveries.
+        probe: of probes; None before the first.
+        stall: of the connection.
+        retransmits: of the connection; None before the first look.
+    """
+
+    __slots__ = ("_config", "probe", "retransmits", "sources", "stall", "timer")
 
     def __init__(self, config: ProbingConfig) -> None:
-        self.kernel, self.puback = (
-            SourceEstimates(
-                name,
-                estimator=config.estimator,
-                recent_seconds=config.max_age_seconds,
-                window_seconds=config.window_seconds,
-            )
-            for name in ("tcp_info", "puback")
-        )
+        self._config = config
+        self.sources: tuple[SourceEstimates, ...] = ()
+        self.timer = PubackTimer(config.max_age_seconds)
+        self.probe: ProbeTimer | None = None
         self.stall = StallDetector()
         self.retransmits: RetransmitRatio | None = None
-        self.timer = PubackTimer(config.max_age_seconds)
+
+    def source(self, name: str) -> SourceEstimates:
+        """Return the estimates of a source, which has a sample."""
+        for source in self.sources:
+            if source.name == name:
+                return source
+        config = self._config
+        source = SourceEstimates(
+            name,
+            estimator=config.estimator,
+            recent_seconds=config.max_age_seconds,
+            window_seconds=config.window_seconds,
+        )
+        self.sources += (source,)
+        return source
 
     def newest(self, now: float, max_age_seconds: float) -> SourceEstimates | None:
         """Return the source with the largest estimate that counts, or None."""
         largest = None
-        for source in (self.kernel, self.puback):
+        for source in self.sources:
             if (
                 source.updated_at is not None
                 and now - source.updated_at <= max_age_seconds
@@ -68,34 +90,44 @@ class SubscriberPath:
         return largest
 
 
-class RttSampler(RunSampler):
+class RttSampler(RunSampler, ProbingSampler):
     """The `LinkSampler` of this plugin.
 
     Attributes:
         period: seconds between two looks at a subscriber (T_Q of paper 002).
+        probe_topic: of probes; None where they are no source.
+        probe_payload: of each: bytes that no link can compress.
     """
 
-    def __init__(self, config: ProbingConfig) -> None:
+    def __init__(self, config: ProbingConfig, logger: logging.Logger) -> None:
         self.period: float | None = config.probe_period
         self._config = config
+        self._logger = logger
         self._reads_kernel = "tcp_info" in config.sources
         self._max_age_seconds = config.max_age_seconds
         # Nothing is as short as -1 byte: without the source no packet is timed.
         self._max_timed_bytes = config.max_timed_bytes if "puback" in config.sources else -1
+        if "probe" in config.sources:
+            self.probe_topic = config.probe_topic
+            self.probe_payload = os.urandom(config.probe_bytes)
+        self._n_overdue = 0
         self._paths: dict[Link, SubscriberPath] = {}
 
     def sample(self, link: Link, fileno: int, now: float) -> bool:
         """Look at the connection's socket, and let estimates age."""
-        path = self._path(link)
+        path = self._paths.get(link) or self._path(link)
         if self._reads_kernel and fileno >= 0:
             info = read_tcp_info(fileno)
             if info is not None:
                 is_waiting = info.unacked > 0 or info.notsent_bytes > 0
                 is_new = path.stall.look(info.bytes_acked, is_waiting=is_waiting, now=now)
                 if is_new and info.rtt > 0:
-                    path.kernel.add_smoothed(info.rtt, info.rttvar, now)
-                _write_outstanding(link, path)
+                    path.source("tcp_info").add_smoothed(info.rtt, info.rttvar, now)
+                self._write_outstanding(link, path)
                 self._write_look(link, path, info, now)
+        probe = path.probe
+        if probe is not None and probe.packet_id and not probe.is_told:
+            self._tell_overdue(link, probe, now)
         return self._write_estimate(link, path, now)
 
     def sent(self, link: Link, packet_id: int, payload_bytes: int, now: float) -> None:
@@ -106,9 +138,10 @@ class RttSampler(RunSampler):
         if now < path.timer.next_at:
             return
         given_up = path.timer.sent(packet_id, payload_bytes, now)
-        _write_outstanding(link, path)
+        self._write_outstanding(link, path)
         if given_up is not None:
-            self._take(link, path, given_up, now)
+            path.source("puback").add(given_up.rtt, given_up.payload_bytes, now)
+            self._write_estimate(link, path, now)
 
     def sent_run(
         self,
@@ -121,6 +154,31 @@ class RttSampler(RunSampler):
         """Time the first of the packets, if it is its turn: the others are too early then."""
         self.sent(link, first_packet_id, payload_bytes, now)
 
+    def probe_sent(self, link: Link, packet_id: int, now: float) -> None:
+        """Time a probe."""
+        path = self._paths.get(link) or self._path(link)
+        if path.probe is None:
+            path.probe = ProbeTimer()
+        path.probe.sent(packet_id, now)
+        self._write_outstanding(link, path)
+
+    def acknowledged(self, link: Link, packet_id: int, now: float) -> bool:
+        """Take the sample of a timed packet's PUBACK or PUBREC."""
+        path = self._paths.get(link)
+        if path is None:
+            return False
+        has_news = False
+        if path.probe is not None and path.probe.packet_id:
+            has_news = self._take_probe(link, path, path.probe, packet_id, 1, now)
+        if path.timer.packet_id != packet_id:
+            return has_news
+        sample = path.timer.acknowledged(packet_id, now)
+        if sample is None:
+            return has_news
+        path.source("puback").add(sample.rtt, sample.payload_bytes, now)
+        self._write_outstanding(link, path)
+        return self._write_estimate(link, path, now) or has_news
+
     def acknowledged_run(
         self, link: Link, first_packet_id: int, n_packets: int, now: float
     ) -> bool:
@@ -128,21 +186,13 @@ class RttSampler(RunSampler):
         path = self._paths.get(link)
         if path is None:
             return False
+        has_news = False
+        if path.probe is not None and path.probe.packet_id:
+            has_news = self._take_probe(link, path, path.probe, first_packet_id, n_packets, now)
         packet_id = path.timer.packet_id
-        if not first_packet_id <= packet_id < first_packet_id + n_packets:
-            return False
-        return self.acknowledged(link, packet_id, now)
-
-    def acknowledged(self, link: Link, packet_id: int, now: float) -> bool:
-        """Take the sample of a timed packet's PUBACK or PUBREC."""
-        path = self._paths.get(link)
-        if path is None or path.timer.packet_id != packet_id:
-            return False
-        sample = path.timer.acknowledged(packet_id, now)
-        if sample is None:
-            return False
-        _write_outstanding(link, path)
-        return self._take(link, path, sample, now)
+        if first_packet_id <= packet_id < first_packet_id + n_packets:
+            has_news |= self.acknowledged(link, packet_id, now)
+        return has_news
 
     def connected(self, link: Link, now: float) -> None:  # noqa: ARG002 (the contract's signature)
         """Void what was outstanding; what is known of the path ages on."""
@@ -150,9 +200,11 @@ class RttSampler(RunSampler):
         if path is not None:
             path.timer.void()
             path.stall.void()
+            if path.probe is not None:
+                path.probe.void()
             path.retransmits = None
             link.tcp = None
-            _write_outstanding(link, path)
+            self._write_outstanding(link, path)
 
     def forget(self, link: Link) -> None:
         """Drop what is kept for this subscriber."""
@@ -163,6 +215,17 @@ class RttSampler(RunSampler):
         if path is None:
             path = self._paths[link] = SubscriberPath(self._config)
         return path
+
+    def _write_outstanding(self, link: Link, path: SubscriberPath) -> None:
+        """Write since when the oldest of what is unanswered is on its way."""
+        timer, probe = path.timer, path.probe
+        since, n_bytes = path.stall.stalled_since, 0
+        if probe is not None and probe.packet_id and (since is None or probe.sent_at <= since):
+            since, n_bytes = probe.sent_at, len(self.probe_payload)
+        if timer.packet_id and (since is None or timer.sent_at <= since):
+            since, n_bytes = timer.sent_at, timer.payload_bytes
+        link.outstanding_since = since
+        link.outstanding_bytes = n_bytes
 
     def _write_look(self, link: Link, path: SubscriberPath, info: TcpInfo, now: float) -> None:
         """Write what the kernel says of the connection, news or not."""
@@ -184,9 +247,42 @@ class RttSampler(RunSampler):
         tcp.retransmissions = info.total_retrans
         tcp.retransmit_ratio = retransmits.add(info.data_segs_out, info.total_retrans, now)
 
-    def _take(self, link: Link, path: SubscriberPath, sample: PubackSample, now: float) -> bool:
-        path.puback.add(sample.rtt, sample.payload_bytes, now)
+    def _take_probe(
+        self,
+        link: Link,
+        path: SubscriberPath,
+        probe: ProbeTimer,
+        first_packet_id: int,
+        n_packets: int,
+        now: float,
+    ) -> bool:
+        """Take acknowledgements while a probe is timed; return whether they are news."""
+        rtt = probe.acknowledged(first_packet_id, n_packets, now)
+        if probe.packet_id:
+            return False
+        self._write_outstanding(link, path)
+        if rtt is None:
+            self._tell(link, "acknowledges what was sent after a probe, and not the probe")
+            return False
+        path.source("probe").add(rtt, len(self.probe_payload), now)
         return self._write_estimate(link, path, now)
+
+    def _tell_overdue(self, link: Link, probe: ProbeTimer, now: float) -> None:
+        age = now - probe.sent_at
+        if age > self._max_age_seconds:
+            probe.is_told = True
+            self._tell(link, f"has not acknowledged a probe for {age:.3g} s")
+
+    def _tell(self, link: Link, what: str) -> None:
+        """Log a probe without answer: ever less often, as on bad networks there are many."""
+        self._n_overdue += 1
+        if not self._n_overdue & (self._n_overdue - 1):
+            self._logger.info(
+                "client %s %s; %d probes without answer so far",
+                link.client_id,
+                what,
+                self._n_overdue,
+            )
 
     def _write_estimate(self, link: Link, path: SubscriberPath, now: float) -> bool:
         """Write the estimate that counts now; return whether it is another than before."""
@@ -208,17 +304,6 @@ class RttSampler(RunSampler):
         return is_new
 
 
-def _write_outstanding(link: Link, path: SubscriberPath) -> None:
-    """Write since when the oldest of what is unanswered is on its way."""
-    timer, stalled_since = path.timer, path.stall.stalled_since
-    if timer.packet_id and (stalled_since is None or timer.sent_at <= stalled_since):
-        link.outstanding_since = timer.sent_at
-        link.outstanding_bytes = timer.payload_bytes
-    else:
-        link.outstanding_since = stalled_since
-        link.outstanding_bytes = 0
-
-
 class ProbingPlugin(Plugin):
     """`probing` in a policy file."""
 
@@ -227,7 +312,7 @@ class ProbingPlugin(Plugin):
 
     def __init__(self, config: ProbingConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        self.sampler = RttSampler(config)
+        self.sampler = RttSampler(config, context.logger)
 
     async def start(self) -> None:
         """Check that this kernel has what the file asks for.

@@ -54,6 +54,7 @@ LAYERS: Final = (
             "lone_packets",
             "message_run",
             "outbox",
+            "probes",
             "publishing",
             "receipts",
             "rate_limit",

@@ -50,6 +50,20 @@ def subscribe(tree: TopicTree, who: Session, topic_filter: str, qos: int = 0) ->
     return tree.add(Subscription(who, topic_filter, qos))
 
 
+@given(st.lists(st.tuples(st.booleans(), FILTERS), max_size=10), TOPICS)
+def test_a_sessions_own_subscriptions_are_found(
+    subscribed: list[tuple[bool, str]], topic: str
+) -> None:
+    """Those of them that match, and nobody else's."""
+    tree = TopicTree()
+    for is_one, topic_filter in subscribed:
+        subscribe(tree, ONE if is_one else OTHER, topic_filter)
+    found = tree.subscriptions_of(ONE, topic)
+    assert {s.session for s in found} <= {ONE}
+    expected = {f for is_one, f in subscribed if is_one and matches(f, topic)}
+    assert sorted(s.topic_filter for s in found) == sorted(expected)
+
+
 @pytest.mark.mqtt5("4.7.2-1")
 @pytest.mark.mqtt311("4.7.2-1")
 @given(st.lists(st.tuples(st.booleans(), FILTERS), max_size=10), TOPICS, st.data())

@@ -13,7 +13,13 @@ from pydantic.dataclasses import dataclass
 
 from broker import plugin_loader
 from broker.errors import ConfigError, PenstockError
-from broker.extensions import MessageSink, PayloadStore, Plugin
+from broker.extensions import (
+    LinkSampler,
+    MessageSink,
+    PayloadStore,
+    Plugin,
+    ProbingSampler,
+)
 from broker.mqtt.packets import Disconnect, PubAck
 from broker.mqtt.reason_codes import ReasonCode
 from edge_proxy.config import parse_proxy_config
@@ -73,6 +79,9 @@ class Sunk(Recorded):
         super().__init__(config, context)
         self.sinks = [cast("MessageSink", type("Sink", (), {"name": "s"})())]
         self.payload_store = cast("PayloadStore", object())
+        sampler = ProbingSampler()
+        sampler.probe_topic = "latency"
+        self.sampler = cast("LinkSampler", sampler)
 
 
 @pytest.fixture
@@ -170,6 +179,7 @@ async def test_plugins_without_use_in_a_proxy_are_refused(life: list[str]) -> No
     assert [(p.path, p.read) for p in caught.value.problems] == [
         ("plugins.sunk", "a plugin with a message sink"),
         ("plugins.sunk", "a plugin with a payload store"),
+        ("plugins.sunk", "a plugin with a sampler that sends probes, as by source probe"),
     ]
     assert life == []
 

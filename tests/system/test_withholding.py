@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from paho.mqtt.client import MQTTMessage
 
 from tests.helpers.paho_client import MQTT_3_1_1, PahoClient
-from tests.helpers.process import ROOT, BrokerProcess, anonymous_policy, running_broker
+from tests.helpers.process import anonymous_policy, running_broker
+from tests.helpers.slow_link import Ledger, link_to
 
 LARGE_BYTES = 200_000
 
@@ -26,80 +23,6 @@ PLUGINS: Mapping[str, Any] = {
     },
 }
 """The round trip of a bad link is above threshold_l, that of a good one below."""
-
-
-class Link:
-    """A relay in a process of its own.
-
-    Attributes:
-        port: where clients connect.
-    """
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        found = re.search(r":(\d+) for ", self._line())
-        assert found
-        self.port = int(found[1])
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
-
-    def switch(self, profile: str) -> None:
-        """Make the link another one; open connections stay."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(profile + "\n")
-        self._process.stdin.flush()
-        assert self._line().startswith(f"profile {profile}: ")
-
-
-@contextmanager
-def link_to(broker: BrokerProcess) -> Iterator[Link]:
-    """Run a good link to a broker for a block."""
-    command = [sys.executable, "-m", "netem.relay", f"127.0.0.1:{broker.port}"]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield Link(process)
-        finally:
-            process.kill()
-
-
-class Ledger:
-    """Follows the broker's ledger in $SYS."""
-
-    ROOT = "$SYS/broker/penstock/"
-
-    def __init__(self, client: PahoClient) -> None:
-        self._client = client
-        self._figures: dict[str, int] = {}
-        assert client.connect()
-        assert client.subscribe(self.ROOT + "#")
-
-    def wait_until(self, condition: Callable[[Callable[[str], int]], bool]) -> None:
-        """Wait until a condition on the figures holds."""
-        while not condition(self.of):
-            self._take()
-
-    def wait_for_balance(self) -> None:
-        """Wait until nothing is under way, and all that matched was delivered."""
-        under_way = ("inflight", "withheld", "queued", "queued_bytes")
-        self.wait_until(
-            lambda of: (
-                not any(of(f"ledger/{name}") for name in under_way)
-                and 0 < of("ledger/matched") == of("ledger/delivered")
-                and 0 < of("withholding/withheld_total") == of("withholding/released_total")
-            )
-        )
-
-    def of(self, name: str) -> int:
-        """Return a figure as it was published last; 0 before."""
-        return self._figures.get(name, 0)
-
-    def _take(self) -> None:
-        message = self._client.message()
-        self._figures[message.topic.removeprefix(self.ROOT)] = int(message.payload)
 
 
 def by_topic(messages: list[MQTTMessage]) -> dict[str, list[int]]:

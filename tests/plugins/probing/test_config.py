@@ -14,6 +14,9 @@ def read(**keys: Any) -> ProbingConfig:
     return validate_config(ProbingConfig, keys, "policy.yaml", "plugins.probing")
 
 
+WILDCARD = "a topic name (topic name 'a/+' holds a wildcard; allowed: no + and no # [MQTT-4.7.0-1])"
+
+
 def test_no_key_is_needed() -> None:
     """A file that only names the plugin uses both sources each second."""
     config = read()
@@ -32,12 +35,35 @@ def test_sources_are_a_list_in_the_file() -> None:
     [
         ("sources", [], "sources", "at least one source, each once"),
         ("sources", ["puback", "puback"], "sources", "at least one source, each once"),
-        ("sources", ["icmp"], "sources.0", "'tcp_info' or 'puback'"),
+        ("sources", ["icmp"], "sources.0", "'tcp_info', 'puback' or 'probe'"),
         ("probe_period", 0, "probe_period", "greater than 0"),
         ("estimator", "mean", "estimator", "'last', 'ewma' or 'minimum'"),
         ("max_age_seconds", -1, "max_age_seconds", "greater than 0"),
         ("max_timed_bytes", -1, "max_timed_bytes", "greater than or equal to 0"),
         ("window_seconds", "5 min", "window_seconds", "a valid number"),
+        ("probe_topic", "a/+", "probe_topic", WILDCARD),
+        ("probe_topic", "#", "probe_topic", WILDCARD.replace("a/+", "#")),
+        (
+            "probe_topic",
+            "",
+            "probe_topic",
+            "a topic name (topic name is empty; allowed: one character or more [MQTT-4.7.3-1])",
+        ),
+        (
+            "probe_topic",
+            "$SYS/l",
+            "probe_topic",
+            "a topic name without $ at its beginning, as the broker's own have",
+        ),
+        ("probe_bytes", 0, "probe_bytes", "greater than or equal to 1"),
+        ("probe_bytes", 1_000_001, "probe_bytes", "less than or equal to 1000000"),
+        (
+            "probe_topic",
+            "other",
+            "",
+            "probe among sources, where probe_topic or probe_bytes is set",
+        ),
+        ("probe_bytes", 100, "", "probe among sources, where probe_topic or probe_bytes is set"),
         ("probe_period", 30, "", "max_age_seconds of at least probe_period"),
     ],
 )
@@ -50,6 +76,13 @@ def test_wrong_value_names_key_value_and_what_is_allowed(
     [problem] = caught.value.problems
     assert problem.path == f"plugins.probing.{path}".rstrip(".")
     assert problem.allowed == allowed
+
+
+def test_probes_are_as_the_file_says() -> None:
+    """By default those of paper 002: 10 KB on the topic latency."""
+    assert (read().probe_topic, read().probe_bytes) == ("latency", 10_000)
+    config = read(sources=["probe"], probe_topic="rtt/far", probe_bytes=1_000_000)
+    assert (config.probe_topic, config.probe_bytes) == ("rtt/far", 1_000_000)
 
 
 def test_unknown_key_suggests_the_nearest() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import logging
 import socket
+import zlib
 from typing import Any
 
 import pytest
@@ -128,6 +129,98 @@ def test_a_connection_that_never_sent_has_no_rate(loopback: Loopback) -> None:
     sampler.sample(link, loopback.fileno, 50.0)
     assert link.tcp is not None
     assert link.tcp.delivery_rate is None
+
+
+def test_probes_are_sent_only_where_they_are_a_source() -> None:
+    """They cost traffic; their bytes are as many as the file says and cannot be compressed."""
+    assert make_sampler().probe_topic is None
+    sampler = make_sampler(sources=("probe",), probe_topic="rtt", probe_bytes=5_000)
+    assert sampler.probe_topic == "rtt"
+    assert len(sampler.probe_payload) == 5_000
+    assert len(zlib.compress(sampler.probe_payload)) > 4_900
+
+
+def test_an_answered_probe_is_a_sample_of_its_size() -> None:
+    """It is outstanding until then."""
+    sampler, link = make_sampler(sources=("probe",)), Link("a")
+    sampler.probe_sent(link, 7, 50.0)
+    assert (link.outstanding_since, link.outstanding_bytes) == (50.0, 10_000)
+    assert not sampler.acknowledged(link, 6, 50.1)
+    assert sampler.acknowledged(link, 7, 50.5)
+    assert (link.rtt_latest, link.rtt_bytes, link.rtt_source) == (0.5, 10_000, "probe")
+    assert link.outstanding_since is None
+
+
+def test_a_probe_is_found_among_acknowledgements_that_come_together() -> None:
+    """And the timed packet beside it."""
+    sampler, link = make_sampler(sources=("puback", "probe")), Link("a")
+    sampler.probe_sent(link, 7, 50.0)
+    sampler.sent(link, 8, 100, 50.2)
+    assert sampler.acknowledged_run(link, 5, 10, 50.5)
+    assert (link.rtt_latest, link.rtt_source) == (0.5, "probe")
+    assert link.outstanding_since is None
+
+
+def test_the_largest_estimate_of_three_sources_counts(loopback: Loopback) -> None:
+    """Whichever has it, for as long as it counts."""
+    sampler = make_sampler(sources=("tcp_info", "puback", "probe"), max_age_seconds=10.0)
+    link = Link("a")
+    loopback.exchange()
+    sampler.sample(link, loopback.fileno, 50.0)
+    acknowledge(sampler, link, 20.0, at=51.0)
+    sampler.probe_sent(link, 9, 22.0)
+    sampler.acknowledged(link, 9, 52.0)
+    assert (link.rtt_latest, link.rtt_source) == (30.0, "probe")
+    sampler.probe_sent(link, 10, 52.0)
+    sampler.acknowledged(link, 10, 53.0)
+    assert (link.rtt_latest, link.rtt_source) == (20.0, "puback")
+    sampler.sample(link, NO_SOCKET, 61.5)
+    assert (link.rtt_latest, link.rtt_source) == (1.0, "probe")
+
+
+def test_the_oldest_of_what_is_unanswered_is_outstanding() -> None:
+    """Whether probe or normal delivery."""
+    sampler, link = make_sampler(sources=("puback", "probe")), Link("a")
+    sampler.sent(link, 7, 100, 50.0)
+    sampler.probe_sent(link, 8, 51.0)
+    assert (link.outstanding_since, link.outstanding_bytes) == (50.0, 100)
+    sampler.acknowledged(link, 7, 52.0)
+    assert (link.outstanding_since, link.outstanding_bytes) == (51.0, 10_000)
+    sampler.connected(link, 53.0)
+    assert link.outstanding_since is None
+    assert not sampler.acknowledged(link, 8, 54.0)
+
+
+def test_clients_that_do_not_answer_probes_are_told_ever_less_often(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once for a probe that is older than max_age_seconds, then for the 2nd, 4th, ... of all."""
+    caplog.set_level(logging.INFO)
+    sampler = make_sampler(sources=("probe",), max_age_seconds=10.0)
+    for n in range(5):
+        link = Link(f"c{n}")
+        sampler.probe_sent(link, 7, 50.0)
+        for now in (59.0, 60.5, 61.5, 100.0):
+            sampler.sample(link, NO_SOCKET, now)
+        assert link.outstanding_since == 50.0
+    assert [record.getMessage() for record in caplog.records] == [
+        "client c0 has not acknowledged a probe for 10.5 s; 1 probes without answer so far",
+        "client c1 has not acknowledged a probe for 10.5 s; 2 probes without answer so far",
+        "client c3 has not acknowledged a probe for 10.5 s; 4 probes without answer so far",
+    ]
+
+
+def test_a_client_that_only_ignores_probes_is_not_overdue(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its path works: what came after the probe was acknowledged."""
+    caplog.set_level(logging.INFO)
+    sampler, link = make_sampler(sources=("probe",)), Link("a")
+    sampler.probe_sent(link, 7, 50.0)
+    assert not sampler.acknowledged(link, 8, 51.0)
+    assert link.outstanding_since is None
+    assert link.rtt_latest is None
+    assert "acknowledges what was sent after a probe" in caplog.text
 
 
 def test_what_the_kernel_said_is_of_one_connection(loopback: Loopback) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from plugins.probing.config import ProbingConfig
@@ -20,7 +22,7 @@ class Path:
 
     def __init__(self) -> None:
         self.gate = WithholdingGate(WithholdingConfig(policy="adaptive"))
-        sampler = RttSampler(ProbingConfig(sources=("puback",)))
+        sampler = RttSampler(ProbingConfig(sources=("puback",)), logging.getLogger("test"))
         self.broker = VirtualBroker(gate=self.gate, samplers=[sampler])
         self.publisher = self.broker.connect("sensor")
         self.subscriber: VirtualClient = self.broker.connect("site-7")
