@@ -100,6 +100,8 @@ class Core:
         journal: told of what must outlive the process; None where nothing must.
         congested: subscribers' connections that were found without room by the publish that
             is handled now.
+        on_sys_subscribed: told of each filter below ``$`` to which what is retained is due; None
+            where nobody publishes on demand.
         catch_up: returns what a client that causes events is to wait for, or None where the
             listeners keep up; None where no listener falls behind.
         is_restricted: each PUBLISH is checked for what the broker does not offer.
@@ -180,6 +182,7 @@ class Core:
         }
         self._audiences: dict[tuple[Session, ...], tuple[Session, ...]] = {}
         self.is_plain = self._is_plain()
+        self.on_sys_subscribed: Callable[[str], None] | None = None
         self.catch_up: Callable[[], Coroutine[Any, Any, None] | None] | None = None
         self.is_restricted = is_restricted(options)
         self.takes_runs = (
@@ -508,7 +511,21 @@ class Core:
             return
         if message.retain:
             self.retain(message)
-        plan = self.tree.plan(message.topic, message.topic_bytes)
+        await self._give(message, self.tree.plan(message.topic, message.topic_bytes), now)
+
+    def give(self, message: Message, plan: Plan, now: float) -> None:
+        """Give a message of the broker's own to those of a plan that may receive it.
+
+        Args:
+            message: not to be retained.
+            plan: of its topic.
+            now: monotonic seconds.
+        """
+        rest = eager.start(self._give(message, plan, now))
+        if rest is not None:
+            self.spawn(rest)
+
+    async def _give(self, message: Message, plan: Plan, now: float) -> None:
         targets, chosen = await self.allowed_recipients(plan, message)
         self.route(message, targets, plan.sinks, _NO_RECEIPT if message.qos else None, now)
         for share, member in chosen:

@@ -101,6 +101,8 @@ def subscribed(session: Session, granted: Iterable[Granted]) -> None:
         if name.startswith(SHARE_PREFIX):
             continue  # retained messages are for subscriptions of one's own (4.8.2)
         if retain_handling == 0 or (retain_handling == 1 and is_new):
+            if name[0] == "$" and session.core.on_sys_subscribed is not None:
+                session.core.on_sys_subscribed(name)
             was_due = all_due.pop(name, None) is not None
             if retained.may_match(name):
                 all_due[name] = RetainedDue(subscription, retained.walk(name))

@@ -13,6 +13,7 @@ from broker.access import combine
 from broker.admission import Admission
 from broker.arrival import Reception
 from broker.client_log import ClientLog
+from broker.client_topics import ClientTopics
 from broker.config import Policy
 from broker.core import Core
 from broker.driver import Driver
@@ -192,18 +193,10 @@ class Server:
         interval = self._policy.sys_interval
         if not interval:
             return
-        topics = SysTopics(
-            self.core,
-            importlib.metadata.version("penstock"),
-            now,
-            has_common=self._host is None or not self._host.has_sys_plugin,
-        )
-
-        def publish(now: float) -> None:
-            topics.publish(now)
-            self.core.timers.at(now + interval, publish)
-
-        publish(now)
+        has_common = self._host is None or not self._host.has_sys_plugin
+        version = importlib.metadata.version("penstock")
+        SysTopics(self.core, version, now, has_common=has_common).start(now, interval)
+        ClientTopics(self.core).start(now, interval)
 
     async def reload(self) -> None:
         """Let every plugin read its files again, and read certificates again.

@@ -360,11 +360,20 @@ class TopicTree:
         plan = self.plans.get(topic_bytes)
         if plan is not None:
             return plan
+        plan = self.fresh_plan(topic, topic_bytes)
+        if self._plan_bytes + plan.size_bytes() > MAX_PLAN_BYTES:
+            self.void_plans()
+        self._plan_bytes += plan.size_bytes()
+        self.plans[topic_bytes] = plan
+        return plan
+
+    def fresh_plan(self, topic: str, topic_bytes: bytes) -> Plan:
+        """Return the plan of a valid topic for one use: for messages of very many topics."""
         by_session: dict[Session, list[Subscription]] = {}
         for subscription in self.match(topic):
             by_session.setdefault(subscription.session, []).append(subscription)
         threshold_s = self._threshold_s(topic) if self._threshold_s is not None else None
-        plan = Plan(
+        return Plan(
             topic,
             topic_bytes,
             [Target(session, found) for session, found in by_session.items()],
@@ -372,11 +381,19 @@ class TopicTree:
             sys.maxsize if threshold_s is None else threshold_s,
             tuple(self.match_shares(topic)) if self.shares else (),
         )
-        if self._plan_bytes + plan.size_bytes() > MAX_PLAN_BYTES:
-            self.void_plans()
-        self._plan_bytes += plan.size_bytes()
-        self.plans[topic_bytes] = plan
-        return plan
+
+    def levels_below(self, prefix: str) -> list[str]:
+        """Return the next level of every filter that begins with the levels of `prefix`.
+
+        Each once; a wildcard is a level like others, and stands for none in `prefix`.
+        """
+        node = self._root
+        for level in prefix.split("/"):
+            below = node.get(level)
+            if below is None:
+                return []
+            node = below
+        return list(node)
 
     def match(self, topic: str) -> Iterator[Subscription]:
         """Yield every subscription, none of them shared, whose filter matches a topic."""

@@ -86,6 +86,7 @@ LAYERS: Final = (
             "amqtt_host",
             "arrival",
             "client_log",
+            "client_topics",
             "collector",
             "driver",
             "import_mosquitto",

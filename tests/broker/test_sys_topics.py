@@ -4,15 +4,22 @@ from pathlib import Path
 
 from broker.ledger import DROP_REASONS
 from broker.mqtt.packets import Publish
-from broker.sys_topics import SysTopics
+from broker.sys_topics import ROOT, SLICE, SysTopics
 from tests.helpers.virtual import VirtualBroker
 
 DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 
 
-def figures(broker: VirtualBroker) -> dict[str, str]:
-    """Return the figures by topic."""
-    return dict(SysTopics(broker.core, "1.2.3", 1000.0).figures(broker.now))
+def figures(broker: VirtualBroker, **options: bool) -> dict[str, str]:
+    """Return the figures by their topic below $SYS/broker/, all published now."""
+    SysTopics(broker.core, "1.2.3", 1000.0, **options).start(broker.now, 10.0)
+    broker.advance(0)
+    retained = broker.core.retained.by_topic
+    return {
+        topic.removeprefix(ROOT): message.read_payload().decode()
+        for topic, message in retained.items()
+        if topic.startswith(ROOT)
+    }
 
 
 def test_figures_are_those_of_the_core() -> None:
@@ -31,8 +38,10 @@ def test_figures_are_those_of_the_core() -> None:
     assert found["clients/connected"] == "1"
     assert found["messages/publish/received"] == "2"
     assert found["messages/publish/sent"] == "2"
-    assert found["retained messages/count"] == "1"
     assert found["subscriptions/count"] == "1"
+    broker.advance(10)
+    of_all = broker.core.retained.by_topic[f"{ROOT}retained messages/count"]
+    assert of_all.read_payload() == b"%d" % (1 + len(found))
 
 
 def test_every_figure_of_ours_and_every_reason_is_documented() -> None:
@@ -67,18 +76,60 @@ def test_the_ledger_is_published_and_balances() -> None:
     assert ledger["matched"] == sum(ledger[part] for part in parts)
 
 
+def ledger_now(broker: VirtualBroker) -> dict[str, int]:
+    """Return the published ledger."""
+    root = f"{ROOT}penstock/ledger/"
+    return {
+        topic.removeprefix(root): int(message.read_payload())
+        for topic, message in broker.core.retained.by_topic.items()
+        if topic.startswith(root)
+    }
+
+
+def places(ledger: dict[str, int]) -> int:
+    """Return the sum of all places a message may be in."""
+    drops = sum(n for name, n in ledger.items() if name.startswith("dropped/"))
+    kept = ("delivered", "inflight", "withheld", "queued", "expired", "moved")
+    return drops + sum(ledger[name] for name in kept)
+
+
+def test_the_ledger_of_very_many_sessions_is_added_up_in_turns() -> None:
+    """Others are served in between; whoever comes, goes or gets messages then, it balances."""
+    broker = VirtualBroker()
+    publisher = broker.connect("p")
+    clients = [broker.connect(f"s{n}") for n in range(5 * SLICE)]
+    for client in clients:
+        client.subscribe("t", 1)
+    publisher.publish("t", b"before", qos=1)
+    SysTopics(broker.core, "1", broker.now).start(broker.now, 10.0)
+    n_turns = 0
+    while not ledger_now(broker):
+        n_turns += 1
+        publisher.publish("t", b"meanwhile", qos=1)
+        for client in (clients[0], clients[-1]):  # one that was read, one that was not
+            client.lose()
+            clients.remove(client)
+        broker.connect(f"new{n_turns}").subscribe("t", 1)
+        broker.core.timers.run(broker.now)
+    assert n_turns == 5
+    during = ledger_now(broker)
+    assert during["matched"] == places(during) > 5 * SLICE
+    broker.advance(10)
+    after = ledger_now(broker)
+    assert after["matched"] == places(after) == broker.core.ledger().matched
+    counted = ("matched", "delivered", "dropped/session_ended")
+    assert all(during.get(name, 0) <= after[name] for name in counted)
+
+
 def test_only_what_has_changed_is_published_again() -> None:
     """A watcher of $SYS gets news, not a flood; a new one gets everything, retained."""
     broker = VirtualBroker()
-    topics = SysTopics(broker.core, "1", broker.now)
-    topics.publish(broker.now)
+    SysTopics(broker.core, "1", broker.now).start(broker.now, 10.0)
     client = broker.connect("s")
     client.subscribe("$SYS/#")
     everything = {packet.topic for packet in client.take_all(Publish)}
     assert "$SYS/broker/version" in everything
-    broker.advance(1)
-    topics.publish(broker.now)
-    broker.settle()
+    broker.advance(10)
     news = {packet.topic for packet in client.take_all(Publish)}
     assert "$SYS/broker/uptime" in news
     assert "$SYS/broker/version" not in news
@@ -86,9 +137,9 @@ def test_only_what_has_changed_is_published_again() -> None:
 
 def test_beside_amqtts_plugin_only_our_own_names_are_published() -> None:
     """The same name must not carry bytes from one and megabytes from the other."""
-    broker = VirtualBroker()
-    topics = SysTopics(broker.core, "1", 0.0, has_common=False)
-    assert all(name.startswith("penstock/") for name, _ in topics.figures(broker.now))
+    found = figures(VirtualBroker(), has_common=False)
+    assert found
+    assert all(name.startswith("penstock/") for name in found)
 
 
 def test_faults_are_published_by_name() -> None:

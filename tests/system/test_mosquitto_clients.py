@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -154,6 +155,21 @@ def test_wildcards_and_sys_topics(broker: BrokerProcess) -> None:
             seen += lines(everything, 1)
         assert not [line for line in seen if line.startswith("$SYS")]
         assert {"wild/a/x 0 0 1", "wild/a/b/x 0 0 2"} <= set(seen)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_a_client_is_like_can_be_asked_for(broker: BrokerProcess, version: str) -> None:
+    """Its documents come when a filter names it, here to itself; its id is escaped."""
+    level = f"viewer%2F{version}"
+    options = ("-i", f"viewer/{version}", "-V", version)
+    root = "$SYS/broker/penstock/clients"
+    with subscribed(broker, *options, "-t", f"{root}/{level}/+") as viewer:
+        came = dict(line.split(" 0 0 ") for line in lines(viewer, 3))
+    assert list(came) == [f"{root}/{level}/{name}" for name in ("link", "withholding", "ledger")]
+    link, withholding, ledger = map(json.loads, came.values())
+    assert "rtt_latest" in link
+    assert withholding["last_decision"] is None
+    assert ledger["delivered"] == 3  # what says that it has subscribed, and the two before
 
 
 @pytest.mark.parametrize("version", ["311", "5"])
