@@ -328,7 +328,7 @@ class Connection(Sender):
         if self._rate is None and self.core.takes_runs and self.core.catch_up is None:
             self._most_lone_bytes = min(JOIN_BELOW_BYTES, self.maximum_packet_size)
         self.send_quota = min(receive_maximum, self.core.limits.inflight_messages)
-        self.copy_maximum = self.send_maximum
+        self.copy_maximum = min(self.send_maximum, self.core.copy_maximum)
         topic_alias_maximum = min(topic_alias_maximum, self.core.options.outgoing_topic_aliases)
         if topic_alias_maximum:
             self.aliases = OutgoingAliases(topic_alias_maximum)

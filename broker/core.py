@@ -21,6 +21,7 @@ from broker.extensions import (
     AccessControl,
     Action,
     Authenticator,
+    CopyingStore,
     DeliveryGate,
     LinkSampler,
     MessageSink,
@@ -31,10 +32,10 @@ from broker.extensions import (
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
-from broker.mqtt.enums import ProtocolVersion
+from broker.mqtt.enums import MAX_REMAINING_LENGTH, ProtocolVersion
 from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from broker.outbox import OpenGate
-from broker.payload import ReferenceStore
+from broker.payload import PIECE_BYTES, STORED_ABOVE_BYTES, Payload, ReferenceStore
 from broker.retained import RetainedMessages
 from broker.session_registry import SessionRegistry
 from broker.timers import Timers
@@ -109,6 +110,7 @@ class Core:
             that were no mere copies.
         most_steps: from so many on the rest of a chunk is put off.
         takes_runs: QoS 1 and 2 packets may be handled in runs (`broker.runs`).
+        copy_maximum: bytes of the largest packet that may go on as it came, past the payload store.
         is_plain: no listener and no access control looks at single messages or packets.
     """
 
@@ -156,6 +158,9 @@ class Core:
         self.gate: DeliveryGate = gate if gate is not None else OpenGate()
         self.samplers = tuple(samplers)
         self.payload_store: PayloadStore = payload_store or ReferenceStore()
+        self._own_copy = (
+            self.payload_store.copy if isinstance(self.payload_store, CopyingStore) else None
+        )
         self.sinks = tuple(sinks)
         self.access = access
         self.authenticators = {offered.method: offered for offered in authenticators}
@@ -185,11 +190,9 @@ class Core:
         self.on_sys_subscribed: Callable[[str], None] | None = None
         self.catch_up: Callable[[], Coroutine[Any, Any, None] | None] | None = None
         self.is_restricted = is_restricted(options)
-        self.takes_runs = (
-            self.is_plain
-            and not self.is_restricted
-            and isinstance(self.payload_store, ReferenceStore)
-        )
+        self.takes_runs = self.is_plain and not self.is_restricted
+        is_by_reference = isinstance(self.payload_store, ReferenceStore)
+        self.copy_maximum = MAX_REMAINING_LENGTH + 5 if is_by_reference else PIECE_BYTES
         self.in_turn = False
         self.congested: list[Sender] = []
         self.steps = 0
@@ -343,6 +346,7 @@ class Core:
         """
         qos = message.qos
         publisher = message.publisher
+        own_copy = self._own_copy
         self.steps += len(targets)
         for target in targets:
             session = target.session
@@ -352,7 +356,7 @@ class Core:
                     continue
                 target = own  # noqa: PLW2901 (what the loop is about)
             session.deliver(
-                message,
+                message if own_copy is None else message.with_payload(own_copy),
                 min(qos, target.qos),
                 retain=message.retain and target.retain_as_published,
                 subscription_ids=target.subscription_ids,
@@ -466,6 +470,14 @@ class Core:
         except Exception as error:  # noqa: BLE001 (a plugin's fault must not let a client in)
             self.on_extension_error(f"access control, {action.name}", error)
             return False
+
+    def keep(self, data: bytes) -> Payload:
+        """Return what stands for a payload, from the store if it is one for that.
+
+        Raises:
+            OSError: the store cannot keep it.
+        """
+        return data if len(data) <= STORED_ABOVE_BYTES else self.payload_store.keep(data)
 
     def retain(self, message: Message) -> None:
         """Keep a message as its topic's retained one, or remove that by an empty payload.

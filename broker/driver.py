@@ -2,7 +2,7 @@
 
 Theory of operation. Each call into the core ends with `settle`. It serves every connection that the
 call has touched, in *rounds*: in each, a connection writes what it has to send, 640 KiB at most
-(`broker.sending.WRITE_BYTES`), until nobody has any more. Then it sets one timer, for the earliest
+(`broker.outgoing.WRITE_BYTES`), until nobody has any more. Then it sets one timer, for the earliest
 of the core's deadlines.
 
 Nobody may keep the loop for long. What a chunk or a wake-up can cause in a fraction of a

@@ -206,7 +206,10 @@ class ProbingSampler:
 
 
 class PayloadStore(Protocol):
-    """Keeps payloads that wait for at least one target."""
+    """Keeps payloads that wait for at least one target, of more than `STORED_ABOVE_BYTES`.
+
+    Others stay with their messages.
+    """
 
     def keep(self, data: bytes) -> Payload:
         """Return what stands for `data` until its last reference is gone.
@@ -214,6 +217,14 @@ class PayloadStore(Protocol):
         Raises:
             OSError: it cannot be kept; the publish is refused.
         """
+
+
+class CopyingStore:
+    """Base of a `PayloadStore` that keeps a payload for each subscriber."""
+
+    def copy(self, payload: Payload) -> Payload:
+        """Return what stands for a payload of the store, for one subscriber more."""
+        raise NotImplementedError
 
 
 class Receipt(Protocol):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from broker.payload import Payload
+from broker.payload import STORED_ABOVE_BYTES, Payload
 from broker.records import Storable
 
 Properties = Mapping[str, Any]
@@ -100,6 +100,29 @@ class Message(Storable):
         """
         payload = self.payload
         return payload if isinstance(payload, bytes) else payload.read()
+
+    def with_payload(self, copy: Callable[[Payload], Payload]) -> Message:
+        """Return the message for one subscriber alone, with a payload of its own.
+
+        Args:
+            copy: makes that of the payload; it is called where the payload is one for a store.
+        """
+        if len(self.payload) <= STORED_ABOVE_BYTES:
+            return self
+        own = Message(
+            self.topic,
+            copy(self.payload),
+            qos=self.qos,
+            retain=self.retain,
+            arrived_at=self.arrived_at,
+            is_large=self.is_large,
+            expires_at=self.expires_at,
+            properties=self.properties,
+            publisher=self.publisher,
+            topic_bytes=self.topic_bytes,
+        )
+        own.more_bytes = self.more_bytes
+        return own
 
     def __repr__(self) -> str:
         """Show topic, size and QoS; never the payload."""

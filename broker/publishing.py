@@ -18,6 +18,7 @@ from broker.mqtt.properties import read_publish_properties
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.receive_buffer import read_remaining_length
 from broker.mqtt.topics import validate_topic
+from broker.payload import STORED_ABOVE_BYTES, Payload
 from broker.receipts import PublishReceipt, book_receipt, check_receive_maximum
 from broker.topic_tree import Plan
 
@@ -297,11 +298,13 @@ def _message(
         if interval is not None:
             expires_at = now + interval
     core = connection.core
-    try:
-        stored = core.payload_store.keep(payload)
-    except OSError as error:
-        core.on_extension_error(type(core.payload_store).__name__, error)
-        return None
+    stored: Payload = payload
+    if len(payload) > STORED_ABOVE_BYTES:
+        try:
+            stored = core.payload_store.keep(payload)
+        except OSError as error:
+            core.on_extension_error(type(core.payload_store).__name__, error)
+            return None
     return Message(
         plan.topic,
         stored,

@@ -102,7 +102,7 @@ def _messages(
 ) -> dict[int, Message]:
     messages: dict[int, Message] = {}
     thresholds: dict[str, int] = {}
-    keep = core.payload_store.keep
+    keep = core.keep
     for row in rows:
         payload = row.payload or b""
         threshold_s = thresholds.get(row.topic)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from broker.delivery import NO_QUEUE, Delivery
 from broker.events import PacketSent
@@ -24,6 +24,8 @@ from broker.message import Message
 from broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5, PacketType
 from broker.mqtt.packets import Packet, PubRel
 from broker.mqtt.writer import publish_header, write_packet
+from broker.outgoing import Outgoing
+from broker.payload import PIECE_BYTES, STORED_ABOVE_BYTES, PayloadReader
 from broker.probes import send_probe
 from broker.redelivery import may_take_over, take_over
 from broker.retained_delivery import send_due
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from broker.core import Core
     from broker.session import Session
 
-JOIN_BELOW_BYTES: Final = 4096
+JOIN_BELOW_BYTES: Final = STORED_ABOVE_BYTES
 """A payload up to this size is joined to its header; a longer one is written by reference."""
 
 PUMP_BYTES: Final = 65_536
@@ -43,11 +45,6 @@ PUMP_BYTES: Final = 65_536
 PUMP_MESSAGES: Final = 32
 """The same in messages. Each takes some 5 us, so that the driver can see every fraction of a
 millisecond whether others have waited long enough; a write for so many costs little of that."""
-
-WRITE_BYTES: Final = 640 * 1024
-"""What one connection is written before the others touched have had as much. While the broker
-writes to those, another processor sees to what the first have acknowledged: 1 MiB to each of 50
-readers takes the kernel 9 ms in two rounds, 12 ms in one, 16 ms in sixteen."""
 
 UNREAD_BYTES: Final = 1024 * 1024
 """Memory that answers may take for a client that does not read them. A client that first sends
@@ -69,16 +66,13 @@ _ALMOST_A_SECOND: Final = 0.999
 _NO_PROPERTIES: Final[dict[str, Any]] = {}
 
 
-class Sender:
+class Sender(Outgoing):
     """What is on its way to one client.
 
     Attributes:
-        core: the broker.
         driver: whatever the driver wants to find again in a touched connection.
         session: the client's session; only after CONNECT was accepted.
         version: protocol version.
-        out: buffers to write, in order; the driver takes them by `data_to_send`, round by round.
-        out_bytes: what they sum up to.
         held: (commit, first byte, header, payload) of packets that wait for a commit.
         held_bytes: what they sum up to.
         send_maximum: bytes of the largest packet this client takes.
@@ -93,7 +87,6 @@ class Sender:
         is_heard_out: to be closed when the peer has read why: what it sends to a closed socket
             may cost it what it has not read yet.
         is_open: CONNECT was accepted and the connection has not ended.
-        is_paused: the transport has more unsent bytes than it should.
         is_touched: on the core's list for the driver.
         needs_look: the driver must look at more of it than what is in `out`.
         wants_more: there is more to send than the last pump took.
@@ -104,18 +97,14 @@ class Sender:
         "_pump_wanted",
         "aliases",
         "copy_maximum",
-        "core",
         "driver",
         "held",
         "held_bytes",
         "is_explained",
         "is_heard_out",
         "is_open",
-        "is_paused",
         "is_touched",
         "needs_look",
-        "out",
-        "out_bytes",
         "send_maximum",
         "send_quota",
         "send_quota_bytes",
@@ -127,13 +116,11 @@ class Sender:
     )
 
     def __init__(self, core: Core, driver: Any) -> None:
-        self.core = core
+        super().__init__(core)
         self.driver = driver
         self.session: Session
         self.version = MQTT_5
-        self.out: list[bytes | bytearray | memoryview] = []
-        self.out_bytes = 0
-        self.held: deque[tuple[int, int, bytes, bytes]] = NO_QUEUE
+        self.held: deque[tuple[int, int, bytes, bytes | PayloadReader]] = NO_QUEUE
         self.held_bytes = 0
         self.send_maximum = self.copy_maximum = MAX_REMAINING_LENGTH + 5
         self.aliases: OutgoingAliases | None = None
@@ -143,7 +130,6 @@ class Sender:
         self.unread_bytes = 0
         self.is_heard_out = False
         self.is_open = False
-        self.is_paused = False
         self.is_touched = False
         self.needs_look = False
         self.wants_more = False
@@ -154,29 +140,6 @@ class Sender:
         """Say whether one more QoS 1 or 2 message may be inflight to this client."""
         inflight = self.session.inflight
         return len(inflight) < self.send_quota and inflight.n_bytes < self.send_quota_bytes
-
-    def data_to_send(self) -> list[bytes | bytearray | memoryview]:
-        """Return what is to be written now, and keep in `out` what goes in the next round."""
-        out, self.out = self.out, []
-        n_bytes = self.out_bytes
-        self.out_bytes = 0
-        if n_bytes > WRITE_BYTES and not self.is_paused:
-            self._keep_rest(out)
-            n_bytes -= self.out_bytes
-        self.core.counters.bytes_sent += n_bytes
-        return out
-
-    def _keep_rest(self, out: list[bytes | bytearray | memoryview]) -> None:
-        """Move what is beyond `WRITE_BYTES` back into `out`, by reference."""
-        room = WRITE_BYTES
-        for i, data in enumerate(out):
-            if len(data) > room:
-                view = memoryview(data)
-                self.out = [view[room:], *out[i + 1 :]]
-                self.out_bytes = sum(map(len, self.out))
-                out[i:] = [view[:room]]
-                return
-            room -= len(data)
 
     def pause_sending(self, now: float) -> None:
         """The transport has too many unsent bytes: yield nothing until `resume_sending`."""
@@ -330,7 +293,7 @@ class Sender:
             if self.is_open:
                 self.session.is_direct = False
 
-    def _hold(self, first_byte: int, header: bytes, payload: bytes) -> None:
+    def _hold(self, first_byte: int, header: bytes, payload: bytes | PayloadReader) -> None:
         journal = self.core.journal
         assert journal is not None  # noqa: S101 (nothing is held without one)
         if self.held is NO_QUEUE:
@@ -465,10 +428,13 @@ class Sender:
         ):
             inflight.finish(delivery.packet_id, delivery.qos)
 
-    def _read(self, message: Message) -> bytes | None:
+    def _read(self, message: Message) -> bytes | PayloadReader | None:
         """Return a payload; None, booked as dropped, where its store cannot read it back."""
+        payload = message.payload
         try:
-            return message.read_payload()
+            if isinstance(payload, bytes) or self.core.listeners.packet_sent:
+                return message.read_payload()
+            return payload.read_piece(0) if len(payload) <= PIECE_BYTES else PayloadReader(payload)
         except OSError as error:
             self.core.on_extension_error(type(self.core.payload_store).__name__, error)
             self.session.ledger.drop("payload_lost")
@@ -537,7 +503,9 @@ class Sender:
             properties["subscription_identifier"] = list(subscription_ids)
         return properties
 
-    def _put_publish(self, header: bytes, payload: bytes, *, is_held: bool = False) -> bool:
+    def _put_publish(
+        self, header: bytes, payload: bytes | PayloadReader, *, is_held: bool = False
+    ) -> bool:
         """Put a PUBLISH into `out`, or book it as dropped [MQTT-3.1.2-24] and return False.
 
         Args:
@@ -558,14 +526,14 @@ class Sender:
         elif core.is_plain and len(payload) <= JOIN_BELOW_BYTES:  # as `_put`, with one call less
             core.counters.packets_sent += 1
             self.out_bytes += size
-            self.out.append(header + payload)
+            self.out.append(header + payload)  # type: ignore[operator]  # a reader is longer
             if not self.is_touched:
                 core.write_soon(self)
         else:
             self._put(header[0], header, payload)
         return True
 
-    def _put(self, first_byte: int, header: bytes, payload: bytes) -> None:
+    def _put(self, first_byte: int, header: bytes, payload: bytes | PayloadReader) -> None:
         """Put one packet into `out`."""
         core = self.core
         size = len(header) + len(payload)
@@ -576,6 +544,9 @@ class Sender:
             core.touch(self)  # it may be too much to read on
         if not payload:
             self.out.append(header)
+        elif isinstance(payload, PayloadReader):
+            self.out += (header, payload)
+            self.round_bytes = 0
         elif len(payload) <= JOIN_BELOW_BYTES:
             self.out.append(header + payload)
         else:
@@ -583,7 +554,8 @@ class Sender:
             self.out.append(payload)
         if core.listeners.packet_sent:
             session = self.session if self.is_open else None
-            event = PacketSent(session, first_byte, size, (header, payload))
+            read = cast("bytes", payload)  # as `_read` has, where there are listeners
+            event = PacketSent(session, first_byte, size, (header, read))
             core.tell(core.listeners.packet_sent, event)
         if not self.is_touched:
             core.write_soon(self)

@@ -292,7 +292,10 @@ class MqttProtocol(asyncio.Protocol):
 
     def hurry(self) -> None:
         """The broker stops: a client that was sent its end is not waited for."""
-        if self._close_timer is not None and not self.transport.get_write_buffer_size():
+        connection = self.connection
+        has_rest = connection is not None and connection.has_unread
+        is_waiting = has_rest or self.transport.get_write_buffer_size()
+        if self._close_timer is not None and not is_waiting:
             self.transport.abort()
 
     def serve(self, now: float) -> None:
@@ -301,9 +304,9 @@ class MqttProtocol(asyncio.Protocol):
         transport = self.transport
         if connection is None:
             return
-        if transport.is_closing() or self._close_timer is not None:
-            while connection.out:
-                connection.data_to_send()
+        is_over = self._close_timer is not None and not connection.has_unread
+        if is_over or transport.is_closing():
+            connection.drop_out()
             self._run_suspended(connection)  # what was received before the end still counts
             self._line_up(connection)
             return
@@ -313,7 +316,7 @@ class MqttProtocol(asyncio.Protocol):
             elif connection.out:
                 self.written_at = now
                 self._write(connection)
-                if connection.out:
+                if connection.out and not connection.is_stuck:
                     self.driver.core.write_soon(connection)
             return
         connection.needs_look = False
@@ -327,7 +330,8 @@ class MqttProtocol(asyncio.Protocol):
             if self.driver.clock() - now > TURNS_SECONDS:
                 break
         if connection.out:
-            self.driver.core.touch(connection)
+            if not connection.is_stuck:
+                self.driver.core.touch(connection)
         elif connection.wants_more and not connection.is_paused:
             self.driver.later(self)
         if connection.suspended is not None:
@@ -335,7 +339,7 @@ class MqttProtocol(asyncio.Protocol):
         if not (self._is_reading and connection.wants_reading):
             self._see_to_reading(connection)
         if connection.is_closing:
-            while connection.out:
+            while connection.out and not connection.is_stuck:
                 self._write(connection)
             self._close(connection)
 
@@ -344,7 +348,7 @@ class MqttProtocol(asyncio.Protocol):
         out = connection.data_to_send()
         if len(out) == 1:
             self.transport.write(out[0])
-        else:
+        elif out:
             self.transport.writelines(out)
 
     def _run_suspended(self, connection: Connection) -> None:
@@ -379,6 +383,10 @@ class MqttProtocol(asyncio.Protocol):
         sends is read and thrown away until it closes too.
         """
         transport = self.transport
+        if self._close_timer is None:
+            self._close_timer = self.driver.loop.call_later(CLOSE_TIMEOUT_SECONDS, transport.abort)
+        if connection.out:
+            return  # the rest of a payload goes as there is room for it, then this is called again
         if connection.is_heard_out and transport.can_write_eof():
             transport.write_eof()
             if not self._is_reading:
@@ -386,4 +394,3 @@ class MqttProtocol(asyncio.Protocol):
                 transport.resume_reading()
         else:
             transport.close()
-        self._close_timer = self.driver.loop.call_later(CLOSE_TIMEOUT_SECONDS, transport.abort)

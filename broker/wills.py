@@ -64,4 +64,11 @@ def send_will(core: Core, session: Session, now: float) -> None:
         core.refuse(session.client_id, will.topic, ReasonCode.NOT_AUTHORIZED)
         return
     threshold_s = core.tree.plan(will.topic, will.topic.encode()).threshold_s
-    core.publish(will_message(will, session.client_id, now, threshold_s), now, session)
+    message = will_message(will, session.client_id, now, threshold_s)
+    try:
+        message.payload = core.keep(will.payload)
+    except OSError as error:
+        core.on_extension_error(type(core.payload_store).__name__, error)
+        core.refuse(session.client_id, will.topic, ReasonCode.QUOTA_EXCEEDED)
+        return
+    core.publish(message, now, session)

@@ -16,6 +16,7 @@ from broker.mqtt_options import MqttOptions
 from broker.persistence_config import Persistence
 from plugins.access.config import AccessConfig
 from plugins.console.config import ConsoleConfig
+from plugins.memory.config import MemoryConfig
 from plugins.probing.config import ProbingConfig
 from plugins.queue.config import LogicalQueueConfig, QueueConfig
 from plugins.withholding.config import WithholdingConfig
@@ -29,6 +30,7 @@ SECTIONS: dict[tuple[str, ...], type[Any]] = {
     ("plugins", "access"): AccessConfig,
     ("mqtt",): MqttOptions,
     ("persistence",): Persistence,
+    ("plugins", "memory"): MemoryConfig,
     ("plugins", "probing"): ProbingConfig,
     ("plugins", "withholding"): WithholdingConfig,
     ("plugins", "console"): ConsoleConfig,

@@ -115,7 +115,7 @@ class HostedBroker:
         topic_bytes = topic.encode()
         return Message(
             topic,
-            core.payload_store.keep(bytes(data)),
+            core.keep(bytes(data)),
             qos=QoS.EXACTLY_ONCE if qos is None else qos,
             retain=retain,
             arrived_at=now,
@@ -199,7 +199,7 @@ class RetainedTable(MutableMapping[str, RetainedApplicationMessage]):
     def __setitem__(self, topic: str, retained: RetainedApplicationMessage) -> None:
         _check(validate_topic, topic)
         core = self._host.core
-        payload = core.payload_store.keep(bytes(retained.data))
+        payload = core.keep(bytes(retained.data))
         qos = QoS.EXACTLY_ONCE if retained.qos is None else retained.qos
         core.retained.set(Message(topic, payload, qos=qos, retain=True))
 

@@ -419,6 +419,10 @@ def test_receive_maximum_binds_mqtt5_and_slows_mqtt_3_1_1() -> None:
 # -- payload stores, access control, listeners
 
 
+LONG = bytes(5000)
+"""A payload that a store is asked to keep."""
+
+
 class FullStore:
     """A payload store whose disk is full."""
 
@@ -432,11 +436,11 @@ def test_a_payload_that_cannot_be_kept_is_refused() -> None:
     """Nothing is acknowledged, and nobody gets half a message."""
     broker = VirtualBroker(payload_store=FullStore())
     publisher, subscriber = pair(broker, 1)
-    publisher.publish("t", b"0")
-    publisher.publish("t", b"1", qos=1)
+    publisher.publish("t", LONG)
+    publisher.publish("t", LONG, qos=1)
     assert publisher.take(PubAck).reason_code == ReasonCode.QUOTA_EXCEEDED
     old = broker.connect("old", 4)
-    old.publish("t", b"2", qos=1)
+    old.publish("t", LONG, qos=1)
     assert old.is_lost
     assert old.inbox == []
     assert subscriber.payloads() == []
@@ -567,7 +571,7 @@ def test_a_repeat_is_answered_though_there_is_no_room_for_another_message() -> N
     """[MQTT-4.3.3-10]: a refusal of what was delivered would make its publisher send it anew."""
     broker = VirtualBroker(payload_store=FillingStore())
     publisher, subscriber = pair(broker, 0)
-    publisher.publish("t", b"x", qos=2, packet_id=1)
-    publisher.publish("t", b"x", qos=2, packet_id=1, dup=True)
+    publisher.publish("t", LONG, qos=2, packet_id=1)
+    publisher.publish("t", LONG, qos=2, packet_id=1, dup=True)
     assert [packet.reason_code for packet in publisher.take_all(PubRec)] == [0, 0]
-    assert subscriber.payloads() == [b"x"]
+    assert subscriber.payloads() == [LONG]

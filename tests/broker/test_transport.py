@@ -25,7 +25,8 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
-from broker.sending import WRITE_BYTES
+from broker.outgoing import WRITE_BYTES
+from broker.payload import PIECE_BYTES
 from broker.transport import LEAST_SLICE_BYTES
 from tests.broker.serving import (
     driver_of,
@@ -36,6 +37,7 @@ from tests.broker.serving import (
     until,
     without_collector,
 )
+from tests.helpers.shelf import Shelf
 from tests.helpers.wire import WireClient, connected
 
 
@@ -75,9 +77,11 @@ class Gatekeeper:
 # -- writing ----------------------------------------------------------------------------------
 
 
-async def test_what_goes_in_rounds_is_sent_before_the_connection_closes() -> None:
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_what_goes_in_rounds_is_sent_before_the_connection_closes(*, is_stored: bool) -> None:
     """DISCONNECT comes behind the whole of a message that does not go in one write."""
-    payload = bytes(5 * WRITE_BYTES)
+    data = bytes(range(256)) * (5 * WRITE_BYTES // 256)
+    payload = Shelf(data) if is_stored else data
     async with serving() as server, await connected(port_of(server), "c") as client:
         connection = protocol_of(server, "c").connection
         assert connection is not None
@@ -88,8 +92,60 @@ async def test_what_goes_in_rounds_is_sent_before_the_connection_closes() -> Non
             connection.close(ReasonCode.SERVER_BUSY, None)
 
         driver_of(server).take_turn(send_and_close)
-        assert (await client.take(Publish)).payload == payload
+        assert (await client.take(Publish)).payload == data
         assert (await client.take(Disconnect)).reason_code == ReasonCode.SERVER_BUSY
+
+
+async def test_a_stored_payload_is_read_as_the_client_takes_it() -> None:
+    """Of two that wait for a client that reads nothing, no more than a piece is in memory."""
+    shelves = [Shelf(bytes([n]) * 20 * WRITE_BYTES) for n in range(2)]
+    async with (
+        serving() as server,
+        await WireClient.dial(port_of(server), receive_bytes=4096) as client,
+    ):
+        await client.connect("c")
+        protocol = protocol_of(server, "c")
+        connection = protocol.connection
+        assert connection is not None
+
+        def send() -> None:
+            for shelf in shelves:
+                message = Message("t", shelf)
+                connection.session.deliver(message, 0, retain=False, subscription_ids=(), now=0.0)
+
+        driver_of(server).take_turn(send)
+        await until(lambda: connection.is_stuck)
+        assert protocol.transport.get_write_buffer_size() <= PIECE_BYTES
+        assert shelves[1].starts == []
+        for shelf in shelves:
+            assert (await client.take(Publish)).payload == shelf.data
+        await client.send(PingReq())
+        await client.take(PingResp)
+
+
+async def test_a_client_that_never_reads_is_closed_in_time_amid_a_stored_payload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it does not take is not waited for, and not read from the store."""
+    monkeypatch.setattr(transport_module, "CLOSE_TIMEOUT_SECONDS", 0.05)
+    shelf = Shelf(bytes(20 * WRITE_BYTES))
+    async with (
+        serving() as server,
+        await WireClient.dial(port_of(server), receive_bytes=4096) as client,
+    ):
+        await client.connect("c")
+        protocol = protocol_of(server, "c")
+        connection = protocol.connection
+        assert connection is not None
+
+        def send_and_close() -> None:
+            message = Message("t", shelf)
+            connection.session.deliver(message, 0, retain=False, subscription_ids=(), now=0.0)
+            connection.close(ReasonCode.SERVER_BUSY, None)
+
+        driver_of(server).take_turn(send_and_close)
+        await until(lambda: protocol not in driver_of(server).protocols)
+        assert len(shelf.starts) < len(shelf) / PIECE_BYTES
 
 
 # -- reading ----------------------------------------------------------------------------------

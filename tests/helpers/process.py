@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,12 +50,15 @@ class BrokerProcess:
             the program has ended instead.
     """
 
-    def __init__(self, policy: Mapping[str, Any] | str, folder: Path) -> None:
+    def __init__(
+        self, policy: Mapping[str, Any] | str, folder: Path, wrapper: Sequence[str] = ()
+    ) -> None:
         """Start a broker and wait until it listens, or has ended.
 
         Args:
             policy: a mapping, or the text of the file.
             folder: where ``policy.yaml`` is written and the program runs.
+            wrapper: a command that is to run the program in its own place.
         """
         text = policy if isinstance(policy, str) else yaml.safe_dump(dict(policy))
         (folder / "policy.yaml").write_text(text)
@@ -63,7 +66,7 @@ class BrokerProcess:
         self._changed = threading.Condition()
         self._has_ended = False
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "broker", "-c", "policy.yaml"],
+            [*wrapper, sys.executable, "-m", "broker", "-c", "policy.yaml"],
             cwd=folder,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             stderr=subprocess.PIPE,
@@ -147,13 +150,15 @@ def _awaited_listener(text: str) -> str:
 
 
 @contextlib.contextmanager
-def running_broker(policy: Mapping[str, Any] | str, folder: Path) -> Iterator[BrokerProcess]:
+def running_broker(
+    policy: Mapping[str, Any] | str, folder: Path, wrapper: Sequence[str] = ()
+) -> Iterator[BrokerProcess]:
     """Run a broker for a block, which may end it itself; see `BrokerProcess`.
 
     Raises:
         AssertionError: it did not start, with its log.
     """
-    broker = BrokerProcess(policy, folder)
+    broker = BrokerProcess(policy, folder, wrapper)
     try:
         assert broker.port, f"the broker did not start:\n{broker.log}"
         yield broker

@@ -129,7 +129,7 @@ class VirtualClient:
         connection = self.connection
         if not connection.needs_look:
             self._receive()
-            if connection.out:
+            if connection.out and not connection.is_stuck:
                 self.broker.core.write_soon(connection)
             return
         connection.needs_look = False
@@ -139,13 +139,14 @@ class VirtualClient:
                 break
             if not connection.wants_more:
                 break
-        if connection.out or (connection.wants_more and not connection.is_paused):
+        has_rest = bool(connection.out) and not connection.is_stuck
+        if has_rest or (connection.wants_more and not connection.is_paused):
             self.broker.core.touch(connection)  # later: when others have had their turn
         if connection.wants_turn:
             connection.go_on(self.broker.now)
         self.is_reading = connection.wants_reading
         if connection.is_closing:
-            while connection.out:
+            while connection.out and not connection.is_stuck:
                 self._receive()
             self.is_lost = True
 

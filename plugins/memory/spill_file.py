@@ -1,0 +1,236 @@
+"""Files that payloads are put into and read back from, and their space.
+
+Theory of operation. A *segment* is one file that has no name: its space is free as soon as the
+process has ended, whatever ended it, and somebody who clears the directory away takes nothing that
+was acknowledged. Payloads are put one behind the other, each from a block of its own, so that very
+many need one descriptor. What is freed is *punched* out of the segment, many neighbours at once,
+which gives its blocks back to the disk while the rest stays; where a file system cannot do that,
+they come back with the whole segment, when nothing in it is wanted any more.
+
+Nothing is flushed: a payload here is as durable as one in memory. What must outlive the process is
+in the database of `persistence` as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+BLOCK_BYTES: Final = 4096
+"""What file systems give out at once, nearly all of them."""
+
+SEGMENT_BYTES: Final = 1 << 30
+"""A segment that has come so far is written no more. Each that holds a message which stays for ever
+costs one descriptor: a million of such segments would be a petabyte."""
+
+HOLE_BYTES: Final = 4 * 1024 * 1024
+"""So much of a segment is free before it is punched out, in few calls: some 0.3 ms."""
+
+_KEEP_SIZE: Final = 0x01
+_PUNCH_HOLE: Final = 0x02
+"""Modes of fallocate(2)."""
+
+
+class Segment:
+    """One file without a name; its last reference closes it.
+
+    Attributes:
+        fileno: its descriptor.
+        end_bytes: where the next payload begins.
+        n_payloads: that are in it.
+    """
+
+    __slots__ = ("_free_bytes", "_holes", "end_bytes", "fileno", "n_payloads")
+
+    def __init__(self, directory: Path) -> None:
+        """Make the file.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self.fileno = -1
+        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+            self.fileno = os.dup(file.fileno())
+        self.end_bytes = 0
+        self.n_payloads = 0
+        self._holes: list[tuple[int, int]] = []
+        self._free_bytes = 0
+
+    def write(self, data: bytes) -> int:
+        """Put a payload at the end; return where it begins.
+
+        Raises:
+            OSError: there is no room; nothing of it is left.
+        """
+        start = self.end_bytes
+        rest = memoryview(data)
+        position = start
+        try:
+            while rest:
+                n_bytes = os.pwrite(self.fileno, rest, position)
+                position += n_bytes
+                rest = rest[n_bytes:]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self.fileno, start)
+            raise
+        self.end_bytes = start + _whole_blocks(len(data))
+        self.n_payloads += 1
+        return start
+
+    def free(self, start: int, n_bytes: int, punch: Callable[[int, int, int], bool]) -> None:
+        """Give up a payload and, at times, the blocks of all that were given up.
+
+        Args:
+            start: where it begins.
+            n_bytes: of it.
+            punch: gives (descriptor, start, bytes) back to the disk.
+        """
+        self.n_payloads -= 1
+        if not self.n_payloads:
+            self._clear()
+            return
+        n_bytes = _whole_blocks(n_bytes)
+        self._holes.append((start, start + n_bytes))
+        self._free_bytes += n_bytes
+        if self._free_bytes < HOLE_BYTES:
+            return
+        for hole_start, hole_end in _merged(self._holes):
+            if not punch(self.fileno, hole_start, hole_end - hole_start):
+                break
+        self._holes.clear()
+        self._free_bytes = 0
+
+    def _clear(self) -> None:
+        """Begin anew: nothing in the file is wanted any more."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self.fileno, 0)
+        self.end_bytes = 0
+        self._holes.clear()
+        self._free_bytes = 0
+
+    def __del__(self) -> None:
+        """Give up the file, and with it all its blocks."""
+        if self.fileno >= 0:
+            os.close(self.fileno)
+
+
+class SpillFile:
+    """What the payloads of one store are put into.
+
+    Invariant: each segment but the last holds at least one payload.
+
+    Attributes:
+        stored_bytes: of the payloads that are in it.
+    """
+
+    def __init__(self, directory: str, disk_limit: int | None = None) -> None:
+        """Make no file yet.
+
+        Args:
+            directory: for the files.
+            disk_limit: most `stored_bytes`; None for as many as the disk takes.
+        """
+        self.stored_bytes = 0
+        self._directory = Path(directory)
+        self._disk_limit = disk_limit
+        self._segments: list[Segment] = []
+        self._fallocate = _find_fallocate()
+
+    def check(self) -> None:
+        """See whether files can be made.
+
+        Raises:
+            OSError: they cannot.
+        """
+        Segment(self._directory)
+
+    def write(self, data: bytes) -> tuple[Segment, int]:
+        """Put a payload.
+
+        Returns:
+            (the segment it is in, where it begins).
+
+        Raises:
+            OSError: there is no room, or the directory is gone. Nothing has changed.
+        """
+        n_bytes = len(data)
+        if self._disk_limit is not None and self.stored_bytes + n_bytes > self._disk_limit:
+            raise OSError(errno.ENOSPC, f"disk_limit of {self._disk_limit} bytes reached")
+        # Files without a name could go on to fill a disk from which somebody has cleared them.
+        self._directory.stat()
+        if not self._segments or self._segments[-1].end_bytes >= SEGMENT_BYTES:
+            self._segments.append(Segment(self._directory))
+        segment = self._segments[-1]
+        start = segment.write(data)
+        self.stored_bytes += n_bytes
+        return segment, start
+
+    def read(self, segment: Segment, start: int, n_bytes: int) -> bytes:
+        """Return a part of a payload. Any thread may call this.
+
+        Raises:
+            OSError: it is not there any more, or the disk does not give it.
+        """
+        data = os.pread(segment.fileno, n_bytes, start)
+        if len(data) == n_bytes:
+            return data
+        parts = [data]
+        n_left = n_bytes - len(data)
+        while n_left:
+            part = os.pread(segment.fileno, n_left, start + n_bytes - n_left)
+            if not part:
+                raise OSError(errno.EIO, f"{n_left} of {n_bytes} bytes are gone from the file")
+            parts.append(part)
+            n_left -= len(part)
+        return b"".join(parts)
+
+    def free(self, segment: Segment, start: int, n_bytes: int) -> None:
+        """Give up a payload."""
+        self.stored_bytes -= n_bytes
+        segment.free(start, n_bytes, self._punch)
+        if not segment.n_payloads and segment is not self._segments[-1]:
+            self._segments.remove(segment)
+
+    def _punch(self, fileno: int, start: int, n_bytes: int) -> bool:
+        """Give blocks back to the disk; return False where that cannot be done."""
+        if self._fallocate is None:
+            return False
+        if self._fallocate(fileno, _PUNCH_HOLE | _KEEP_SIZE, start, n_bytes):
+            self._fallocate = None  # not on this file system
+            return False
+        return True
+
+
+def _whole_blocks(n_bytes: int) -> int:
+    return -(-n_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def _merged(holes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return (start, end) of holes in order, neighbours as one."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(holes):
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _find_fallocate() -> Callable[[int, int, int, int], int] | None:
+    """Return the C library's function that punches holes; None where it has none."""
+    try:
+        library = ctypes.CDLL(None)
+        fallocate = getattr(library, "fallocate64", None) or library.fallocate
+    except (AttributeError, OSError, TypeError):  # macOS, Windows
+        return None
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    fallocate.restype = ctypes.c_int
+    call: Callable[[int, int, int, int], int] = fallocate
+    return call

@@ -1,0 +1,48 @@
+"""The plugin `memory`: which payload store the broker has."""
+
+from __future__ import annotations
+
+from broker.errors import ConfigError, ConfigProblem
+from broker.extensions import PayloadStore, Plugin, PluginContext
+from plugins.memory.config import MemoryConfig
+from plugins.memory.copies import CopyStore
+from plugins.memory.spill import SpillStore
+from plugins.memory.spill_file import SpillFile
+
+
+class MemoryPlugin(Plugin):
+    """Brings the payload store that the policy file names.
+
+    Attributes:
+        payload_store: None for the broker's own, by reference.
+    """
+
+    Config = MemoryConfig
+
+    def __init__(self, config: MemoryConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._file = SpillFile(config.directory, config.disk_limit)
+        stores: dict[str, PayloadStore | None] = {
+            "reference": None,
+            "copy": CopyStore(),
+            "spill": SpillStore(config.memory_limit, self._file, context.logger),
+        }
+        self.payload_store = stores[config.store]
+
+    async def start(self) -> None:
+        """See that payloads could go to files.
+
+        Raises:
+            ConfigError: no file can be made in the directory.
+        """
+        if not isinstance(self.payload_store, SpillStore):
+            return
+        try:
+            self._file.check()
+        except OSError as error:
+            problem = ConfigProblem(
+                "plugins.memory.directory",
+                f"{self.config.directory}: {error.strerror}",
+                "a directory that is there, where this user may write",
+            )
+            raise ConfigError(self.context.policy_file, [problem]) from error

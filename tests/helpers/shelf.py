@@ -1,0 +1,33 @@
+"""A payload that lives elsewhere than in memory, as far as the broker can tell."""
+
+from __future__ import annotations
+
+from broker.payload import PIECE_BYTES
+
+
+class Shelf:
+    """A stored payload that notes what is read of it, and may fail from some byte on.
+
+    Attributes:
+        data: the payload.
+        starts: where the pieces began that were read.
+    """
+
+    def __init__(self, data: bytes, fails_from: int | None = None) -> None:
+        self.data = data
+        self.starts: list[int] = []
+        self._fails_from = fails_from
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def read(self) -> bytes:
+        """Return all of it."""
+        return self.data
+
+    def read_piece(self, start: int) -> bytes:
+        """Return a piece, or fail."""
+        if self._fails_from is not None and start >= self._fails_from:
+            raise OSError(5, "input/output error")
+        self.starts.append(start)
+        return self.data[start : start + PIECE_BYTES]

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from broker.mqtt.packets import PubAck, Publish
+from broker.mqtt.reason_codes import ReasonCode
+from tests.helpers.process import SECONDS, BrokerProcess, anonymous_policy, running_broker
+from tests.helpers.wire import WireClient, connected
+
+N_SUBSCRIBERS = 10
+N_MESSAGES = 24
+PAYLOAD_BYTES = 1_000_000
+MEMORY_LIMIT = 8_000_000
+KEPT: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 600}}
+
+
+def payload_of(number: int) -> bytes:
+    """Return a payload that tells which it is, in each of its parts."""
+    return random.Random(number).randbytes(PAYLOAD_BYTES)  # noqa: S311 (payloads, not secrets)
+
+
+def spilling(directory: Path, **keys: Any) -> dict[str, Any]:
+    """Return a policy whose payloads go to files beyond `MEMORY_LIMIT`."""
+    keys = {"store": "spill", "memory_limit": MEMORY_LIMIT, "directory": str(directory), **keys}
+    return anonymous_policy({"memory": keys})
+
+
+def resident_bytes(broker: BrokerProcess) -> int:
+    """Return how much memory the broker's process has."""
+    n_bytes: int = psutil.Process(broker.process.pid).memory_info().rss
+    return n_bytes
+
+
+def has_files(broker: BrokerProcess, folder: Path) -> bool:
+    """Say whether the broker has files without a name in a directory."""
+    links = Path(f"/proc/{broker.process.pid}/fd").iterdir()
+    return any(str(link.readlink()).startswith(f"{folder}/") for link in links)
+
+
+async def stalled_subscriber(port: int, number: int) -> WireClient:
+    """Return a client that subscribes at QoS 1 and then reads nothing."""
+    client = await WireClient.dial(port, 4 + number % 2, receive_bytes=4096)
+    assert (await client.connect(f"stalled {number}")).reason_code == 0
+    assert await client.subscribe("large/#", 1) == 1
+    return client
+
+
+async def publish_until_refused(client: WireClient, first: int) -> int:
+    """Publish, starting with a number; return the number of the one that was refused."""
+    for number in range(first, first + 100):
+        answer = await client.publish("large/1", payload_of(number))
+        if answer.reason_code >= 0x80:
+            assert answer.reason_code == ReasonCode.QUOTA_EXCEEDED
+            return number
+    raise AssertionError("nothing was refused")
+
+
+async def away(port: int) -> None:
+    """Subscribe for a session that is kept, and leave."""
+    async with await connected(port, "away", **KEPT) as client:
+        assert await client.subscribe("large/#", 1) == 1
+
+
+async def read_messages(client: WireClient, numbers: range) -> None:
+    """Read and acknowledge messages, each of which must be the one that is due."""
+    for number in numbers:
+        packet = await client.take(Publish)
+        assert packet.payload == payload_of(number)
+        await client.send(PubAck(packet.packet_id))
+
+
+async def test_memory_stays_within_its_limit_and_everything_arrives(tmp_path: Path) -> None:
+    """Stalled subscribers that stand at different messages cost no more than `memory_limit`."""
+    folder = tmp_path / "spill"
+    folder.mkdir()
+    with running_broker(spilling(folder), tmp_path) as broker:
+        async with contextlib.AsyncExitStack() as clients:
+            stalled = [
+                await clients.enter_async_context(await stalled_subscriber(broker.port, number))
+                for number in range(N_SUBSCRIBERS)
+            ]
+            publisher = await clients.enter_async_context(await connected(broker.port))
+            before = resident_bytes(broker)
+            for number in range(N_MESSAGES):
+                answer = await publisher.publish("large/1", payload_of(number))
+                assert answer.reason_code < 0x80
+            # Each reads on to a message of its own, and stalls again.
+            for behind, client in enumerate(stalled):
+                await read_messages(client, range(behind))
+            most = MEMORY_LIMIT + (N_SUBSCRIBERS + 5) * PAYLOAD_BYTES // 2
+            assert resident_bytes(broker) - before <= most
+            async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as tasks:
+                for behind, client in enumerate(stalled):
+                    tasks.create_task(read_messages(client, range(behind, N_MESSAGES)))
+        assert not list(folder.iterdir())
+        assert broker.stop() == 0
+        assert "ERROR" not in broker.log
+
+
+async def test_nothing_is_left_in_the_directory_after_kill_9(tmp_path: Path) -> None:
+    """A broker that was killed with payloads in files starts again beside nothing of them."""
+    folder = tmp_path / "spill"
+    folder.mkdir()
+    with running_broker(spilling(folder, memory_limit=0), tmp_path) as broker:
+        await away(broker.port)
+        async with await connected(broker.port) as publisher:
+            for number in range(3):
+                assert (await publisher.publish("large/1", payload_of(number))).reason_code < 0x80
+        assert has_files(broker, folder)
+        broker.kill()
+    assert not list(folder.iterdir())
+    with running_broker(spilling(folder, memory_limit=0), tmp_path) as broker:
+        assert broker.stop() == 0
+
+
+async def test_a_directory_that_vanishes_refuses_and_loses_nothing(tmp_path: Path) -> None:
+    """What was acknowledged is delivered; further messages are refused until it is back."""
+    folder = tmp_path / "spill"
+    folder.mkdir()
+    with running_broker(spilling(folder, memory_limit=0), tmp_path) as broker:
+        await away(broker.port)
+        async with await connected(broker.port) as publisher:
+            assert (await publisher.publish("large/1", payload_of(0))).reason_code < 0x80
+            shutil.rmtree(folder)
+            assert await publish_until_refused(publisher, 1) == 1
+            folder.mkdir()
+            assert (await publisher.publish("large/1", payload_of(1))).reason_code < 0x80
+        async with await connected(broker.port, "away", **KEPT) as client:
+            await read_messages(client, range(2))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+async def test_a_full_disk_refuses_and_loses_nothing(tmp_path: Path) -> None:
+    """On a disk of 5 MB: what was acknowledged is delivered, and then there is room again."""
+    folder = tmp_path / "spill"
+    folder.mkdir()
+    mount = f'mount -t tmpfs -o size=5m tmpfs "{folder}" && exec "$@"'
+    wrapper = ("unshare", "--mount", "sh", "-c", mount, "sh")
+    with running_broker(spilling(folder), tmp_path, wrapper) as broker:
+        await away(broker.port)
+        async with await connected(broker.port) as publisher:
+            refused = await publish_until_refused(publisher, 0)
+            assert await publish_until_refused(publisher, refused) == refused
+            async with await connected(broker.port, "away", **KEPT) as client:
+                await read_messages(client, range(refused))
+                # As many again: no block of the disk is lost.
+                again = await publish_until_refused(publisher, refused)
+                assert again >= 2 * refused - 1
+                await read_messages(client, range(refused, again))
+        assert refused * PAYLOAD_BYTES >= MEMORY_LIMIT + 3_000_000
+        assert "No space left on device" in broker.log
+        assert broker.log.count("SpillStore failed") < 10
+
+
+async def test_persistence_and_spill_go_together(tmp_path: Path) -> None:
+    """Stored messages come back after kill -9, and go to files as far as memory has no room."""
+    policy = spilling(tmp_path) | {"persistence": {"path": str(tmp_path / "sessions.db")}}
+    with running_broker(policy, tmp_path) as broker:
+        await away(broker.port)
+        async with await connected(broker.port) as publisher:
+            for number in range(N_MESSAGES):
+                assert (await publisher.publish("large/1", payload_of(number))).reason_code < 0x80
+        broker.kill()
+    with running_broker(policy, tmp_path) as broker:
+        assert "what waits longest goes to files" in broker.log
+        async with await connected(broker.port, "away", **KEPT) as client:
+            await read_messages(client, range(N_MESSAGES))
+
+
+def test_a_wrong_directory_ends_the_start_with_status_2(tmp_path: Path) -> None:
+    """The place in the policy file is named, before any socket opens."""
+    broker = BrokerProcess(spilling(tmp_path / "none"), tmp_path)
+    assert broker.wait() == 2
+    assert "plugins.memory.directory" in broker.log
+    assert "No such file or directory" in broker.log
