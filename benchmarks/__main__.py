@@ -15,6 +15,7 @@ import typer
 from benchmarks import (
     acknowledged,
     fan_out,
+    field_memory,
     latency,
     many_clients,
     matching,
@@ -48,6 +49,7 @@ ROWS: Final = {
         *many_clients.ROWS,
         *latency.ROWS,
         *memory.ROWS,
+        *field_memory.ROWS,
         *small_state.ROWS,
     )
 }
@@ -166,7 +168,7 @@ def measure_row(
 
     repeat(able, repeats)
     if repeats > 1 and is_undecided(list(results_of(row, measurements))):
-        compared = [peer for peer in able if peer.name in COMPARED]
+        compared = [peer for peer in able if peer.name in COMPARED or peer.is_store]
         progress.expect((UNDECIDED_TIMES - 1) * repeats * len(compared))
         repeat(compared, (UNDECIDED_TIMES - 1) * repeats)
     return list(results_of(row, measurements)), list(failures.values())

@@ -23,11 +23,12 @@ from typing import Final
 
 from benchmarks import wire
 from benchmarks.peers import RunningPeer
-from benchmarks.rows import Measurement, Row, Scale, Target
+from benchmarks.rows import Figure, Measurement, Row, Scale, Target
 
 TOPIC: Final = "bench/stalled"
 LATE_PAYLOAD_BYTES: Final = 100_000
 RECEIVE_BUFFER_BYTES: Final = 4096
+MEGABYTE: Final = 1_000_000
 SAMPLE_SECONDS: Final = 0.01
 STEADY_RATIO: Final = 0.01
 SETTLE_SECONDS: Final = 15.0
@@ -146,14 +147,18 @@ def measure_stalled(
                 received = sum(read_on(sock, messages, payload_bytes) for sock in late)
         if not is_read_by_all:
             received = read_on(late[0], messages, payload_bytes)
+    afterwards = wait_until_steady(peer, scale)
+    grown = sampler.peak_bytes - before
     return Measurement(
-        value=(sampler.peak_bytes - before) / total_bytes,
+        value=grown / total_bytes,
         lost=len(late) * messages - received,
         details={
             "before_bytes": before,
             "peak_bytes": sampler.peak_bytes,
             "settled_bytes": settled,
             "payload_bytes": total_bytes,
+            "in_all": grown / MEGABYTE,
+            "afterwards": afterwards / before,
         },
     )
 
@@ -182,6 +187,24 @@ def measure_late_readers(peer: RunningPeer, scale: Scale) -> Measurement:
     )
 
 
+IN_ALL: Final = Figure(
+    name="in_all",
+    title="the same growth",
+    unit="MB",
+    target=Target(),
+    store_targets={"penstock-spill": Target(most_value=36)},
+)
+AFTERWARDS: Final = Figure(
+    name="afterwards",
+    title="resident set when the subscribers have gone, over that before the messages",
+    unit="x start",
+    target=Target(most_value=1.1),
+    store_targets={
+        "penstock-spill": Target(most_value=1.1),
+        "penstock-copy": Target(most_value=1.1),
+    },
+)
+
 ROWS: Final = (
     Row(
         name="memory_stalled",
@@ -190,6 +213,8 @@ ROWS: Final = (
         unit="x payload",
         target=Target(most_value=1.2),
         measure=measure_stalled_for_good,
+        figures=(IN_ALL, AFTERWARDS),
+        has_stores=True,
     ),
     Row(
         name="memory_late_readers",
@@ -198,5 +223,7 @@ ROWS: Final = (
         unit="x payload",
         target=Target(most_value=1.2),
         measure=measure_late_readers,
+        figures=(IN_ALL, AFTERWARDS),
+        has_stores=True,
     ),
 )

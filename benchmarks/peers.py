@@ -34,6 +34,7 @@ EXAMPLE_POLICY: Final = ROOT / "policy.example.yaml"
 START_TIMEOUT_SECONDS: Final = 30.0
 STOP_TIMEOUT_SECONDS: Final = 10.0
 LOG_TAIL_BYTES: Final = 2000
+SPILL_LIMIT: Final = "32 MB"
 NAME_FORM: Final = re.compile(r"[A-Za-z0-9][\w.+-]*")
 
 
@@ -80,6 +81,7 @@ class Peer:
         is_ceiling: whether it is no broker but the load's own limit.
         has_v5: whether it speaks MQTT 5.
         has_tls: whether it can listen with TLS.
+        is_store: whether it is a broker measured already, with another payload store.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Peer:
     is_ceiling: bool = False
     has_v5: bool = True
     has_tls: bool = True
+    is_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +185,21 @@ def _penstock(directory: Path, setting: Setting) -> list[str]:
     return [sys.executable, "-m", "broker", "-c", _write_yaml(directory, policy)]
 
 
+def _penstock_spill(directory: Path, setting: Setting) -> list[str]:
+    memory = {"store": "spill", "memory_limit": SPILL_LIMIT, "directory": str(directory)}
+    return _penstock_storing(directory, setting, memory)
+
+
+def _penstock_copy(directory: Path, setting: Setting) -> list[str]:
+    return _penstock_storing(directory, setting, {"store": "copy"})
+
+
+def _penstock_storing(directory: Path, setting: Setting, memory: dict[str, Any]) -> list[str]:
+    policy = without_queue_limits(example_policy(setting))
+    policy["plugins"]["memory"] = memory
+    return [sys.executable, "-m", "broker", "-c", _write_yaml(directory, policy)]
+
+
 def _penstock_stock(directory: Path, setting: Setting) -> list[str]:
     policy = without_queue_limits(stock_amqtt_policy(setting))
     return [sys.executable, "-m", "broker", "-c", _write_yaml(directory, policy)]
@@ -259,6 +277,20 @@ PEERS: Final = {
             "Penstock with the policy that aMQTT ships",
             _penstock_stock,
             lambda: importlib.metadata.version("penstock"),
+        ),
+        Peer(
+            "penstock-spill",
+            f"the example policy, with payloads beyond {SPILL_LIMIT} in files",
+            _penstock_spill,
+            lambda: importlib.metadata.version("penstock"),
+            is_store=True,
+        ),
+        Peer(
+            "penstock-copy",
+            "the example policy, with a payload for each subscriber",
+            _penstock_copy,
+            lambda: importlib.metadata.version("penstock"),
+            is_store=True,
         ),
         Peer("mosquitto", "no limit of queued messages", _mosquitto, _mosquitto_version),
         Peer(

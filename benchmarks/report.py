@@ -61,6 +61,8 @@ class Result:
         """What this peer must reach."""
         if self.peer == OURS:
             return self.row.target
+        if self.peer in self.row.store_targets:
+            return self.row.store_targets[self.peer]
         return self.row.target.halved() if self.peer == STOCK else Target()
 
     @property
@@ -85,6 +87,7 @@ def results_of(row: Row, measurements: Mapping[str, Sequence[Measurement]]) -> I
             title=figure.title,
             unit=figure.unit,
             target=figure.target,
+            store_targets=figure.store_targets,
             figures=(),
         )
         for peer, values in measurements.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from benchmarks.peers import Peer, RunningPeer
@@ -27,6 +27,7 @@ class Scale:
         readers: of the row with 1 MiB messages.
         late_readers: of the memory row whose readers stall and then read all.
         late_messages: of that row.
+        congested_seconds: of the memory row on congested paths.
     """
 
     seconds: float = 3.0
@@ -43,6 +44,7 @@ class Scale:
     readers: int = 50
     late_readers: int = 20
     late_messages: int = 100
+    congested_seconds: float = 12.0
 
 
 FULL = Scale()
@@ -54,6 +56,7 @@ QUICK = Scale(
     queued_messages=10_000,
     stalled_subscribers=25,
     large_messages=20,
+    congested_seconds=5.0,
 )
 
 
@@ -121,12 +124,14 @@ class Figure:
         title: what it is, in words.
         unit: of the number.
         target: what Penstock must reach.
+        store_targets: what it must reach with another payload store, by the peer's name.
     """
 
     name: str
     title: str
     unit: str
     target: Target
+    store_targets: Mapping[str, Target] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,8 @@ class Row:
         is_tls: whether the broker listens with TLS.
         inflight_messages: as in `Setting`.
         is_v5: whether it takes a broker of MQTT 5.
+        has_stores: whether it tells payload stores apart, so that each is a peer.
+        store_targets: as in `Figure`.
     """
 
     name: str
@@ -158,9 +165,13 @@ class Row:
     is_tls: bool = False
     inflight_messages: int | None = None
     is_v5: bool = False
+    has_stores: bool = False
+    store_targets: Mapping[str, Target] = field(default_factory=dict)
 
     def is_for(self, peer: Peer) -> bool:
         """Say whether a peer can answer."""
         if peer.is_ceiling:
             return self.has_ceiling
+        if peer.is_store and not self.has_stores:
+            return False
         return (peer.has_v5 or not self.is_v5) and (peer.has_tls or not self.is_tls)

@@ -25,6 +25,7 @@ TINY: Final = Scale(
     readers=3,
     late_readers=3,
     late_messages=5,
+    congested_seconds=0.3,
 )
 
 BROKERS: Final = ("penstock", "penstock-stock", "mosquitto")
@@ -54,6 +55,22 @@ CASES: Final = [
 def test_each_row_measures(row: Row, name: str, brokers: dict[str, RunningPeer]) -> None:
     """Each row runs to its end on a real broker, tells all of its figures and loses nothing."""
     check(row, row.measure(brokers[name], TINY))
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS.values() if row.has_stores], ids=lambda row: row.name
+)
+@pytest.mark.parametrize("name", [peer.name for peer in PEERS.values() if peer.is_store])
+def test_each_row_that_tells_payload_stores_apart_measures_them(row: Row, name: str) -> None:
+    """With each store everything arrives, and there are targets for one that has a limit."""
+    check(row, measure(row, PEERS[name], TINY))
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)
+def test_a_payload_store_is_measured_where_it_makes_a_difference(row: Row) -> None:
+    """Elsewhere it would be the same broker again."""
+    stores = [peer for peer in PEERS.values() if peer.is_store]
+    assert {row.is_for(peer) for peer in stores} == {row.has_stores}
 
 
 @pytest.mark.parametrize("name", ["penstock", "mosquitto"])
