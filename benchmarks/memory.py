@@ -189,7 +189,7 @@ def measure_late_readers(peer: RunningPeer, scale: Scale) -> Measurement:
 
 IN_ALL: Final = Figure(
     name="in_all",
-    title="the same growth",
+    title="the same growth; of penstock-spill, whose limit is 32 MB, at most 36",
     unit="MB",
     target=Target(),
     store_targets={"penstock-spill": Target(most_value=36)},

@@ -35,6 +35,7 @@ START_TIMEOUT_SECONDS: Final = 30.0
 STOP_TIMEOUT_SECONDS: Final = 10.0
 LOG_TAIL_BYTES: Final = 2000
 SPILL_LIMIT: Final = "32 MB"
+"""Of `penstock-spill`; its targets in the memory rows are for this one."""
 NAME_FORM: Final = re.compile(r"[A-Za-z0-9][\w.+-]*")
 
 

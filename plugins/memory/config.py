@@ -53,8 +53,9 @@ class MemoryConfig:
         store: ``reference``, each in memory once, for all who are to get it; ``spill``, the same
             until they exceed `memory_limit`: then those that have waited longest go to files;
             ``copy``, one for each subscriber, as brokers do that paper 002 compares itself with.
-        memory_limit: of ``spill``: bytes of payloads that stay in memory; a number, or a text with
-            a unit, such as ``32 MB``.
+        memory_limit: of ``spill``: bytes of payloads in memory, what is just coming in included;
+            a number, or a text with a unit, such as ``32 MB``. A payload of more than a third of
+            it goes to the file at once.
         directory: of ``spill``: where its files are made, from the directory the broker started
             in. They have no name, so that nothing is left of them when the broker ends, however it
             ends. On a disk: what lies in a file system in memory saves none.

@@ -28,6 +28,10 @@ is sent on are served in rounds of one piece each, so that two would do for one 
 
 SHARED_BYTES: Final = SHARED_PIECES * PIECE_BYTES
 
+ARRIVING_COPIES: Final = 2
+"""A message that comes in is in memory as often beside its payload, for a moment: as the chunks
+that were received, and as the packet they make up. There must be room for these, too."""
+
 
 class _Kept:
     """What the store knows of one payload.
@@ -85,6 +89,9 @@ class KeptPayload:
 class SpillStore:
     """Keeps payloads in memory up to a limit, and the others in files.
 
+    Invariant: a payload is in `_in_memory`, and counts in `memory_bytes`, while it has no place in
+    the file.
+
     Attributes:
         memory_bytes: of the payloads that are in memory.
         n_spilled: payloads that were put into the file so far.
@@ -125,22 +132,22 @@ class SpillStore:
         """
         self._work_off()
         kept = _Kept(data)
-        n_bytes = kept.n_bytes
+        most_bytes = self._room_bytes - (1 + ARRIVING_COPIES) * kept.n_bytes
         try:
             with self._lock:
-                if n_bytes > self._room_bytes:
+                if most_bytes < 0:
                     self._spill(kept)
                 else:
-                    self._make_room(n_bytes)
+                    self._make_room(most_bytes)
                     self._in_memory[kept] = None
-                    self.memory_bytes += n_bytes
+                    self.memory_bytes += kept.n_bytes
         finally:
             self._work_off()
         return KeptPayload(self, kept)
 
-    def _make_room(self, n_bytes: int) -> None:
-        """Put into the file what has waited longest, until there is room in memory."""
-        while self.memory_bytes + n_bytes > self._room_bytes:
+    def _make_room(self, most_bytes: int) -> None:
+        """Put into the file what has waited longest, until no more is in memory."""
+        while self.memory_bytes > most_bytes:
             oldest = next(iter(self._in_memory))
             self._spill(oldest)
             del self._in_memory[oldest]

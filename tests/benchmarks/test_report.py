@@ -9,6 +9,7 @@ from benchmarks.report import (
     format_value,
     is_undecided,
     ratio_to_reference,
+    results_of,
     to_markdown,
 )
 from benchmarks.rows import Measurement, Target
@@ -48,6 +49,18 @@ def test_stock_plugins_have_half_of_each_ratio_to_reach() -> None:
     )
     assert replace(stock, row=ROWS["latency"]).target.most_ratio == 3
     assert replace(stock, row=ROWS["memory_stalled"]).target == Target()
+
+
+def test_a_payload_store_has_targets_of_its_own() -> None:
+    """Payloads in files are held against their limit in memory, which others do not have."""
+    told = {"in_all": 40.0, "afterwards": 1.0}
+    measured = {
+        name: [Measurement(0.5, details=told)] for name in ("penstock", "penstock-spill", "amqtt")
+    }
+    results = list(results_of(ROWS["memory_stalled"], measured))
+    assert conclude(results).startswith(
+        "rows missed: memory_stalled_in_all penstock-spill (40.00; at most 36)\n"
+    )
 
 
 def test_rates_near_what_the_load_can_do_are_told() -> None:
