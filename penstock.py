@@ -20,6 +20,7 @@ PROGRAMS: Final[dict[str, tuple[str, str]]] = {
     ),
     "spark": ("spark_bridge.__main__", "stream a queue into Parquet with Spark"),
     "plan": ("models.__main__", "simulate what a policy would do (the papers' models)"),
+    "netem": ("netem.__main__", "hold a network with delay and loss on this machine (root)"),
     "bench": ("benchmarks.__main__", "measure Penstock beside its peers (from a checkout)"),
 }
 """Name of the program to the module that holds its ``main(argv) -> int``, and what it does."""

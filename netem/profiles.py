@@ -25,8 +25,7 @@ def _check_ratio(name: str, value: float) -> None:
 class Bursts:
     """Loss in bursts, as by Gilbert and Elliott: a state that may change with each packet.
 
-    Of all packets, ``(inside * begin + outside * end) / (begin + end)`` are lost in the long run;
-    a burst lasts ``1 / end`` packets on average.
+    A burst lasts ``1 / end`` packets on average.
 
     Attributes:
         begin: probability that a burst begins with a packet (p), 0 to 1.
@@ -52,6 +51,11 @@ class Bursts:
             _check_ratio(name, getattr(self, name))
         if self.end == 0:
             raise ValueError("end: read 0; allowed: above 0, or a burst never ends")
+
+    @property
+    def mean_loss(self) -> float:
+        """Share of all packets that are lost in the long run."""
+        return (self.inside * self.begin + self.outside * self.end) / (self.begin + self.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,11 @@ class Direction:
         return max(LEAST_QUEUE_BYTES, self.rate * QUEUE_SECONDS)
 
     @property
+    def mean_loss(self) -> float:
+        """Share of all packets that are lost in the long run."""
+        return self.loss.mean_loss if isinstance(self.loss, Bursts) else self.loss
+
+    @property
     def acts_on_packets(self) -> bool:
         """Whether it does what only an engine that sees packets can do."""
         return self != Direction(self.delay, self.rate)
@@ -135,11 +144,13 @@ class Profile:
     downstream: Direction
 
     def __str__(self) -> str:
-        """Return name, round trip and rate towards the client in words."""
+        """Return name, round trip, and rate and loss towards the client in words."""
         round_trip = 1000 * (self.upstream.delay + self.downstream.delay)
         rate = self.downstream.rate
         carries = "any rate" if rate is None else f"{rate / 1000:,.0f} kB/s"
-        return f"{self.name}: {round_trip:,.0f} ms round trip, {carries}"
+        text = f"{self.name}: {round_trip:,.0f} ms round trip, {carries}"
+        lost = self.downstream.mean_loss
+        return f"{text}, {100 * lost:.2g} % lost" if lost else text
 
 
 OPEN: Final = Profile("open", Direction(), Direction())

@@ -66,3 +66,11 @@ def test_a_profile_says_what_it_is_in_units() -> None:
     """What is printed of a link gives its round trip and its rate."""
     assert str(BAD) == "bad: 2,000 ms round trip, 125 kB/s"
     assert str(OPEN) == "open: 0 ms round trip, any rate"
+    assert str(LOSSY) == "lossy: 200 ms round trip, 2,500 kB/s, 20 % lost"
+
+
+def test_bursts_have_a_mean() -> None:
+    """A tenth of the time in bursts that lose half, else a hundredth: 5.9 % in all."""
+    bursts = Bursts(begin=0.1, end=0.9, inside=0.5, outside=0.01)
+    assert bursts.mean_loss == pytest.approx(0.1 * 0.5 + 0.9 * 0.01)
+    assert Direction(loss=bursts).mean_loss == bursts.mean_loss

@@ -1,0 +1,109 @@
+"""Holds networks for people to try things on: ``penstock netem``, as root."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from netem.errors import NetemError
+from netem.link_file import LinkPlan, read_link
+from netem.network import DEFAULT_CONGESTION_CONTROL, Link, Network
+
+LOOK_SECONDS: Final = 0.2
+"""Between two looks at whether the link has changed."""
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def netem() -> None:
+    """Networks with delay, loss and rate on this machine; needs root."""
+
+
+@app.command()
+def link(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The link, in YAML (docs/netem.md).")
+    ],
+    congestion_control: Annotated[
+        str, typer.Option(help="Of TCP connections on both hosts.")
+    ] = DEFAULT_CONGESTION_CONTROL,
+    seed: Annotated[int, typer.Option(help="Of which packets are lost.")] = 0,
+) -> None:
+    """Hold two hosts and a link until Ctrl-C; names of profiles on standard input change it."""
+    plan = read_link(file)
+    # Python's own way of ending by SIGTERM would leave no time to say goodbye.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with Network(seed=seed, congestion_control=congestion_control) as network:
+            server, client = network.host("server"), network.host("client")
+            made = network.link(server, client, plan.begin)
+            for host, address in ((server, made.server_address), (client, made.client_address)):
+                _say(f"{host.name} {address}: ip netns exec {host.namespace} COMMAND")
+            if plan.changes is not None:
+                made.follow(plan.changes)
+            _hold(made, plan)
+    except KeyboardInterrupt:
+        _say("taken down")
+
+
+def _hold(made: Link, plan: LinkPlan) -> None:
+    """Say each change of the link, and switch it as standard input says; without an end."""
+    told = 0
+    rest = b""
+    with (
+        selectors.SelectSelector() as selector,
+        open(0, "rb", buffering=0, closefd=False) as lines,
+    ):
+        selector.register(lines, selectors.EVENT_READ)
+        while True:
+            log = made.log()
+            for _, name in log[told:]:
+                _say(f"profile {plan.profiles[name]}")
+            told = len(log)
+            if not selector.select(LOOK_SECONDS):
+                continue
+            data = lines.read(4096)
+            if not data:
+                selector.unregister(lines)
+            *whole, rest = (rest + data).split(b"\n")
+            for line in whole:
+                name = line.decode(errors="replace").strip()
+                if name in plan.profiles:
+                    made.switch(plan.profiles[name])
+                else:
+                    _say(f"profile: read {name!r}; allowed: {', '.join(plan.profiles)}")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program.
+
+    Args:
+        argv: arguments after the program's name; None for those of the process.
+
+    Returns:
+        Exit status: 0 after a stop by signal, 2 for a mistake in the arguments or the file, or
+        where networks cannot be made.
+    """
+    try:
+        app(args=argv, prog_name="penstock netem")
+    except NetemError as error:
+        sys.stderr.write(f"penstock netem: {error}\n")
+        return 2
+    except SystemExit as stopped:
+        return stopped.code if isinstance(stopped.code, int) else 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

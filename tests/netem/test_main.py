@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from netem.__main__ import main
+from netem.namespaces import FOLDER
+from tests.helpers.networks import NEEDS_ROOT
+
+ROOT = Path(__file__).resolve().parents[2]
+
+LINK = """
+profiles:
+  good: {upstream: {delay: 0.02}, downstream: {delay: 0.02, rate: 2500000}}
+  lossy: {downstream: {loss: 0.2}}
+begin: good
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A link of two states."""
+    path = tmp_path / "link.yaml"
+    path.write_text(LINK)
+    return path
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_link_is_held_switched_and_taken_down(file: Path, number: signal.Signals) -> None:
+    """It says how to use the hosts and what the link is; a signal ends it with status 0."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "netem", "link", str(file)],
+        cwd=ROOT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=1,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        server, client = process.stdout.readline(), process.stdout.readline()
+        assert server.startswith("server 198.18.0.1: ip netns exec penstock-")
+        assert client.startswith("client 198.18.0.2: ip netns exec penstock-")
+        namespace = client.split()[-2]
+        assert process.stdout.readline() == "profile good: 40 ms round trip, 2,500 kB/s\n"
+        process.stdin.write("lossy\nworse\n")
+        told = {process.stdout.readline(), process.stdout.readline()}
+        assert told == {
+            "profile lossy: 0 ms round trip, any rate, 20 % lost\n",
+            "profile: read 'worse'; allowed: good, lossy\n",
+        }
+        process.send_signal(number)
+        assert process.stdout.read() == "taken down\n"
+        assert process.wait(20) == 0
+    assert not (FOLDER / namespace).exists()
+
+
+@NEEDS_ROOT
+def test_a_plan_is_followed_without_standard_input(file: Path) -> None:
+    """At the end of the input the link goes on, and each change is told."""
+    file.write_text(LINK + "trace: {at_seconds: [0.3, 0.4], profiles: [lossy, good]}")
+    with subprocess.Popen(
+        [sys.executable, "-m", "netem", "link", str(file)],
+        cwd=ROOT,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        words = [process.stdout.readline().split()[:2] for _ in range(5)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    assert words[2:] == [["profile", "good:"], ["profile", "lossy:"], ["profile", "good:"]]
+
+
+def test_without_root_it_ends_with_status_2(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user is told what is missing, without a traceback."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1_000)
+    assert main(["link", str(file)]) == 2
+    told = capsys.readouterr().err
+    assert told == "penstock netem: network namespaces need root; run it with sudo\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [(["link", "/none/such"], "/none/such"), (["link"], "FILE"), (["lnk"], "lnk")],
+)
+def test_a_mistake_ends_with_status_2(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is wrong is named."""
+    assert main(arguments) == 2
+    assert named in capsys.readouterr().err
