@@ -79,6 +79,7 @@ class Probes:
         self._topic = topic
         self._topic_bytes = topic.encode()
         self._asked: set[Session] = set()
+        self._has_seen_client = False
         self._has_subscriber = False
         self._has_told_none = False
         self._has_told_too_large = False
@@ -91,6 +92,7 @@ class Probes:
             connection: its own.
             now: monotonic seconds.
         """
+        self._has_seen_client = True
         subscription = session.subscriptions.get(self._topic)
         if subscription is None or not subscription.qos:
             return
@@ -149,7 +151,7 @@ class Probes:
 
     def end_round(self) -> None:
         """Note that every connected subscriber was seen; say once if no probe is wanted."""
-        if not self._has_subscriber and not self._has_told_none:
+        if self._has_seen_client and not self._has_subscriber and not self._has_told_none:
             self._has_told_none = True
             self._core.logger.info(
                 "no probes are sent: no client has subscribed to %r by this name, at QoS 1 or 2",

@@ -104,8 +104,9 @@ def read_tcp_info(fileno: int) -> TcpInfo | None:
         return None
     try:
         # Family and type are given so that Python does not ask the kernel for them; they have
-        # no effect on the option. detach() keeps the descriptor open.
-        borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno)
+        # no effect on the option. detach() keeps the descriptor open. The class without
+        # Python's own part takes half as long.
+        borrowed = socket.SocketType(socket.AF_INET, socket.SOCK_STREAM, 0, fileno)
     except OSError:
         return None
     try:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from broker.link import Link
-from broker.sampling import SLICE, Sampling
+from broker.sampling import MOST_SEEN, SLICE, Sampling
 from tests.helpers.virtual import VirtualBroker
 
 
@@ -73,6 +73,19 @@ def test_who_only_publishes_is_not_sampled() -> None:
     publisher.subscribe("t")
     broker.advance(10)
     assert [name for name, _, _ in sampler.samples] == ["c0", "c0", "publisher"]
+
+
+def test_many_who_only_publish_delay_nobody() -> None:
+    """They are passed over in larger steps, and take no time of the period."""
+    broker, sampler, _ = started(1)
+    for number in range(2 * MOST_SEEN + 1):
+        broker.connect(f"publisher-{number}")
+    last = broker.connect("last")
+    last.subscribe("t")
+    setattr(last, "fileno", 1)  # noqa: B010 (the transport has it, the client not)
+    broker.advance(19.9)
+    assert [name for name, _, _ in sampler.samples] == ["c0", "last"]
+    assert sampler.samples[1][2] < sampler.samples[0][2] + 5
 
 
 def test_clients_that_have_gone_are_not_sampled() -> None:
