@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from plugins.console.words import describe, printable
 
-REASON = "historic: L_now 8 s >= 3.5 s (RTT 1.6 s, threshold_l 0.5 s, size x10, withheld 0 s)"
+DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
+
+REASON = (
+    "historic: L_now 8 s >= 6.1 s (RTT 1.6 s, threshold_l 0.5 s, size x10, withheld 2.6 s, T_Q 1 s)"
+)
 
 LEDGER_LINE = (
     "messages: 1,020 = 1,000 delivered + 2 inflight + 3 withheld + 4 queued"
@@ -55,7 +60,7 @@ def client(**parts: dict[str, Any]) -> dict[str, Any]:
         "withheld": 3,
         "withheld_total": 5,
         "released_total": 4,
-        "look_again_in_seconds": 0.4,
+        "look_again_in_seconds": 1.3,
         "last_decision": DECISION,
     }
     ledger = {
@@ -91,12 +96,18 @@ def test_a_client_with_a_bad_link_and_a_held_message() -> None:
         "  unsent: 8,000 bytes in the broker, 12,000 bytes in the kernel",
         "  TCP: 9,000 bytes a second, 1,207 segments sent again, 12.5% of the recent ones",
         "large messages: 5 were withheld, 4 of them sent then",
-        "  held now, for 3.2 s: 1,000,000 bytes on cam/1, looked at again in 400 ms at the latest",
+        "  held now, for 3.2 s: 1,000,000 bytes on cam/1, looked at again in 1.3 s at the latest",
         "  with it wait 2 more",
         f"  because {REASON}",
         LEDGER_LINE,
         "  1,000,300 bytes wait: withheld",
     ]
+
+
+def test_the_documentation_shows_what_is_printed() -> None:
+    """The example of docs/operations.md is this one."""
+    text = DOCUMENTATION.read_text()
+    assert "$ penstock why dev7\n" + "\n".join(describe(client())) + "\n```" in text
 
 
 def test_a_client_of_which_nothing_is_known() -> None:
