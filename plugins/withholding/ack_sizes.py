@@ -30,7 +30,7 @@ class AckSizes(RunSampler):
         if times is None:
             times = self._times[link] = AckTimes()
             self._gate.fits[link] = times.fit
-        is_large = payload_bytes >= LARGE_BYTES
+        is_large = payload_bytes > LARGE_BYTES
         if times.wants(payload_bytes, now):
             is_timed = not (is_large and link.unsent_bytes) and self._gate.is_calm(link, now)
             times.sent(packet_id, payload_bytes, now, is_timed=is_timed)
@@ -42,7 +42,7 @@ class AckSizes(RunSampler):
     ) -> None:
         """Time the first of the messages; the others leave behind it."""
         self.sent(link, first_packet_id, payload_bytes, now)
-        if n_packets > 1 and payload_bytes >= LARGE_BYTES:
+        if n_packets > 1 and payload_bytes > LARGE_BYTES:
             self.sent(link, first_packet_id + n_packets - 1, payload_bytes, now)
 
     def acknowledged(self, link: Link, packet_id: int, now: float) -> bool:

@@ -17,7 +17,8 @@ connection until its PUBACK or PUBREC, and only
 * a large one, if the connection has sent all that it had before, and no other large one is
   unacknowledged; a small one, if no large one is.
 
-Before there are `ENOUGH_SAMPLES` of both, nothing is said, and the table of the policy file holds.
+Before there are `ENOUGH_SAMPLES` of both, and of sizes far beyond those seen, nothing is said, and
+the default table holds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ SMALL_BYTES = 1_000
 """Payloads up to this fit into one segment of TCP."""
 
 LARGE_BYTES = 10_000
-"""Payloads from here on show the rate of a path; the default of threshold_s."""
+"""Payloads above this show the rate of a path: the default of threshold_s, and the size of the
+paper's query, which says something of now and not of sizes."""
+
+MAX_BEYOND = 10
+"""Messages larger than the largest sample by more than this are not said anything of: what varies
+in a small one's time would count as many times as much in theirs."""
 
 MAX_SAMPLES = 15
 """Of each kind: the newest. The quartile of so few follows a client to a faster network after four
@@ -74,7 +80,7 @@ class SizeFit:
         """Take the time of one message; of a size between small and large it says nothing."""
         if payload_bytes <= SMALL_BYTES:
             _keep(self._small, seconds)
-        elif payload_bytes >= LARGE_BYTES:
+        elif payload_bytes > LARGE_BYTES:
             _keep(self._large, seconds)
             _keep(self._bytes, payload_bytes)
         else:
@@ -95,9 +101,9 @@ class SizeFit:
                 the RTT varies by many times what it is, and says nothing.
 
         Returns:
-            None before there are enough samples.
+            None before there are enough samples, and for sizes far beyond them.
         """
-        if self.fixed is None:
+        if self.fixed is None or payload_bytes > MAX_BEYOND * max(self._bytes):
             return None
         fixed = max(self.fixed, floor_seconds, _LEAST_FIXED)
         return min(MAX_RATIO, 1 + self.per_byte * payload_bytes / fixed)
@@ -158,7 +164,7 @@ class AckTimes:
     def wants(self, payload_bytes: int, now: float) -> bool:
         """Say whether a message that leaves now would be timed on a calm, empty path."""
         is_alone = not self._last_large_id or now - self._last_large_at > GIVE_UP_SECONDS
-        if payload_bytes >= LARGE_BYTES:
+        if payload_bytes > LARGE_BYTES:
             return is_alone
         if payload_bytes > SMALL_BYTES or now < self._small_next_at or not is_alone:
             return False
@@ -173,7 +179,7 @@ class AckTimes:
             now: monotonic seconds.
             is_timed: whether its time will say something; `wants` has said yes.
         """
-        if payload_bytes >= LARGE_BYTES:
+        if payload_bytes > LARGE_BYTES:
             self._last_large_id = packet_id
             self._last_large_at = now
             if is_timed:

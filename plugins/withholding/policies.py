@@ -43,7 +43,11 @@ class NonePolicy(PaperPolicy):
 
 @dataclass(frozen=True)
 class ConservativePolicy(PaperPolicy):
-    """Deliver if ``L_now < threshold_l / 2`` or ``ΔS > D`` (equation 2)."""
+    """Deliver if ``L_now < threshold_l / 2`` or ``ΔS > D`` (equation 2).
+
+    At ``RTT_latest = threshold_l`` the equation withholds, and we follow it; the paper's sentence
+    about it, "if RTT_latest > threshold_l", would deliver.
+    """
 
     name: ClassVar[str] = "conservative"
 

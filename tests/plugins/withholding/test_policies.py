@@ -102,6 +102,65 @@ def test_historic_weighs_latency_against_the_wait_so_far(
     assert HistoricPolicy().judge(situation).delivers is delivers
 
 
+HALF_LIFE_10 = math.log(2) / 10
+"""λ at which p halves every 10 s."""
+
+
+@pytest.mark.parametrize(
+    ("name", "l_now", "sojourn", "limit", "release", "delivers"),
+    [
+        # T_Q = 1 s and threshold_l = 3 s: 0.3 s, ten times for 1 MB. D = 20 s.
+        ("none", 1e9, 0, math.inf, math.inf, True),
+        ("conservative", 1.49, 0, 1.5, 20, True),
+        ("conservative", 1.5, 0, 1.5, 20, False),
+        ("conservative", 30, 20, 1.5, 20, False),
+        ("conservative", 30, 20.01, 1.5, 20, True),
+        # ΔS = 9: p = 2 ** -1, so the limit is 1 + l_now / 2 + 1.5 / 2.
+        ("probabilistic", 3.4, 9, 3.45, 20, True),
+        ("probabilistic", 3.6, 9, 3.55, 20, False),
+        ("probabilistic", 13, 9, 8.25, 20, False),
+        # ΔS = 19: p = 2 ** -2, so the limit is 1 + l_now / 4 + 3 * 1.5 / 4.
+        ("probabilistic", 2.8, 19, 2.825, 20, True),
+        ("probabilistic", 3.4, 19, 2.975, 20, False),
+        ("probabilistic", 13, 19, 5.375, 20, False),
+        # ΔS = 29: p = 2 ** -3 and the limit 1 + l_now / 8 + 7 * 1.5 / 8, but D has passed.
+        ("probabilistic", 13, 29, 3.9375, 20, True),
+        # The limit is 1 + 1.5 + ΔS, the wait ends at l_now - 2.5.
+        ("historic", 2.4, 0, 2.5, -0.1, True),
+        ("historic", 2.5, 0, 2.5, 0, False),
+        ("historic", 13, 0, 2.5, 10.5, False),
+        ("historic", 13, 10.5, 13, 10.5, False),
+        ("historic", 13, 10.6, 13.1, 10.5, True),
+        ("historic", 200, 150, 152.5, 197.5, False),
+    ],
+)
+def test_table_computed_by_hand(
+    name: str, l_now: float, sojourn: float, limit: float, release: float, *, delivers: bool
+) -> None:
+    """What L_now is held against, when the wait ends, and the decision (equations 2 to 6)."""
+    policy = make_policy(name, max_withhold=D, congestion_rate=HALF_LIFE_10)
+    judgement = policy.judge(Situation(l_now, 3.0, sojourn, 1.0))
+    assert judgement.latency == l_now
+    assert judgement.limit == pytest.approx(limit)
+    assert judgement.release_sojourn == pytest.approx(release)
+    assert judgement.delivers is delivers
+
+
+@pytest.mark.parametrize(
+    ("name", "waits"),
+    [("none", 0.0), ("conservative", 20.0), ("probabilistic", 20.0), ("historic", 10.5)],
+)
+def test_wait_in_congestion_that_does_not_end_is_the_one_computed_by_hand(
+    name: str, waits: float
+) -> None:
+    """L_now = 13 s throughout, a decision every second: the first second beyond is the release."""
+    policy = make_policy(name, max_withhold=D, congestion_rate=HALF_LIFE_10)
+    second = 0
+    while not policy.judge(Situation(13.0, 3.0, float(second), 1.0)).delivers:
+        second += 1
+    assert second == math.floor(waits) + 1 if waits else second == 0
+
+
 @given(situations)
 def test_none_always_delivers(situation: Situation) -> None:
     """The baseline withholds nothing."""
