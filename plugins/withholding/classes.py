@@ -16,9 +16,12 @@ class SizeClasses:
     specific: what stands first wins, and nobody has to rank ``a/+/c`` against ``a/b/#``. Where
     none matches, the subscriber's listener decides, which says what networks are behind it; then
     the general threshold.
+
+    Attributes:
+        has_listeners: whether any listener has a threshold of its own.
     """
 
-    __slots__ = ("_by_listener", "_by_topic", "_least", "_threshold_s")
+    __slots__ = ("_by_listener", "_by_topic", "_least", "_threshold_s", "has_listeners")
 
     def __init__(
         self,
@@ -37,6 +40,7 @@ class SizeClasses:
         self._threshold_s = threshold_s
         self._by_topic = tuple(by_topic.items())
         self._by_listener = dict(by_listener)
+        self.has_listeners = bool(by_listener)
         limits = [limit for limit in (threshold_s, *by_listener.values()) if limit is not None]
         self._least = min(limits, default=None)
 

@@ -86,6 +86,8 @@ class WithholdingGate(LearningGate, SubscriberGate, ThresholdGate):
 
     def is_large(self, message: Message, link: Link) -> bool:
         """Say whether a message is large for subscribers of this one's listener."""
+        if message.is_large and not self._classes.has_listeners:
+            return True  # for everybody
         return self._classes.is_large(message.topic, message.payload_bytes, link.listener)
 
     def connected(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> str:

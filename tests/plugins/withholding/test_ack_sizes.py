@@ -33,7 +33,7 @@ class Path:
         assert plugin.sampler is not None
         self.gate = plugin.gate
         self.fixed, self.rate = fixed, rate
-        probing = RttSampler(ProbingConfig(sources=("puback",)))
+        probing = RttSampler(ProbingConfig(sources=("puback",)), logging.getLogger("test"))
         self.broker = VirtualBroker(gate=self.gate, samplers=[probing, plugin.sampler])
         self.publisher = self.broker.connect("sensor")
         self.subscriber: VirtualClient = self.broker.connect("site-7")
