@@ -357,6 +357,15 @@ def to_markdown(outcomes: Sequence[Outcome], comparisons: Sequence[Comparison]) 
     if all(each.ratio is not None for each in comparisons):
         cells = " | ".join(f"{each.ratio:.2f}" for each in comparisons)
         lines.append(f"| {OURS} over the best of {', '.join(THE_PAPERS)} | {cells} | |")
+        by_seed = [
+            compare([outcome for outcome in outcomes if outcome.seed == seed])
+            for seed in dict.fromkeys(outcome.seed for outcome in outcomes)
+        ]
+        spreads = []
+        for same_measure in zip(*by_seed, strict=True):
+            ratios = [each.ratio for each in same_measure if each.ratio is not None]
+            spreads.append(f"{min(ratios):.2f} to {max(ratios):.2f}")
+        lines.append(f"| the same, of single seeds | {' | '.join(spreads)} | |")
     return "\n".join(lines)
 
 

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import lossy_links
-from benchmarks.lossy_links import Outcome, compare, lossy_seconds, main, quantile, verdict
+from benchmarks.lossy_links import (
+    Outcome,
+    compare,
+    lossy_seconds,
+    main,
+    quantile,
+    to_markdown,
+    verdict,
+)
 from benchmarks.lossy_load import Arrival
 from tests.helpers.networks import NEEDS_ROOT
 
@@ -57,6 +65,22 @@ def test_seeds_are_taken_together() -> None:
     outcomes = [outcome("none", 1, [1.0], [1.0, 2.0]), outcome("none", 2, [1.0], [6.0])]
     assert {each.measure: each.values["none"] for each in compare(outcomes)}["large mean"] == 3.0
     assert "not both run" in verdict(compare(outcomes))
+
+
+def test_the_table_shows_how_far_single_seeds_are_apart() -> None:
+    """Ours is twice as good on one seed and half as good on the other: that is no finding."""
+    outcomes = [
+        outcome(broker, seed, [1.0], [large])
+        for broker, seed, large in (
+            ("historic", 1, 2.0),
+            ("adaptive", 1, 1.0),
+            ("historic", 2, 1.0),
+            ("adaptive", 2, 2.0),
+        )
+    ]
+    comparisons = [each for each in compare(outcomes) if each.measure == "large mean"]
+    assert comparisons[0].ratio == 1.0
+    assert "0.50 to 2.00" in to_markdown(outcomes, compare(outcomes)).splitlines()[-1]
 
 
 def test_the_time_in_which_a_link_was_lossy_is_that_between_its_changes() -> None:
