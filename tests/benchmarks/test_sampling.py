@@ -12,10 +12,11 @@ def test_what_sampling_costs_is_measured_and_shown(
     """Without it and at either period; the table says where the numbers are from."""
     monkeypatch.setattr(sampling, "QUICK_SUBSCRIBERS", 20)
     monkeypatch.setattr(sampling, "QUICK_SECONDS", 0.3)
+    monkeypatch.setattr(sampling, "MESSAGE_SECONDS", 0.1)
     monkeypatch.setattr(sampling, "PERIODS", (0.2, 0.1))
     assert main(["--quick", "--repeats", "1"]) == 0
     table = capsys.readouterr().out
-    assert "| 20 subscribers, a message a second each | target, of a core |" in table
+    assert "| 20 subscribers, a message every 0.1 s each | target, of a core |" in table
     assert "| sampling, T_Q 0.2 s | 5% |" in table
     assert "| sampling, T_Q 0.1 s |  |" in table
     assert "machine: " in table
