@@ -90,10 +90,13 @@ def _large_messages(withholding: Report) -> Iterator[str]:
     if decision is None:
         yield "large messages: none yet"
         return
-    yield (
-        f"large messages: {withholding['withheld_total']:,} were withheld, "
-        f"{withholding['released_total']:,} of them sent then"
-    )
+    if withholding["withheld_total"]:
+        yield (
+            f"large messages: {withholding['withheld_total']:,} were withheld, "
+            f"{withholding['released_total']:,} of them sent then"
+        )
+    else:
+        yield "large messages: none was withheld"
     what = f"{_bytes(decision['payload_bytes'])} on {printable(decision['topic'])}"
     waited, age = decision["withheld_seconds"], _seconds(decision["age_seconds"])
     if decision["outcome"] == "held":

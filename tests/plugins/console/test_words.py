@@ -162,6 +162,13 @@ def test_what_became_of_the_last_large_message(decision: dict[str, Any], line: s
     assert lines[found + 1] == f"  because {REASON}"
 
 
+def test_a_client_whose_large_messages_were_all_sent_at_once() -> None:
+    """No counts of what never happened."""
+    decision = DECISION | {"outcome": "sent", "withheld_seconds": 0.0}
+    never = {"withheld_total": 0, "released_total": 0, "last_decision": decision}
+    assert "large messages: none was withheld" in describe(client(withholding=never))
+
+
 def test_a_rate_of_a_path_that_had_too_little_to_send_is_a_least_one() -> None:
     """The kernel says so; the path may carry more."""
     found = describe(client(link={"tcp": TCP | {"is_app_limited": True}}))
