@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from broker import eager
+from broker.backlog import Backlog
 from broker.capabilities import is_restricted
 from broker.counters import Counters, count
 from broker.events import Listeners, MessageRetained
@@ -35,6 +36,7 @@ from broker.message import Message
 from broker.mqtt.enums import MAX_REMAINING_LENGTH, ProtocolVersion
 from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from broker.outbox import OpenGate
+from broker.outbox_rules import OutboxRules
 from broker.payload import PIECE_BYTES, STORED_ABOVE_BYTES, Payload, ReferenceStore
 from broker.retained import RetainedMessages
 from broker.session_registry import SessionRegistry
@@ -91,6 +93,7 @@ class Core:
         tree: all subscriptions.
         retained: all retained messages.
         sessions: all sessions.
+        outbox_rules: what holds for the outboxes of all sessions.
         timers: all deadlines; the driver runs them.
         authenticators: methods of enhanced authentication, by name.
         counters: what was done so far.
@@ -178,6 +181,14 @@ class Core:
         self.tree = TopicTree(self.sinks, self.gate.threshold_s)
         self.tree.on_plans_void = self._void_fast_plans
         self.sessions = SessionRegistry(self)
+        self.outbox_rules = OutboxRules(
+            self.gate,
+            self.on_gate_error,
+            max_messages=limits.queued_messages,
+            max_bytes=limits.queued_bytes,
+            drops_oldest=limits.queue_full == "drop_oldest",
+            backlog=Backlog.of(limits.total_queued_messages, limits.total_queued_bytes),
+        )
         # A PUBLISH of MQTT 3.1 is one of MQTT 3.1.1.
         fast_plans_3: dict[bytes, FastPlan] = {}
         self.fast_plans: dict[int, dict[bytes, FastPlan]] = {

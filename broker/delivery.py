@@ -36,7 +36,9 @@ class Delivery(Storable):
         retain: RETAIN flag of the outgoing PUBLISH.
         subscription_ids: Subscription Identifiers to send (MQTT 5.0, 3.3.2.3.8).
         packet_id: set once it is inflight; 0 before and for QoS 0.
-        withheld_since: monotonic seconds of the gate's first refusal, or None.
+        withheld_since: monotonic seconds from which it has been withheld, moved on by the time that
+            its client was away; None before.
+        after: of a large one: what stood last in the ready place of its QoS when it came, or None.
         sequence: order of arrival in its outbox; the same for those that came one after the other
             to the same ready place.
         share: topic filter of the shared subscription by which it came, or "".
@@ -47,6 +49,7 @@ class Delivery(Storable):
     is_stored: ClassVar[bool] = True
 
     __slots__ = (
+        "after",
         "is_waiting",
         "message",
         "packet_id",
@@ -73,6 +76,7 @@ class Delivery(Storable):
         self.subscription_ids = subscription_ids
         self.packet_id = 0
         self.withheld_since: float | None = None
+        self.after: Delivery | None = None
         self.sequence = 0
         self.share = share
         self.is_waiting = False

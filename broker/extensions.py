@@ -94,6 +94,25 @@ class LearningGate:
         raise NotImplementedError
 
 
+class OrderingGate:
+    """Base of a `DeliveryGate` that says what may pass what on its way to one subscriber.
+
+    Attributes:
+        keeps_topics: a small message waits behind a withheld large one of its topic, as
+            [MQTT-4.6.0-6] has it; False: it passes.
+        supersedes: a large message of QoS 0 that waits gives way to the next one of its topic.
+        has_first: whether `is_first` is to be asked.
+    """
+
+    keeps_topics: bool = True
+    supersedes: bool = False
+    has_first: bool = False
+
+    def is_first(self, topic: str) -> bool:
+        """Say whether messages of a topic leave before all others; always the same of one topic."""
+        raise NotImplementedError
+
+
 class ThresholdGate:
     """Base of a `DeliveryGate` that holds a link's RTT against a threshold, and says which."""
 

@@ -16,8 +16,8 @@ class Ledger:
         moved: left for another member of their shared subscription, for whom they are matched
             anew.
         dropped: left for another reason, by its name; see `DROP_REASONS`.
-        withheld_total: messages that the gate has refused at least once; no place of its own
-            in the sum, as each of them is in another.
+        withheld_total: large messages that the gate has refused, or that have waited behind one
+            which it had; no place of its own in the sum, as each of them is in another.
         released_total: those of them that left through the gate.
     """
 
@@ -68,6 +68,7 @@ class Ledger:
 
 
 DROP_REASONS = {
+    "broker_full": "all outboxes together were at their limit of messages or bytes",
     "connection_lost": "QoS 0, waiting when the subscriber's connection ended",
     "not_authorized": "waiting when a user who may not receive it took the session up",
     "offline": "QoS 0, for a subscriber that is not connected",
@@ -78,5 +79,6 @@ DROP_REASONS = {
     "refused": "the subscriber answered with a reason code of 0x80 or above",
     "session_ended": "waiting or inflight when the session ended",
     "share_refused": "moved from a member of a share to none: the others may not receive it",
+    "superseded": "QoS 0, large and waiting when the next large one of its topic came",
 }
 """Every reason for which a message may be dropped, and what it means."""

@@ -60,10 +60,14 @@ class Limits:
         queued_bytes: the same in payload bytes, and in those that properties of more than 1 KiB
             take of the memory, each message counted in full for each
             session though it is stored once. 100,000 messages of 1 KiB fit.
-        queue_full: what happens when a session is at one of the two: `drop_newest` drops what
-            comes, `drop_oldest` what has waited longest, QoS 0 first. `disconnect` drops what
-            comes and lets the client know: its connection is closed (0x97), or, of one that is
-            away, the session ends, so that it finds none.
+        total_queued_messages: messages that may wait for all sessions together, each counted for
+            every session that it waits for; None for any number.
+        total_queued_bytes: the same in bytes as for `queued_bytes`, but each message counted once,
+            as it is stored once. None, as only who runs a broker knows what memory it may fill.
+        queue_full: what happens when a session is at one of its two, or all are at theirs:
+            `drop_newest` drops what comes, `drop_oldest` what has waited longest for the session,
+            QoS 0 first. `disconnect` drops what comes and lets the client know: its connection is
+            closed (0x97), or, of one that is away, the session ends, so that it finds none.
         publish_messages_per_second: how many one connection may publish. Over it the client
             is slowed down: it is not read from. None: as fast as it can.
         publish_bytes_per_second: the same in bytes of PUBLISH packets.
@@ -100,6 +104,8 @@ class Limits:
     inflight_bytes: _Positive = 128 * 1024 * 1024
     queued_messages: _Positive = 100_000
     queued_bytes: _Positive = 128 * 1024 * 1024
+    total_queued_messages: _Positive | None = None
+    total_queued_bytes: _Positive | None = None
     queue_full: QueueFull = "drop_newest"
     publish_messages_per_second: Annotated[float, Field(gt=0)] | None = None
     publish_bytes_per_second: Annotated[float, Field(gt=0)] | None = None

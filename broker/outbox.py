@@ -1,17 +1,18 @@
 """What waits for one subscriber.
 
 Theory of operation. Messages of one topic never overtake each other [MQTT-4.6.0-6]; messages
-of different topics may. An outbox therefore keeps four places:
+of different topics may. An outbox therefore keeps three places:
 
 * `_ready0` and `_ready`: QoS 0, and QoS 1 and 2, that may leave now, in order of arrival.
   They are apart because a full inflight window holds only the second.
-* `_large`: large messages, oldest first. Only the oldest is ever offered to the gate, so that
-  withheld messages leave one at a time, with a fresh decision after each.
-* `_behind`: for the topic of each message in `_large`, what came after it on that topic.
+* `_held`: large messages, oldest first, with what came after them on their topics. Only the oldest
+  is ever offered to the gate, so that withheld messages leave one at a time, with a fresh decision
+  after each. There is none before the first of them comes.
 
 Small messages pass a waiting large one, but for each large message that could leave at most
 as many payload bytes as it has itself: then the gate is asked about it first. A busy stream of
-small messages so delays a large one and cannot starve it.
+small messages so delays a large one and cannot starve it. A large one in turn passes nothing of its
+own QoS that was ready before it came (`Delivery.after`): that may be of its topic.
 
 An outbox has no clock, sends nothing and knows no connection. Its owner asks `take` for the
 next delivery while the connection has room, and at `look_again_at`.
@@ -21,16 +22,18 @@ from __future__ import annotations
 
 import math
 import sys
-from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from broker.delivery import NO_QUEUE, Delivery, by_sequence
-from broker.extensions import Decision, DeliveryGate, LearningGate, SubscriberGate, Verdict
+from broker.extensions import Decision, LearningGate, SubscriberGate, Verdict
+from broker.held import Held
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
+from broker.outbox_rules import OutboxRules
 
 if TYPE_CHECKING:
     from broker.session_journal import DeliveryJournal
@@ -67,9 +70,8 @@ class OpenGate:
 class Outbox:
     """The messages that wait for one subscriber, in the order in which they may leave.
 
-    Invariants, tested by `check_invariants`: a topic is a key of `_behind` exactly when a
-    message of it is in `_large`, and at most one message of a topic is in `_large`; no topic
-    in `_behind` has a message in a ready place that came after; `n_messages` and
+    Invariants, tested by `check_invariants`: those of `Held`; no topic that is held has a message
+    in a ready place that came after its large one (where topics are kept); `n_messages` and
     `n_bytes` are the sums over all places.
 
     Attributes:
@@ -84,19 +86,14 @@ class Outbox:
 
     __slots__ = (
         "_ask",
-        "_behind",
-        "_drops_oldest",
-        "_gate",
-        "_large",
+        "_held",
         "_ledger",
         "_link",
-        "_max_bytes",
-        "_max_messages",
         "_next_expiry",
-        "_on_gate_error",
         "_passed_bytes",
         "_ready",
         "_ready0",
+        "_rules",
         "_sequence",
         "_sweep_at",
         "gate_errors_total",
@@ -107,39 +104,20 @@ class Outbox:
         "n_messages",
     )
 
-    def __init__(
-        self,
-        link: Link,
-        ledger: Ledger,
-        *,
-        max_messages: int,
-        max_bytes: int,
-        drops_oldest: bool = False,
-        gate: DeliveryGate,
-        on_gate_error: Callable[[Exception], None],
-    ) -> None:
+    def __init__(self, link: Link, ledger: Ledger, rules: OutboxRules) -> None:
         """Make an empty outbox.
 
         Args:
             link: the subscriber's path, passed to the gate.
             ledger: what expired, was dropped, withheld or released is counted in it.
-            max_messages: limit of waiting messages.
-            max_bytes: limit of waiting payload bytes.
-            drops_oldest: at a limit, what has waited longest goes, and not what comes.
-            gate: asked about large messages.
-            on_gate_error: told of what a gate raised; the message is then delivered.
+            rules: what holds for all outboxes.
         """
         self._link = link
         self._ledger = ledger
-        self._max_messages = max_messages
-        self._max_bytes = max_bytes
-        self._drops_oldest = drops_oldest
-        self._gate = gate
-        self._on_gate_error = on_gate_error
+        self._rules = rules
         self._ready0: deque[Delivery] = NO_QUEUE
         self._ready: deque[Delivery] = NO_QUEUE
-        self._large: list[Delivery] = []
-        self._behind: dict[str, deque[Delivery]] = {}
+        self._held: Held | None = None
         self._sequence = 0
         self._passed_bytes = 0
         self._next_expiry = math.inf
@@ -154,23 +132,24 @@ class Outbox:
 
     @property
     def n_withheld(self) -> int:
-        """Messages held by the gate: refused at least once, or of a topic behind such a one."""
-        total = 0
-        for delivery in self._large:
-            if delivery.withheld_since is not None:
-                total += 1 + len(self._behind[delivery.message.topic])
-        return total
+        """Messages held by the gate: large ones that wait for it, and what waits behind them."""
+        return 0 if self._held is None else self._held.n_withheld
 
     @property
     def is_withholding(self) -> bool:
-        """Whether the large message that is next to leave has been refused by the gate."""
-        return bool(self._large) and self._large[0].withheld_since is not None
+        """Whether the large message that is next to leave waits because of the gate."""
+        large = self._next_large()
+        return large is not None and large.withheld_since is not None
+
+    def _next_large(self) -> Delivery | None:
+        held = self._held
+        return held.firsts[0] if held is not None and held.firsts else None
 
     def why_nothing(self) -> str:
         """Say why `take` yields nothing: a few words for reports."""
         if not self.n_messages:
             return "empty"
-        if self._ready and not self._ready0 and not self._large:
+        if self._ready and not self._ready0 and self._next_large() is None:
             return "inflight window full"
         if self.is_withholding:
             return f"withheld: {self.last_decision.verdict.reason if self.last_decision else ''}"
@@ -178,9 +157,12 @@ class Outbox:
 
     def waiting(self) -> Iterator[Delivery]:
         """Yield every delivery that waits, in no promised order."""
-        yield from self._ready0
-        yield from self._ready
-        yield from self._held()
+        held = () if self._held is None else self._held.chains.values()
+        return chain(*self._lanes(), *held)
+
+    def _lanes(self) -> tuple[deque[Delivery], ...]:
+        """Return the ready places."""
+        return self._ready, self._ready0
 
     def add(self, delivery: Delivery) -> bool:
         """Let a message wait.
@@ -189,12 +171,10 @@ class Outbox:
             False where the outbox is full: the message was dropped and counted.
         """
         message = delivery.message
-        if self._is_full(message):
-            self._drop_expired(message.arrived_at)
-            if self._drops_oldest:
-                self._push_out_for(delivery)
-            if self._is_full(message):
-                self._ledger.drop("queue_full")
+        if self._why_full(message):
+            reason = self._make_room_for(delivery)
+            if reason:
+                self._ledger.drop(reason)
                 return False
         elif self.n_messages >= self._sweep_at:
             self._drop_expired(message.arrived_at)
@@ -202,70 +182,132 @@ class Outbox:
         expires_at = message.expires_at
         if expires_at is not None and expires_at < self._next_expiry:
             self._next_expiry = expires_at
-        behind = self._behind.get(message.topic)
+        is_large = message.is_large and self.is_large(message)
+        held = self._held
+        behind = held.chains.get(message.topic) if held is not None else None
+        if is_large and behind is not None and self._supersede(delivery, behind[-1]):
+            return True
         ready = self._ready if delivery.qos else self._ready0
         is_of_run = ready and ready[-1].sequence == self._sequence
-        if behind is not None or message.is_large or not is_of_run:
+        if behind is not None or is_large or not is_of_run:
             self._sequence += 1
         delivery.sequence = self._sequence
         self._enter(delivery)
-        if behind is not None:
-            behind.append(delivery)
-        else:
-            self._place(delivery)
+        if behind is None or not (is_large or self._rules.keeps_topics):
+            self._place(delivery, is_large=is_large)
+            return True
+        behind.append(delivery)
+        if held is not None and is_large:
+            held.await_mark(delivery)
         return True
 
-    def _is_full(self, message: Message) -> bool:
-        return (
-            self.n_messages >= self._max_messages
-            or self.n_bytes + message.size_bytes > self._max_bytes
-        )
+    def _why_full(self, message: Message) -> str:
+        """Return the reason for which there is no room for a message; "" where there is."""
+        rules = self._rules
+        if (
+            self.n_messages >= rules.max_messages
+            or self.n_bytes + message.size_bytes > rules.max_bytes
+        ):
+            return "queue_full"
+        backlog = rules.backlog
+        return "broker_full" if backlog is not None and backlog.is_full_for(message) else ""
 
-    def _push_out_for(self, delivery: Delivery) -> None:
-        """Drop what has waited longest until there is room for a delivery.
+    def _make_room_for(self, delivery: Delivery) -> str:
+        """Drop what need not be kept; return why there is still no room, "" where there is.
 
-        QoS 0 that waits for room goes first, and QoS 0 pushes out nothing but QoS 0. None of
-        it was sent, so no packet identifier stands for it and no order is lost.
+        What has waited longest is pushed out, if the rules say so: QoS 0 that waits for room goes
+        first, and QoS 0 pushes out nothing but QoS 0. None of it was sent, so no packet identifier
+        stands for it and no order is lost.
         """
         message = delivery.message
-        if message.size_bytes > self._max_bytes:
-            return
-        while self._is_full(message):
-            source = self._ready0 or self._ready
-            large = self._large[0] if self._large else None
-            oldest = source[0] if source else None
-            if large is not None and not self._ready0:
-                is_older = oldest is None or large.sequence < oldest.sequence
-                oldest = large if is_older else oldest
-            if oldest is None or (oldest.qos and not delivery.qos):
-                return
-            if oldest is large:
-                self._take_large(large)
+        rules = self._rules
+        backlog = rules.backlog
+        self._drop_expired(message.arrived_at)
+        most = rules.max_bytes if backlog is None else min(rules.max_bytes, backlog.most_bytes)
+        reason = self._why_full(message)
+        if not rules.drops_oldest or message.size_bytes > most:
+            return reason
+        n_bytes = 0
+        while reason:
+            backlog = rules.backlog if reason == "broker_full" else None
+            if backlog is not None and backlog.takes_in_exchange(message, n_bytes):
+                return ""
+            oldest, source = self._oldest_for(delivery)
+            if oldest is None or (backlog and backlog.frees_nothing(oldest.message, message)):
+                return reason
+            if source is None:
+                self._leave_large(oldest)
             else:
                 self._remove(source.popleft())
+            n_bytes += oldest.message.size_bytes
             self._ledger.drop("pushed_out")
+            reason = self._why_full(message)
+        return ""
+
+    def _oldest_for(self, delivery: Delivery) -> tuple[Delivery | None, deque[Delivery] | None]:
+        """Return what is to be pushed out for a delivery, and its ready place; or None for none."""
+        source: deque[Delivery] | None = self._ready0 or self._ready or None
+        oldest = source[0] if source is not None else None
+        large = self._next_large()
+        if (
+            large is not None
+            and not self._ready0
+            and (oldest is None or large.sequence < oldest.sequence)
+        ):
+            oldest, source = large, None
+        if oldest is None or (oldest.qos and not delivery.qos):
+            return None, None
+        return oldest, source
+
+    def _supersede(self, delivery: Delivery, last: Delivery) -> bool:
+        """Let a large message take the place of the last one held of its topic, if it may.
+
+        It may where both are of QoS 0 and the rules say so. It takes over the wait, too: were the
+        newest to wait from its own arrival on, a topic with a message every few seconds would
+        never be released.
+
+        Returns:
+            False where it is to stand behind the others of its topic.
+        """
+        message = delivery.message
+        if not self._rules.supersedes or delivery.qos or last.qos:
+            return False
+        if not (last.message.is_large and self.is_large(last.message)):
+            return False
+        self._remove(last)
+        if self._why_full(message):
+            self._enter(last)
+            return False
+        last.message = message
+        last.retain, last.subscription_ids = delivery.retain, delivery.subscription_ids
+        last.share = delivery.share
+        self._enter(last)
+        self._ledger.drop("superseded")
+        self._ask = True
+        return True
 
     def is_large(self, message: Message) -> bool:
-        """Say whether a message is large for this subscriber."""
-        gate = self._gate
+        """Say whether a message is large for this subscriber.
+
+        Its size class is that of the listener by which the subscriber is, or was last, connected.
+        """
+        gate = self._rules.gate
         if not message.is_large or not isinstance(gate, SubscriberGate):
             return message.is_large
         try:
             return gate.is_large(message, self._link)
         except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop delivery)
             self.gate_errors_total += 1
-            self._on_gate_error(error)
+            self._rules.on_gate_error(error)
             return True
 
-    def _place(self, delivery: Delivery) -> None:
-        """Put a delivery, whose topic nothing holds back, where it belongs.
-
-        Its size class is that of the listener by which the subscriber is, or was last, connected.
-        """
-        message = delivery.message
-        if self.is_large(message):
-            self._behind[message.topic] = deque()
-            insort(self._large, delivery, key=by_sequence)
+    def _place(self, delivery: Delivery, *, is_large: bool = False) -> None:
+        """Put a delivery, whose topic nothing holds back, where it belongs."""
+        if is_large:
+            if self._held is None:
+                self._held = Held()
+            self._hold(self._held, delivery, deque((delivery,)))
+            self._held.await_mark(delivery)
         elif delivery.qos:
             if self._ready is NO_QUEUE:
                 self._ready = deque()
@@ -275,15 +317,22 @@ class Outbox:
                 self._ready0 = deque()
             self._ready0.append(delivery)
 
+    def _hold(self, held: Held, large: Delivery, behind: deque[Delivery]) -> None:
+        """Let a large message wait for its turn, with what is behind it on its topic."""
+        ready = self._ready if large.qos else self._ready0
+        large.after = ready[-1] if ready else None
+        held.put_first(large, behind)
+
     def link_changed(self) -> None:
         """Ask the gate again at the next `take`: there is a new RTT estimate."""
         self._ask = True
-        if isinstance(self._gate, LearningGate):
+        gate = self._rules.gate
+        if isinstance(gate, LearningGate):
             try:
-                self._gate.observe(self._link)
+                gate.observe(self._link)
             except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop delivery)
                 self.gate_errors_total += 1
-                self._on_gate_error(error)
+                self._rules.on_gate_error(error)
 
     def take(self, now: float, *, has_quota: bool = True) -> Delivery | None:
         """Return the next delivery that may be sent now, or None.
@@ -298,11 +347,12 @@ class Outbox:
         """
         while self.n_messages:
             source = self._next_ready(has_quota=has_quota)
-            large = self._large[0] if self._large else None
-            if large is not None and (has_quota or not large.qos):
+            held = self._held
+            large = held.firsts[0] if held is not None and held.firsts else None
+            if held is not None and large is not None and (has_quota or not large.qos):
                 is_turn = source is None or self._passed_bytes >= large.message.payload_bytes
-                if is_turn and self._may_leave(large, now):
-                    self._take_large(large)
+                if is_turn and self._is_next(large) and self._may_leave(held, large, now):
+                    self._leave_large(large)
                     if self._has_expired(large, now):
                         continue
                     return large
@@ -319,17 +369,20 @@ class Outbox:
 
     def _next_ready(self, *, has_quota: bool) -> deque[Delivery] | None:
         """Return the ready place whose first message came first, of those that may leave."""
-        ready0, ready = self._ready0, self._ready
-        if not ready or not has_quota:
-            return ready0 or None
-        if not ready0 or ready[0].sequence < ready0[0].sequence:
-            return ready
-        return ready0
+        return first_of(self._ready0, self._ready, has_quota=has_quota)
 
-    def _may_leave(self, large: Delivery, now: float) -> bool:
+    def _is_next(self, large: Delivery) -> bool:
+        """Say whether all that was ready before a large message, of its QoS, has left."""
+        if large.after is not None and not large.after.is_waiting:
+            large.after = None
+        return large.after is None
+
+    def _may_leave(self, held: Held, large: Delivery, now: float) -> bool:
         """Ask the gate, unless nothing has changed since it was last asked."""
+        held.count_absence(now)
         again = self.look_again_at
         if not self._ask and large.withheld_since is not None and (again is None or now < again):
+            self._ledger.withheld_total += held.mark(large, now)
             return False
         expires_at = large.message.expires_at
         if expires_at is not None and now >= expires_at:
@@ -345,9 +398,7 @@ class Outbox:
             if large.withheld_since is not None:
                 self._ledger.released_total += 1
             return True
-        if large.withheld_since is None:
-            large.withheld_since = now
-            self._ledger.withheld_total += 1
+        self._ledger.withheld_total += held.mark(large, now)
         again = verdict.look_again_at
         if again is not None:
             again = max(again, now + MIN_LOOK_AGAIN_SECONDS)
@@ -356,37 +407,52 @@ class Outbox:
         self.look_again_at = again
         return False
 
+    def connection_lost(self, now: float) -> None:
+        """The subscriber is away: what waits at QoS 0 is dropped, and no sojourn goes on."""
+        self.drop_qos0("connection_lost")
+        held = self._held
+        if held is not None and held.away_since is None:
+            held.away_since = now
+
     def lets(self, message: Message, now: float) -> bool:
         """Say whether the gate would let a large message go to this subscriber now."""
         return self._decide(message, 0.0, now).deliver
 
     def _decide(self, message: Message, sojourn: float, now: float) -> Verdict:
+        rules = self._rules
         try:
-            return self._gate.decide(message, self._link, sojourn, now)
+            return rules.gate.decide(message, self._link, sojourn, now)
         except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop delivery)
             self.gate_errors_total += 1
-            self._on_gate_error(error)
+            rules.on_gate_error(error)
             return Verdict(deliver=True, reason="the gate failed")
 
-    def _take_large(self, large: Delivery) -> None:
-        """Remove the oldest large message and free what waited behind it on its topic."""
-        del self._large[0]
+    def _leave_large(self, large: Delivery) -> None:
+        """Take the oldest large message out and free what waited behind it on its topic."""
+        held = self._held
+        assert held is not None  # noqa: S101 (it holds this one)
         self._remove(large)
+        self._free(held, (held.release(large),))
+
+    def _free(self, held: Held, rests: Iterable[deque[Delivery]]) -> None:
+        """Let go on what was behind large messages that are gone, up to the next large ones."""
         self.look_again_at = None
         self._passed_bytes = 0
         self._ask = True
-        behind = self._behind.pop(large.message.topic)
-        while behind:
-            delivery = behind.popleft()
-            self._place(delivery)
-            if delivery.message.topic in self._behind:
-                self._behind[delivery.message.topic] = behind
-                return
+        for behind in rests:
+            while behind:
+                delivery = behind[0]
+                if self.is_large(delivery.message):
+                    self._hold(held, delivery, behind)
+                    break
+                self._place(behind.popleft())
 
     def _enter(self, delivery: Delivery) -> None:
         delivery.is_waiting = True
         self.n_messages += 1
         self.n_bytes += delivery.message.size_bytes
+        if self._rules.backlog is not None:
+            self._rules.backlog.enter(delivery.message)
         if self.journal is not None and delivery.qos:
             self.journal.changed(delivery)
 
@@ -394,6 +460,8 @@ class Outbox:
         delivery.is_waiting = False
         self.n_messages -= 1
         self.n_bytes -= delivery.message.size_bytes
+        if self._rules.backlog is not None:
+            self._rules.backlog.leave(delivery.message)
         if self.journal is not None and delivery.qos:
             self.journal.changed(delivery)
 
@@ -416,88 +484,80 @@ class Outbox:
             Deliveries that have left the outbox; the caller books them.
         """
         taken: list[Delivery] = []
-        for ready in (self._ready, self._ready0):
-            passed: list[Delivery] = []
-            while ready and len(taken) < n_messages:
-                delivery = ready.popleft()
-                if is_wanted(delivery):
-                    self._remove(delivery)
-                    taken.append(delivery)
-                else:
-                    passed.append(delivery)
-            if passed:
-                ready.extendleft(reversed(passed))
-        if self._large and len(taken) < n_messages:
-            held = sorted(self._held(), key=by_sequence)
-            chosen = [d for d in held if is_wanted(d)][: n_messages - len(taken)]
-            if chosen:
-                self._keep_of_held([d for d in held if d not in chosen])
-                taken += chosen
+        for ready in self._lanes():
+            taken += self._take_ready(ready, is_wanted, n_messages - len(taken))
+        held = self._held
+        if held is not None and len(taken) < n_messages:
+            taken += self._take_held(held, is_wanted, n_messages - len(taken))
         return sorted(taken, key=by_sequence)
+
+    def _take_ready(
+        self, ready: deque[Delivery], is_wanted: Callable[[Delivery], bool], n_messages: int
+    ) -> list[Delivery]:
+        """Take messages out of a ready place, wherever they stand in it."""
+        taken: list[Delivery] = []
+        passed: list[Delivery] = []
+        stand_ins: dict[Delivery | None, Delivery | None] = {}
+        while ready and len(taken) < n_messages:
+            delivery = ready.popleft()
+            if is_wanted(delivery):
+                self._remove(delivery)
+                taken.append(delivery)
+                stand_ins[delivery] = passed[-1] if passed else None
+            else:
+                passed.append(delivery)
+        if passed:
+            ready.extendleft(reversed(passed))
+        if taken and self._held is not None:
+            for large in self._held.firsts:
+                if large.after in stand_ins:
+                    large.after = stand_ins[large.after]
+        return taken
+
+    def _take_held(
+        self, held: Held, is_wanted: Callable[[Delivery], bool], n_messages: int = sys.maxsize
+    ) -> list[Delivery]:
+        """Take out large messages, and what waits behind them."""
+        taken, rests = held.take_where(is_wanted, n_messages)
+        for delivery in taken:
+            self._remove(delivery)
+        if rests:
+            self._free(held, rests)
+        return taken
 
     def drop_qos0(self, reason: str) -> None:
         """Drop what waits at QoS 0: the connection it was for has ended."""
         n_before = self.n_messages
-        for delivery in self._ready0:
-            self._remove(delivery)
-        self._ready0.clear()
-        if self._large:
-            self._keep_of_held([d for d in self._held() if d.qos])
+        for ready in self._lanes():
+            if ready and not ready[0].qos:  # and so are the others
+                self._take_ready(ready, lambda _: True, sys.maxsize)
+        if self._held is not None:
+            self._take_held(self._held, lambda delivery: not delivery.qos)
         self._ledger.drop(reason, n_before - self.n_messages)
 
     def _drop_expired(self, now: float) -> None:
         """Make room by dropping what has expired, if anything has [MQTT-3.3.2-5]."""
         if now < self._next_expiry:
             return
-        n_before = self.n_messages
-        for ready in (self._ready0, self._ready):
-            kept = [d for d in ready if not d.is_expired(now)]
-            if len(kept) < len(ready):
-                for delivery in ready:
-                    if delivery.is_expired(now):
-                        self._remove(delivery)
-                ready.clear()
-                ready.extend(kept)
-        if self._large:
-            self._keep_of_held([d for d in self._held() if not d.is_expired(now)])
-        self._ledger.expired += n_before - self.n_messages
+        self._ledger.expired += len(self.take_where(lambda delivery: delivery.is_expired(now)))
         self._next_expiry = min(
             (d.message.expires_at for d in self.waiting() if d.message.expires_at is not None),
             default=math.inf,
         )
 
-    def _held(self) -> Iterator[Delivery]:
-        """Yield the large messages and what waits behind them, in no promised order."""
-        yield from self._large
-        for behind in self._behind.values():
-            yield from behind
-
-    def _keep_of_held(self, kept: list[Delivery]) -> None:
-        """Place anew those of `_held` that stay; the others have left."""
-        for delivery in self._held():
-            self._remove(delivery)
-        self._large.clear()
-        self._behind.clear()
-        self._ask = True
-        self.look_again_at = None
-        for delivery in sorted(kept, key=by_sequence):
-            self._enter(delivery)
-            behind = self._behind.get(delivery.message.topic)
-            if behind is not None:
-                behind.append(delivery)
-            else:
-                self._place(delivery)
-
     def drop_all(self, reason: str) -> None:
         """Drop everything: the session has ended."""
         self._ledger.drop(reason, self.n_messages)
+        backlog = self._rules.backlog
+        if backlog is not None:
+            for delivery in self.waiting():
+                backlog.leave(delivery.message)
         self._clear()
 
     def _clear(self) -> None:
-        self._ready0.clear()
-        self._ready.clear()
-        self._large.clear()
-        self._behind.clear()
+        for lane in self._lanes():
+            lane.clear()
+        self._held = None
         self.n_messages = 0
         self.n_bytes = 0
         self.look_again_at = None
@@ -509,14 +569,32 @@ class Outbox:
         """Raise AssertionError where the class's invariants do not hold."""
         waiting = list(self.waiting())
         assert len(waiting) == self.n_messages, "n_messages"  # noqa: S101 (this is the check)
+        assert all(d.is_waiting for d in waiting), "is_waiting"  # noqa: S101
         n_bytes = sum(d.message.size_bytes for d in waiting)
         assert n_bytes == self.n_bytes, "n_bytes"  # noqa: S101
-        large_topics = [d.message.topic for d in self._large]
-        assert sorted(large_topics) == sorted(self._behind), "_behind"  # noqa: S101
-        assert len(set(large_topics)) == len(large_topics), "_large"  # noqa: S101
-        sequences = [d.sequence for d in self._large]
-        assert sequences == sorted(sequences), "oldest first"  # noqa: S101
-        held = {d.message.topic: d.sequence for d in self._large}
-        for delivery in (*self._ready0, *self._ready):
-            first = held.get(delivery.message.topic)
-            assert first is None or delivery.sequence < first, "order"  # noqa: S101
+        held = self._held
+        if held is None:
+            return
+        held.check_invariants()
+        if self._rules.keeps_topics:
+            since = {large.message.topic: large.sequence for large in held.firsts}
+            for delivery in chain(*self._lanes()):
+                first = since.get(delivery.message.topic)
+                assert first is None or delivery.sequence < first, "order"  # noqa: S101
+
+
+def first_of(
+    ready0: deque[Delivery], ready: deque[Delivery], *, has_quota: bool
+) -> deque[Delivery] | None:
+    """Return which of two ready places is to yield the next message, or None.
+
+    Args:
+        ready0: of QoS 0.
+        ready: of QoS 1 and 2.
+        has_quota: whether one more QoS 1 or 2 message may be inflight.
+    """
+    if not ready or not has_quota:
+        return ready0 or None
+    if not ready0 or ready[0].sequence < ready0[0].sequence:
+        return ready
+    return ready0

@@ -12,7 +12,7 @@ from broker.link import Link
 from broker.message import Message
 from broker.mqtt.packets import Will
 from broker.mqtt.reason_codes import ReasonCode
-from broker.outbox import Outbox
+from broker.priority_outbox import make_outbox
 from broker.retained_delivery import RetainedDue, send_before
 from broker.timers import Timer
 from broker.topic_tree import Subscription
@@ -110,15 +110,7 @@ class Session:
         self.n_direct = 0
         self.n_refused = 0
         self.link = Link(client_id)
-        self.outbox = Outbox(
-            self.link,
-            self.ledger,
-            max_messages=core.limits.queued_messages,
-            max_bytes=core.limits.queued_bytes,
-            drops_oldest=core.limits.queue_full == "drop_oldest",
-            gate=core.gate,
-            on_gate_error=core.on_gate_error,
-        )
+        self.outbox = make_outbox(self.link, self.ledger, core.outbox_rules)
         self.inflight = Inflight()
         self.resend: deque[Delivery] = NO_QUEUE
         self.incoming: dict[int, PublishReceipt | None] = {}

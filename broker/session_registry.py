@@ -103,7 +103,7 @@ class SessionRegistry:
         core.counters.clients_connected -= 1
         if session.shares:
             redelivery.connection_lost(session, now)
-        session.outbox.drop_qos0("connection_lost")
+        session.outbox.connection_lost(now)
         retained_delivery.connection_lost(session)
         if session.look_timer is not None:
             session.look_timer.cancel()

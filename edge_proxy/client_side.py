@@ -15,7 +15,6 @@ reading stops, which the broker's own inflight limit makes rare.
 from __future__ import annotations
 
 import logging
-import sys
 from typing import Any, Final
 
 from broker.delivery import Delivery
@@ -29,7 +28,7 @@ from broker.mqtt.properties import read_publish_properties
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.receive_buffer import ReceiveBuffer, packet_too_large, read_remaining_length
 from broker.mqtt.writer import publish_header, write_packet
-from broker.outbox import Outbox
+from broker.priority_outbox import make_outbox
 from edge_proxy.ack_map import AckMap, Outcome
 from edge_proxy.direction import Direction, check_first_byte
 from edge_proxy.link_samplers import LinkSamplers
@@ -80,15 +79,7 @@ class ClientSide:
         self._is_stopped = False
         self._urgent_bytes = 0
         self.ledger = Ledger()
-        # Its limits are kept here, by not reading: what has been read must not be dropped.
-        self.outbox = Outbox(
-            link,
-            self.ledger,
-            max_messages=sys.maxsize,
-            max_bytes=sys.maxsize,
-            gate=shared.gate,
-            on_gate_error=shared.on_gate_error,
-        )
+        self.outbox = make_outbox(link, self.ledger, shared.outbox_rules)
         self.acks = AckMap()
         self.samplers = LinkSamplers(shared.samplers, link, shared.on_extension_error)
         self.out: list[bytes] = []

@@ -10,6 +10,7 @@ from broker.extensions import DeliveryGate, LinkSampler, SubscriberGate
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.outbox import OpenGate
+from broker.outbox_rules import OutboxRules
 from edge_proxy.content_index import ContentIndex
 from edge_proxy.topic_cache import TopicCache
 
@@ -38,6 +39,7 @@ class Shared:
     Attributes:
         limits: what one client may take.
         gate: the delivery gate.
+        outbox_rules: what holds for the outboxes of all clients.
         samplers: write what they learn of each client's path.
         topics: what is known of each topic.
         payloads: what waits, each payload once.
@@ -68,6 +70,8 @@ class Shared:
         self.limits = limits
         self.logger = logger
         self.gate: DeliveryGate = gate if gate is not None else OpenGate()
+        # A client's limits are kept by not reading: what has been read must not be dropped.
+        self.outbox_rules = OutboxRules(self.gate, self.on_gate_error)
         self.samplers = tuple(samplers)
         self.topics = TopicCache(self.gate.threshold_s, self.on_gate_error)
         self.payloads = ContentIndex()

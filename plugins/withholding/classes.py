@@ -1,11 +1,39 @@
-"""Size class of a message: large or small (paper 002, "Message size classification")."""
+"""Classes of messages: large or small (paper 002, "Message size classification"), and first.
+
+What is first leaves before the rest whatever its size; see `broker.priority_outbox`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Final
 
 from broker.mqtt.topics import matches
+
+MAX_TOPICS: Final = 10_000
+"""Topics whose class is remembered: a publisher that makes up topics must not fill the memory."""
+
+
+class FirstTopics:
+    """Topics whose messages leave before all others."""
+
+    __slots__ = ("_known", "_topic_filters")
+
+    def __init__(self, topic_filters: Sequence[str]) -> None:
+        """Keep valid topic filters."""
+        self._topic_filters = tuple(topic_filters)
+        self._known: dict[str, bool] = {}
+
+    def has(self, topic: str) -> bool:
+        """Say whether a topic is one of them."""
+        known = self._known.get(topic)
+        if known is None:
+            if len(self._known) >= MAX_TOPICS:
+                self._known.clear()
+            known = any(matches(topic_filter, topic) for topic_filter in self._topic_filters)
+            self._known[topic] = known
+        return known
 
 
 class SizeClasses:

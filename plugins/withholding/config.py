@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator
@@ -19,6 +20,7 @@ Bytes = Annotated[int, Field(ge=0)]
 AS_ABOVE = -1
 """Default of a listener's keys, where nobody can write it: that of all listeners holds."""
 
+Ordering = Literal["topic", "none"]
 PolicyName = Literal["none", "conservative", "probabilistic", "historic", "adaptive"]
 
 DEFAULT_THRESHOLD_S = 10_000
@@ -59,6 +61,22 @@ def _read_threshold_l(value: Any) -> Any:
     if value is None or (is_number and 0 < value < float("inf")):
         return value
     raise ValueError("seconds above 0, or auto")
+
+
+def _check_filters(topic_filters: Iterable[str], where: str) -> None:
+    """Check topic filters that are no subscriptions.
+
+    Raises:
+        ValueError: one is wrong; with what is allowed.
+    """
+    for topic_filter in topic_filters:
+        try:
+            validate_topic_filter(topic_filter)
+            is_shared = bool(parse_share(topic_filter).share_name)
+        except MalformedPacketError as error:
+            raise ValueError(f"valid topic filters{where} ({error.args[0]})") from None
+        if is_shared:
+            raise ValueError(f"topic filters without $share{where} (not {topic_filter!r})")
 
 
 Profile = Annotated[
@@ -117,6 +135,12 @@ class WithholdingConfig:
             name of a file with such a table, from the directory the program was started in. Or
             ``learned``: for each subscriber from its acknowledgements, and the default table until
             there are enough.
+        priority: topic filters; messages of their topics, large or small, leave before all others
+            and are not withheld.
+        ordering: ``topic``: what comes after a withheld message on its topic waits behind it, as
+            MQTT has it; ``none``: small messages pass it.
+        supersede: a large message of QoS 0 that waits is dropped for the next one of its topic.
+            Off by default: nothing is lost that nobody has asked to lose.
     """
 
     policy: PolicyName = "historic"
@@ -133,19 +157,21 @@ class WithholdingConfig:
     max_withhold: Seconds = DEFAULT_MAX_WITHHOLD
     congestion_rate: Seconds = DEFAULT_CONGESTION_RATE
     profile: Profile = Field(default_factory=DEFAULT_PROFILE.copy)
+    priority: list[str] = Field(default_factory=list)
+    ordering: Ordering = "topic"
+    supersede: bool = False
 
     @field_validator("threshold_s_by_topic")
     @classmethod
-    def _check_filters(cls, by_topic: dict[str, int | None]) -> dict[str, int | None]:
-        for topic_filter in by_topic:
-            try:
-                validate_topic_filter(topic_filter)
-                is_shared = bool(parse_share(topic_filter).share_name)
-            except MalformedPacketError as error:
-                raise ValueError(f"valid topic filters as keys ({error.args[0]})") from None
-            if is_shared:
-                raise ValueError(f"topic filters without $share as keys (not {topic_filter!r})")
+    def _check_by_topic(cls, by_topic: dict[str, int | None]) -> dict[str, int | None]:
+        _check_filters(by_topic, " as keys")
         return by_topic
+
+    @field_validator("priority")
+    @classmethod
+    def _check_priority(cls, topic_filters: list[str]) -> list[str]:
+        _check_filters(topic_filters, "")
+        return topic_filters
 
     @field_validator("profile")
     @classmethod

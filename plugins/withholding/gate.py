@@ -29,6 +29,7 @@ from broker.config import parse_mapping, suggest
 from broker.errors import ConfigError, ConfigProblem
 from broker.extensions import (
     LearningGate,
+    OrderingGate,
     Plugin,
     PluginContext,
     SubscriberGate,
@@ -38,6 +39,7 @@ from broker.extensions import (
 from broker.link import Link
 from broker.message import Message
 from plugins.withholding.ack_sizes import AckSizes
+from plugins.withholding.classes import FirstTopics
 from plugins.withholding.config import DEFAULT_PROFILE, LEARNED, WithholdingConfig
 from plugins.withholding.history import CongestionHistory
 from plugins.withholding.learned_profile import SizeFit
@@ -54,7 +56,7 @@ _NOTHING_KNOWN = CongestionHistory()
 """Of a subscriber without estimates; never fed."""
 
 
-class WithholdingGate(LearningGate, SubscriberGate, ThresholdGate):
+class WithholdingGate(LearningGate, OrderingGate, SubscriberGate, ThresholdGate):
     """The `DeliveryGate` of this plugin.
 
     Attributes:
@@ -70,6 +72,10 @@ class WithholdingGate(LearningGate, SubscriberGate, ThresholdGate):
             max_withhold=config.max_withhold,
             congestion_rate=config.congestion_rate,
         )
+        self.keeps_topics = config.ordering == "topic"
+        self.supersedes = config.supersede
+        self.has_first = bool(config.priority)
+        self._first = FirstTopics(config.priority)
         self._classes = config.size_classes()
         self._thresholds = config.thresholds()
         table = config.profile if isinstance(config.profile, dict) else DEFAULT_PROFILE
@@ -89,6 +95,10 @@ class WithholdingGate(LearningGate, SubscriberGate, ThresholdGate):
         if message.is_large and not self._classes.has_listeners:
             return True  # for everybody
         return self._classes.is_large(message.topic, message.payload_bytes, link.listener)
+
+    def is_first(self, topic: str) -> bool:
+        """Say whether messages of a topic have priority."""
+        return self._first.has(topic)
 
     def connected(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> str:
         """Take the threshold_l that the subscriber asks for, in its newest CONNECT."""

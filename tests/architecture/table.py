@@ -38,6 +38,7 @@ LAYERS: Final = (
             "acknowledging",
             "admission",
             "authenticating",
+            "backlog",
             "bridges",
             "capabilities",
             "connecting",
@@ -48,12 +49,15 @@ LAYERS: Final = (
             "eager",
             "fitting",
             "handlers",
+            "held",
             "inflight",
             "journal",
             "ledger",
             "lone_packets",
             "message_run",
             "outbox",
+            "outbox_rules",
+            "priority_outbox",
             "probes",
             "outgoing",
             "publishing",
@@ -142,6 +146,7 @@ MODULE_ARROWS: Final = {
     "benchmarks.queue_throughput": ("benchmarks", "broker.message", "plugins.queue"),
     # A network is what it measures, or what it measures on.
     "benchmarks.lossy_links": ("benchmarks", "netem"),
+    "benchmarks.small_first": ("benchmarks", "netem"),
     "benchmarks.tunnel": ("benchmarks", "netem"),
 }
 """Module to what it may import of ours, where its package's arrows do not hold."""

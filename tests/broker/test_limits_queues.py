@@ -123,3 +123,34 @@ def test_disconnect_closes_a_client_that_does_not_keep_up(version: int) -> None:
     while payloads := again.acknowledge():
         received += payloads
     assert received == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "kept", "dropped"),
+    [
+        (Limits(total_queued_bytes=29), [b"0.........", b"1........."], 4),
+        (Limits(total_queued_messages=4), [b"0.........", b"1........."], 4),
+        (
+            Limits(total_queued_bytes=20, queue_full="drop_oldest"),
+            [b"2.........", b"3........."],
+            0,
+        ),
+    ],
+)
+def test_no_more_waits_for_all_sessions_together_than_allowed(
+    limits: Limits, kept: list[bytes], dropped: int
+) -> None:
+    """A payload that waits for many counts once; what finds no room is counted with its reason."""
+    broker = VirtualBroker(limits)
+    for client_id in ("s", "s2"):
+        client = broker.connect(client_id, properties={"session_expiry_interval": 1000})
+        client.subscribe("t", 1)
+        client.lose()
+    flood(broker, 4, size=10)
+    ledger = broker.core.ledger()
+    assert ledger.dropped.get("broker_full", 0) == dropped
+    assert ledger.outstanding() == sum(s.outbox.n_messages for s in broker.core.sessions)
+    second = broker.connect("s2", clean_start=False, properties={"session_expiry_interval": 1000})
+    assert second.payloads() == kept
+    for session in broker.core.sessions:
+        session.check_invariants()

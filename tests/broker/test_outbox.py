@@ -6,12 +6,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from broker.backlog import Backlog
 from broker.delivery import Delivery
 from broker.extensions import Decision, LearningGate, SubscriberGate, Verdict
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
 from broker.outbox import OpenGate, Outbox
+from broker.outbox_rules import OutboxRules
+from broker.priority_outbox import make_outbox
 
 
 class Gate(OpenGate):
@@ -33,20 +36,24 @@ class Gate(OpenGate):
 
 
 def outbox(
-    gate: Gate | None = None, *, drops_oldest: bool = False, **limits: int
+    gate: OpenGate | None = None,
+    *,
+    drops_oldest: bool = False,
+    backlog: Backlog | None = None,
+    **limits: int,
 ) -> tuple[Outbox, Ledger, list[Exception]]:
     """Return an outbox, its ledger and the errors of its gate."""
     ledger = Ledger()
     errors: list[Exception] = []
-    made = Outbox(
-        Link("c"),
-        ledger,
+    rules = OutboxRules(
+        gate or Gate(),
+        errors.append,
         max_messages=limits.get("max_messages", 1000),
         max_bytes=limits.get("max_bytes", 10**9),
         drops_oldest=drops_oldest,
-        gate=gate or Gate(),
-        on_gate_error=errors.append,
+        backlog=backlog,
     )
+    made = make_outbox(Link("c"), ledger, rules)
     return made, ledger, errors
 
 
@@ -134,7 +141,7 @@ def test_gate_that_fails_over_a_size_is_asked_whether_it_may_go() -> None:
     for n in range(2):
         box.add(delivery(str(n), size=100))
     assert drain(box) == ["0", "1"]
-    assert box.gate_errors_total == len(errors) == 4
+    assert box.gate_errors_total == len(errors) == 5
 
 
 def test_small_messages_of_other_topics_pass_a_withheld_large_one() -> None:
@@ -156,7 +163,7 @@ def test_small_messages_of_other_topics_pass_a_withheld_large_one() -> None:
 
 
 def test_withheld_messages_leave_oldest_first_with_a_decision_each() -> None:
-    """Of several large ones only the oldest is asked about, and the next one anew."""
+    """Of several large ones only the oldest is asked about; the next one anew, with its wait."""
     gate = Gate()
     gate.is_open = False
     box, _, _ = outbox(gate)
@@ -167,7 +174,7 @@ def test_withheld_messages_leave_oldest_first_with_a_decision_each() -> None:
     gate.is_open = True
     box.link_changed()
     assert [name(box.take(3.0)), name(box.take(3.0))] == ["0", "1"]
-    assert gate.asked == [("cam0", 0.0), ("cam0", 2.0), ("cam1", 0.0)]
+    assert gate.asked == [("cam0", 0.0), ("cam0", 2.0), ("cam1", 2.0)]
 
 
 def test_the_last_decision_tells_of_which_message_it_was() -> None:
@@ -452,21 +459,20 @@ class OutboxMachine(RuleBasedStateMachine):
     def make(self, *, drops_oldest: bool) -> None:
         """An outbox of either kind."""
         self.box, self.ledger, _ = outbox(
-            self.gate, max_messages=20, max_bytes=1500, drops_oldest=drops_oldest
+            self.gate, max_messages=20, max_bytes=3000, drops_oldest=drops_oldest
         )
 
     @rule(
         topic=st.sampled_from("abc"),
         qos=st.sampled_from([0, 1, 2]),
-        is_large=st.booleans(),
+        size=st.sampled_from([5, 60, 100]),
         lifetime=st.none() | st.floats(0.5, 5),
     )
-    def add(self, topic: str, qos: int, *, is_large: bool, lifetime: float | None) -> None:
+    def add(self, topic: str, qos: int, size: int, lifetime: float | None) -> None:
         """A message arrives."""
         self.number += 1
         expires_at = None if lifetime is None else self.now + lifetime
         self.ledger.matched += 1
-        size = 100 if is_large else 5
         one = delivery(str(self.number), topic, qos, size, expires_at=expires_at)
         is_kept = self.box.add(one)
         assert is_kept == any(waiting is one for waiting in self.box.waiting())

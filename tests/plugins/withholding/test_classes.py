@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugins.withholding.classes import SizeClasses
+from plugins.withholding.classes import MAX_TOPICS, FirstTopics, SizeClasses
 
 
 def test_payload_as_long_as_threshold_s_is_small() -> None:
@@ -105,3 +105,21 @@ def test_nobody_finds_large_what_is_not_above_the_least(
     if classes.is_large(topic, payload_bytes, listener):
         assert least is not None
         assert payload_bytes > least
+
+
+def test_first_topics_are_those_that_any_filter_matches() -> None:
+    """Wildcards as in subscriptions; the answer stays the same however often it is asked for."""
+    first = FirstTopics(["alarms/#", "+/status"])
+    for _ in range(2):
+        assert [first.has(t) for t in ("alarms", "alarms/a/b", "x/status")] == [True] * 3
+        assert [first.has(t) for t in ("alarm", "x/y/status", "$SYS/status")] == [False] * 3
+    assert not FirstTopics([]).has("alarms")
+
+
+def test_topics_that_somebody_makes_up_do_not_fill_the_memory() -> None:
+    """What is remembered is bounded, and forgetting changes no answer."""
+    first = FirstTopics(["alarms/#"])
+    for number in range(2 * MAX_TOPICS):
+        assert first.has(f"alarms/{number}")
+    assert len(first._known) <= MAX_TOPICS
+    assert not first.has("other")

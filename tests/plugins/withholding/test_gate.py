@@ -16,6 +16,7 @@ from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
 from broker.outbox import Outbox
+from broker.outbox_rules import OutboxRules
 from models.withholding.simulation import Setting, simulate
 from plugins.withholding import gate as gate_module
 from plugins.withholding.config import ListenerThresholds, WithholdingConfig
@@ -37,6 +38,15 @@ def link_with(rtt: float | None, *, rtt_bytes: int = 0) -> Link:
     link.rtt_latest = rtt
     link.rtt_bytes = rtt_bytes
     return link
+
+
+def outbox_with(link: Link, gate: WithholdingGate) -> Outbox:
+    """Return an empty outbox with a real gate, which must not raise."""
+    return Outbox(
+        link,
+        Ledger(),
+        OutboxRules(gate, lambda error: pytest.fail(f"gate raised {error!r}")),
+    )
 
 
 def test_gate_meets_the_extension_point() -> None:
@@ -374,14 +384,7 @@ def test_policies_that_do_not_learn_keep_nothing() -> None:
 def test_outbox_releases_one_message_after_the_other_on_this_gate() -> None:
     """With the real outbox: held while the path is bad, small ones pass, then one each look."""
     link = link_with(1.6)
-    outbox = Outbox(
-        link,
-        Ledger(),
-        max_messages=10,
-        max_bytes=10**8,
-        gate=gate_with(policy="conservative"),
-        on_gate_error=lambda error: pytest.fail(f"gate raised {error!r}"),
-    )
+    outbox = outbox_with(link, gate_with(policy="conservative"))
     for topic, size in (("pictures", 1_000_000), ("alarm", 100)):
         message = Message(topic, b"x" * size, qos=1, is_large=size > 10_000)
         outbox.add(Delivery(message, 1))
@@ -399,14 +402,7 @@ def test_outbox_releases_one_message_after_the_other_on_this_gate() -> None:
 
 def test_outbox_releases_at_the_time_the_gate_named() -> None:
     """At look_again_at the sojourn is past D: the message goes at the first asking."""
-    outbox = Outbox(
-        link_with(1.6),
-        Ledger(),
-        max_messages=10,
-        max_bytes=10**8,
-        gate=gate_with(policy="conservative"),
-        on_gate_error=lambda error: pytest.fail(f"gate raised {error!r}"),
-    )
+    outbox = outbox_with(link_with(1.6), gate_with(policy="conservative"))
     outbox.add(Delivery(Message("pictures", b"x" * 1_000_000, is_large=True), 0))
     assert outbox.take(NOW) is None
     assert outbox.look_again_at is not None
@@ -431,3 +427,12 @@ def test_simulation_drives_the_very_object_that_the_gate_asks(
     assert len(asked) > 2
     assert all(policy is gate.policy for policy in asked)
     assert vars(models.withholding.simulation)["Policy"] is vars(gate_module)["Policy"]
+
+
+def test_what_may_pass_what_is_said_in_the_policy_file() -> None:
+    """`priority`, `ordering` and `supersede` reach the outbox; unless they are there, nothing."""
+    plain = gate_with(policy="none")
+    assert (plain.keeps_topics, plain.supersedes, plain.has_first) == (True, False, False)
+    asked = gate_with(policy="none", priority=["alarms/#"], ordering="none", supersede=True)
+    assert (asked.keeps_topics, asked.supersedes, asked.has_first) == (False, True, True)
+    assert [asked.is_first(topic) for topic in ("alarms/fire", "pictures")] == [True, False]

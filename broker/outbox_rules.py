@@ -1,0 +1,61 @@
+"""What holds for every outbox of one broker: its limits, its gate and its order."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from broker.backlog import Backlog
+from broker.extensions import DeliveryGate, OrderingGate
+
+
+class OutboxRules:
+    """What the outboxes of one broker, or one proxy, have in common.
+
+    Attributes:
+        max_messages: limit of messages that wait in one outbox.
+        max_bytes: the same in payload bytes.
+        drops_oldest: at a limit, what has waited longest goes, and not what comes.
+        gate: asked about large messages.
+        on_gate_error: told of what a gate raised; the message is then delivered.
+        backlog: counts what waits in all of them; None where that has no limit.
+        keeps_topics: a small message waits behind a withheld large one of its topic.
+        supersedes: a large message of QoS 0 takes the place of the one before on its topic.
+        is_first: says of a topic whether its messages leave before all others; None where none do.
+    """
+
+    __slots__ = (
+        "backlog",
+        "drops_oldest",
+        "gate",
+        "is_first",
+        "keeps_topics",
+        "max_bytes",
+        "max_messages",
+        "on_gate_error",
+        "supersedes",
+    )
+
+    def __init__(
+        self,
+        gate: DeliveryGate,
+        on_gate_error: Callable[[Exception], None],
+        *,
+        max_messages: int = sys.maxsize,
+        max_bytes: int = sys.maxsize,
+        drops_oldest: bool = False,
+        backlog: Backlog | None = None,
+    ) -> None:
+        self.gate = gate
+        self.on_gate_error = on_gate_error
+        self.max_messages = max_messages
+        self.max_bytes = max_bytes
+        self.drops_oldest = drops_oldest
+        self.backlog = backlog
+        self.keeps_topics = True
+        self.supersedes = False
+        self.is_first: Callable[[str], bool] | None = None
+        if isinstance(gate, OrderingGate):
+            self.keeps_topics = gate.keeps_topics
+            self.supersedes = gate.supersedes
+            self.is_first = gate.is_first if gate.has_first else None

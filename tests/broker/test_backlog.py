@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from broker.backlog import Backlog
+from broker.delivery import Delivery
+from broker.ledger import Ledger
+from broker.link import Link
+from broker.message import Message
+from broker.outbox import OpenGate, Outbox
+from broker.outbox_rules import OutboxRules
+
+MOST_BYTES = 500
+LARGEST_BYTES = 200
+
+
+def outboxes(
+    backlog: Backlog, n_outboxes: int = 3, *, drops_oldest: bool = False
+) -> list[tuple[Outbox, Ledger]]:
+    """Return empty outboxes that share a backlog."""
+
+    def fail(error: Exception) -> None:
+        raise error
+
+    rules = OutboxRules(
+        OpenGate(), fail, max_messages=20, drops_oldest=drops_oldest, backlog=backlog
+    )
+    ledgers = [Ledger() for _ in range(n_outboxes)]
+    return [(Outbox(Link("c"), ledger, rules), ledger) for ledger in ledgers]
+
+
+def message(size: int, *, is_large: bool = False) -> Message:
+    """Return a message with a payload of that size."""
+    return Message("t", bytes(size), is_large=is_large)
+
+
+def test_no_limit_needs_no_backlog() -> None:
+    """What is not limited is not counted: it would cost each message that waits."""
+    assert Backlog.of(None, None) is None
+    only_bytes, only_messages = Backlog.of(None, 5), Backlog.of(5, None)
+    assert only_bytes is not None
+    assert only_messages is not None
+    assert only_bytes.most_bytes == only_messages.most_messages == 5
+    assert min(only_bytes.most_messages, only_messages.most_bytes) > 10**12
+
+
+def test_a_payload_counts_once_however_many_it_waits_for() -> None:
+    """It is stored once: its bytes come with the first outbox and go with the last."""
+    backlog = Backlog(100, 100)
+    boxes = outboxes(backlog)
+    shared = message(80)
+    assert all(box.add(Delivery(shared, 1)) for box, _ in boxes)
+    assert (backlog.n_messages, backlog.n_bytes) == (3, 80)
+    for n_left in (2, 1, 0):
+        assert backlog.n_bytes == 80
+        boxes[n_left][0].take(0.0)
+        assert backlog.n_messages == n_left
+    assert backlog.n_bytes == 0
+
+
+def test_at_the_limit_of_all_the_newest_is_dropped_and_counted() -> None:
+    """The reason says that it was not this subscriber's own limit."""
+    backlog = Backlog(4, 100)
+    (first, _), (second, ledger), _ = outboxes(backlog)
+    first.add(Delivery(message(80), 1))
+    assert not second.add(Delivery(message(21), 1))
+    assert second.add(Delivery(message(20), 1))
+    assert ledger.dropped == {"broker_full": 1}
+    first.add(Delivery(message(0), 1))
+    first.add(Delivery(message(0), 1))
+    assert not second.add(Delivery(message(0), 1))
+    assert ledger.dropped == {"broker_full": 2}
+
+
+def test_at_the_limit_of_all_a_session_pushes_out_its_own_oldest() -> None:
+    """`drop_oldest` takes from nobody else."""
+    backlog = Backlog(100, 100)
+    (first, of_first), (second, of_second), _ = outboxes(backlog, drops_oldest=True)
+    for size in (30, 30):
+        first.add(Delivery(message(size), 1))
+    second.add(Delivery(message(40), 1))
+    assert first.add(Delivery(message(50), 1))
+    assert (of_first.dropped, of_second.dropped) == ({"pushed_out": 2}, {})
+    assert backlog.n_bytes == 90
+    assert not second.add(Delivery(message(101), 1))
+    assert of_second.dropped == {"broker_full": 1}
+    assert second.n_messages == 1
+
+
+def test_copies_of_one_message_push_out_copies_of_another() -> None:
+    """Each session gives up its copy of the oldest for one of the newest: none need be free yet."""
+    backlog = Backlog(100, 100)
+    boxes = outboxes(backlog, drops_oldest=True)
+    old, new, newest = message(60), message(50), message(40)
+    for one in (old, new, newest):
+        for box, _ in boxes:
+            assert box.add(Delivery(one, 1))
+            assert backlog.n_bytes <= 100 + 60
+    assert backlog.n_bytes == 90
+    assert all(ledger.dropped == {"pushed_out": 1} for _, ledger in boxes)
+
+
+def test_nothing_is_pushed_out_in_vain() -> None:
+    """Where another session's copy keeps the bytes, giving up one's own frees nothing."""
+    backlog = Backlog(100, 100)
+    (first, of_first), (second, of_second), (third, _) = outboxes(backlog, drops_oldest=True)
+    shared = message(60)
+    for box in (first, second, third):
+        box.add(Delivery(shared, 1))
+    first.add(Delivery(message(60), 1))  # in exchange for its copy, above the limit by one message
+    assert backlog.n_bytes == 120
+    assert not second.add(Delivery(message(10), 1))
+    assert (of_first.dropped, of_second.dropped) == ({"pushed_out": 1}, {"broker_full": 1})
+    assert second.n_messages == 1
+    assert backlog.n_bytes == 120
+
+
+def test_the_end_of_a_session_gives_back_what_it_took() -> None:
+    """Large messages and what waits behind them, too."""
+    backlog = Backlog(100, 1000)
+    ((box, _),) = outboxes(backlog, 1)
+    for one in (message(50), message(200, is_large=True), message(10)):
+        box.add(Delivery(one, 0))
+    assert (backlog.n_messages, backlog.n_bytes) == (3, 260)
+    box.drop_all("session_ended")
+    assert (backlog.n_messages, backlog.n_bytes) == (0, 0)
+
+
+class BacklogMachine(RuleBasedStateMachine):
+    """Whatever three sessions do with messages of their own and shared ones, the sums are right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backlog = Backlog(15, MOST_BYTES)
+        self.boxes = [
+            box
+            for drops_oldest in (False, True)
+            for box, _ in outboxes(self.backlog, 2, drops_oldest=drops_oldest)
+        ]
+        self.messages: list[Message] = []
+
+    @rule(size=st.integers(0, LARGEST_BYTES), is_large=st.booleans())
+    def publish(self, size: int, *, is_large: bool) -> None:
+        """A message is there for whoever takes it."""
+        self.messages.append(message(size, is_large=is_large))
+
+    @rule(
+        which=st.sets(st.integers(0, 3), min_size=1),
+        newest=st.integers(1, 3),
+        qos=st.sampled_from([0, 1]),
+    )
+    def deliver(self, which: set[int], newest: int, qos: int) -> None:
+        """Some sessions get one of the newest messages."""
+        if len(self.messages) >= newest:
+            for number in which:
+                self.boxes[number].add(Delivery(self.messages[-newest], qos))
+
+    @rule(number=st.integers(0, 3))
+    def take(self, number: int) -> None:
+        """A session has room."""
+        self.boxes[number].take(0.0)
+
+    @rule(number=st.integers(0, 3), end=st.booleans())
+    def lose(self, number: int, *, end: bool) -> None:
+        """A session loses its connection or ends."""
+        if end:
+            self.boxes[number].drop_all("session_ended")
+        else:
+            self.boxes[number].connection_lost(0.0)
+
+    @invariant()
+    def counts_what_waits(self) -> None:
+        """Each delivery once, each payload once, and the limits hold but for one message."""
+        waiting = Counter(d.message for box in self.boxes for d in box.waiting())
+        assert self.backlog.n_messages == waiting.total()
+        assert self.backlog.n_bytes == sum(one.size_bytes for one in waiting)
+        assert self.backlog.n_messages <= self.backlog.most_messages
+        assert self.backlog.n_bytes <= MOST_BYTES + LARGEST_BYTES
+        for box in self.boxes:
+            box.check_invariants()
+
+
+TestBacklogMachine = BacklogMachine.TestCase
+TestBacklogMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
