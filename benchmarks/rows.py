@@ -44,7 +44,7 @@ class Scale:
     readers: int = 50
     late_readers: int = 20
     late_messages: int = 100
-    congested_seconds: float = 12.0
+    congested_seconds: float = 3.0
 
 
 FULL = Scale()
@@ -56,7 +56,6 @@ QUICK = Scale(
     queued_messages=10_000,
     stalled_subscribers=25,
     large_messages=20,
-    congested_seconds=5.0,
 )
 
 
