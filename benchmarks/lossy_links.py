@@ -4,12 +4,11 @@ Rerun: ``python -m benchmarks.lossy_links``, as root; a look in a minute with ``
 
 Brokers stand side by side, each on a host of its own, each with one subscriber at QoS 1 behind a
 link of its own (`netem.network`: real TCP with cubic, packets of 1,500 bytes): Penstock with each
-policy (T_Q 1 s, the example policy's other values) and mosquitto. All links are good (20 ms each
-way, 20 Mbit/s) and lossy (100 ms each way and 20 % loss; ``--loss`` says which way) at the same
-times, drawn from a seed: exponential durations of 17.5 s on average. Publishers beside each broker
-send 100 bytes every 0.5 s and 1 MB every 5 s at QoS 1. Latency counts from the moment a message is
-due to its last byte at the subscriber. At the end the links become good, and what is missing after
-two minutes is lost.
+policy (T_Q 1 s, the example policy's other values) and mosquitto. ``--link`` says what the links do
+(`CASES`). Most are good (20 ms each way, 20 Mbit/s) and bad in turn, all at the same times, drawn
+from a seed: exponential durations. Publishers beside each broker send 100 bytes every 0.5 s and
+1 MB every 5 s at QoS 1. Latency counts from the moment a message is due to its last byte at the
+subscriber. At the end the links become good, and what is missing after two minutes is lost.
 
 Seeds run one after the other. Side by side, all of it takes a tenth of a core, so brokers do not
 disturb each other; the table says what it was.
@@ -43,26 +42,74 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.lossy_load import LARGE, PORT, SMALL, STREAMS, Arrival, read_arrivals
 from benchmarks.peers import EXAMPLE_POLICY, ROOT, find_program, without_queue_limits
 from benchmarks.provenance import describe_run
-from netem.changes import OnOff
+from netem.changes import Changes, OnOff, Trace
 from netem.errors import NetemError
 from netem.network import Host, Network
-from netem.profiles import GOOD, LOSSY, LOSSY_DOWNSTREAM, Profile
+from netem.profiles import GOOD, LOSSY, LOSSY_DOWNSTREAM, Direction, Profile
 
 POLICIES: Final = ("none", "conservative", "probabilistic", "historic", "adaptive")
 THE_PAPERS: Final = ("conservative", "probabilistic", "historic")
 OURS: Final = "adaptive"
 MOSQUITTO: Final = "mosquitto"
 MEAN_SECONDS: Final = 17.5
+LONG_SECONDS: Final = 60.0
+
+MILD: Final = Profile(
+    "mild", Direction(0.02, 2_500_000, loss=0.02), Direction(0.02, 2_500_000, loss=0.02)
+)
+CLIFF: Final = Profile("cliff", Direction(0.02, 125_000), Direction(0.02, 125_000))
 
 
-class Loss(enum.StrEnum):
-    """Which way packets are lost."""
+class Case(enum.StrEnum):
+    """What the links do."""
 
-    BOTH = "both"
+    LOSSY = "lossy"
     DOWNSTREAM = "downstream"
+    LONG = "long"
+    CLIFF = "cliff"
+    MILD = "mild"
+    ALWAYS = "always"
+    NEVER = "never"
 
 
-LOSSY_PROFILES: Final = {Loss.BOTH: LOSSY, Loss.DOWNSTREAM: LOSSY_DOWNSTREAM}
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a link is when it is not good.
+
+    Attributes:
+        about: in words.
+        bad: the link then.
+        bad_seconds: for how long on average, being good for `MEAN_SECONDS` in between; None for
+            always.
+    """
+
+    about: str
+    bad: Profile
+    bad_seconds: float | None
+
+    @property
+    def at_first(self) -> Profile:
+        """The link on which clients connect."""
+        return self.bad if self.bad_seconds is None else GOOD
+
+    def changes(self, seed: int) -> Changes:
+        """Return when a link is which."""
+        if self.bad_seconds is None:
+            return Trace((0.0,), (self.bad,))
+        return OnOff(GOOD, self.bad, MEAN_SECONDS, self.bad_seconds, seed)
+
+
+CASES: Final = {
+    Case.LOSSY: State("100 ms and 20 % loss each way, 17.5 s", LOSSY, MEAN_SECONDS),
+    Case.DOWNSTREAM: State(
+        "the same, lost towards the client alone", LOSSY_DOWNSTREAM, MEAN_SECONDS
+    ),
+    Case.LONG: State("100 ms and 20 % loss each way, 60 s", LOSSY, LONG_SECONDS),
+    Case.CLIFF: State("1 Mbit/s in place of 20, 17.5 s", CLIFF, MEAN_SECONDS),
+    Case.MILD: State("2 % loss each way, always", MILD, None),
+    Case.ALWAYS: State("100 ms and 20 % loss each way, always", LOSSY, None),
+    Case.NEVER: State("always good", GOOD, None),
+}
 CALM_SECONDS: Final = 5.0
 """Between the last subscription and the beginning: publishers start, and the link is known."""
 
@@ -144,19 +191,20 @@ class Site:
         processes: those started so far, by what they are.
     """
 
-    def __init__(self, network: Network, name: str, directory: Path) -> None:
+    def __init__(self, network: Network, name: str, directory: Path, profile: Profile) -> None:
         """Start the broker.
 
         Args:
             network: where.
             name: of the policy, or mosquitto.
             directory: an empty one.
+            profile: of the link at first.
         """
         self.name = name
         self._directory = directory
         self._cloud = network.host(f"cloud-{name}")
         self._edge = network.host(f"edge-{name}")
-        self.link = network.link(self._cloud, self._edge, GOOD)
+        self.link = network.link(self._cloud, self._edge, profile)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         command = _mosquitto(directory) if name == MOSQUITTO else _penstock(directory, name)
         self._start("broker", self._cloud, command)
@@ -216,15 +264,15 @@ class Site:
 
 
 def run_side_by_side(
-    brokers: Sequence[str], seed: int, seconds: float, lossy: Profile
+    brokers: Sequence[str], seed: int, seconds: float, state: State
 ) -> tuple[list[Outcome], float]:
-    """Let each broker serve its subscriber over a link that is lossy at the same times.
+    """Let each broker serve its subscriber over a link that is bad at the same times.
 
     Args:
         brokers: names of policies, or mosquitto.
         seed: of those times.
         seconds: that messages are published.
-        lossy: the link when it is not good.
+        state: what the links are when they are not good.
 
     Returns:
         What became of each, and the share of one core that all of it took.
@@ -240,13 +288,13 @@ def run_side_by_side(
         for name in brokers:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-lossy-"))
             Path(directory).chmod(0o755)  # mosquitto leaves its rights
-            sites.append(Site(network, name, Path(directory)))
+            sites.append(Site(network, name, Path(directory), state.at_first))
         for site in sites:
             site.subscribe(expected)
         begin_at = time.monotonic() + CALM_SECONDS
         for site in sites:
             site.publish(begin_at, seconds)
-            site.link.follow(OnOff(GOOD, lossy, MEAN_SECONDS, MEAN_SECONDS, seed), begin_at)
+            site.link.follow(state.changes(seed), begin_at)
         time.sleep(max(0.0, begin_at - time.monotonic()))
         meter = CpuMeter(
             [network.forwarder_pid, *(p.pid for site in sites for p in site.processes.values())]
@@ -379,7 +427,7 @@ def run(
     brokers: Annotated[
         str, typer.Option(help=f"Of {', '.join((*POLICIES, MOSQUITTO))}.")
     ] = ",".join((*POLICIES, MOSQUITTO)),
-    loss: Annotated[Loss, typer.Option(help="Which way packets are lost.")] = Loss.BOTH,
+    link: Annotated[Case, typer.Option(help="What the links do.")] = Case.LOSSY,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="File for every single message.")
     ] = None,
@@ -399,18 +447,18 @@ def run(
     shares = []
     for seed in range(1, seeds + 1):
         print(f"seed {seed} of {seeds}: {seconds:g} s and what is left", file=sys.stderr)
-        of_seed, share = run_side_by_side(names, seed, seconds, LOSSY_PROFILES[loss])
+        of_seed, share = run_side_by_side(names, seed, seconds, CASES[link])
         outcomes += of_seed
         shares.append(share)
     comparisons = compare(outcomes)
     print(verdict(comparisons) + "\n")
     print(to_markdown(outcomes, comparisons))
     logs = [outcome.link_log for outcome in outcomes[:: len(names)]]
-    lossy = sum(map(lossy_seconds, logs)) / (seconds * seeds)
-    print(f"\nLinks were lossy for {100 * lossy:.0f} % of the time.")
+    bad = sum(map(bad_seconds, logs)) / (seconds * seeds)
+    print(f"\nLinks were bad ({CASES[link].about}) for {100 * bad:.0f} % of the time.")
     print(f"All processes took {max(shares):.2f} of one core at most.\n")
     command = f"python -m benchmarks.lossy_links --seeds {seeds} --seconds {seconds:g}"
-    command += f" --brokers {','.join(names)} --loss {loss}"
+    command += f" --brokers {','.join(names)} --link {link}"
     about = describe_run(command, [])
     for key, text in about.items():
         print(f"- {key}: {text}")
@@ -419,8 +467,8 @@ def run(
         json_file.write_text(json.dumps({"about": about, "runs": runs}) + "\n")
 
 
-def lossy_seconds(log: Sequence[tuple[float, str]]) -> float:
-    """Return how long a link was lossy."""
+def bad_seconds(log: Sequence[tuple[float, str]]) -> float:
+    """Return how long a link was not good."""
     return sum(
         until - since for (since, name), (until, _) in itertools.pairwise(log) if name != GOOD.name
     )

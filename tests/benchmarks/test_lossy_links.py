@@ -8,15 +8,19 @@ import pytest
 
 from benchmarks import lossy_links
 from benchmarks.lossy_links import (
+    CASES,
+    Case,
     Outcome,
+    State,
+    bad_seconds,
     compare,
-    lossy_seconds,
     main,
     quantile,
     to_markdown,
     verdict,
 )
 from benchmarks.lossy_load import Arrival
+from netem.profiles import LOSSY
 from tests.helpers.networks import NEEDS_ROOT
 
 
@@ -83,10 +87,10 @@ def test_the_table_shows_how_far_single_seeds_are_apart() -> None:
     assert "0.50 to 2.00" in to_markdown(outcomes, compare(outcomes)).splitlines()[-1]
 
 
-def test_the_time_in_which_a_link_was_lossy_is_that_between_its_changes() -> None:
-    """From each change to lossy until the next change."""
+def test_the_time_in_which_a_link_was_bad_is_that_between_its_changes() -> None:
+    """From each change to another than good until the next change."""
     log = [(0.0, "good"), (5.0, "lossy"), (7.0, "good"), (8.0, "lossy"), (8.5, "good")]
-    assert lossy_seconds(log) == 2.5
+    assert bad_seconds(log) == 2.5
 
 
 @NEEDS_ROOT
@@ -95,6 +99,7 @@ def test_brokers_are_compared_on_real_links(
 ) -> None:
     """Each broker has its links and its row; every message arrives and is in the file."""
     monkeypatch.setattr(lossy_links, "MEAN_SECONDS", 1.0)
+    monkeypatch.setitem(CASES, Case.LOSSY, State("often", LOSSY, 1.0))
     file = tmp_path / "outcomes.json"
     words = ["--seeds", "1", "--seconds", "10", "--brokers", "adaptive,historic,mosquitto"]
     assert main([*words, "--json", str(file)]) == 0
@@ -116,7 +121,7 @@ def test_brokers_are_compared_on_real_links(
     ("words", "named"),
     [
         (["--brokers", "historic,best"], "no broker 'best'; allowed: none, conservative"),
-        (["--loss", "some"], "both"),
+        (["--link", "some"], "downstream"),
         (["--seeds", "0"], "seeds"),
     ],
 )
