@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from paho.mqtt.client import MQTTMessage
 
 from tests.helpers.paho_client import MQTT_3_1_1, PahoClient
@@ -12,17 +13,25 @@ from tests.helpers.slow_link import Ledger, link_to
 
 LARGE_BYTES = 200_000
 
-PLUGINS: Mapping[str, Any] = {
-    "probing": {"sources": ["tcp_info", "puback"], "probe_period": 0.1, "max_age_seconds": 20.0},
-    "withholding": {
-        "policy": "conservative",
-        "threshold_s": 10_000,
-        "threshold_l": 0.3,
-        "max_withhold": 60.0,
-        "probe_period": 0.1,
-    },
-}
-"""The round trip of a bad link is above threshold_l, that of a good one below."""
+
+def plugins(policy: str) -> Mapping[str, Any]:
+    """Return plugins with a policy that holds a large message for some ten seconds at least.
+
+    The round trip of a bad link is above threshold_l, that of a good one below. A large message
+    takes twenty times as long as a small one: longer than anybody would send on a bad link.
+    """
+    return {
+        "probing": {"sources": ["tcp_info", "puback"], "probe_period": 0.1, "max_age_seconds": 20},
+        "withholding": {
+            "policy": policy,
+            "threshold_s": 10_000,
+            "threshold_l": 0.3,
+            "max_withhold": 60.0,
+            "congestion_rate": 1.0,
+            "probe_period": 0.1,
+            "profile": {10_000: 1.0, 1_000_000: 100.0},
+        },
+    }
 
 
 def by_topic(messages: list[MQTTMessage]) -> dict[str, list[int]]:
@@ -33,11 +42,14 @@ def by_topic(messages: list[MQTTMessage]) -> dict[str, list[int]]:
     return numbers
 
 
-def test_large_messages_wait_for_the_link_and_small_ones_do_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["conservative", "probabilistic", "historic", "adaptive"])
+def test_large_messages_wait_for_the_link_and_small_ones_do_not(
+    policy: str, tmp_path: Path
+) -> None:
     """On a bad link a small message passes large ones; all come, each topic in its order."""
     n_large, n_small = 3, 10
     with (
-        running_broker(anonymous_policy(PLUGINS, sys_interval=0.1), tmp_path) as broker,
+        running_broker(anonymous_policy(plugins(policy), sys_interval=0.1), tmp_path) as broker,
         link_to(broker) as link,
         PahoClient(link.port, "far", MQTT_3_1_1) as far,
         PahoClient(broker.port, "publisher") as publisher,
@@ -83,7 +95,9 @@ def test_large_messages_wait_for_the_link_and_small_ones_do_not(tmp_path: Path) 
 def test_withheld_messages_survive_the_end_of_their_connection(tmp_path: Path) -> None:
     """A persistent session that loses its bad link gets what was withheld on the next one."""
     with (
-        running_broker(anonymous_policy(PLUGINS, sys_interval=0.1), tmp_path) as broker,
+        running_broker(
+            anonymous_policy(plugins("conservative"), sys_interval=0.1), tmp_path
+        ) as broker,
         link_to(broker) as link,
         PahoClient(broker.port, "publisher") as publisher,
         PahoClient(broker.port, "watcher") as watcher,
