@@ -144,6 +144,13 @@ PACKAGE_ARROWS: Final = {
 MODULE_ARROWS: Final = {
     # How fast messages are stored can only be measured in the process that stores them.
     "benchmarks.queue_throughput": ("benchmarks", "broker.message", "plugins.queue"),
+    # Decisions can only be timed in the process that takes them.
+    "benchmarks.decision_cost": (
+        "benchmarks",
+        "broker.link",
+        "broker.message",
+        "plugins.withholding",
+    ),
     # A network is what it measures, or what it measures on.
     "benchmarks.lossy_links": ("benchmarks", "netem"),
     "benchmarks.small_first": ("benchmarks", "netem"),
