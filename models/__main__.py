@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 
 from models.withholding.other_paths import run_paths
-from models.withholding.plot import draw
+from models.withholding.plot import draw, draw_trace
 from models.withholding.report import paths_to_markdown, to_markdown
-from models.withholding.simulation import Answers
+from models.withholding.simulation import Answers, Setting
 from models.withholding.sweep import Sweep, run
 from models.withholding.trace import generate_trace, read_trace
 
@@ -62,6 +63,9 @@ def withholding(
         bool, typer.Option("--other-paths", help="Paths unlike the paper's instead.")
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="Write figures 8 and 9 there.")] = None,
+    plot_trace: Annotated[
+        Path | None, typer.Option(help="Write there what each policy did on the first trace.")
+    ] = None,
 ) -> None:
     """Withholding policies of paper 002 on the same traces; prints Markdown."""
     periods = _numbers(probe_periods, "--probe-periods", int)
@@ -80,23 +84,31 @@ def withholding(
         return [random.Random(seed + i) for i in range(traces)]  # noqa: S311 (a simulation)
 
     if other_paths:
-        if file or plot is not None:
-            raise typer.BadParameter("goes without --file and --plot", param_hint="--other-paths")
+        if file or plot is not None or plot_trace is not None:
+            raise typer.BadParameter("goes without --file and plots", param_hint="--other-paths")
         typer.echo(paths_to_markdown(run_paths(rngs, seconds, periods, read_by)), nl=False)
         return
     drawn = [_read_file(name) for name in file or ()]
-    results = run(
-        Sweep(drawn or [generate_trace(rng, seconds) for rng in rngs()], levels, periods, read_by)
+    sweep = Sweep(
+        drawn or [generate_trace(rng, seconds) for rng in rngs()], levels, periods, read_by
     )
+    results = run(sweep)
     typer.echo(to_markdown(results), nl=False)
     if plot is not None:
-        try:
-            draw(results, plot)
-        except ImportError:
-            message = "needs matplotlib: pip install 'penstock[models]'"
-            raise typer.BadParameter(message, param_hint="--plot") from None
-        except (OSError, ValueError) as error:
-            raise typer.BadParameter(f"{plot}: {error}", param_hint="--plot") from None
+        _write(partial(draw, results), plot, "--plot")
+    if plot_trace is not None:
+        setting = Setting(levels[len(levels) // 2], periods[0], answers=read_by)
+        _write(partial(draw_trace, sweep.traces[0], setting), plot_trace, "--plot-trace")
+
+
+def _write(draw_into: Callable[[Path], None], file: Path, option: str) -> None:
+    try:
+        draw_into(file)
+    except ImportError:
+        message = "needs matplotlib: pip install 'penstock[models]'"
+        raise typer.BadParameter(message, param_hint=option) from None
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{file}: {error}", param_hint=option) from None
 
 
 def _plan() -> None:

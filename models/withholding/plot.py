@@ -1,11 +1,83 @@
-"""Figures 8 and 9 of paper 002 from our results."""
+"""Figures 8 and 9 of paper 002 from our results, and what each policy did on one trace."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from statistics import mean
+from typing import Any, Final
 
-from models.withholding.sweep import BASELINE, CLAIRVOYANT, GIVEN_THRESHOLD_L, POLICIES, Results
+from models.withholding.clairvoyant import least_latencies
+from models.withholding.simulation import Setting, simulate
+from models.withholding.sweep import (
+    ADAPTIVE,
+    BASELINE,
+    CLAIRVOYANT,
+    GIVEN_THRESHOLD_L,
+    POLICIES,
+    Results,
+)
+
+SHOWN_SECONDS: Final = 300
+"""Of the trace's end, when `adaptive` has learned; the policies are run on all of it."""
+
+SHOWN: Final = (BASELINE, "conservative", "probabilistic", "historic", ADAPTIVE)
+"""Panels from above; the clairvoyant one comes last."""
+
+
+def draw_trace(trace: Sequence[float], setting: Setting, file: Path) -> None:
+    """Write the latency of each large message over time, with a panel for each policy.
+
+    Congested seconds are shaded: those whose RTT is above threshold_l.
+
+    Args:
+        trace: RTT of the query in each second, seconds.
+        setting: its threshold_l is not None.
+        file: as for `draw`.
+
+    Raises:
+        ImportError: as `draw`.
+        OSError: as `draw`.
+        ValueError: as `draw`.
+    """
+    import matplotlib as mpl  # noqa: PLC0415 (the extra `models`; tables come without)
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415 (the same)
+
+    latencies = {label: simulate(POLICIES[label], trace, setting) for label in SHOWN}
+    latencies[CLAIRVOYANT] = least_latencies(trace)
+    begin = max(0, len(trace) - SHOWN_SECONDS)
+    threshold_l = setting.threshold_l or 0.0
+    figure, panels = plt.subplots(
+        len(latencies), 1, figsize=(11, 1.5 * len(latencies)), sharex=True, sharey=True
+    )
+    for axes, (label, all_of_them) in zip(panels, latencies.items(), strict=True):
+        for since, until in congested_times(trace, threshold_l):
+            axes.axvspan(since, until, color="tab:red", alpha=0.12, lw=0)
+        arrivals = range(0, len(trace), setting.message_period)
+        shown = [(at, took) for at, took in zip(arrivals, all_of_them, strict=True) if at >= begin]
+        axes.vlines([at for at, _ in shown], 0, [took for _, took in shown], lw=1.5)
+        axes.plot(*zip(*shown, strict=True), "o", ms=3)
+        axes.set_title(f"{label}: {mean(took for _, took in shown):.1f} s on average", fontsize=10)
+        axes.grid(alpha=0.3)
+    panels[0].set_xlim(begin, len(trace))
+    panels[0].set_ylim(bottom=0)
+    panels[-1].set_xlabel("published at, s; shaded: congestion")
+    figure.supylabel("end-to-end latency of each large message, s", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(file, dpi=90)
+    plt.close(figure)
+
+
+def congested_times(trace: Sequence[float], threshold_l: float) -> Iterator[tuple[int, int]]:
+    """Yield (first second, second after the last) of each congestion."""
+    by_state = groupby(enumerate(trace), key=lambda at: at[1] > threshold_l)
+    for is_congested, group in by_state:
+        seconds = [second for second, _ in group]
+        if is_congested:
+            yield seconds[0], seconds[-1] + 1
 
 
 def draw(results: Results, file: Path) -> None:

@@ -49,10 +49,13 @@ def test_other_paths_are_run_instead(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_plot_is_written(tmp_path: Path) -> None:
-    """Beside the tables."""
+    """Beside the tables; that of one trace too."""
     pytest.importorskip("matplotlib")
-    assert main(["withholding", *QUICK, "--plot", str(tmp_path / "out.svg")]) == 0
-    assert "<svg" in (tmp_path / "out.svg").read_text()
+    files = [tmp_path / "out.svg", tmp_path / "trace.svg"]
+    assert (
+        main(["withholding", *QUICK, "--plot", str(files[0]), "--plot-trace", str(files[1])]) == 0
+    )
+    assert all("<svg" in file.read_text() for file in files)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +70,9 @@ def test_plot_is_written(tmp_path: Path) -> None:
         (["--answers", "never"], "read 'never'; allowed: period or arrival"),
         (["--traces", "0"], "--traces"),
         (["--file", "missing.csv"], "missing.csv"),
-        (["--other-paths", "--plot", "x.png"], "goes without --file and --plot"),
+        (["--other-paths", "--plot", "x.png"], "goes without --file and plots"),
+        (["--other-paths", "--plot-trace", "x.png"], "goes without --file and plots"),
+        (["--plot-trace", "folder/that/is/not/x.png"], "folder/that/is/not"),
         (["--plot", "folder/that/is/not/x.png"], "folder/that/is/not"),
     ],
 )
