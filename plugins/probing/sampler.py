@@ -14,6 +14,10 @@ have subscribed to be probed. So none may overrule the others for good:
    slow client, and a burst of losses that delays the acknowledgements of MQTT is seen although
    the kernel leaves retransmitted segments out of its RTT. A high estimate that nothing renews
    is gone after `max_age_seconds`, and the other sources speak alone.
+   One exception: the kernel's RTT is smoothed, so that on a quiet connection it stays high for
+   seconds after the path has become good. While it falls, each RTT that went into it was lower;
+   and an acknowledgement of MQTT carries one of TCP, which was no slower. So a falling estimate
+   of the kernel does not count beside a lower one that came since the look before.
 4. Where none counts, `rtt_latest` is None: gates deliver, and what they deliver is the probe.
 5. The other fields of the link are those of the same source, so that the least RTT of a relay
    is never compared with the RTT of the whole path. `rtt_bytes` is 0 for the kernel and the
@@ -40,6 +44,9 @@ from plugins.probing.puback import PubackTimer
 from plugins.probing.stall import StallDetector
 from plugins.probing.tcp_info import TcpInfo, is_tcp_info_supported, read_tcp_info
 
+KERNEL = "tcp_info"
+"""Name of the source whose RTTs are smoothed by somebody else."""
+
 
 class SubscriberPath:
     """What is kept for one subscriber, beside its link.
@@ -50,9 +57,19 @@ class SubscriberPath:
         probe: of probes; None before the first.
         stall: of the connection.
         retransmits: of the connection; None before the first look.
+        falling_since: monotonic seconds of the look before which the kernel's RTT was last higher;
+            None where it has not fallen since.
     """
 
-    __slots__ = ("_config", "probe", "retransmits", "sources", "stall", "timer")
+    __slots__ = (
+        "_config",
+        "falling_since",
+        "probe",
+        "retransmits",
+        "sources",
+        "stall",
+        "timer",
+    )
 
     def __init__(self, config: ProbingConfig) -> None:
         self._config = config
@@ -61,6 +78,14 @@ class SubscriberPath:
         self.probe: ProbeTimer | None = None
         self.stall = StallDetector()
         self.retransmits: RetransmitRatio | None = None
+        self.falling_since: float | None = None
+
+    def take_kernel(self, info: TcpInfo, now: float) -> None:
+        """Take an RTT of the kernel that is news."""
+        source = self.source(KERNEL)
+        before, looked_at = source.latest, source.updated_at
+        source.add_smoothed(info.rtt, info.rttvar, now)
+        self.falling_since = looked_at if source.latest < before else None
 
     def source(self, name: str) -> SourceEstimates:
         """Return the estimates of a source, which has a sample."""
@@ -87,7 +112,11 @@ class SubscriberPath:
                 and (largest is None or source.latest > largest.latest)
             ):
                 largest = source
-        return largest
+        since = self.falling_since
+        if largest is None or largest.name != KERNEL or since is None:
+            return largest
+        newer = (s for s in self.sources if s is not largest and (s.updated_at or 0.0) > since)
+        return max(newer, key=lambda source: source.latest, default=largest)
 
 
 class RttSampler(RunSampler, ProbingSampler):
@@ -122,7 +151,7 @@ class RttSampler(RunSampler, ProbingSampler):
                 is_waiting = info.unacked > 0 or info.notsent_bytes > 0
                 is_new = path.stall.look(info.bytes_acked, is_waiting=is_waiting, now=now)
                 if is_new and info.rtt > 0:
-                    path.source("tcp_info").add_smoothed(info.rtt, info.rttvar, now)
+                    path.take_kernel(info, now)
                 self._write_outstanding(link, path)
                 self._write_look(link, path, info, now)
         probe = path.probe
@@ -200,6 +229,7 @@ class RttSampler(RunSampler, ProbingSampler):
         if path is not None:
             path.timer.void()
             path.stall.void()
+            path.falling_since = None
             if path.probe is not None:
                 path.probe.void()
             path.retransmits = None

@@ -22,6 +22,13 @@ Where few lengths are left one more is added: as long again as it has lasted so 
 congestion unlike any before, decides alone once all lengths are outlived, and lets waiting pay
 ever less.
 
+L and C are more where the kernel knows better (TCP_INFO). A packet that is lost is not in its RTT,
+but a transfer of B bytes waits for each of them: L is at least B times the seconds for a byte, by
+the delivery rate of what is being sent, or, where that is little, by the retransmissions of it, RTT
+and RTT variance in the TCP throughput equation. C is at least B over the best delivery rate: where
+the path is never faster, there is nothing to wait for. Unsent bytes before the message count with
+it. None of these says whether there *is* congestion: samples above threshold_l do.
+
 No parameter describes the network. A bound on the hold is a fuse, not a part of the rule.
 """
 
@@ -76,10 +83,13 @@ class AdaptivePolicy(Policy):
             # Another congestion than the last: how bad it is, only this packet tells.
             level = max(level, OVERDUE_RATIO * overdue)
         to_latency = situation.size_ratio / 2
-        congested = to_latency * level
+        slowness = history.slowness(situation.now, situation.probe_period)
+        congested = max(to_latency * level, situation.n_bytes * slowness)
         calm = situation.threshold_l / 2
         if history.after_calm is not None:
             calm = to_latency * history.after_calm
+        if history.best_rate is not None:
+            calm = max(calm, situation.n_bytes / history.best_rate)
         ends = _ends(history, situation)
         at_once, waiting, wait = best_wait(ends, history.lag_seconds, congested, calm)
         delivers = at_once < waiting or situation.sojourn > self.max_withhold

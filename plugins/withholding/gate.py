@@ -124,6 +124,7 @@ class WithholdingGate(LearningGate, OrderingGate, SubscriberGate, ThresholdGate)
             now=now,
             size_ratio=scale,
             overdue=overdue if overdue > threshold_l else 0.0,
+            n_bytes=_bytes_to_send(message, link),
             history=self.histories.get(link, _NOTHING_KNOWN),
         )
         unanswered = " so far" if overdue and overdue == counted else ""
@@ -151,6 +152,8 @@ class WithholdingGate(LearningGate, OrderingGate, SubscriberGate, ThresholdGate)
         if history.sampled_at is None or known_at > history.known_at:
             sent_at = known_at - link.rtt_latest
             history.observe(rtt, sent_at, known_at, self._thresholds.threshold_l(link))
+        if link.tcp is not None:
+            history.observe_look(link.tcp)
 
     def forget(self, link: Link) -> None:
         """Drop what was learned of the subscriber."""
@@ -210,6 +213,13 @@ class WithholdingGate(LearningGate, OrderingGate, SubscriberGate, ThresholdGate)
         release_in = max(0.0, release_sojourn - sojourn)
         look_again_at = situation.now + release_in + STRICTLY_AFTER_SECONDS
         return Verdict(deliver=False, look_again_at=look_again_at, reason=reason)
+
+
+def _bytes_to_send(message: Message, link: Link) -> int:
+    """Return the bytes of a message and of what waits before it; 0 where no kernel was asked."""
+    if link.tcp is None:
+        return 0
+    return message.payload_bytes + link.unsent_bytes + link.tcp.unsent_bytes
 
 
 def _check_listeners(config: WithholdingConfig, context: PluginContext) -> None:

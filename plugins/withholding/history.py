@@ -1,6 +1,6 @@
 """What congestion has been like on the path to one subscriber.
 
-Theory of operation. RTT samples arrive; one above threshold_l belongs to congestion. Three things
+Theory of operation. RTT samples arrive; one above threshold_l belongs to congestion. Four things
 are learned from them, in constant memory:
 
 * *Lengths*: from the first sample of a congestion to the first one after it. The last
@@ -8,10 +8,16 @@ are learned from them, in constant memory:
   "it lasts about as long again as it has so far" until the subscriber has shown better.
 * *Level*: the mean RTT of the present congestion. A sample far off the level begins a new
   congestion: another cause, whose length has nothing to do with the one before. Far is four mean
-  deviations, where RFC 6298 takes a segment for lost.
+  deviations, where RFC 6298 takes a segment for lost. A lone one, after which all is as before,
+  was a packet that was lost and sent again: then the old congestion has never ended.
 * *After calm*: the mean RTT of the samples that followed a calm one, which is what a message
   meets that is sent because the last sample was good. It includes the next congestion that began
   in between, and so the harm of rare samples.
+* *Seconds for each byte*: where packets are lost, a transfer is slow although RTTs are not. The
+  kernel's rate tells of it if it was measured while there was enough to send (a full pipe): the
+  newest such rate is what counts for as long as one look tells of it, and the best one is what the
+  path can do. Between small messages the kernel's retransmissions tell. They are few, so they are
+  averaged over the looks in congestion, and the next one begins with what the last one ended with.
 
 A path whose samples vary without memory has after a calm sample the same RTT as after any other:
 then nothing is gained by waiting for a calm one, and `adaptive` sees that.
@@ -21,6 +27,10 @@ from __future__ import annotations
 
 from array import array
 from bisect import insort
+from typing import NamedTuple
+
+from broker.link import TcpLook
+from plugins.withholding.tcp_rate import lossy_seconds_per_byte, seconds_per_byte
 
 MAX_LENGTHS = 48
 """Lengths remembered: enough that some are left when most have been outlived, in 400 bytes."""
@@ -42,9 +52,22 @@ SUPPOSED_CALM = 8
 """Samples that are supposed to have followed the first calm one, all like it: one congestion right
 after it does not say that calm is worth nothing."""
 
+SUPPOSED_LOSS = 0.01
+"""Share of segments lost that is supposed of a subscriber's first congestion, as strongly as one
+look would say it: in the second before a loss is seen, a large message would be sent."""
+
 AFTER_CALM_GAIN = 1 / 256
 """Least weight of a new sample in `after_calm`: congestion after calm is rare and costs much, so
 few samples say little."""
+
+
+class _Suspended(NamedTuple):
+    """A congestion that may have ended; all in seconds but for the number of its samples."""
+
+    began_at: float
+    ended_at: float
+    level: float
+    n_level: int
 
 
 class CongestionHistory:
@@ -62,20 +85,32 @@ class CongestionHistory:
         level: mean RTT of the present congestion or, in calm, of the last one, seconds; 0 before
             the first.
         after_calm: mean RTT of samples that followed a calm one, seconds, or None before those.
+        seconds_per_byte: mean time for a byte of a long transfer in congestion, by what was lost; 0
+            where nothing was, and where the kernel cannot be asked.
+        full_rate: newest rate of a full pipe, bytes per second; None before the first.
+        full_rate_at: monotonic seconds of the look that found it.
+        best_rate: the best of these, forgotten slowly.
     """
 
     __slots__ = (
         "_deviation",
+        "_looked_at",
         "_n_after_calm",
         "_n_level",
+        "_n_losses",
         "_newest_first",
+        "_suspended",
         "after_calm",
         "began_at",
+        "best_rate",
+        "full_rate",
+        "full_rate_at",
         "known_at",
         "lag_seconds",
         "lengths",
         "level",
         "sampled_at",
+        "seconds_per_byte",
     )
 
     def __init__(self) -> None:
@@ -90,6 +125,13 @@ class CongestionHistory:
         self._n_level = 0
         self._n_after_calm = SUPPOSED_CALM
         self._deviation = 0.0
+        self._suspended: _Suspended | None = None
+        self._looked_at = 0.0
+        self._n_losses = 0
+        self.seconds_per_byte = 0.0
+        self.full_rate: int | None = None
+        self.full_rate_at = 0.0
+        self.best_rate: float | None = None
 
     def observe(self, rtt: float, sent_at: float, known_at: float, threshold_l: float) -> None:
         """Take one RTT sample.
@@ -116,25 +158,64 @@ class CongestionHistory:
         else:
             self._observe_congested(rtt, sent_at)
 
+    def observe_look(self, look: TcpLook) -> None:
+        """Take what the kernel said of the connection, once for each look; after `observe`."""
+        if look.looked_at <= self._looked_at:
+            return
+        self._looked_at = look.looked_at
+        rate = look.delivery_rate
+        # The kernel keeps that of a full pipe until one is faster: the same one is no news.
+        if rate is not None and not look.is_app_limited and rate != self.full_rate:
+            self.full_rate = rate
+            self.full_rate_at = look.looked_at
+            best = rate if self.best_rate is None else self.best_rate
+            self.best_rate = max(rate, best + AFTER_CALM_GAIN * (rate - best))
+        elif self.began_at is not None:
+            self._follow_losses(look)
+
+    def slowness(self, now: float, recent_seconds: float) -> float:
+        """Return the time for a byte of a long transfer in congestion, seconds.
+
+        Args:
+            now: monotonic seconds.
+            recent_seconds: for which a full pipe's rate tells of the path as it is.
+        """
+        if self.full_rate is not None and now - self.full_rate_at <= recent_seconds:
+            return 1 / self.full_rate
+        return self.seconds_per_byte
+
     def is_off_level(self, rtt: float) -> bool:
         """Say whether such an RTT would not belong to the present congestion."""
-        return abs(rtt - self.level) > self._far()
+        return abs(rtt - self.level) > self._far_from(self.level)
 
     def lose_sight(self) -> None:
         """There is no recent sample: how long the present congestion lasts will not be known."""
         self.began_at = None
         self.sampled_at = None
+        self._suspended = None
 
     def _follow_calm(self, rtt: float) -> None:
         self._n_after_calm += 1
         before = rtt if self.after_calm is None else self.after_calm
         self.after_calm = before + max(1 / self._n_after_calm, AFTER_CALM_GAIN) * (rtt - before)
 
+    def _follow_losses(self, look: TcpLook) -> None:
+        if not self._n_losses and look.rtt is not None:
+            self.seconds_per_byte = seconds_per_byte(look.rtt, look.rttvar or 0.0, SUPPOSED_LOSS)
+        self._n_losses += 1
+        weight = max(1 / (1 + self._n_losses), GAIN)
+        self.seconds_per_byte += weight * (lossy_seconds_per_byte(look) - self.seconds_per_byte)
+
     def _observe_congested(self, rtt: float, sent_at: float) -> None:
         if self.began_at is not None:
-            if self.is_off_level(rtt):
-                self._end(sent_at)
+            is_off = self.is_off_level(rtt)
             self._widen(abs(rtt - self.level))
+            if self._resume(rtt):
+                pass
+            elif is_off:
+                self._suspend(self.began_at, sent_at)
+            else:
+                self._end_suspended()
         if self.began_at is None:
             self.began_at = sent_at
             self._n_level = 0
@@ -143,20 +224,50 @@ class CongestionHistory:
         before = self.level if self._n_level > 1 else 0.0
         self.level = before + max(1 / self._n_level, GAIN) * (rtt - before)
 
+    def _suspend(self, began_at: float, ended_at: float) -> None:
+        """Let the present congestion have ended, as it seems by one sample.
+
+        If it is itself but one sample, it is forgotten, and what that one ended is still suspended.
+        """
+        if self._suspended is None:
+            self._suspended = _Suspended(began_at, ended_at, self.level, self._n_level)
+        self.began_at = None
+
+    def _resume(self, rtt: float) -> bool:
+        """Go on with what is suspended, if the sample rather belongs to it."""
+        old = self._suspended
+        if old is None:
+            return False
+        off = abs(rtt - old.level)
+        if off > min(self._far_from(old.level), abs(rtt - self.level)):
+            return False
+        self.began_at, self.level, self._n_level = old.began_at, old.level, old.n_level
+        self._suspended = None
+        return True
+
+    def _end_suspended(self) -> None:
+        """There is a second sample of another level, or calm: it has ended."""
+        if self._suspended is not None:
+            self._remember(self._suspended.ended_at - self._suspended.began_at)
+            self._suspended = None
+
     def _widen(self, off: float) -> None:
         """Take one distance into the mean deviation, limited so that a new level is no spread."""
-        self._deviation += GAIN * (min(off, self._far()) - self._deviation)
+        far = self._far_from(self.level)
+        self._deviation += GAIN * (min(off, far) - self._deviation)
 
-    def _far(self) -> float:
-        return max(FAR_DEVIATIONS * self._deviation, NEAR_RATIO * self.level)
+    def _far_from(self, level: float) -> float:
+        return max(FAR_DEVIATIONS * self._deviation, NEAR_RATIO * level)
 
     def _end(self, ended_at: float) -> None:
         """Remember the length of the present congestion, if there is one."""
-        if self.began_at is None:
-            return
+        self._end_suspended()
+        if self.began_at is not None:
+            self._remember(ended_at - self.began_at)
+            self.began_at = None
+
+    def _remember(self, length: float) -> None:
         if len(self.lengths) == MAX_LENGTHS:
             self.lengths.remove(self._newest_first.pop())
-        length = ended_at - self.began_at
         insort(self.lengths, length)
         self._newest_first.insert(0, length)
-        self.began_at = None

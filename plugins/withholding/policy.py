@@ -27,6 +27,8 @@ class Situation(NamedTuple):
         size_ratio: latency of the message over that of the packets in `history`.
         overdue: least RTT that a packet of `history` has now, by the age of what is unanswered; 0
             where that is no more than threshold_l.
+        n_bytes: of the message and of what is still unsent before it; 0 where nothing is known of
+            the connection, as in a simulation.
         history: what is known of this subscriber's congestion, for policies that learn.
     """
 
@@ -37,6 +39,7 @@ class Situation(NamedTuple):
     now: float = 0.0
     size_ratio: float = 1.0
     overdue: float = 0.0
+    n_bytes: int = 0
     history: CongestionHistory | None = None
 
 

@@ -15,7 +15,8 @@ from broker.extensions import LinkSampler, PluginContext
 from broker.link import Link
 from plugins.probing import tcp_info
 from plugins.probing.config import ProbingConfig
-from plugins.probing.sampler import ProbingPlugin, RttSampler
+from plugins.probing.sampler import KERNEL, ProbingPlugin, RttSampler, SubscriberPath
+from plugins.probing.tcp_info import TcpInfo
 from tests.plugins.probing.loopback import Loopback
 
 NO_SOCKET = -1
@@ -450,3 +451,50 @@ async def test_kernel_source_among_others_is_left_out_with_a_warning(
     await make_plugin().start()
     assert "tcp_info left out" in caplog.text
     assert "RTTs come from puback" in caplog.text
+
+
+def counting(*events: tuple[str, float, float]) -> float:
+    """Return the RTT that counts after (source, its RTT, when it came) in their order, at 60 s."""
+    path = SubscriberPath(ProbingConfig())
+    for source, rtt, now in events:
+        if source == KERNEL:
+            path.take_kernel(TcpInfo(rtt, 0.01, None, 0, 0, 0, 0, 0, 0, 0, False), now)
+        else:
+            path.source(source).add(rtt, 100, now)
+    newest = path.newest(60.0, 10.0)
+    assert newest is not None
+    return newest.latest
+
+
+@pytest.mark.parametrize(
+    ("events", "rtt"),
+    [
+        # Falling, and an acknowledgement since the look before was faster: good again.
+        ([(KERNEL, 0.5, 57.0), ("puback", 0.04, 57.5), (KERNEL, 0.4, 58.0)], 0.04),
+        ([(KERNEL, 0.5, 57.0), (KERNEL, 0.4, 58.0), ("puback", 0.04, 58.5)], 0.04),
+        # Falling, and the acknowledgement is older than that.
+        ([("puback", 0.04, 56.5), (KERNEL, 0.5, 57.0), (KERNEL, 0.4, 58.0)], 0.4),
+        # Rising: what was fast may be so no longer.
+        ([(KERNEL, 0.3, 57.0), ("puback", 0.04, 57.5), (KERNEL, 0.4, 58.0)], 0.4),
+        # Falling, and the client is slower than its kernel, as behind a relay.
+        ([(KERNEL, 0.5, 57.0), (KERNEL, 0.4, 58.0), ("puback", 2.0, 58.5)], 2.0),
+        # Of two sources of acknowledgements the slower one counts still.
+        (
+            [
+                (KERNEL, 0.5, 57.0),
+                (KERNEL, 0.4, 58.0),
+                ("puback", 0.04, 58.5),
+                ("probe", 0.1, 58.6),
+            ],
+            0.1,
+        ),
+        # Nothing but the kernel.
+        ([(KERNEL, 0.5, 57.0), (KERNEL, 0.4, 58.0)], 0.4),
+        ([(KERNEL, 0.4, 58.0)], 0.4),
+    ],
+)
+def test_smoothed_rtt_that_falls_does_not_hide_that_the_path_is_good_again(
+    events: list[tuple[str, float, float]], rtt: float
+) -> None:
+    """Each RTT that makes it fall was lower; MQTT's acknowledgements are no faster than TCP's."""
+    assert counting(*events) == rtt

@@ -236,3 +236,40 @@ def test_new_subscriber_is_held_as_long_again_as_it_has_been_congested() -> None
     judgement = POLICY.judge(congested_at(5.0, history))
     assert not judgement.delivers
     assert judgement.release_sojourn + 4.0 in PRIOR_LENGTHS
+
+
+def slow(history: CongestionHistory, *, bytes_per_second: float) -> CongestionHistory:
+    """Let bytes be so slow in the congestion of a history."""
+    history.seconds_per_byte = 1 / bytes_per_second
+    return history
+
+
+def test_lost_packets_are_waited_out_where_the_rtt_alone_would_not_be() -> None:
+    """RTT 0.6 s is 3 s for the message; at 10 kB/s it takes 100 s. Congestion lasts 5 s."""
+    history = history_of([5.0] * 20)
+    history.observe(0.6, 1.0, 1.0, THRESHOLD_L)
+    situation = congested_at(1.5, slow(history, bytes_per_second=10_000))
+    assert POLICY.judge(situation).delivers
+    judgement = POLICY.judge(situation._replace(n_bytes=1_000_000))
+    assert not judgement.delivers
+    assert judgement.latency == pytest.approx(100.0)
+    assert judgement.release_sojourn == pytest.approx(4.5)
+
+
+def test_path_that_is_never_faster_is_not_waited_for() -> None:
+    """At 10 kB/s and at best 12: 100 s now, 83 s and at least 18 s of waiting later."""
+    history = history_of([20.0] * 20)
+    history.observe(0.6, 1.0, 1.0, THRESHOLD_L)
+    situation = congested_at(1.5, slow(history, bytes_per_second=10_000))
+    situation = situation._replace(n_bytes=1_000_000)
+    assert not POLICY.judge(situation).delivers
+    history.best_rate = 12_000
+    assert POLICY.judge(situation).delivers
+
+
+def test_calm_path_delivers_whatever_was_lost_in_congestion() -> None:
+    """Slow bytes of the past do not make a congestion."""
+    history = slow(history_of([5.0] * 20), bytes_per_second=100)
+    judgement = POLICY.judge(congested_at(1.0, history)._replace(n_bytes=1_000_000))
+    assert judgement.delivers
+    assert judgement.limit == math.inf

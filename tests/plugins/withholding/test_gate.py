@@ -132,8 +132,8 @@ def test_estimate_of_a_large_packet_is_scaled_down() -> None:
 def test_profile_of_the_file_scales_latency() -> None:
     """Historic weighs seconds: with a flatter profile a large message costs less."""
     link = link_with(1.6)
-    assert not gate_with().decide(LARGE, link, 0.0, NOW).deliver
-    assert gate_with(profile={1: 1.0}).decide(LARGE, link, 0.0, NOW).deliver
+    assert not gate_with(policy="historic").decide(LARGE, link, 0.0, NOW).deliver
+    assert gate_with(policy="historic", profile={1: 1.0}).decide(LARGE, link, 0.0, NOW).deliver
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ def test_congestion_rate_changes_the_decision() -> None:
 def test_probe_period_changes_the_decision() -> None:
     """With a later next decision it is better to send now."""
     link = link_with(1.6)
-    assert not gate_with(probe_period=1.0).decide(LARGE, link, 0.0, NOW).deliver
-    assert gate_with(probe_period=6.0).decide(LARGE, link, 0.0, NOW).deliver
+    assert not gate_with(policy="historic", probe_period=1.0).decide(LARGE, link, 0.0, NOW).deliver
+    assert gate_with(policy="historic", probe_period=6.0).decide(LARGE, link, 0.0, NOW).deliver
 
 
 def test_overdue_packet_counts_as_the_least_its_rtt_can_be() -> None:

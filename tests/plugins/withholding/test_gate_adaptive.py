@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from broker.link import TcpLook
 from plugins.probing.config import ProbingConfig
 from plugins.probing.sampler import RttSampler
 from plugins.withholding.config import WithholdingConfig
@@ -99,3 +100,21 @@ def test_picture_to_a_silent_subscriber_goes_in_the_end() -> None:
     assert PICTURE not in path.subscriber.payloads()
     path.broker.advance(60.0)
     assert PICTURE in path.subscriber.payloads()
+
+
+def test_what_the_kernel_says_of_losses_holds_a_picture() -> None:
+    """The RTT rises to 0.4 s and no more, and the kernel has sent a fifth of its segments again."""
+    path = Path()
+    link = path.broker.session("site-7").link
+    holds = []
+    for lost in (0.0, 0.2):
+        path.learn(5, 6.0)
+        for _ in range(5):
+            path.readings(1.0, 0.4)
+            link.tcp = TcpLook(path.broker.now)
+            link.tcp.rtt, link.tcp.rttvar, link.tcp.retransmit_ratio = 0.2, 0.05, lost
+        path.publisher.publish("picture", PICTURE)
+        holds.append(PICTURE not in path.subscriber.payloads())
+        path.broker.advance(60.0)
+        path.readings(5.0, CALM)
+    assert holds == [False, True]

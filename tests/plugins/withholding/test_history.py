@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.link import TcpLook
 from plugins.withholding.history import MAX_LENGTHS, PRIOR_LENGTHS, CongestionHistory
+from plugins.withholding.tcp_rate import seconds_per_byte
 
 THRESHOLD_L = 0.5
 CALM, BAD = 0.2, 4.0
@@ -98,6 +100,35 @@ def test_answers_that_overtake_each_other_never_run_backwards() -> None:
     assert history.began_at == 3.0
 
 
+def test_lone_sample_off_the_level_ends_nothing() -> None:
+    """A packet that was lost and sent again; all else is one congestion of 9 s."""
+    history = fed(CALM, *[4.0, 4.1, 3.9] * 2, 9.0, 4.0, 4.1)
+    assert own_lengths(history) == []
+    assert history.began_at == 1.0
+    assert history.level == pytest.approx(4.0, rel=0.01)
+    history.observe(CALM, 10.0, 10.0, THRESHOLD_L)
+    assert own_lengths(history) == [9.0]
+
+
+def test_lone_sample_counts_until_the_next_one() -> None:
+    """It may be another congestion: how bad it is, and that it has just begun, is all there is."""
+    history = fed(CALM, *[4.0, 4.1, 3.9] * 2, 9.0)
+    assert (history.began_at, history.level) == (7.0, 9.0)
+    assert own_lengths(history) == []
+
+
+def test_calm_ends_what_a_lone_sample_may_have_ended() -> None:
+    """Six seconds of one level and one of another."""
+    history = fed(CALM, *[4.0, 4.1, 3.9] * 2, 9.0, CALM)
+    assert own_lengths(history) == [1.0, 6.0]
+
+
+def test_two_lone_samples_in_a_row_end_nothing_either() -> None:
+    """Each of another level, and then that of before."""
+    history = fed(CALM, *[4.0, 4.1, 3.9] * 2, 9.0, 30.0, 4.0)
+    assert (history.began_at, own_lengths(history)) == (1.0, [])
+
+
 def test_what_was_not_seen_to_end_has_no_length() -> None:
     """After a time without samples nothing is remembered of the congestion that was on."""
     history = fed(CALM, BAD, BAD)
@@ -134,3 +165,84 @@ def test_takes_whatever_comes_in_constant_memory(samples: list[tuple[float, floa
     held = [getattr(history, name) for name in CongestionHistory.__slots__]
     assert sys.getsizeof(history) + sum(map(sys.getsizeof, held)) <= 1000
     assert sum(isinstance(value, array) for value in held) == 2
+
+
+def look(
+    at: float, rate: int = 500, *, is_full: bool = False, lost: float | None = None
+) -> TcpLook:
+    """Return what a kernel with an RTT of 0.2 s said."""
+    told = TcpLook(at)
+    told.rtt, told.rttvar = 0.2, 0.05
+    told.delivery_rate, told.is_app_limited, told.retransmit_ratio = rate, not is_full, lost
+    return told
+
+
+SUPPOSED = seconds_per_byte(0.2, 0.05, 0.01)
+FIFTH_LOST = seconds_per_byte(0.2, 0.05, 0.2)
+
+
+def test_bytes_are_as_slow_as_in_congestion_so_far() -> None:
+    """Looks of calm do not count, and congestion begins with what the one before ended with."""
+    history = fed(CALM)
+    history.observe_look(look(0.5, lost=0.2))
+    assert history.slowness(0.5, 1.0) == 0.0
+    for second in range(1, 41):
+        history.observe(BAD, second, second, THRESHOLD_L)
+        history.observe_look(look(second, lost=0.2))
+    assert history.slowness(40.0, 1.0) == pytest.approx(FIFTH_LOST, rel=0.01)
+    for second in range(41, 60):
+        history.observe(CALM, second, second, THRESHOLD_L)
+        history.observe_look(look(second, lost=0.0))
+    assert history.slowness(60.0, 1.0) == pytest.approx(FIFTH_LOST, rel=0.01)
+
+
+def test_congestion_without_loss_soon_weighs_less() -> None:
+    """Where nothing is lost in six looks more, it is less than half."""
+    history = fed(CALM, BAD)
+    history.observe_look(look(1.0, lost=0.2))
+    once = history.seconds_per_byte
+    for second in range(2, 8):
+        history.observe_look(look(second))
+    assert 0 < history.seconds_per_byte < once / 2
+
+
+def test_first_congestion_is_supposed_to_lose_a_little() -> None:
+    """One packet in a hundred, as one look of two would say; the looks that follow outweigh it."""
+    history = fed(CALM, BAD)
+    history.observe_look(look(1.0))
+    assert history.seconds_per_byte == pytest.approx(SUPPOSED / 2)
+    for second in range(2, 8):
+        history.observe_look(look(second))
+    assert history.seconds_per_byte == pytest.approx(SUPPOSED / 8)
+
+
+def test_a_look_counts_once() -> None:
+    """Acknowledgements between two looks tell nothing new of the kernel."""
+    history = fed(CALM, BAD)
+    history.observe_look(look(1.0, lost=0.2))
+    once = history.seconds_per_byte
+    history.observe_look(look(1.0, lost=0.2))
+    assert history.seconds_per_byte == once == pytest.approx((SUPPOSED + FIFTH_LOST) / 2)
+
+
+def test_rate_of_what_is_being_sent_counts_before_losses() -> None:
+    """For a period after the look that found it new; the kernel repeats it for ever."""
+    history = fed(CALM, BAD)
+    history.observe_look(look(1.0, lost=0.2))
+    history.observe_look(look(2.0, 125_000, is_full=True))
+    assert history.slowness(3.0, 1.0) == 1 / 125_000
+    history.observe_look(look(3.5, 125_000, is_full=True, lost=0.2))
+    assert history.slowness(3.5, 1.0) == history.seconds_per_byte > 1 / 125_000
+
+
+def test_best_rate_is_that_of_a_full_pipe_and_forgotten_slowly() -> None:
+    """Small messages say nothing of it; a lower one counts little, a higher one at once."""
+    history = fed(CALM)
+    history.observe_look(look(1.0, 500))
+    assert history.best_rate is None
+    history.observe_look(look(2.0, 100_000, is_full=True))
+    assert history.best_rate == 100_000
+    history.observe_look(look(4.0, 2_500_000, is_full=True))
+    assert history.best_rate == 2_500_000
+    history.observe_look(look(5.0, 100_000, is_full=True))
+    assert history.best_rate == pytest.approx(2_490_625)

@@ -1,0 +1,42 @@
+"""How fast TCP is on a path that loses packets: the equation of TFRC (RFC 5348, section 3.1)."""
+
+from __future__ import annotations
+
+import math
+
+from broker.link import TcpLook
+
+SEGMENT_BYTES = 1448
+"""Of a full segment: a packet of 1,500 bytes without the headers of IPv4 and TCP (RFC 7323)."""
+
+LEAST_RTO_SECONDS = 0.2
+"""Linux waits at least so much longer than an RTT before it takes a segment for lost."""
+
+
+def seconds_per_byte(rtt: float, rttvar: float, loss_ratio: float) -> float:
+    """Return the time that TCP needs for a byte of a long transfer, seconds.
+
+    ``1 / X_Bps`` with b = 1 (RFC 5348, 3.1): ``R * sqrt(2p / 3)`` for windows that are halved,
+    ``t_RTO * 3 * sqrt(3p / 8) * p * (1 + 32p**2)`` for time-outs, each for a segment.
+
+    Args:
+        rtt: R, smoothed, seconds.
+        rttvar: its mean deviation, seconds; t_RTO is R and four of these, as in RFC 6298.
+        loss_ratio: p, share of the segments that are lost, 0 to 1. 0 gives 0: nothing limits.
+    """
+    p = loss_ratio
+    rto = rtt + max(4 * rttvar, LEAST_RTO_SECONDS)
+    halving = rtt * math.sqrt(2 * p / 3)
+    waiting = rto * 3 * math.sqrt(3 * p / 8) * p * (1 + 32 * p * p)
+    return (halving + waiting) / SEGMENT_BYTES
+
+
+def lossy_seconds_per_byte(look: TcpLook) -> float:
+    """Return what the kernel's retransmissions tell of a long transfer, seconds for a byte.
+
+    They do so where only small messages are sent, of which no rate can be told; the kernel's RTT,
+    which leaves retransmitted segments out, may stay low all the while. 0 where nothing was lost.
+    """
+    if not look.retransmit_ratio or look.rtt is None:
+        return 0.0
+    return seconds_per_byte(look.rtt, look.rttvar or 0.0, look.retransmit_ratio)
