@@ -41,7 +41,7 @@ from plugins.withholding.gate import WithholdingGate
 from plugins.withholding.history import MAX_LENGTHS
 
 POLICIES: Final = ("none", "conservative", "probabilistic", "historic", "adaptive")
-MESSAGE: Final = Message("pictures/1", bytes(1_000_000))
+MESSAGE: Final = Message("pictures/1", bytes(1_000_000), is_large=True)
 TARGET_MICROSECONDS: Final = 10.0
 TARGET_RATIO: Final = 0.03
 CALM_RTT: Final = 0.04
