@@ -64,6 +64,17 @@ def test_ours_is_compared_with_the_best_of_the_papers_in_each_measure() -> None:
     assert "small" not in text
 
 
+def test_milliseconds_are_no_difference_whatever_their_ratio() -> None:
+    """20 ms in place of 10 are told and are not missed; 200 in place of 100 are."""
+    others = [outcome(name, 1, [0.01], [6.0]) for name in ("conservative", "historic")]
+    text = verdict(compare([*others, outcome("adaptive", 1, [0.02], [6.0])]))
+    assert text == (
+        "Met: adaptive over the best of the paper's three is 1.00 at most, but for small p50,"
+        " small p90, small p99: by less than 50 ms."
+    )
+    assert "small p50 11.00" in verdict(compare([*others, outcome("adaptive", 1, [0.11], [6.0])]))
+
+
 def test_seeds_are_taken_together() -> None:
     """A mean is that of all seeds' messages."""
     outcomes = [outcome("none", 1, [1.0], [1.0, 2.0]), outcome("none", 2, [1.0], [6.0])]
