@@ -15,9 +15,9 @@ are learned from them, in constant memory:
   in between, and so the harm of rare samples.
 * *Seconds for each byte*: where packets are lost, a transfer is slow although RTTs are not. The
   kernel's rate tells of it if it was measured while there was enough to send (a full pipe): the
-  newest such rate is what counts for as long as one look tells of it, and the best one is what the
-  path can do. Between small messages the kernel's retransmissions tell. They are few, so they are
-  averaged over the looks in congestion, and the next one begins with what the last one ended with.
+  newest such rate is what counts until the next look, and the best one is what the path can do.
+  Between small messages the kernel's retransmissions tell. Both are averaged over the looks in
+  congestion, and the next one begins with what the last one ended with.
 
 A path whose samples vary without memory has after a calm sample the same RTT as after any other:
 then nothing is gained by waiting for a calm one, and `adaptive` sees that.
@@ -52,9 +52,13 @@ SUPPOSED_CALM = 8
 """Samples that are supposed to have followed the first calm one, all like it: one congestion right
 after it does not say that calm is worth nothing."""
 
-SUPPOSED_LOSS = 0.01
+SUPPOSED_LOSS = 0.03
 """Share of segments lost that is supposed of a subscriber's first congestion, as strongly as one
 look would say it: in the second before a loss is seen, a large message would be sent."""
+
+UNSEEN_LOSS_SECONDS = 3.0
+"""Of congestion, in which a look without losses tells nothing: those of small messages are few, and
+a lost one is sent again when its time is out. The queue of a large message is gone by then."""
 
 AFTER_CALM_GAIN = 1 / 256
 """Least weight of a new sample in `after_calm`: congestion after calm is rare and costs much, so
@@ -85,8 +89,8 @@ class CongestionHistory:
         level: mean RTT of the present congestion or, in calm, of the last one, seconds; 0 before
             the first.
         after_calm: mean RTT of samples that followed a calm one, seconds, or None before those.
-        seconds_per_byte: mean time for a byte of a long transfer in congestion, by what was lost; 0
-            where nothing was, and where the kernel cannot be asked.
+        seconds_per_byte: mean time for a byte of a long transfer in congestion; 0 before the first
+            look in one, and where the kernel cannot be asked.
         full_rate: newest rate of a full pipe, bytes per second; None before the first.
         full_rate_at: monotonic seconds of the look that found it.
         best_rate: the best of these, forgotten slowly.
@@ -97,7 +101,7 @@ class CongestionHistory:
         "_looked_at",
         "_n_after_calm",
         "_n_level",
-        "_n_losses",
+        "_n_slow",
         "_newest_first",
         "_suspended",
         "after_calm",
@@ -127,7 +131,7 @@ class CongestionHistory:
         self._deviation = 0.0
         self._suspended: _Suspended | None = None
         self._looked_at = 0.0
-        self._n_losses = 0
+        self._n_slow = 0
         self.seconds_per_byte = 0.0
         self.full_rate: int | None = None
         self.full_rate_at = 0.0
@@ -170,8 +174,12 @@ class CongestionHistory:
             self.full_rate_at = look.looked_at
             best = rate if self.best_rate is None else self.best_rate
             self.best_rate = max(rate, best + AFTER_CALM_GAIN * (rate - best))
-        elif self.began_at is not None:
-            self._follow_losses(look)
+            # What is as fast as ever is congested by nobody but its own queue.
+            slow = 1 / rate if rate < self.best_rate / 2 else None
+        else:
+            slow = lossy_seconds_per_byte(look)
+        if self.began_at is not None:
+            self._follow_slowness(slow, look)
 
     def slowness(self, now: float, recent_seconds: float) -> float:
         """Return the time for a byte of a long transfer in congestion, seconds.
@@ -199,12 +207,16 @@ class CongestionHistory:
         before = rtt if self.after_calm is None else self.after_calm
         self.after_calm = before + max(1 / self._n_after_calm, AFTER_CALM_GAIN) * (rtt - before)
 
-    def _follow_losses(self, look: TcpLook) -> None:
-        if not self._n_losses and look.rtt is not None:
-            self.seconds_per_byte = seconds_per_byte(look.rtt, look.rttvar or 0.0, SUPPOSED_LOSS)
-        self._n_losses += 1
-        weight = max(1 / (1 + self._n_losses), GAIN)
-        self.seconds_per_byte += weight * (lossy_seconds_per_byte(look) - self.seconds_per_byte)
+    def _follow_slowness(self, slow: float | None, look: TcpLook) -> None:
+        """Take the seconds for a byte in congestion by one look; None where it tells nothing."""
+        if not self._n_slow:
+            # The kernel's own RTT has but begun to rise.
+            self.seconds_per_byte = seconds_per_byte(self.level, look.rttvar or 0.0, SUPPOSED_LOSS)
+            self._n_slow = 1
+        lasted = look.looked_at - (self.began_at or 0.0)
+        if slow is not None and (slow or lasted > UNSEEN_LOSS_SECONDS):
+            self._n_slow += 1
+            self.seconds_per_byte += max(1 / self._n_slow, GAIN) * (slow - self.seconds_per_byte)
 
     def _observe_congested(self, rtt: float, sent_at: float) -> None:
         if self.began_at is not None:

@@ -177,7 +177,7 @@ def look(
     return told
 
 
-SUPPOSED = seconds_per_byte(0.2, 0.05, 0.01)
+SUPPOSED = seconds_per_byte(BAD, 0.05, 0.03)
 FIFTH_LOST = seconds_per_byte(0.2, 0.05, 0.2)
 
 
@@ -201,17 +201,29 @@ def test_congestion_without_loss_soon_weighs_less() -> None:
     history = fed(CALM, BAD)
     history.observe_look(look(1.0, lost=0.2))
     once = history.seconds_per_byte
-    for second in range(2, 8):
+    for second in range(5, 11):
         history.observe_look(look(second))
     assert 0 < history.seconds_per_byte < once / 2
 
 
+def test_looks_at_the_begin_of_a_congestion_cannot_have_seen_a_loss() -> None:
+    """Three seconds without one tell nothing: what was known of earlier ones stays."""
+    history = fed(CALM, BAD)
+    history.observe_look(look(1.0, lost=0.2))
+    once = history.seconds_per_byte
+    for second in (2.0, 3.0, 4.0):
+        history.observe_look(look(second))
+    assert history.seconds_per_byte == once
+    history.observe_look(look(5.0))
+    assert history.seconds_per_byte < once
+
+
 def test_first_congestion_is_supposed_to_lose_a_little() -> None:
-    """One packet in a hundred, as one look of two would say; the looks that follow outweigh it."""
+    """Three packets in a hundred, as one look would say it; those that follow outweigh it."""
     history = fed(CALM, BAD)
     history.observe_look(look(1.0))
-    assert history.seconds_per_byte == pytest.approx(SUPPOSED / 2)
-    for second in range(2, 8):
+    assert history.seconds_per_byte == SUPPOSED
+    for second in range(5, 12):
         history.observe_look(look(second))
     assert history.seconds_per_byte == pytest.approx(SUPPOSED / 8)
 
@@ -233,6 +245,20 @@ def test_rate_of_what_is_being_sent_counts_before_losses() -> None:
     assert history.slowness(3.0, 1.0) == 1 / 125_000
     history.observe_look(look(3.5, 125_000, is_full=True, lost=0.2))
     assert history.slowness(3.5, 1.0) == history.seconds_per_byte > 1 / 125_000
+
+
+def test_slow_rates_are_remembered_and_fast_ones_are_no_congestion() -> None:
+    """A large message is slow in congestion; one that is as fast as ever fills its own queue."""
+    history = fed(CALM)
+    history.observe_look(look(0.5, 2_500_000, is_full=True))
+    for second in range(1, 41):
+        history.observe(BAD, second, second, THRESHOLD_L)
+        history.observe_look(look(second, 10_000 + second, is_full=True))
+    assert history.seconds_per_byte == pytest.approx(1 / 10_000, rel=0.02)
+    for second in range(41, 81):
+        history.observe(BAD, second, second, THRESHOLD_L)
+        history.observe_look(look(second, 2_000_000 + second, is_full=True))
+    assert history.seconds_per_byte == pytest.approx(1 / 10_000, rel=0.02)
 
 
 def test_best_rate_is_that_of_a_full_pipe_and_forgotten_slowly() -> None:
