@@ -3,8 +3,8 @@
 Theory of operation. Messages of such topics, large or small, stand in ready places of their own
 and leave from there in order of arrival; the gate is not asked about them. As all of a topic stand
 there, the order of each topic is kept. What waits beside them is not starved: after so many bytes
-as `PASSED_BYTES` of them, and as the oldest large message has itself where that is what waits, one
-of the others has its turn.
+as `PASSED_BYTES` of them, and four times as many as the oldest large message has where that is what
+waits, one of the others has its turn.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from broker.outbox_rules import OutboxRules
 PASSED_BYTES: Final = 65_536
 """Payload bytes that pass a message of another topic: at 1 Mbit/s, which alarms alone will hardly
 fill, half a second. Without a bound a flood on one topic would hold up a subscriber's others."""
+
+
+PASSED_RATIO: Final = 4
+"""The same for each payload byte of a large message that waits: it gets a fifth of a link that
+first topics fill, and takes no more of it than that."""
 
 
 class PriorityOutbox(Outbox):
@@ -89,7 +94,7 @@ class PriorityOutbox(Outbox):
         large = self._next_large()
         if large is None or self._ready or self._ready0:
             return PASSED_BYTES
-        return max(PASSED_BYTES, large.message.payload_bytes)
+        return max(PASSED_BYTES, PASSED_RATIO * large.message.payload_bytes)
 
 
 def make_outbox(link: Link, ledger: Ledger, rules: OutboxRules) -> Outbox:
