@@ -34,7 +34,6 @@ def test_acknowledgements_of_what_was_sent_before_say_nothing(first: int) -> Non
     assert (timer.packet_id, timer.sent_at) == (7, 50.0)
 
 
-@pytest.mark.mqtt5("4.6.0-2")
 @pytest.mark.parametrize(("probe", "later"), [(7, 8), (7, 1007), (PACKET_IDS, 1)])
 def test_a_client_that_answers_what_came_after_does_not_answer_probes(
     probe: int, later: int
