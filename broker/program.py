@@ -94,16 +94,14 @@ async def _serve(service: Service) -> None:
     await service.start()
     collector = Collector()
     spare_memory = SpareMemory(collect=collector.collect_all)
-    while True:
-        try:
-            async with asyncio.timeout(LOOK_SECONDS):
-                number = await asked.get()
-        except TimeoutError:
-            collector.look()
-            spare_memory.look()
-            continue
-        if number != signal.SIGHUP:
-            break
+
+    def look() -> None:
+        collector.look()
+        spare_memory.look()
+        loop.call_later(LOOK_SECONDS, look)
+
+    look()
+    while await asked.get() == signal.SIGHUP:
         if isinstance(service, ReloadingService):
             await service.reload()
     await service.stop()

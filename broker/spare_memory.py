@@ -10,7 +10,7 @@ size holds an arena as well as a live one, and only a full collection lets these
 Neither is worth while again and again, nor while a backlog is still going. The number of small
 blocks in use says when a good part of what was there is gone and no more of it goes; counting them
 costs a look at each pool of them, some 10 ns. A number that stays, and was made amid a backlog,
-would hold the memory around it: `reserve_numbers` makes room for such apart.
+would hold the memory around it, as would a timer: `reserve_blocks` makes room for such apart.
 
 A little is kept all the same. The C library would give back the end of its heap as each large
 message has left, and have the system make the pages anew for the next, at three times what the
@@ -45,11 +45,17 @@ MOST_TO_COLLECT: Final = 500_000
 """Blocks since the start above which there is no full collection: it looks at most of them, and so
 many take 50 ms, in which nobody is served. Who has more has many clients, and misses less."""
 
-RESERVED_NUMBERS: Final = 10_000
-"""320 KB. What 200,000 messages for five sessions had in numbers at a time were 6,000."""
+RESERVED_NUMBERS: Final = 30_000
+"""1 MB. With 10,000 some of what 200,000 messages for five sessions had in numbers stood elsewhere."""
 
 KEPT_NUMBERS: Final = 250
 """One number of so many is kept: each page of Python's has room for 510."""
+
+RESERVED_BYTES: Final = 64 * 1024
+"""For each size of small blocks: 2 MB in all."""
+
+POOL_BYTES: Final = 16 * 1024
+"""CPython keeps small blocks of each size, 16, 32 and so on up to 512 bytes, in pools of so many."""
 
 LITTLE_BYTES: Final = 4 * 1024 * 1024
 """What the C library keeps free at the end of its heap, and the largest block it takes from there
@@ -61,14 +67,19 @@ _M_MMAP_THRESHOLD: Final = -3
 """Parameters of mallopt(3)."""
 
 
-def reserve_numbers() -> list[float]:
-    """Make room for numbers in pages of their own; return what keeps it.
+def reserve_blocks() -> list[object]:
+    """Make room for small objects in pages of their own; return what keeps it.
 
-    Counters, times and identifiers are replaced by new ones all the time, the newest where others
-    have just gone: among those of a backlog, if that is where they are. Each that then stays, and
-    some hundred do, holds an arena that is empty but for it.
+    Counters, times and identifiers are replaced by new ones all the time, timers and futures with
+    them, the newest where others have just gone: among those of a backlog, if that is where they
+    are. Each that then stays, and some hundred do, holds an arena that is empty but for it.
     """
-    return [float(number) for number in range(RESERVED_NUMBERS)][::KEPT_NUMBERS]
+    kept: list[object] = [float(number) for number in range(RESERVED_NUMBERS)][::KEPT_NUMBERS]
+    for block_bytes in range(48, 513, 16):
+        length = block_bytes - sys.getsizeof(b"")
+        blocks = [bytes(length) for _ in range(RESERVED_BYTES // block_bytes)]
+        kept += blocks[:: POOL_BYTES // block_bytes // 2]
+    return kept
 
 
 def keep_a_little() -> None:
@@ -110,7 +121,7 @@ class SpareMemory:
         self._collect = collect
         self._count_blocks = count_blocks
         self._malloc_trim = find_malloc_trim()
-        self._reserve = reserve_numbers()
+        self._reserve = reserve_blocks()
         self._blocks_at_start = self._most_blocks = self._last_blocks = count_blocks()
         self._looks_left = 0
         self.n_times = 0
