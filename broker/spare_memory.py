@@ -46,7 +46,7 @@ MOST_TO_COLLECT: Final = 500_000
 many take 50 ms, in which nobody is served. Who has more has many clients, and misses less."""
 
 RESERVED_NUMBERS: Final = 30_000
-"""1 MB. With 10,000 some of what 200,000 messages for five sessions had in numbers stood elsewhere."""
+"""1 MB. With 10,000 some of the numbers of 200,000 messages for five sessions stood elsewhere."""
 
 KEPT_NUMBERS: Final = 250
 """One number of so many is kept: each page of Python's has room for 510."""
@@ -55,7 +55,7 @@ RESERVED_BYTES: Final = 64 * 1024
 """For each size of small blocks: 2 MB in all."""
 
 POOL_BYTES: Final = 16 * 1024
-"""CPython keeps small blocks of each size, 16, 32 and so on up to 512 bytes, in pools of so many."""
+"""CPython keeps small blocks of each size, 16, 32 and so on to 512 bytes, in pools of so many."""
 
 LITTLE_BYTES: Final = 4 * 1024 * 1024
 """What the C library keeps free at the end of its heap, and the largest block it takes from there
@@ -67,14 +67,15 @@ _M_MMAP_THRESHOLD: Final = -3
 """Parameters of mallopt(3)."""
 
 
-def reserve_blocks() -> list[object]:
+def reserve_blocks() -> list[float | bytes]:
     """Make room for small objects in pages of their own; return what keeps it.
 
     Counters, times and identifiers are replaced by new ones all the time, timers and futures with
     them, the newest where others have just gone: among those of a backlog, if that is where they
     are. Each that then stays, and some hundred do, holds an arena that is empty but for it.
     """
-    kept: list[object] = [float(number) for number in range(RESERVED_NUMBERS)][::KEPT_NUMBERS]
+    kept: list[float | bytes] = []
+    kept += [float(number) for number in range(RESERVED_NUMBERS)][::KEPT_NUMBERS]
     for block_bytes in range(48, 513, 16):
         length = block_bytes - sys.getsizeof(b"")
         blocks = [bytes(length) for _ in range(RESERVED_BYTES // block_bytes)]
