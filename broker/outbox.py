@@ -346,7 +346,7 @@ class Outbox:
             alone: the caller asks again once the connection has taken it.
         """
         while self.n_messages:
-            source = self._next_ready(has_quota=has_quota)
+            source = first_of(self._ready0, self._ready, has_quota=has_quota)
             held = self._held
             large = held.firsts[0] if held is not None and held.firsts else None
             if held is not None and large is not None and (has_quota or not large.qos):
@@ -366,10 +366,6 @@ class Outbox:
                 self._passed_bytes += delivery.message.payload_bytes
             return delivery
         return None
-
-    def _next_ready(self, *, has_quota: bool) -> deque[Delivery] | None:
-        """Return the ready place whose first message came first, of those that may leave."""
-        return first_of(self._ready0, self._ready, has_quota=has_quota)
 
     def _is_next(self, large: Delivery) -> bool:
         """Say whether all that was ready before a large message, of its QoS, has left."""
