@@ -303,6 +303,10 @@ class TlsLayer(Layer):
         """Return whether nothing more can be written."""
         return self._is_closing or self.below.is_closing()
 
+    def can_write_eof(self) -> bool:
+        """Return whether one direction can end alone; not before all that waits is encrypted."""
+        return not self._unsent and super().can_write_eof()
+
     def close(self) -> None:
         """Send what waits, say goodbye and close."""
         if not self._is_closing:
