@@ -192,7 +192,7 @@ def conclude(results: Sequence[Result]) -> str:
     """Return in a few lines which targets are missed, and how Penstock does in each row."""
     parts = []
     for result in results:
-        if result.peer != OURS:
+        if result.peer != OURS or result.target == Target():
             continue
         ratio = ratio_to_reference(result, results)
         text = f"{format_value(result.median)} {result.row.unit}"
