@@ -78,6 +78,7 @@ class ClientSide:
         self._leftover = b""
         self._is_stopped = False
         self._urgent_bytes = 0
+        self._n_expired = 0  # of those that the broker was told of
         self.ledger = Ledger()
         self.outbox = make_outbox(link, self.ledger, shared.outbox_rules)
         self.acks = AckMap()
@@ -261,7 +262,7 @@ class ClientSide:
             return
         self.wants_pump = False
         outbox = self.outbox
-        n_expired, n_withheld = self.ledger.expired, self.ledger.withheld_total
+        n_withheld = self.ledger.withheld_total
         self._link.unsent_bytes = unsent_bytes
         while self.out_bytes < self._limits.write_high_bytes:
             delivery = outbox.take(now)
@@ -275,7 +276,8 @@ class ClientSide:
             self.wants_pump = True
         if self.ledger.withheld_total != n_withheld:
             self._log_withheld()
-        if self.ledger.expired != n_expired:
+        if self.ledger.expired != self._n_expired:
+            self._n_expired = self.ledger.expired
             self._refuse_expired(now)
         if self._is_stopped and self._has_room():
             self._go_on_reading(now)

@@ -21,6 +21,7 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
+from broker.outbox import MIN_SWEEP_MESSAGES
 from edge_proxy.client_side import MAX_URGENT_BYTES
 from tests.helpers.pairs import DOWN, UP, SwitchGate, VirtualPair, publish
 
@@ -189,6 +190,18 @@ def test_what_expires_here_is_refused_to_the_broker(
     assert pair.pair.next_deadline() is None
     pair.broker_sends(publish("small", packet_id=1))
     assert pair.topics() == ["small"]
+
+
+def test_what_expires_behind_a_withheld_message_is_refused_to_the_broker() -> None:
+    """Nobody takes it out of its place before it is swept up: the broker is told all the same."""
+    pair, _ = withholding()
+    pair.broker_sends(publish("big", 1, packet_id=2, properties={"message_expiry_interval": 5}))
+    pair.advance(6.0)
+    pair.broker_sends(*(publish("big", 1) for _ in range(2 * MIN_SWEEP_MESSAGES)))
+    assert pair.to_broker() == [PubAck(2, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)]
+    client = pair.pair.client
+    assert (client.ledger.expired, len(client.acks)) == (1, 1)
+    client.check_invariants()
 
 
 def test_a_refusal_waits_for_the_end_of_the_clients_packet() -> None:
