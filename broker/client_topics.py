@@ -79,10 +79,13 @@ class ClientTopics:
         level = topic_filter.removeprefix(f"{ROOT}/").partition("/")[0]
         if level in ("+", "#"):
             return  # a round takes its time
+        client_id = unquote(level)
+        if self._core.sessions.get(client_id) is None:
+            return  # names that are made up, in packet after packet, would fill the memory
         if not self._asked:
             # Not now: SUBACK goes first, and a packet may name thousands.
             self._core.timers.at(0.0, self._answer)
-        self._asked[unquote(level)] = None
+        self._asked[client_id] = None
 
     def _answer(self, now: float) -> None:
         for client_id in list(self._asked)[:SLICE]:

@@ -7,7 +7,7 @@ import pytest
 
 from broker.client_topics import DOCUMENTS, ROOT, ClientTopics, topic_level
 from broker.extensions import RECEIVE, Action, SessionView
-from broker.mqtt.packets import Publish, Unsubscribe
+from broker.mqtt.packets import Publish, Subscribe, Subscription, Unsubscribe
 from broker.mqtt.topics import validate_topic
 from broker.reporting import report
 from tests.helpers.virtual import VirtualBroker, VirtualClient
@@ -150,6 +150,15 @@ def test_clients_that_are_not_there_have_no_documents() -> None:
     broker.connect("dev7")
     broker.advance(INTERVAL)
     assert documents(watcher).keys() == {"dev7/link"}
+
+
+def test_names_of_clients_that_are_not_there_are_not_kept() -> None:
+    """Whoever makes up names faster than they are looked up does not fill the memory."""
+    broker, watcher = broker_of()
+    n_timers = len(broker.core.timers)
+    names = [Subscription(f"{ROOT}/made-up-{n}/link") for n in range(100)]
+    watcher.send(Subscribe(1, tuple(names)), Unsubscribe(2, tuple(n.topic_filter for n in names)))
+    assert len(broker.core.timers) == n_timers
 
 
 def test_a_subscribe_of_very_many_clients_is_answered_a_few_at_a_time() -> None:
