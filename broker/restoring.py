@@ -46,7 +46,7 @@ def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: 
     for known in stored.sessions:
         session = sessions[known.row] = core.sessions.create(known.client_id)
         session.username = session.link.username = known.username
-        session.listener = known.listener
+        session.listener = session.link.listener = known.listener
         session.version = known.version
         session.expiry_interval = known.expiry_interval
         lost_at = None if known.lost_at is None else known.lost_at - epoch
@@ -166,7 +166,7 @@ def _restore_will(core: Core, journal: Journal, row: WillRow) -> Session:
     if session is None:
         session = core.sessions.create(row.client_id)
         session.username = session.link.username = row.username
-        session.listener = row.listener
+        session.listener = session.link.listener = row.listener
         session.expiry_interval = 0.0
     properties, _ = read_properties(row.properties, 0, WILL)
     session.will = Will(row.topic, row.payload, row.qos, bool(row.retain), properties)

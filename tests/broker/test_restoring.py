@@ -53,7 +53,7 @@ def test_an_inflight_message_comes_again_with_its_packet_id_and_dup() -> None:
 
 
 def test_a_session_keeps_the_names_that_its_rights_hang_on() -> None:
-    """User and listener, for what arrives while the client is away."""
+    """User and listener, for what arrives while the client is away; gates go by them, too."""
     broker = DurableBroker()
     broker.connect("s", username="ann", **keep()).lose()
     broker.connect("w", username="bob", will=will("t"))
@@ -61,6 +61,7 @@ def test_a_session_keeps_the_names_that_its_rights_hang_on() -> None:
     assert (stored.username, stored.listener) == ("bob", "default")
     session = broker.crash().session("s")
     assert (session.username, session.listener) == ("ann", "default")
+    assert (session.link.username, session.link.listener) == ("ann", "default")
 
 
 def test_expiry_runs_while_the_broker_is_down() -> None:
