@@ -171,6 +171,9 @@ class Outbox:
             False where the outbox is full: the message was dropped and counted.
         """
         message = delivery.message
+        is_large = message.is_large and self.is_large(message)
+        if is_large and self._rules.supersedes and self._supersede(delivery):
+            return True
         if self._why_full(message):
             reason = self._make_room_for(delivery)
             if reason:
@@ -179,14 +182,8 @@ class Outbox:
         elif self.n_messages >= self._sweep_at:
             self._drop_expired(message.arrived_at)
             self._sweep_at = 2 * max(self.n_messages, MIN_SWEEP_MESSAGES)
-        expires_at = message.expires_at
-        if expires_at is not None and expires_at < self._next_expiry:
-            self._next_expiry = expires_at
-        is_large = message.is_large and self.is_large(message)
         held = self._held
         behind = held.chains.get(message.topic) if held is not None else None
-        if is_large and behind is not None and self._supersede(delivery, behind[-1]):
-            return True
         ready = self._ready if delivery.qos else self._ready0
         is_of_run = ready and ready[-1].sequence == self._sequence
         if behind is not None or is_large or not is_of_run:
@@ -259,19 +256,21 @@ class Outbox:
             return None, None
         return oldest, source
 
-    def _supersede(self, delivery: Delivery, last: Delivery) -> bool:
+    def _supersede(self, delivery: Delivery) -> bool:
         """Let a large message take the place of the last one held of its topic, if it may.
 
         It may where both are of QoS 0 and the rules say so. It takes over the wait, too: were the
         newest to wait from its own arrival on, a topic with a message every few seconds would
-        never be released.
+        never be released. A full outbox needs no room for it.
 
         Returns:
             False where it is to stand behind the others of its topic.
         """
         message = delivery.message
-        if not self._rules.supersedes or delivery.qos or last.qos:
+        behind = self._held.chains.get(message.topic) if self._held is not None else None
+        if behind is None or delivery.qos or behind[-1].qos:
             return False
+        last = behind[-1]
         if not (last.message.is_large and self.is_large(last.message)):
             return False
         self._remove(last)
@@ -444,11 +443,15 @@ class Outbox:
                 self._place(behind.popleft())
 
     def _enter(self, delivery: Delivery) -> None:
+        message = delivery.message
+        expires_at = message.expires_at
+        if expires_at is not None and expires_at < self._next_expiry:
+            self._next_expiry = expires_at
         delivery.is_waiting = True
         self.n_messages += 1
-        self.n_bytes += delivery.message.size_bytes
+        self.n_bytes += message.size_bytes
         if self._rules.backlog is not None:
-            self._rules.backlog.enter(delivery.message)
+            self._rules.backlog.enter(message)
         if self.journal is not None and delivery.qos:
             self.journal.changed(delivery)
 

@@ -229,6 +229,20 @@ def test_newer_message_that_finds_no_room_supersedes_nothing() -> None:
     assert drain(box)[-1] == "old"
 
 
+def test_newer_message_supersedes_in_a_full_outbox_too() -> None:
+    """It needs no room: were it dropped, the older one would be what the subscriber sees."""
+    gate, box, ledger = bad_path(supersedes=True)
+    put_large(box, "old", "cam", qos=0)
+    for n in range(9):
+        put(box, f"{n}", "x")
+    assert put_large(box, "new", "cam", qos=0)
+    box.check_invariants()
+    assert ledger.dropped == {"superseded": 1}
+    gate.is_good = True
+    box.link_changed()
+    assert drain(box)[-1] == "new"
+
+
 class OrderMachine(RuleBasedStateMachine):
     """Whatever comes in whatever order: what was promised of order and wait holds."""
 
