@@ -50,7 +50,7 @@ async def hand_over(
             session.connection.close(ReasonCode.SESSION_TAKEN_OVER, now)
             continue  # closing may have ended the session
         session.username = session.link.username = username
-        session.listener = listener
+        session.listener = session.link.listener = listener
         # What comes while access control takes its time is asked about too: another client may
         # have had the session meanwhile.
         new = [asked for asked in _questions(session, access) if asked not in answers]
