@@ -33,14 +33,13 @@ from broker.held import Held
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
-from broker.outbox_rules import OutboxRules
+from broker.outbox_rules import SWEEP_SECONDS, OutboxRules
 
 if TYPE_CHECKING:
     from broker.session_journal import DeliveryJournal
 
 MIN_LOOK_AGAIN_SECONDS: Final = 0.001
 """A gate that wants to look again at once, for a rounding error maybe, is not asked sooner."""
-
 
 MIN_SWEEP_MESSAGES: Final = 64
 """While fewer messages wait, those of them that have expired are not looked for."""
@@ -90,6 +89,7 @@ class Outbox:
         "_ledger",
         "_link",
         "_next_expiry",
+        "_next_sweep",
         "_passed_bytes",
         "_ready",
         "_ready0",
@@ -121,6 +121,7 @@ class Outbox:
         self._sequence = 0
         self._passed_bytes = 0
         self._next_expiry = math.inf
+        self._next_sweep = 0.0
         self._sweep_at = 2 * MIN_SWEEP_MESSAGES
         self._ask = True
         self.n_messages = 0
@@ -443,15 +444,14 @@ class Outbox:
                 self._place(behind.popleft())
 
     def _enter(self, delivery: Delivery) -> None:
-        message = delivery.message
-        expires_at = message.expires_at
+        expires_at = delivery.message.expires_at
         if expires_at is not None and expires_at < self._next_expiry:
             self._next_expiry = expires_at
         delivery.is_waiting = True
         self.n_messages += 1
-        self.n_bytes += message.size_bytes
+        self.n_bytes += delivery.message.size_bytes
         if self._rules.backlog is not None:
-            self._rules.backlog.enter(message)
+            self._rules.backlog.enter(delivery.message)
         if self.journal is not None and delivery.qos:
             self.journal.changed(delivery)
 
@@ -536,8 +536,9 @@ class Outbox:
 
     def _drop_expired(self, now: float) -> None:
         """Make room by dropping what has expired, if anything has [MQTT-3.3.2-5]."""
-        if now < self._next_expiry:
+        if now < self._next_expiry or now < self._next_sweep:
             return
+        self._next_sweep = now + SWEEP_SECONDS * self.n_messages
         self._ledger.expired += len(self.take_where(lambda delivery: delivery.is_expired(now)))
         self._next_expiry = min(
             (d.message.expires_at for d in self.waiting() if d.message.expires_at is not None),

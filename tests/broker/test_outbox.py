@@ -362,6 +362,26 @@ def test_expired_messages_make_room_for_new_ones() -> None:
     assert drain(box, now=6.0) == ["long", "behind", "in time"]
 
 
+def test_a_full_outbox_is_not_searched_for_each_message_that_comes() -> None:
+    """Some expire all the time: to look at all that wait whenever one has would be quadratic."""
+    n_looks = 0
+
+    class Watched(Delivery):
+        def is_expired(self, now: float) -> bool:
+            nonlocal n_looks
+            n_looks += 1
+            return super().is_expired(now)
+
+    box, ledger, _ = outbox(max_messages=1000)
+    for n in range(3000):
+        at = n * 0.001
+        box.add(Watched(Message("t", b"", arrived_at=at, expires_at=at + 1.0), 1))
+    box.check_invariants()
+    assert n_looks < 100 * 3000
+    assert ledger.expired > 1700
+    assert box.n_messages + ledger.expired + ledger.dropped.get("queue_full", 0) == 3000
+
+
 def test_a_gate_that_raises_delivers_and_is_told() -> None:
     """E3: a plugin's fault costs the withholding, not the message."""
     gate = Gate()
