@@ -82,6 +82,11 @@ class Delivery(Storable):
         self.is_waiting = False
         self.row_start = self.row_index = 0
 
+    @property
+    def link_bytes(self) -> int:
+        """About what it takes of the link: messages without a payload have at least a topic."""
+        return len(self.message.topic_bytes) + self.message.payload_bytes
+
     def tell_sent(self, sampler: LinkSampler, link: Link, now: float) -> None:
         """Tell a sampler that it was handed to the connection, at QoS 1 or 2."""
         sampler.sent(link, self.packet_id, self.message.payload_bytes, now)

@@ -10,7 +10,7 @@ of different topics may. An outbox therefore keeps three places:
   after each. There is none before the first of them comes.
 
 Small messages pass a waiting large one, but for each large message that could leave at most
-as many payload bytes as it has itself: then the gate is asked about it first. A busy stream of
+as many bytes as its payload has: then the gate is asked about it first. A busy stream of
 small messages so delays a large one and cannot starve it. A large one in turn passes nothing of its
 own QoS that was ready before it came (`Delivery.after`): that may be of its topic.
 
@@ -363,7 +363,7 @@ class Outbox:
             if self._has_expired(delivery, now):
                 continue
             if large is not None:
-                self._passed_bytes += delivery.message.payload_bytes
+                self._passed_bytes += delivery.link_bytes
             return delivery
         return None
 

@@ -19,7 +19,7 @@ from broker.outbox import Outbox, first_of
 from broker.outbox_rules import OutboxRules
 
 PASSED_BYTES: Final = 65_536
-"""Payload bytes that pass a message of another topic: at 1 Mbit/s, which alarms alone will hardly
+"""Bytes that pass a message of another topic: at 1 Mbit/s, which alarms alone will hardly
 fill, half a second. Without a bound a flood on one topic would hold up a subscriber's others."""
 
 
@@ -86,7 +86,7 @@ class PriorityOutbox(Outbox):
             if self._has_expired(delivery, now):
                 continue
             if self.n_messages > len(self._first) + len(self._first0):
-                self._first_bytes += delivery.message.payload_bytes
+                self._first_bytes += delivery.link_bytes
             return delivery
 
     def _most_passed(self) -> int:

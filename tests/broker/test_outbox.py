@@ -246,11 +246,11 @@ def test_a_gate_that_wants_to_look_again_at_once_is_not_asked_in_a_circle() -> N
 
 
 def test_a_stream_of_small_messages_does_not_starve_a_large_one() -> None:
-    """As many small bytes pass as the large message has, then it is its turn."""
+    """As many small bytes, of topics and payloads, pass as it has, then it is its turn."""
     box, _, _ = outbox()
     box.add(delivery("L", "cam", size=100))
     for number in range(50):
-        box.add(delivery(f"s{number}", "small", size=10))
+        box.add(delivery(f"s{number}", "small", size=5))
     taken = [name(box.take(0.0)) for _ in range(12)]
     assert taken.index("L") == 10
 

@@ -113,6 +113,19 @@ def test_a_flood_on_a_first_topic_does_not_starve_others() -> None:
     assert drain(outbox) == order
 
 
+def test_messages_without_a_payload_starve_nobody() -> None:
+    """They take of the link, too."""
+    outbox, _ = box()
+    put(outbox, "other", "a")
+    for _ in range(PASSED_BYTES):
+        outbox.add(Delivery(Message("!a", b""), 1))
+    for _ in range(PASSED_BYTES // 2):
+        outbox.take(0.0)
+    taken = outbox.take(0.0)
+    assert taken is not None
+    assert taken.message.topic == "a"
+
+
 def test_a_large_message_is_passed_by_four_times_the_bytes_that_it_has() -> None:
     """One of a megabyte must not come after each 64 KiB of alarms."""
     gate = Gate()
