@@ -12,10 +12,10 @@ the subscriber is away.
 from __future__ import annotations
 
 import heapq
+import itertools
 from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from itertools import islice
 
 from broker.delivery import NO_QUEUE, Delivery, by_sequence
 
@@ -108,7 +108,7 @@ class Held:
     def take_where(
         self, is_wanted: Callable[[Delivery], bool], n_messages: int
     ) -> tuple[list[Delivery], list[deque[Delivery]]]:
-        """Take out messages wherever they stand, the oldest first.
+        """Take out messages wherever they stand, the oldest first where not all may go.
 
         Args:
             is_wanted: says of a message whether it goes.
@@ -117,7 +117,10 @@ class Held:
         Returns:
             (what is taken, the rests of chains whose first is gone).
         """
-        taken = list(islice(filter(is_wanted, self.waiting()), n_messages))
+        may_all_go = n_messages >= sum(map(len, self.chains.values()))
+        # A client with thousands of chains that comes and goes must not cost 30 ms each time.
+        held = itertools.chain.from_iterable(self.chains.values()) if may_all_go else self.waiting()
+        taken = list(itertools.islice(filter(is_wanted, held), n_messages))
         gone = set(taken)
         rests: list[deque[Delivery]] = []
         for topic, n_gone in Counter(delivery.message.topic for delivery in taken).items():
