@@ -13,6 +13,9 @@ from broker.mqtt.topics import validate_topic
 MAX_TOPICS: Final = 10_000
 """Topics known at a time, some 2 MB; a broker with more has the gate asked again."""
 
+LONGEST_KNOWN: Final = 256
+"""Bytes of a topic that is known: with the longest there are it would be 1.3 GB."""
+
 
 class KnownTopic(NamedTuple):
     """One Topic Name.
@@ -52,9 +55,10 @@ class TopicCache:
         known = self._known.get(topic_bytes)
         if known is None:
             known = self._new(topic_bytes)
-            if len(self._known) >= MAX_TOPICS:
-                self._known.clear()
-            self._known[topic_bytes] = known
+            if len(topic_bytes) <= LONGEST_KNOWN:
+                if len(self._known) >= MAX_TOPICS:
+                    self._known.clear()
+                self._known[topic_bytes] = known
         return known
 
     def _new(self, topic_bytes: bytes) -> KnownTopic:

@@ -14,6 +14,9 @@ from broker.mqtt.topics import matches
 MAX_TOPICS: Final = 10_000
 """Topics whose class is remembered: a publisher that makes up topics must not fill the memory."""
 
+LONGEST_KNOWN: Final = 256
+"""Characters of a topic that is remembered: 10,000 of the longest there are would take 650 MB."""
+
 
 class FirstTopics:
     """Topics whose messages leave before all others."""
@@ -29,10 +32,11 @@ class FirstTopics:
         """Say whether a topic is one of them."""
         known = self._known.get(topic)
         if known is None:
-            if len(self._known) >= MAX_TOPICS:
-                self._known.clear()
             known = any(matches(topic_filter, topic) for topic_filter in self._topic_filters)
-            self._known[topic] = known
+            if len(topic) <= LONGEST_KNOWN:
+                if len(self._known) >= MAX_TOPICS:
+                    self._known.clear()
+                self._known[topic] = known
         return known
 
 

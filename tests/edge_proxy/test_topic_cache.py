@@ -6,7 +6,7 @@ import pytest
 
 from broker.errors import MalformedPacketError, PeerError, ProtocolError
 from broker.mqtt.reason_codes import ReasonCode
-from edge_proxy.topic_cache import MAX_TOPICS, KnownTopic, TopicCache
+from edge_proxy.topic_cache import LONGEST_KNOWN, MAX_TOPICS, KnownTopic, TopicCache
 
 
 class Question:
@@ -66,3 +66,12 @@ def test_the_number_of_known_topics_is_bounded() -> None:
     cache.look_up(b"0")
     assert len(question.asked) == MAX_TOPICS + 2
     assert len(cache._known) == 2
+
+
+def test_long_topics_are_not_kept() -> None:
+    """They would fill the memory, few as they are."""
+    question = Question()
+    cache = TopicCache(question, lambda _: None)
+    topic = (LONGEST_KNOWN + 1) * b"t"
+    assert cache.look_up(topic) == cache.look_up(topic)
+    assert not cache._known

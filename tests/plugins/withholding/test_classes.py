@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugins.withholding.classes import MAX_TOPICS, FirstTopics, SizeClasses
+from plugins.withholding.classes import LONGEST_KNOWN, MAX_TOPICS, FirstTopics, SizeClasses
 
 
 def test_payload_as_long_as_threshold_s_is_small() -> None:
@@ -123,3 +123,5 @@ def test_topics_that_somebody_makes_up_do_not_fill_the_memory() -> None:
         assert first.has(f"alarms/{number}")
     assert len(first._known) <= MAX_TOPICS
     assert not first.has("other")
+    assert first.has("alarms/" + LONGEST_KNOWN * "x")
+    assert max(map(len, first._known)) <= LONGEST_KNOWN
