@@ -159,7 +159,10 @@ def scan(connection: Connection, data: bytes, now: float) -> int:  # noqa: PLR09
     counters.packets_received += n_packets
     counters.bytes_received += position
     if problem is not None:
-        raise problem
+        try:
+            raise problem
+        finally:
+            problem = None  # or it and this frame, with all of `data`, would hold each other
     core.steps += n_packets
     return position
 

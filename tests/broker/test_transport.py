@@ -379,6 +379,37 @@ async def test_ended_connection_is_freed_without_the_collector(*, is_behind_prox
             await until(lambda: not objects_of_connections() - before)
 
 
+CONNECT = write_packet(Connect(client_id="c"), 5)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x10\x02\x00\x04",
+        CONNECT[:-1] + b"\xff",
+        CONNECT + write_packet(Publish("t", bytes(100_000)), 5) + b"\xf5\x00",
+        CONNECT + b"\x30\x04\x00\x01\xff\x00",
+        CONNECT + b"\x82\x03\x00\x01\x00",
+        CONNECT + CONNECT,
+        CONNECT + b"\x40\x02\x00\x00",
+    ],
+)
+async def test_connection_closed_for_what_it_sent_is_freed_without_the_collector(
+    data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A flood of such, each with all that it has sent, would fill the memory till it runs."""
+    caplog.set_level(logging.CRITICAL)  # what pytest keeps of the log has the error
+    async with serving() as server:
+        with without_collector():
+            before = objects_of_connections()
+            async with await WireClient.dial(port_of(server)) as client:
+                await client.send_bytes(data)
+                await client.rest_bytes()
+            await until(lambda: not driver_of(server).protocols)
+            await until(lambda: not objects_of_connections() - before)
+
+
 # -- writing ----------------------------------------------------------------------------------
 
 
