@@ -105,15 +105,23 @@ class GroupCommit:
         await asyncio.sleep(0)
 
     def _run(self) -> None:
-        while group := self._next_group():
-            try:
-                outcomes = self._write(group)
-                outcomes += self._truncate(group)
-            except Exception as error:
-                self._logger.exception("queue storage failed")
-                failed = StorageError(f"{type(error).__name__}: {error}")
-                outcomes = [(request.future, None, failed) for request in group]
-            self._loop.call_soon_threadsafe(_settle, outcomes)
+        while self._commit():
+            pass
+
+    def _commit(self) -> bool:
+        """Commit a group; return False when all is done. Nothing of it is kept for the next."""
+        group = self._next_group()
+        if not group:
+            return False
+        try:
+            outcomes = self._write(group)
+            outcomes += self._truncate(group)
+        except Exception as error:
+            self._logger.exception("queue storage failed")
+            failed = StorageError(f"{type(error).__name__}: {error}")
+            outcomes = [(request.future, None, failed) for request in group]
+        self._loop.call_soon_threadsafe(_settle, outcomes)
+        return True
 
     def _next_group(self) -> list[Request]:
         """Return what is to be committed together; nothing when all is done."""
@@ -142,7 +150,7 @@ class GroupCommit:
                 self._succeeded(is_storing=False)
             except StorageError as error:
                 self._failed(error, 0)
-                outcomes.append((request.future, None, error))
+                outcomes.append((request.future, None, _bare(error)))
                 continue
             if self._store.usage[request.key].earliest < request.below:
                 self._requests.put(request)
@@ -176,8 +184,9 @@ class GroupCommit:
                 self._succeeded(is_storing=bool(segments))
         except StorageError as error:
             self._failed(error, sum(segment.n_messages for segment in segments))
-            stored = [(future, None, error) for future, _, _ in stored]
-            deleted = self._delete_alone(deleted, marks, error if not segments else None)
+            bare = _bare(error)
+            stored = [(future, None, bare) for future, _, _ in stored]
+            deleted = self._delete_alone(deleted, marks, bare if not segments else None)
         return stored + deleted
 
     def _delete_alone(
@@ -188,7 +197,7 @@ class GroupCommit:
             try:
                 self._store.write((), marks)
             except StorageError as failed:
-                error = failed
+                error = _bare(failed)
         return [(future, None, error) for future, _, _ in deleted]
 
     def _failed(self, error: StorageError, n_refused: int) -> None:
@@ -250,6 +259,15 @@ class _Readable:
             segments.append(NewSegment(key, offset, len(part), newest_at, frame))
             offset += len(part)
         return segments
+
+
+def _bare(error: StorageError) -> StorageError:
+    """Return an error that does not hold the frame which took it, and with it a whole group.
+
+    The frame holds the error: only Python's collector, which waits for quiet moments, would free
+    them, while on a full disk each group that comes is refused.
+    """
+    return error.with_traceback(None)
 
 
 def _size(request: Request) -> int:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -14,6 +16,7 @@ from plugins.queue.engine import AppendResult, StorageError, StorageFullError
 from plugins.queue.engine_memory import MemoryStore
 from plugins.queue.group_commit import Append, Delete, GroupCommit, Truncate
 from plugins.queue.store import Key, Mark, NewSegment
+from tests.helpers.process import SECONDS
 from tests.plugins.queue.running import LOGGER, message
 
 KEY = ("q", 0)
@@ -88,6 +91,36 @@ class Running:
         future = self.append()
         await asyncio.to_thread(self.store.is_writing.wait)
         return future
+
+
+class Watched(Message):
+    """A message of which a test can see that it is gone."""
+
+    __slots__ = ("__weakref__",)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_messages_are_freed_without_the_collector(*, fails: bool) -> None:
+    """A flood that is refused must not fill the memory; nor is the last group kept."""
+    running = Running()
+    running.store.fails = lambda _n_messages, _n_marks: fails
+    gc.collect()
+    gc.disable()
+    try:
+        one = Watched("t", b"x")
+        gone = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        weakref.finalize(one, loop.call_soon_threadsafe, gone.set)
+        outcomes = await asyncio.gather(
+            running.append(one), running.truncate(1), return_exceptions=True
+        )
+        assert isinstance(outcomes[0], StorageFullError) == fails
+        del one, outcomes
+        async with asyncio.timeout(SECONDS):
+            await gone.wait()
+    finally:
+        gc.enable()
+        await running.commits.close()
 
 
 async def test_what_comes_during_a_commit_goes_into_the_next_one() -> None:
