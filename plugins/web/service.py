@@ -98,6 +98,8 @@ def answering_errors(
         except RequestError as error:
             return error_answer(error.status, str(error))
         except web.HTTPException as error:
+            # aiohttp keeps it with the request, whose body the frames that it went through hold.
+            error.__traceback__ = None
             allow = error.headers.get("Allow")
             return error_answer(error.status, error.text or error.reason, allow)
         except Exception as error:

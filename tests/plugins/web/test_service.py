@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 from collections.abc import AsyncIterator
@@ -89,6 +90,20 @@ async def test_wrong_paths_and_methods_are_answered_with_json_too() -> None:
         assert (await asked(f"{url}/else"))[:2] == (404, {"error": "404: Not Found"})
         status, _, allow = await asked(url, "DELETE")
     assert (status, allow) == (405, "GET,HEAD")
+
+
+async def test_refused_requests_are_freed_without_the_collector() -> None:
+    """What was sent with them would fill the memory till it runs, in a quiet moment."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with serving() as url:
+            await asked(url, "DELETE")
+            await asked(f"{url}/else")
+        there = [each for each in gc.get_objects() if type(each) is web.Request]
+        assert not [each for each in there if (each.method, each.path) != ("GET", "/")]
+    finally:
+        gc.enable()
 
 
 async def test_an_address_that_is_taken_is_told_by_its_key() -> None:
