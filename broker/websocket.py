@@ -244,6 +244,7 @@ class WebSocketLayer(Layer):
         protocol = self._protocol
         for data in protocol.data_to_send():
             if not data:  # the end
+                _drop_traces(protocol)
                 if protocol.parser_exc is not None and not self._is_closing and self.is_open:
                     self.arrival.note("websocket", f"closed: {protocol.parser_exc}")
                 self._is_closing = True
@@ -293,6 +294,20 @@ class WebSocketLayer(Layer):
         """Drop the connection without sending what is left."""
         self._is_closing = True
         self.below.abort()
+
+
+def _drop_traces(protocol: ServerProtocol) -> None:
+    """Let the errors that the library keeps not hold the frames which raised them.
+
+    Those hold the library's protocol, the connection and all that has just come by it, until
+    Python's collector comes, which waits for quiet moments.
+    """
+    errors: list[BaseException | None] = [protocol.handshake_exc, protocol.parser_exc]
+    while errors:
+        error = errors.pop()
+        if error is not None:
+            error.__traceback__ = None
+            errors += (error.__cause__, error.__context__)
 
 
 def _header(n_bytes: int) -> bytes:

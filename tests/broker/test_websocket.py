@@ -454,3 +454,30 @@ async def test_ended_connection_is_freed_without_the_collector() -> None:
             client.close()
             await until(lambda: not driver_of(server).protocols)
             await until(lambda: not objects_of_connections() - before)
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "frame"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b""),
+        (REQUEST, masked(0x80, b"ab")),
+        (REQUEST, masked(0x88, b"\x03")),
+    ],
+)
+async def test_refused_connection_is_freed_without_the_collector(
+    request_bytes: bytes, frame: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flood of wrong requests or frames does not wait for it either."""
+    # What pytest keeps of the log, the library's with it, has the errors.
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
+    async with serving(listeners=listeners()) as server:
+        with without_collector():
+            before = objects_of_connections()
+            client = await WireClient.dial(port_of(server, "ws"))
+            await client.send_bytes(request_bytes)
+            await client.read()
+            if frame:
+                await client.send_bytes(frame)
+            await client.rest_bytes()
+            client.close()
+            await until(lambda: not objects_of_connections() - before)
