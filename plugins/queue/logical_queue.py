@@ -167,7 +167,10 @@ class LogicalQueue:
             room -= sum(len(delivery.payload) for delivery in taken)
             request.tried(len(taken), is_full=room <= 0)
         if failed is not None and not found:
-            raise failed
+            try:
+                raise failed
+            finally:
+                failed = None  # or it and this frame, with the request, would hold each other
 
     async def delete(self, receipt_handles: Sequence[str]) -> list[str]:
         """Delete received messages; return the handles that name none.

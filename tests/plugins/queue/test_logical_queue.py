@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -173,6 +174,29 @@ async def test_unreadable_physical_queue_does_not_hide_the_others(
         with pytest.raises(StorageError, match="unreadable"):
             await queue.dequeue(10, 0)
         assert waiting(queue) == 0
+
+
+async def test_storage_error_is_freed_without_the_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests that fail one after the other do not fill the memory till it runs."""
+
+    class UnreadableError(StorageError):
+        """Found among all objects, if it is there."""
+
+    async def fail(*_: object) -> list[Delivery]:
+        raise UnreadableError("unreadable")
+
+    async with running_queue(physical_queues=2) as (queue, engine):
+        monkeypatch.setattr(engine, "take", fail)
+        gc.collect()
+        gc.disable()
+        try:
+            with suppress(UnreadableError):
+                await queue.dequeue(10, 0)
+            assert not [each for each in gc.get_objects() if isinstance(each, UnreadableError)]
+        finally:
+            gc.enable()
 
 
 async def test_queue_for_dequeue_refuses_offsets() -> None:
