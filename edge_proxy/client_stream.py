@@ -66,6 +66,10 @@ class ClientStream:
             return b""
         return frame
 
+    def end(self) -> None:
+        """Ask nobody any more: who was asked holds this stream, and is free at once by that."""
+        self._on_acknowledgement = _pass_nothing
+
     def receive_data(self, chunk: bytes, out: list[bytes]) -> None:
         """Take what the client sent and append what is to be passed on to `out`.
 
@@ -136,3 +140,7 @@ class ClientStream:
         return self._on_acknowledgement(
             packet_type, packet_id, data[start + 2] if length > 2 else 0
         )
+
+
+def _pass_nothing(_packet_type: int, _packet_id: int, _reason_code: int) -> bool:
+    return False

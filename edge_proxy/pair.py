@@ -295,6 +295,7 @@ class Pair:
         shared = self._shared
         if self.wants_broker:
             self.client.close()
+            self._stream.end()
             shared.ended.add(self.client.ledger)
         account = ""
         if self._is_accepted:

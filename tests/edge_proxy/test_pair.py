@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
+from edge_proxy.direction import Direction
 from edge_proxy.pair import MAX_CONNECT_BYTES
 from plugins.withholding.config import WithholdingConfig
 from plugins.withholding.gate import WithholdingGate
@@ -292,3 +295,19 @@ def test_a_connect_with_a_threshold_sets_it_and_goes_on_whole() -> None:
     pair.client_sends(connect)
     assert pair.pair.link.asked_threshold_l == 0.75
     assert pair.to_broker() == [connect]
+
+
+@pytest.mark.parametrize("direction", [UP, DOWN])
+def test_pair_that_has_ended_is_freed_without_the_collector(direction: Direction) -> None:
+    """Clients on bad networks come and go, each with all that was withheld from it."""
+    pair = VirtualPair.connected(gate=SwitchGate())
+    pair.broker_sends(publish("big", 5000, packet_id=1))
+    client = weakref.ref(pair.pair.client)
+    gc.collect()
+    gc.disable()
+    try:
+        pair.pair.connection_lost(direction)
+        del pair
+        assert client() is None
+    finally:
+        gc.enable()
