@@ -75,6 +75,29 @@ class LoadedPlugins:
     access: tuple[AccessControl, ...] = ()
     authenticators: tuple[Authenticator, ...] = ()
 
+    async def reload(self, logger: logging.Logger, *, is_rest_taken: bool = True) -> None:
+        """Let every plugin read its files again, and log whether all could be used.
+
+        Args:
+            logger: told of each plugin whose files could not; it goes on with what it has.
+            is_rest_taken: whether what the program itself has read again could be used.
+        """
+        is_taken = is_rest_taken
+        for plugin in self.plugins:
+            try:
+                await plugin.reload()
+            except PenstockError as error:
+                logger.error("not reloaded: %s", error)  # noqa: TRY400 (a user's mistake)
+            except Exception:  # one plugin's fault must not end the program
+                logger.exception("plugin %s did not reload", type(plugin).__name__)
+            else:
+                continue
+            is_taken = False
+        if is_taken:
+            logger.info("reloaded")
+        else:
+            logger.warning("reloaded, but for what is named above")
+
 
 def load_plugins(
     policy: NamesPlugins,

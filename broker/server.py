@@ -17,7 +17,6 @@ from broker.client_topics import ClientTopics
 from broker.config import Policy
 from broker.core import Core
 from broker.driver import Driver
-from broker.errors import PenstockError
 from broker.events import Listeners
 from broker.listeners import Listening
 from broker.open_files import most_connections
@@ -204,21 +203,7 @@ class Server:
         What cannot be used is logged and changes nothing.
         """
         taken = [listening.reload() for listening in self._listening]
-        for plugin in self._plugins.plugins:
-            try:
-                await plugin.reload()
-            except PenstockError as error:
-                self._logger.error("not reloaded: %s", error)  # noqa: TRY400 (a user's mistake)
-            except Exception:  # one plugin's fault must not end the broker
-                self._logger.exception("plugin %s did not reload", type(plugin).__name__)
-            else:
-                taken.append(True)
-                continue
-            taken.append(False)
-        if all(taken):
-            self._logger.info("reloaded")
-        else:
-            self._logger.warning("reloaded, but for what is named above")
+        await self._plugins.reload(self._logger, is_rest_taken=all(taken))
 
     async def stop(self) -> None:
         """Stop listening, finish what was accepted, say goodbye and free everything."""

@@ -103,6 +103,10 @@ class Sidecar:
                 total.add(pair.client.ledger)
         return total
 
+    async def reload(self) -> None:
+        """Let every plugin read its files again; what cannot be used is logged, no more."""
+        await self._plugins.reload(self._logger)
+
     async def stop(self) -> None:
         """Stop listening, say goodbye, free everything and log the totals."""
         self._logger.info("stopping")

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import penstock
-from broker.config import parse_policy
+from broker.config import parse_policy, validate_config
+from broker.errors import ConfigError
 from broker.plugin_loader import load_plugins
+from plugins.withholding.config import WithholdingConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -52,8 +54,17 @@ def test_every_command_shown_has_its_options(line: str, capsys: pytest.CaptureFi
     assert not missing
 
 
+def test_mistake_shown_is_what_is_said() -> None:
+    """A mistake in a policy file is told as the README tells it."""
+    shown = README.partition("$ penstock broker -c policy.yaml\npenstock broker: ")[2]
+    keys = {"threshold_s": "ten", "polcy": "historic"}
+    with pytest.raises(ConfigError) as caught:
+        validate_config(WithholdingConfig, keys, "policy.yaml", "plugins.withholding")
+    assert shown.partition("\n```")[0] == str(caught.value)
+
+
 def test_every_file_linked_is_there() -> None:
     """No link to a file of the repository is dead."""
-    links = re.findall(r"\]\(([^):#]+)\)", README)
+    links = re.findall(r"\]\(([^):#]+)(?:#[^)]*)?\)", README)
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []

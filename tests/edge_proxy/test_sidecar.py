@@ -5,6 +5,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -22,8 +23,10 @@ from broker.extensions import (
 )
 from broker.mqtt.packets import Disconnect, PubAck
 from broker.mqtt.reason_codes import ReasonCode
+from broker.program import ReloadingService
 from edge_proxy.config import parse_proxy_config
 from edge_proxy.sidecar import ListenError, Sidecar
+from plugins.withholding.gate import WithholdingGate
 from tests.helpers.pairs import SwitchGate, publish
 from tests.helpers.scripted import ScriptedBroker, open_client, until
 
@@ -182,6 +185,25 @@ async def test_plugins_without_use_in_a_proxy_are_refused(life: list[str]) -> No
         ("plugins.sunk", "a plugin with a sampler that sends probes, as by source probe"),
     ]
     assert life == []
+
+
+async def test_files_of_plugins_are_read_again_with_clients_connected(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At SIGHUP; a file that cannot be used is told, and the one before holds."""
+    profile = tmp_path / "sizes.csv"
+    profile.write_text("10000,1\n1000000,10\n")
+    async with running(f"plugins: {{withholding: {{profile: '{profile}'}}}}") as (proxy, _):
+        assert isinstance(proxy, ReloadingService)
+        gate = proxy.shared.gate
+        assert isinstance(gate, WithholdingGate)
+        profile.write_text("10000,1\n1000000,3\n")
+        await proxy.reload()
+        assert gate.profile.relative(1_000_000) == pytest.approx(3.0)
+        profile.write_text("10000\n")
+        await proxy.reload()
+        assert gate.profile.relative(1_000_000) == pytest.approx(3.0)
+    assert any("not reloaded: " in message for message in caplog.messages)
 
 
 async def test_plugins_are_found_by_their_short_names() -> None:
