@@ -16,9 +16,11 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from broker.config_file import (
+    check_listeners,
     join,
     parse_mapping,
     read_mapping,
+    read_text,
     show,
     suggest,
     validate_config,
@@ -31,10 +33,12 @@ from broker.persistence_config import Persistence
 
 __all__ = [
     "Policy",
+    "check_listeners",
     "load_policy",
     "parse_mapping",
     "parse_policy",
     "read_mapping",
+    "read_text",
     "suggest",
     "validate_config",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -30,16 +30,27 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, is not YAML, names a key twice, or its top
             level is not a mapping.
     """
-    file = str(path)
+    return parse_mapping(read_text(path, form="YAML"), str(path))
+
+
+def read_text(path: str | Path, *, form: str = "text") -> str:
+    """Return a file's text, without the U+FEFF that editors and spreadsheets may put first.
+
+    Args:
+        path: of the file.
+        form: what it is to hold, for errors.
+
+    Raises:
+        ConfigError: it cannot be read, or is not UTF-8.
+    """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         problem = ConfigProblem("file", error.strerror or str(error), "a file that can be read")
-        raise ConfigError(file, [problem]) from error
+        raise ConfigError(str(path), [problem]) from error
     except UnicodeDecodeError as error:
-        problem = ConfigProblem(f"byte {error.start}", "no UTF-8", "YAML in UTF-8")
-        raise ConfigError(file, [problem]) from error
-    return parse_mapping(text, file)
+        problem = ConfigProblem(f"byte {error.start}", "no UTF-8", f"{form} in UTF-8")
+        raise ConfigError(str(path), [problem]) from error
 
 
 def parse_mapping(text: str, file: str) -> dict[str, Any]:
@@ -228,6 +239,27 @@ def suggest(read: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(read, names, n=1)
     listed = "one of " + ", ".join(names) if names else "nothing"
     return f"{listed} (perhaps {near[0]})" if near else listed
+
+
+def check_listeners(path: str, names: Iterable[str], known: Collection[str], file: str) -> None:
+    """Check that the listeners exist of which a plugin's keys say something.
+
+    Args:
+        path: of the keys in the file.
+        names: of listeners, as the keys give them.
+        known: names of the listeners that there are.
+        file: its name, for errors.
+
+    Raises:
+        ConfigError: with each that does not exist.
+    """
+    problems = [
+        ConfigProblem(join(path, name), "an unknown listener", suggest(name, known))
+        for name in names
+        if name not in known
+    ]
+    if problems:
+        raise ConfigError(file, problems)
 
 
 def show(value: Any) -> str:

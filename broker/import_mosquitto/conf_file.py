@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
+from broker.config import read_text
 from broker.errors import ConfigError, ConfigProblem
-
-T = TypeVar("T")
 
 
 class Line(NamedTuple):
@@ -55,12 +53,12 @@ def read_conf(path: Path) -> list[Line]:
         ConfigError: a file or folder cannot be read.
     """
     lines: list[Line] = []
-    for line in parse_lines(_read(path), str(path)):
+    for line in parse_lines(read_text(path), str(path)):
         lines.append(line)
         if line.name != "include_dir" or not line.value:
             continue
         for included in _included(Path(line.value), line):
-            inner = parse_lines(_read(included), str(included))
+            inner = parse_lines(read_text(included), str(included))
             # mosquitto takes no further folder from an included file.
             _refuse_nested(inner)
             lines += inner
@@ -69,12 +67,13 @@ def read_conf(path: Path) -> list[Line]:
 
 def _included(folder: Path, line: Line) -> list[Path]:
     """Return the files of an included folder, as mosquitto orders them: A before a before B."""
-    found = _reading(
-        lambda: [path for path in folder.iterdir() if path.name.endswith(".conf")],
-        line.file,
-        f"{line.place}, include_dir {line.value}",
-        "a folder that can be read",
-    )
+    try:
+        found = [path for path in folder.iterdir() if path.name.endswith(".conf")]
+    except OSError as error:
+        place = f"{line.place}, include_dir {line.value}"
+        read = error.strerror or str(error)
+        problem = ConfigProblem(place, read, "a folder that can be read")
+        raise ConfigError(line.file, [problem]) from error
     return sorted(found, key=lambda path: (path.name.lower(), path.name))
 
 
@@ -83,20 +82,3 @@ def _refuse_nested(lines: list[Line]) -> None:
         if line.name == "include_dir":
             problem = ConfigProblem(line.place, "include_dir", "in the main file alone")
             raise ConfigError(line.file, [problem])
-
-
-def _read(path: Path) -> str:
-    return _reading(
-        lambda: path.read_text(encoding="utf-8-sig"), str(path), "file", "a file that can be read"
-    )
-
-
-def _reading(read: Callable[[], T], file: str, place: str, allowed: str) -> T:
-    try:
-        return read()
-    except OSError as error:
-        problem = ConfigProblem(place, error.strerror or str(error), allowed)
-        raise ConfigError(file, [problem]) from error
-    except UnicodeDecodeError as error:
-        problem = ConfigProblem(f"byte {error.start}", "no UTF-8", "text in UTF-8")
-        raise ConfigError(file, [problem]) from error

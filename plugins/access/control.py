@@ -18,12 +18,10 @@ import hmac
 import secrets
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
 from broker.addresses import address_key
-from broker.config import suggest
-from broker.errors import ConfigError, ConfigProblem
+from broker.config import check_listeners, read_text
 from broker.extensions import (
     PUBLISH,
     Accepted,
@@ -76,12 +74,12 @@ class Scope:
         self.scram_users: Users | None = None
         if rules.password_file is not None:
             file = rules.password_file
-            self.passwords = parse_users(_read(file), file, parse_hash)
+            self.passwords = parse_users(read_text(file), file, parse_hash)
         if rules.acl_file is not None:
-            self.access_list = parse_acl(_read(rules.acl_file), rules.acl_file)
+            self.access_list = parse_acl(read_text(rules.acl_file), rules.acl_file)
         if rules.scram_file is not None:
             file = rules.scram_file
-            self.scram_users = Users(parse_users(_read(file), file, parse_credentials))
+            self.scram_users = Users(parse_users(read_text(file), file, parse_credentials))
         self.verified: dict[str, bytes] = {}
         self._hashes = tuple(self.passwords.values())
         self._secret = hashlib.sha256(b"".join(stored.digest for stored in self._hashes)).digest()
@@ -271,42 +269,6 @@ def _certificate_name(attempt: ConnectAttempt, rules: Rules) -> str | None:
     return certificate.subject(found) if found else None
 
 
-def _read(file: str) -> str:
-    """Return the text of a file.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        # Editors of Windows put U+FEFF first, which would be part of the first user's name.
-        return Path(file).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        problem = ConfigProblem("file", error.strerror or str(error), "a file that can be read")
-        raise ConfigError(file, [problem]) from error
-    except UnicodeDecodeError as error:
-        problem = ConfigProblem(f"byte {error.start}", "no UTF-8", "text in UTF-8")
-        raise ConfigError(file, [problem]) from error
-
-
-def _check_listeners(config: AccessConfig, context: PluginContext) -> None:
-    """Check that the listeners with rules of their own exist.
-
-    Raises:
-        ConfigError: one does not.
-    """
-    problems = [
-        ConfigProblem(
-            f"plugins.access.listeners.{name}",
-            "an unknown listener",
-            suggest(name, context.listeners),
-        )
-        for name in config.listeners
-        if name not in context.listeners
-    ]
-    if problems:
-        raise ConfigError(context.policy_file, problems)
-
-
 class AccessPlugin(Plugin):
     """`access` in a policy file."""
 
@@ -316,7 +278,8 @@ class AccessPlugin(Plugin):
 
     def __init__(self, config: AccessConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        _check_listeners(config, context)
+        path, file = "plugins.access.listeners", context.policy_file
+        check_listeners(path, config.listeners, context.listeners, file)
         self.access = FileAccess(config)
         has_scram = any(rules.scram_file is not None for rules in config.all_rules())
         offered: list[Authenticator] = [ScramAuthenticator(self.access)] if has_scram else []

@@ -95,7 +95,6 @@ class SpillStore:
     Attributes:
         memory_bytes: of the payloads that are in memory.
         n_spilled: payloads that were put into the file so far.
-        n_lost: payloads that could not be read back.
     """
 
     def __init__(self, memory_limit: int, file: SpillFile, logger: logging.Logger) -> None:
@@ -104,11 +103,10 @@ class SpillStore:
         Args:
             memory_limit: bytes in memory, at most.
             file: for what is beyond.
-            logger: told when payloads begin to go to the file, and when one is lost.
+            logger: told when payloads begin to go to the file.
         """
         self.memory_bytes = 0
         self.n_spilled = 0
-        self.n_lost = 0
         self._room_bytes = max(0, memory_limit - SHARED_BYTES)
         self._memory_limit = memory_limit
         self._file = file
@@ -117,11 +115,6 @@ class SpillStore:
         self._gone: deque[_Kept] = deque()
         self._lock = threading.Lock()
         self._pieces: OrderedDict[tuple[_Kept, int], bytes] = OrderedDict()
-
-    @property
-    def disk_bytes(self) -> int:
-        """Payload bytes in files."""
-        return self._file.stored_bytes
 
     def keep(self, data: bytes) -> KeptPayload:
         """Return what stands for `data` until its last reference is gone.
@@ -178,7 +171,6 @@ class SpillStore:
             return self._file.read(segment, begins_at + start, n_bytes)
         except OSError:
             kept.is_lost = True
-            self.n_lost += 1
             raise
 
     def _check(self, kept: _Kept) -> None:

@@ -16,6 +16,7 @@ from plugins.withholding.profile_file import is_csv
 from plugins.withholding.thresholds import LearnedFrom, Thresholds
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PerSecond = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0)]
 AS_ABOVE = -1
 """Default of a listener's keys, where nobody can write it: that of all listeners holds."""
@@ -155,7 +156,7 @@ class WithholdingConfig:
     floor_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = DEFAULT_FLOOR_SECONDS
     probe_period: Seconds = DEFAULT_PROBE_PERIOD
     max_withhold: Seconds = DEFAULT_MAX_WITHHOLD
-    congestion_rate: Seconds = DEFAULT_CONGESTION_RATE
+    congestion_rate: PerSecond = DEFAULT_CONGESTION_RATE
     profile: Profile = Field(default_factory=DEFAULT_PROFILE.copy)
     priority: list[str] = Field(default_factory=list)
     ordering: Ordering = "topic"

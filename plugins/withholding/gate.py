@@ -23,10 +23,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
-from broker.config import parse_mapping, suggest
-from broker.errors import ConfigError, ConfigProblem
+from broker.config import check_listeners, parse_mapping, read_text
 from broker.extensions import (
     LearningGate,
     OrderingGate,
@@ -222,40 +220,13 @@ def _bytes_to_send(message: Message, link: Link) -> int:
     return message.payload_bytes + link.unsent_bytes + link.tcp.unsent_bytes
 
 
-def _check_listeners(config: WithholdingConfig, context: PluginContext) -> None:
-    """Check that the listeners with thresholds of their own exist.
-
-    Raises:
-        ConfigError: one does not.
-    """
-    problems = [
-        ConfigProblem(
-            f"plugins.withholding.listeners.{name}",
-            "an unknown listener",
-            suggest(name, context.listeners),
-        )
-        for name in config.listeners
-        if name not in context.listeners
-    ]
-    if problems:
-        raise ConfigError(context.policy_file, problems)
-
-
 def _read_profile(name: str) -> dict[int, float]:
     """Return the table of a profile's file.
 
     Raises:
         ConfigError: it cannot be read or used.
     """
-    try:
-        # A spreadsheet may put U+FEFF before the first line.
-        text = Path(name).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        problem = ConfigProblem("file", error.strerror or str(error), "a file that can be read")
-        raise ConfigError(name, [problem]) from error
-    except UnicodeDecodeError as error:
-        problem = ConfigProblem(f"byte {error.start}", "no UTF-8", "text in UTF-8")
-        raise ConfigError(name, [problem]) from error
+    text = read_text(name)
     if is_csv(name):
         return parse_csv_profile(text, name)
     return table_of_mapping(parse_mapping(text, name), name)
@@ -270,7 +241,8 @@ class WithholdingPlugin(Plugin):
 
     def __init__(self, config: WithholdingConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        _check_listeners(config, context)
+        path, file = "plugins.withholding.listeners", context.policy_file
+        check_listeners(path, config.listeners, context.listeners, file)
         self.gate = WithholdingGate(config)
         if config.profile == LEARNED:
             self.sampler = AckSizes(self.gate)

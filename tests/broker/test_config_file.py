@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from broker.config_file import show, suggest, validate_config
+from broker.config_file import check_listeners, read_text, show, suggest, validate_config
 from broker.errors import ConfigError
 
 STRICT = ConfigDict(extra="forbid", strict=True)
@@ -119,3 +120,40 @@ def test_suggestion_without_a_near_name_lists_all() -> None:
     """With nothing similar known, the list alone is given."""
     assert suggest("zzz", ["b", "a"]) == "one of a, b"
     assert suggest("zzz", []) == "nothing"
+
+
+def test_text_has_no_mark_of_its_editor_before_it(tmp_path: Path) -> None:
+    """Those of Windows put U+FEFF first, which would be part of the first name in the file."""
+    file = tmp_path / "users"
+    file.write_bytes(b"\xef\xbb\xbfjoe\n")
+    assert read_text(file) == "joe\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "path", "allowed"),
+    [(None, "file", "a file that can be read"), (b"joe\n\xff", "byte 4", "users in UTF-8")],
+)
+def test_text_that_cannot_be_read_names_its_file(
+    tmp_path: Path, content: bytes | None, path: str, allowed: str
+) -> None:
+    """What is missing or no text is a mistake in a file, with its place."""
+    file = tmp_path / "users"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        read_text(file, form="users")
+    assert caught.value.file == str(file)
+    assert [(problem.path, problem.allowed) for problem in caught.value.problems] == [
+        (path, allowed)
+    ]
+
+
+def test_each_unknown_listener_is_named_with_those_there_are() -> None:
+    """A plugin's keys about a listener that does not exist are no silence."""
+    check_listeners("plugins.p.listeners", ["lan"], ("lan", "wan"), "policy.yaml")
+    with pytest.raises(ConfigError) as caught:
+        check_listeners("plugins.p.listeners", ["lam", "lan", "x"], ("lan", "wan"), "policy.yaml")
+    assert [(problem.path, problem.read, problem.allowed) for problem in caught.value.problems] == [
+        ("plugins.p.listeners.lam", "an unknown listener", "one of lan, wan (perhaps lan)"),
+        ("plugins.p.listeners.x", "an unknown listener", "one of lan, wan"),
+    ]

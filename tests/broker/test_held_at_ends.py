@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize
 
 from broker.extensions import OrderingGate, Verdict
 from broker.link import Link
 from broker.message import Message
 from broker.mqtt.packets import (
     Disconnect,
-    PubAck,
     PubComp,
     Publish,
     PubRec,
@@ -23,11 +21,10 @@ from broker.mqtt.packets import (
 )
 from broker.outbox import OpenGate
 from tests.helpers.durable import DurableBroker
+from tests.helpers.held_machine import FOR_EVER, LARGE, HeldMachine, large
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
-LARGE = 1000
 MAX_WITHHOLD = 20.0
-FOR_EVER = {"session_expiry_interval": 0xFFFF_FFFF}
 
 
 class Gate(OpenGate, OrderingGate):
@@ -48,11 +45,6 @@ class Gate(OpenGate, OrderingGate):
         if self.is_good or sojourn > MAX_WITHHOLD:
             return Verdict(deliver=True)
         return Verdict(deliver=False, look_again_at=now + MAX_WITHHOLD - sojourn + 0.001)
-
-
-def large(name: str) -> bytes:
-    """Return the payload of a large message."""
-    return name.encode().ljust(LARGE + 1, b".")
 
 
 def names(client: VirtualClient) -> list[str]:
@@ -226,125 +218,21 @@ def test_restart_begins_the_wait_anew() -> None:
     assert names(client) == ["L"]
 
 
-class WithheldMachine(RuleBasedStateMachine):
+class WithheldMachine(HeldMachine):
     """Whatever happens to a subscriber and its broker: nothing is lost, nothing comes twice."""
 
     @initialize(keeps_topics=st.booleans(), version=st.sampled_from([4, 5]))
     def make(self, *, keeps_topics: bool, version: int) -> None:
-        """A durable subscriber and a publisher."""
-        self.gate = Gate(keeps_topics=keeps_topics)
-        self.gate.is_good = True
-        self.version = version
-        self.broker = DurableBroker(gate=self.gate)
-        self.publisher = self.broker.connect("p")
-        self.published: dict[str, tuple[str, int]] = {}
-        self.got: list[str] = []
-        self.unreleased: set[int] = set()
-        self.number = 0
-        self.client: VirtualClient | None = None
-        self.connect()
-        assert self.client is not None
-        self.client.subscribe("#", qos=2)
+        """On a path that is good at first."""
+        gate = Gate(keeps_topics=keeps_topics)
+        gate.is_good = True
+        self.begin(gate, version)
 
-    def connect(self) -> None:
-        """Come back to the session."""
-        options: dict[str, Any] = {"properties": FOR_EVER} if self.version == 5 else {}
-        self.client = self.broker.connect("s", self.version, clean_start=False, **options)
-
-    @rule(topic=st.sampled_from("abc"), qos=st.sampled_from([1, 2]), is_large=st.booleans())
-    def publish(self, topic: str, qos: int, *, is_large: bool) -> None:
-        """A message comes, and is acknowledged."""
-        self.number += 1
-        name = f"{self.number}"
-        self.published[name] = (topic, qos)
-        payload = large(name) if is_large else name.encode()
-        self.publisher.publish(topic, payload, qos=qos, packet_id=self.number)
-        if qos == 2:
-            self.publisher.send(PubRel(self.number))
-
-    @rule(n_packets=st.integers(1, 5))
-    def answer(self, n_packets: int) -> None:
-        """The subscriber reads some packets and answers each [MQTT-4.3.3]."""
-        client = self.client
-        if client is None:
-            return
-        for packet in [client.inbox.pop(0) for _ in range(min(n_packets, len(client.inbox)))]:
-            if isinstance(packet, Publish):
-                if packet.qos == 1 or packet.packet_id not in self.unreleased:
-                    self.got.append(packet.payload.rstrip(b".").decode())
-                if packet.qos == 1:
-                    client.send(PubAck(packet.packet_id))
-                else:
-                    self.unreleased.add(packet.packet_id)
-                    client.send(PubRec(packet.packet_id))
-            elif isinstance(packet, PubRel):
-                self.unreleased.discard(packet.packet_id)
-                client.send(PubComp(packet.packet_id))
-
-    @rule(is_good=st.booleans(), seconds=st.floats(0, 12))
-    def news(self, *, is_good: bool, seconds: float) -> None:
-        """Time passes, then the path turns good or bad."""
-        self.broker.advance(seconds)
+    def turn(self, *, is_good: bool) -> None:
+        """Tell the gate."""
         self.gate.is_good = is_good
         self.broker.session("s").link_changed()
         self.broker.settle()
-
-    @rule(has_room=st.booleans())
-    def room(self, *, has_room: bool) -> None:
-        """The transport has no room, or has again."""
-        if self.client is not None:
-            if has_room:
-                self.client.connection.resume_sending(self.broker.now)
-            else:
-                self.client.connection.pause_sending(self.broker.now)
-            self.broker.settle()
-
-    @rule(comes_back=st.booleans())
-    def lose(self, *, comes_back: bool) -> None:
-        """The connection is lost, with what was on it, or another one takes its place."""
-        if self.client is not None and not comes_back:
-            self.client.lose()
-            self.client = None
-        elif comes_back:
-            self.connect()
-
-    @rule()
-    def crash(self) -> None:
-        """The broker's process ends and another one starts; all clients come again."""
-        self.broker = self.broker.crash(down_seconds=1.0)
-        self.publisher = self.broker.connect("p")
-        self.client = None
-        self.connect()
-
-    @invariant()
-    def is_sound(self) -> None:
-        """Books balance after every step."""
-        session = self.broker.core.sessions.get("s")
-        if session is not None:
-            session.check_invariants()
-
-    def teardown(self) -> None:
-        """In the end all of it has come: QoS 2 once, and each topic in its order [MQTT-4.6.0]."""
-        self.gate.is_good = True
-        if self.client is None:
-            self.connect()
-        client = self.client
-        assert client is not None
-        client.connection.resume_sending(self.broker.now)
-        self.broker.session("s").link_changed()
-        self.broker.settle()
-        while client.inbox:
-            self.answer(5)
-        times = Counter(self.got)
-        assert set(times) == set(self.published)
-        assert all(times[name] == 1 for name, (_, qos) in self.published.items() if qos == 2)
-        if self.gate.keeps_topics:
-            for topic in "abc":
-                for qos in (1, 2):
-                    wanted = [n for n, place in self.published.items() if place == (topic, qos)]
-                    firsts = list(dict.fromkeys(n for n in self.got if n in wanted))
-                    assert firsts == wanted
-        assert self.broker.session("s").outbox.n_messages == 0
 
 
 TestWithheldMachine = WithheldMachine.TestCase

@@ -1,0 +1,48 @@
+"""Each policy on a durable session, whose client and broker come and go."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize
+
+from plugins.withholding.config import Ordering, PolicyName, WithholdingConfig
+from plugins.withholding.gate import WithholdingGate
+from tests.helpers.held_machine import LARGE, HeldMachine
+
+POLICIES: list[PolicyName] = ["none", "conservative", "probabilistic", "historic", "adaptive"]
+ORDERINGS: list[Ordering] = ["topic", "none"]
+GOOD_RTT = 0.1
+BAD_RTT = 8.0
+
+
+class PolicyMachine(HeldMachine):
+    """No policy loses a message, delivers one of QoS 2 twice, or breaks a topic's order."""
+
+    @initialize(
+        policy=st.sampled_from(POLICIES),
+        ordering=st.sampled_from(ORDERINGS),
+        version=st.sampled_from([4, 5]),
+    )
+    def make(self, policy: PolicyName, ordering: Ordering, version: int) -> None:
+        """On a path of which nothing is known."""
+        config = WithholdingConfig(
+            policy=policy,
+            ordering=ordering,
+            threshold_s=LARGE,
+            threshold_l=0.5,
+            profile={100: 1.0, LARGE: 10.0},
+        )
+        self.begin(WithholdingGate(config), version)
+
+    def turn(self, *, is_good: bool) -> None:
+        """Let a sampler have an estimate."""
+        session = self.broker.session("s")
+        session.link.rtt_latest = GOOD_RTT if is_good else BAD_RTT
+        session.link.rtt_updated_at = self.broker.now
+        session.link_changed()
+        self.broker.settle()
+
+
+TestPolicyMachine = PolicyMachine.TestCase
+TestPolicyMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
