@@ -18,7 +18,7 @@ it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from broker.client_report import ClientReport
@@ -243,6 +243,14 @@ class CopyingStore:
 
     def copy(self, payload: Payload) -> Payload:
         """Return what stands for a payload of the store, for one subscriber more."""
+        raise NotImplementedError
+
+
+class CountingStore:
+    """Base of a `PayloadStore` that has figures to show."""
+
+    def figures(self) -> Mapping[str, int]:
+        """Return them by their names below ``$SYS/broker/penstock/payload_store/``."""
         raise NotImplementedError
 
 

@@ -12,6 +12,7 @@ from typing import Final
 import psutil
 
 from broker.core import Core
+from broker.extensions import CountingStore
 from broker.ledger import Ledger
 from broker.message import Message
 from broker.session import Session
@@ -126,6 +127,7 @@ class SysTopics:
         if self._has_common:
             yield from self._common(now)
         yield from self._ledger()
+        yield from self._payload_store()
         yield from self._faults()
 
     def _common(self, now: float) -> Iterator[tuple[str, str]]:
@@ -171,6 +173,18 @@ class SysTopics:
             yield root + "queued", str(sink.counts.queued)
             for reason, n_messages in sorted(sink.counts.dropped.items()):
                 yield root + f"dropped/{reason}", str(n_messages)
+
+    def _payload_store(self) -> Iterator[tuple[str, str]]:
+        store = self._core.payload_store
+        if not isinstance(store, CountingStore):
+            return
+        try:
+            figures = store.figures()
+        except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop the figures)
+            self._core.on_extension_error(type(store).__name__, error)
+            return
+        for name, n in figures.items():
+            yield f"penstock/payload_store/{name}", str(n)
 
     def _faults(self) -> Iterator[tuple[str, str]]:
         core = self._core

@@ -19,6 +19,7 @@ import threading
 from collections import OrderedDict, deque
 from typing import Final
 
+from broker.extensions import CountingStore
 from broker.payload import PIECE_BYTES
 from plugins.memory.spill_file import Segment, SpillFile
 
@@ -86,7 +87,7 @@ class KeptPayload:
         return self._store.read_piece(self._kept, start)
 
 
-class SpillStore:
+class SpillStore(CountingStore):
     """Keeps payloads in memory up to a limit, and the others in files.
 
     Invariant: a payload is in `_in_memory`, and counts in `memory_bytes`, while it has no place in
@@ -95,6 +96,7 @@ class SpillStore:
     Attributes:
         memory_bytes: of the payloads that are in memory.
         n_spilled: payloads that were put into the file so far.
+        n_lost: payloads that could not be read back.
     """
 
     def __init__(self, memory_limit: int, file: SpillFile, logger: logging.Logger) -> None:
@@ -107,6 +109,7 @@ class SpillStore:
         """
         self.memory_bytes = 0
         self.n_spilled = 0
+        self.n_lost = 0
         self._room_bytes = max(0, memory_limit - SHARED_BYTES)
         self._memory_limit = memory_limit
         self._file = file
@@ -115,6 +118,20 @@ class SpillStore:
         self._gone: deque[_Kept] = deque()
         self._lock = threading.Lock()
         self._pieces: OrderedDict[tuple[_Kept, int], bytes] = OrderedDict()
+
+    def figures(self) -> dict[str, int]:
+        """Return what is where, and what became of the payloads so far."""
+        return {
+            "memory_bytes": self.memory_bytes,
+            "disk_bytes": self.disk_bytes,
+            "spilled_total": self.n_spilled,
+            "lost_total": self.n_lost,
+        }
+
+    @property
+    def disk_bytes(self) -> int:
+        """Payload bytes in files."""
+        return self._file.stored_bytes
 
     def keep(self, data: bytes) -> KeptPayload:
         """Return what stands for `data` until its last reference is gone.
@@ -171,6 +188,7 @@ class SpillStore:
             return self._file.read(segment, begins_at + start, n_bytes)
         except OSError:
             kept.is_lost = True
+            self.n_lost += 1
             raise
 
     def _check(self, kept: _Kept) -> None:

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from broker.extensions import CountingStore
 from broker.ledger import DROP_REASONS
 from broker.mqtt.packets import Publish
+from broker.payload import ReferenceStore
 from broker.sys_topics import ROOT, SLICE, SysTopics
 from tests.helpers.virtual import VirtualBroker
 
@@ -150,3 +152,26 @@ def test_faults_are_published_by_name() -> None:
     found = figures(broker)
     assert found["penstock/peer_errors/0x81"] == "1"
     assert found["penstock/extension_errors/Plugin"] == "1"
+
+
+class Store(ReferenceStore, CountingStore):
+    """A payload store with figures, unless it fails."""
+
+    is_well = True
+
+    def figures(self) -> dict[str, int]:
+        """Return one."""
+        if not self.is_well:
+            raise RuntimeError("no figures")
+        return {"disk_bytes": 7}
+
+
+def test_figures_of_a_payload_store_are_published_and_a_fault_of_it_counted() -> None:
+    """All other figures come nevertheless."""
+    store = Store()
+    broker = VirtualBroker(payload_store=store)
+    assert figures(broker)["penstock/payload_store/disk_bytes"] == "7"
+    store.is_well = False
+    broker.advance(10.0)
+    assert broker.core.counters.extension_errors == {"Store": 1}
+    assert figures(broker)["penstock/extension_errors/Store"] == "2"

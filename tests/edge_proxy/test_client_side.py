@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from broker.extensions import OrderingGate
 from broker.link import Link
 from broker.mqtt.packets import (
     Disconnect,
@@ -30,8 +31,8 @@ VERSIONS = pytest.mark.parametrize("version", [4, 5])
 
 def withholding(version: int = 5, **options: Any) -> tuple[VirtualPair, SwitchGate]:
     """Return a pair whose gate is closed, with one large message of `big` withheld."""
-    gate = SwitchGate()
-    pair = VirtualPair.connected(version, gate=gate, **options)
+    gate = options.setdefault("gate", SwitchGate())
+    pair = VirtualPair.connected(version, **options)
     pair.broker_sends(publish("big", 200, packet_id=1))
     assert pair.topics() == []
     return pair, gate
@@ -77,6 +78,38 @@ def test_small_messages_and_all_other_packets_pass_a_withheld_one(version: int) 
     gate.is_open = True
     pair.advance(1.0)
     assert pair.topics() == ["big", "big"]
+
+
+class OrderedGate(SwitchGate, OrderingGate):
+    """Lets topic `first` pass all, small messages their topic, and wants newest pictures alone."""
+
+    keeps_topics = False
+    supersedes = True
+    has_first = True
+
+    def is_first(self, topic: str) -> bool:
+        """Say so of one topic."""
+        return topic == "first"
+
+
+def test_what_passes_what_is_as_the_gate_says() -> None:
+    """Priority, `ordering: none` and `supersede` are the proxy's as well."""
+    pair, gate = withholding(gate=OrderedGate())
+    pair.broker_sends(
+        publish("first", 300, packet_id=2),
+        publish("big", 1, packet_id=3),
+        publish("picture", 201),
+        publish("picture", 202),
+    )
+    assert pair.topics() == ["first", "big"]
+    gate.is_open = True
+    pair.advance(1.0)
+    released = [packet for packet in pair.to_client() if isinstance(packet, Publish)]
+    assert [(packet.topic, len(packet.payload)) for packet in released] == [
+        ("big", 200),
+        ("picture", 202),
+    ]
+    assert pair.pair.client.ledger.dropped == {"superseded": 1}
 
 
 def test_a_released_message_is_the_one_that_was_withheld() -> None:

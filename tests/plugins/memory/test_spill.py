@@ -63,6 +63,12 @@ def test_what_has_waited_longest_goes_to_the_file(tmp_path: Path) -> None:
     kept += [store.keep(payload_of(number)) for number in range(3, 5)]
     assert (store.memory_bytes, store.disk_bytes, store.n_spilled) == (900_000, 600_000, 2)
     assert [payload._kept.data is None for payload in kept] == [True, True, False, False, False]
+    assert store.figures() == {
+        "memory_bytes": 900_000,
+        "disk_bytes": 600_000,
+        "spilled_total": 2,
+        "lost_total": 0,
+    }
     for number, payload in enumerate(kept):
         assert payload.read() == payload_of(number)
 
