@@ -186,7 +186,8 @@ DIRECTIVES: Final[dict[str, Directive]] = {
     "max_queued_bytes": _number(0),
     "max_queued_messages": _number(0),
     "memory_limit": _number(
-        0, note="limits.queued_bytes and limits.retained_bytes bound it; systemd has MemoryMax="
+        0,
+        note="limits.total_queued_bytes and limits.retained_bytes bound it; systemd has MemoryMax=",
     ),
     "message_size_limit": _number(0, 268_435_455),
     "per_listener_settings": _global(*_FLAG),

@@ -45,4 +45,4 @@ class PolicyMachine(HeldMachine):
 
 
 TestPolicyMachine = PolicyMachine.TestCase
-TestPolicyMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPolicyMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
