@@ -25,7 +25,7 @@ class PolicyMachine(HeldMachine):
         version=st.sampled_from([4, 5]),
     )
     def make(self, policy: PolicyName, ordering: Ordering, version: int) -> None:
-        """On a path of which nothing is known."""
+        """On a path that is bad at first."""
         config = WithholdingConfig(
             policy=policy,
             ordering=ordering,
@@ -34,6 +34,7 @@ class PolicyMachine(HeldMachine):
             profile={100: 1.0, LARGE: 10.0},
         )
         self.begin(WithholdingGate(config), version)
+        self.turn(is_good=False)
 
     def turn(self, *, is_good: bool) -> None:
         """Let a sampler have an estimate."""
