@@ -94,7 +94,8 @@ class Subscriber:
         if link.tcp is not None:
             link.tcp.looked_at = self.now
             link.tcp.rtt, link.tcp.rttvar = rtt, rtt / 4
-            link.tcp.retransmit_ratio = 0.01 if rtt > CALM_RTT else 0.0
+            link.tcp.segments += 100
+            link.tcp.retransmissions += rtt > CALM_RTT
         self._gate.observe(link)
 
     def congestion(self, seconds: int) -> None:
@@ -140,7 +141,7 @@ def measure_decisions(policy: str, effort: Effort) -> dict[str, float]:
 
 
 def measure_memory(policy: str, effort: Effort) -> float:
-    """Return the bytes that a gate holds for each subscriber."""
+    """Return the bytes for each subscriber that a gate holds, and its link for new numbers."""
     gate = WithholdingGate(WithholdingConfig(policy=policy))  # type: ignore[arg-type]
     subscribers = [Subscriber(gate, str(number)) for number in range(effort.subscribers)]
     for subscriber in subscribers:
@@ -249,7 +250,8 @@ def run(
     effort = QUICK_EFFORT if quick else FULL_EFFORT
     scale = QUICK if quick else replace(FULL, seconds=seconds)
     decisions = {policy: measure_decisions(policy, effort) for policy in POLICIES}
-    memory = {policy: measure_memory(policy, effort) for policy in POLICIES}
+    of_links = measure_memory("none", effort)
+    memory = {policy: measure_memory(policy, effort) - of_links for policy in POLICIES}
     overhead = {row.name: measure_overhead(row, scale, repeats) for row in chosen}
     typer.echo(to_markdown(decisions, memory, overhead) + "\n")
     command = f"python -m benchmarks.decision_cost --rows {named} --repeats {repeats}"

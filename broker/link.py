@@ -18,7 +18,8 @@ class TcpLook:
         unsent_bytes: bytes that the kernel has taken and not sent once; `Link.unsent_bytes` are
             those that it has not taken.
         unacked_segments: segments that were sent and are not acknowledged.
-        retransmissions: segments that were sent again since the connection began.
+        segments: data segments that were sent since the connection began, retransmissions included.
+        retransmissions: those of them that were sent again.
         retransmit_ratio: retransmissions among the data segments of the recent past, 0 to 1, the
             older ones counting less; None where none was sent lately.
     """
@@ -31,6 +32,7 @@ class TcpLook:
         "retransmit_ratio",
         "rtt",
         "rttvar",
+        "segments",
         "unacked_segments",
         "unsent_bytes",
     )
@@ -43,6 +45,7 @@ class TcpLook:
         self.is_app_limited = False
         self.unsent_bytes = 0
         self.unacked_segments = 0
+        self.segments = 0
         self.retransmissions = 0
         self.retransmit_ratio: float | None = None
 

@@ -274,6 +274,7 @@ class RttSampler(RunSampler, ProbingSampler):
         tcp.is_app_limited = info.is_app_limited
         tcp.unsent_bytes = info.notsent_bytes
         tcp.unacked_segments = info.unacked
+        tcp.segments = info.data_segs_out
         tcp.retransmissions = info.total_retrans
         tcp.retransmit_ratio = retransmits.add(info.data_segs_out, info.total_retrans, now)
 

@@ -25,9 +25,10 @@ ever less.
 L and C are more where the kernel knows better (TCP_INFO). A packet that is lost is not in its RTT,
 but a transfer of B bytes waits for each of them: L is at least B times the seconds for a byte, by
 the delivery rate of what is being sent, or, where that is little, by the retransmissions of it, RTT
-and RTT variance in the TCP throughput equation. C is at least B over the best delivery rate: where
-the path is never faster, there is nothing to wait for. Unsent bytes before the message count with
-it. None of these says whether there *is* congestion: samples above threshold_l do.
+and RTT variance in the TCP throughput equation. C is at least B times those of calm: where the path
+is never faster, there is nothing to wait for. Unsent bytes before the message count with
+it; being kept few, they weigh little. None of these says whether there *is* congestion: samples
+above threshold_l do.
 
 No parameter describes the network. A bound on the hold is a fuse, not a part of the rule.
 """
@@ -88,8 +89,7 @@ class AdaptivePolicy(Policy):
         calm = situation.threshold_l / 2
         if history.after_calm is not None:
             calm = to_latency * history.after_calm
-        if history.best_rate is not None:
-            calm = max(calm, situation.n_bytes / history.best_rate)
+        calm = max(calm, situation.n_bytes * history.calm_slowness())
         ends = _ends(history, situation)
         at_once, waiting, wait = best_wait(ends, history.lag_seconds, congested, calm)
         delivers = at_once < waiting or situation.sojourn > self.max_withhold

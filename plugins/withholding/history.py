@@ -15,9 +15,10 @@ are learned from them, in constant memory:
   in between, and so the harm of rare samples.
 * *Seconds for each byte*: where packets are lost, a transfer is slow although RTTs are not. The
   kernel's rate tells of it if it was measured while there was enough to send (a full pipe): the
-  newest such rate is what counts until the next look, and the best one is what the path can do.
-  Between small messages the kernel's retransmissions tell. Both are averaged over the looks in
-  congestion, and the next one begins with what the last one ended with.
+  newest such rate is what counts until the next look, and those of calm are what to wait for.
+  Between small messages the kernel's retransmissions tell, by the TCP throughput equation. They
+  are counted among what was sent in congestion alone: a megabyte sent before it would hide them.
+  The next congestion begins with what the last one ended with.
 
 A path whose samples vary without memory has after a calm sample the same RTT as after any other:
 then nothing is gained by waiting for a calm one, and `adaptive` sees that.
@@ -30,7 +31,7 @@ from bisect import insort
 from typing import NamedTuple
 
 from broker.link import TcpLook
-from plugins.withholding.tcp_rate import lossy_seconds_per_byte, seconds_per_byte
+from plugins.withholding.tcp_rate import seconds_per_byte
 
 MAX_LENGTHS = 48
 """Lengths remembered: enough that some are left when most have been outlived, in 400 bytes."""
@@ -52,13 +53,13 @@ SUPPOSED_CALM = 8
 """Samples that are supposed to have followed the first calm one, all like it: one congestion right
 after it does not say that calm is worth nothing."""
 
-SUPPOSED_LOSS = 0.03
-"""Share of segments lost that is supposed of a subscriber's first congestion, as strongly as one
-look would say it: in the second before a loss is seen, a large message would be sent."""
+SUPPOSED_SEGMENTS = 10.0
+SUPPOSED_LOST = 0.3
+"""What a subscriber is supposed to have been sent in congestion before the first, and lost of it:
+else a large message would be sent in the second before a loss is seen."""
 
-UNSEEN_LOSS_SECONDS = 3.0
-"""Of congestion, in which a look without losses tells nothing: those of small messages are few, and
-a lost one is sent again when its time is out. The queue of a large message is gone by then."""
+REMEMBERED_SEGMENTS = 50.0
+"""Sent in congestion, of which losses are remembered: enough to tell a fifth from a twentieth."""
 
 AFTER_CALM_GAIN = 1 / 256
 """Least weight of a new sample in `after_calm`: congestion after calm is rare and costs much, so
@@ -89,24 +90,28 @@ class CongestionHistory:
         level: mean RTT of the present congestion or, in calm, of the last one, seconds; 0 before
             the first.
         after_calm: mean RTT of samples that followed a calm one, seconds, or None before those.
-        seconds_per_byte: mean time for a byte of a long transfer in congestion; 0 before the first
-            look in one, and where the kernel cannot be asked.
+        seconds_per_byte: of a long transfer in congestion, by what was lost in it so far; 0 before
+            the first look in one, and where the kernel cannot be asked.
         full_rate: newest rate of a full pipe, bytes per second; None before the first.
         full_rate_at: monotonic seconds of the look that found it.
         best_rate: the best of these, forgotten slowly.
+        calm_seconds_per_byte: mean time for a byte by those of calm; None before the first.
     """
 
     __slots__ = (
+        "_counted",
         "_deviation",
         "_looked_at",
         "_n_after_calm",
         "_n_level",
-        "_n_slow",
+        "_n_lost",
+        "_n_sent",
         "_newest_first",
         "_suspended",
         "after_calm",
         "began_at",
         "best_rate",
+        "calm_seconds_per_byte",
         "full_rate",
         "full_rate_at",
         "known_at",
@@ -131,11 +136,14 @@ class CongestionHistory:
         self._deviation = 0.0
         self._suspended: _Suspended | None = None
         self._looked_at = 0.0
-        self._n_slow = 0
+        self._n_sent = SUPPOSED_SEGMENTS
+        self._n_lost = SUPPOSED_LOST
+        self._counted: tuple[int, int] | None = None
         self.seconds_per_byte = 0.0
         self.full_rate: int | None = None
         self.full_rate_at = 0.0
         self.best_rate: float | None = None
+        self.calm_seconds_per_byte: float | None = None
 
     def observe(self, rtt: float, sent_at: float, known_at: float, threshold_l: float) -> None:
         """Take one RTT sample.
@@ -174,12 +182,13 @@ class CongestionHistory:
             self.full_rate_at = look.looked_at
             best = rate if self.best_rate is None else self.best_rate
             self.best_rate = max(rate, best + AFTER_CALM_GAIN * (rate - best))
-            # What is as fast as ever is congested by nobody but its own queue.
-            slow = 1 / rate if rate < self.best_rate / 2 else None
+            if self.began_at is None:
+                before = self.calm_seconds_per_byte or 1 / rate
+                self.calm_seconds_per_byte = before + GAIN * (1 / rate - before)
+        if self.began_at is None:
+            self._counted = None
         else:
-            slow = lossy_seconds_per_byte(look)
-        if self.began_at is not None:
-            self._follow_slowness(slow, look)
+            self._follow_losses(look)
 
     def slowness(self, now: float, recent_seconds: float) -> float:
         """Return the time for a byte of a long transfer in congestion, seconds.
@@ -191,6 +200,16 @@ class CongestionHistory:
         if self.full_rate is not None and now - self.full_rate_at <= recent_seconds:
             return 1 / self.full_rate
         return self.seconds_per_byte
+
+    def calm_slowness(self) -> float:
+        """Return the time for a byte of a long transfer in calm, seconds; 0 where it is unknown.
+
+        Where no such transfer was ever seen in calm, as on a link that a large message fills, it is
+        that of the best one.
+        """
+        if self.calm_seconds_per_byte is not None:
+            return self.calm_seconds_per_byte
+        return 1 / self.best_rate if self.best_rate is not None else 0.0
 
     def is_off_level(self, rtt: float) -> bool:
         """Say whether such an RTT would not belong to the present congestion."""
@@ -207,16 +226,27 @@ class CongestionHistory:
         before = rtt if self.after_calm is None else self.after_calm
         self.after_calm = before + max(1 / self._n_after_calm, AFTER_CALM_GAIN) * (rtt - before)
 
-    def _follow_slowness(self, slow: float | None, look: TcpLook) -> None:
-        """Take the seconds for a byte in congestion by one look; None where it tells nothing."""
-        if not self._n_slow:
-            # The kernel's own RTT has but begun to rise.
-            self.seconds_per_byte = seconds_per_byte(self.level, look.rttvar or 0.0, SUPPOSED_LOSS)
-            self._n_slow = 1
-        lasted = look.looked_at - (self.began_at or 0.0)
-        if slow is not None and (slow or lasted > UNSEEN_LOSS_SECONDS):
-            self._n_slow += 1
-            self.seconds_per_byte += max(1 / self._n_slow, GAIN) * (slow - self.seconds_per_byte)
+    def _follow_losses(self, look: TcpLook) -> None:
+        """Count what was sent and lost since the look before, if that was in congestion too."""
+        before, self._counted = self._counted, (look.segments, look.retransmissions)
+        if before is not None and not self._is_own_queue(look.looked_at):
+            # After a new connection there are fewer than before.
+            n_sent = max(0, look.segments - before[0])
+            n_lost = min(n_sent, max(0, look.retransmissions - before[1]))
+            kept = min(1.0, REMEMBERED_SEGMENTS / (self._n_sent + n_sent))
+            self._n_sent = kept * (self._n_sent + n_sent)
+            self._n_lost = kept * (self._n_lost + n_lost)
+        rtt = look.rtt or 0.0
+        if self._n_sent == SUPPOSED_SEGMENTS:
+            rtt = max(rtt, self.level)  # the kernel's own has but begun to rise
+        loss_ratio = self._n_lost / self._n_sent
+        self.seconds_per_byte = seconds_per_byte(rtt, look.rttvar or 0.0, loss_ratio)
+
+    def _is_own_queue(self, now: float) -> bool:
+        """Say whether what is being sent is about as fast as ever: its own congestion."""
+        rate, best = self.full_rate, self.best_rate
+        is_fast = rate is not None and best is not None and rate > best / 2
+        return is_fast and self.full_rate_at == now
 
     def _observe_congested(self, rtt: float, sent_at: float) -> None:
         if self.began_at is not None:

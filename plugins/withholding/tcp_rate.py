@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from broker.link import TcpLook
-
 SEGMENT_BYTES = 1448
 """Of a full segment: a packet of 1,500 bytes without the headers of IPv4 and TCP (RFC 7323)."""
 
@@ -29,14 +27,3 @@ def seconds_per_byte(rtt: float, rttvar: float, loss_ratio: float) -> float:
     halving = rtt * math.sqrt(2 * p / 3)
     waiting = rto * 3 * math.sqrt(3 * p / 8) * p * (1 + 32 * p * p)
     return (halving + waiting) / SEGMENT_BYTES
-
-
-def lossy_seconds_per_byte(look: TcpLook) -> float:
-    """Return what the kernel's retransmissions tell of a long transfer, seconds for a byte.
-
-    They do so where only small messages are sent, of which no rate can be told; the kernel's RTT,
-    which leaves retransmitted segments out, may stay low all the while. 0 where nothing was lost.
-    """
-    if not look.retransmit_ratio or look.rtt is None:
-        return 0.0
-    return seconds_per_byte(look.rtt, look.rttvar or 0.0, look.retransmit_ratio)

@@ -167,108 +167,127 @@ def test_takes_whatever_comes_in_constant_memory(samples: list[tuple[float, floa
     assert sum(isinstance(value, array) for value in held) == 2
 
 
-def look(
-    at: float, rate: int = 500, *, is_full: bool = False, lost: float | None = None
-) -> TcpLook:
-    """Return what a kernel with an RTT of 0.2 s said."""
-    told = TcpLook(at)
-    told.rtt, told.rttvar = 0.2, 0.05
-    told.delivery_rate, told.is_app_limited, told.retransmit_ratio = rate, not is_full, lost
-    return told
+class Kernel:
+    """A kernel with an RTT of 0.2 s that counts segments."""
+
+    def __init__(self) -> None:
+        self.segments = self.lost = 0
+
+    def look(self, at: float, *, sent: int = 0, lost: int = 0, rate: int | None = None) -> TcpLook:
+        """Return what it says, after so much was sent and lost; rate is that of a full pipe."""
+        self.segments += sent
+        self.lost += lost
+        told = TcpLook(at)
+        told.rtt, told.rttvar = 0.2, 0.05
+        told.segments, told.retransmissions = self.segments, self.lost
+        told.delivery_rate, told.is_app_limited = rate or 500, rate is None
+        return told
 
 
-SUPPOSED = seconds_per_byte(BAD, 0.05, 0.03)
-FIFTH_LOST = seconds_per_byte(0.2, 0.05, 0.2)
+def lossy(loss_ratio: float) -> float:
+    """Return the seconds for a byte by the throughput equation, at that kernel's RTT."""
+    return seconds_per_byte(0.2, 0.05, loss_ratio)
 
 
-def test_bytes_are_as_slow_as_in_congestion_so_far() -> None:
-    """Looks of calm do not count, and congestion begins with what the one before ended with."""
-    history = fed(CALM)
-    history.observe_look(look(0.5, lost=0.2))
-    assert history.slowness(0.5, 1.0) == 0.0
-    for second in range(1, 41):
+def congested(seconds: range, kernel: Kernel, history: CongestionHistory, **sent: int) -> None:
+    """Let there be congestion, a look each second, and so much sent and lost in each."""
+    for second in seconds:
         history.observe(BAD, second, second, THRESHOLD_L)
-        history.observe_look(look(second, lost=0.2))
-    assert history.slowness(40.0, 1.0) == pytest.approx(FIFTH_LOST, rel=0.01)
-    for second in range(41, 60):
-        history.observe(CALM, second, second, THRESHOLD_L)
-        history.observe_look(look(second, lost=0.0))
-    assert history.slowness(60.0, 1.0) == pytest.approx(FIFTH_LOST, rel=0.01)
-
-
-def test_congestion_without_loss_soon_weighs_less() -> None:
-    """Where nothing is lost in six looks more, it is less than half."""
-    history = fed(CALM, BAD)
-    history.observe_look(look(1.0, lost=0.2))
-    once = history.seconds_per_byte
-    for second in range(5, 11):
-        history.observe_look(look(second))
-    assert 0 < history.seconds_per_byte < once / 2
-
-
-def test_looks_at_the_begin_of_a_congestion_cannot_have_seen_a_loss() -> None:
-    """Three seconds without one tell nothing: what was known of earlier ones stays."""
-    history = fed(CALM, BAD)
-    history.observe_look(look(1.0, lost=0.2))
-    once = history.seconds_per_byte
-    for second in (2.0, 3.0, 4.0):
-        history.observe_look(look(second))
-    assert history.seconds_per_byte == once
-    history.observe_look(look(5.0))
-    assert history.seconds_per_byte < once
+        history.observe_look(kernel.look(second, **sent))
 
 
 def test_first_congestion_is_supposed_to_lose_a_little() -> None:
-    """Three packets in a hundred, as one look would say it; those that follow outweigh it."""
-    history = fed(CALM, BAD)
-    history.observe_look(look(1.0))
-    assert history.seconds_per_byte == SUPPOSED
-    for second in range(5, 12):
-        history.observe_look(look(second))
-    assert history.seconds_per_byte == pytest.approx(SUPPOSED / 8)
+    """Three of a hundred at the level of the RTT; what is sent and not lost speaks against it."""
+    history, kernel = fed(CALM), Kernel()
+    assert history.slowness(0.0, 1.0) == 0.0
+    congested(range(1, 2), kernel, history, sent=100)
+    assert history.slowness(1.0, 1.0) == seconds_per_byte(BAD, 0.05, 0.03)
+    congested(range(2, 3), kernel, history, sent=20)
+    assert history.slowness(2.0, 1.0) == pytest.approx(lossy(0.3 / 30))
+
+
+def test_losses_are_counted_among_what_was_sent_in_congestion() -> None:
+    """A megabyte sent in calm is not counted; the next congestion begins with the last one's."""
+    history, kernel = fed(CALM), Kernel()
+    congested(range(1, 41), kernel, history, sent=5, lost=1)
+    assert history.slowness(40.0, 1.0) == pytest.approx(lossy(0.2), rel=0.02)
+    before = history.slowness(40.0, 1.0)
+    for second in range(41, 61):
+        history.observe(CALM, second, second, THRESHOLD_L)
+        history.observe_look(kernel.look(second, sent=700))
+    congested(range(61, 62), kernel, history, sent=700)
+    assert history.slowness(61.0, 1.0) == before
+
+
+def test_losses_are_those_of_the_last_fifty_segments() -> None:
+    """A path that no longer loses anything is as fast as any again."""
+    history, kernel = fed(CALM), Kernel()
+    congested(range(1, 41), kernel, history, sent=5, lost=1)
+    congested(range(41, 42), kernel, history, sent=1000)
+    assert history.slowness(41.0, 1.0) == pytest.approx(lossy(0.2 * 50 / 1050), rel=0.05)
 
 
 def test_a_look_counts_once() -> None:
     """Acknowledgements between two looks tell nothing new of the kernel."""
-    history = fed(CALM, BAD)
-    history.observe_look(look(1.0, lost=0.2))
+    history, kernel = fed(CALM), Kernel()
+    congested(range(1, 3), kernel, history, sent=10, lost=5)
     once = history.seconds_per_byte
-    history.observe_look(look(1.0, lost=0.2))
-    assert history.seconds_per_byte == once == pytest.approx((SUPPOSED + FIFTH_LOST) / 2)
+    told = kernel.look(2.0, sent=10, lost=10)
+    history.observe_look(told)
+    assert history.seconds_per_byte == once == pytest.approx(lossy(5.3 / 20))
+
+
+def test_a_new_connection_counts_from_the_beginning() -> None:
+    """Fewer segments than at the look before: nothing is counted."""
+    history = fed(CALM)
+    congested(range(1, 3), Kernel(), history, sent=10, lost=5)
+    congested(range(3, 4), Kernel(), history, sent=1)
+    assert history.seconds_per_byte == pytest.approx(lossy(5.3 / 20))
 
 
 def test_rate_of_what_is_being_sent_counts_before_losses() -> None:
     """For a period after the look that found it new; the kernel repeats it for ever."""
-    history = fed(CALM, BAD)
-    history.observe_look(look(1.0, lost=0.2))
-    history.observe_look(look(2.0, 125_000, is_full=True))
-    assert history.slowness(3.0, 1.0) == 1 / 125_000
-    history.observe_look(look(3.5, 125_000, is_full=True, lost=0.2))
-    assert history.slowness(3.5, 1.0) == history.seconds_per_byte > 1 / 125_000
+    history, kernel = fed(CALM), Kernel()
+    congested(range(1, 3), kernel, history, sent=10, lost=2)
+    history.observe_look(kernel.look(3.0, rate=125_000))
+    assert history.slowness(4.0, 1.0) == 1 / 125_000
+    history.observe_look(kernel.look(4.5, rate=125_000))
+    assert history.slowness(4.5, 1.0) == history.seconds_per_byte > 1 / 125_000
 
 
-def test_slow_rates_are_remembered_and_fast_ones_are_no_congestion() -> None:
-    """A large message is slow in congestion; one that is as fast as ever fills its own queue."""
-    history = fed(CALM)
-    history.observe_look(look(0.5, 2_500_000, is_full=True))
-    for second in range(1, 41):
-        history.observe(BAD, second, second, THRESHOLD_L)
-        history.observe_look(look(second, 10_000 + second, is_full=True))
-    assert history.seconds_per_byte == pytest.approx(1 / 10_000, rel=0.02)
-    for second in range(41, 81):
-        history.observe(BAD, second, second, THRESHOLD_L)
-        history.observe_look(look(second, 2_000_000 + second, is_full=True))
-    assert history.seconds_per_byte == pytest.approx(1 / 10_000, rel=0.02)
+def test_what_is_as_fast_as_ever_is_its_own_congestion() -> None:
+    """Its many segments do not make the losses of others forgotten; those of a slow one count."""
+    history, kernel = fed(CALM), Kernel()
+    history.observe_look(kernel.look(0.5, rate=2_500_000))
+    congested(range(1, 11), kernel, history, sent=5, lost=1)
+    before = history.seconds_per_byte
+    congested(range(11, 12), kernel, history, sent=700, rate=2_400_000)
+    assert history.seconds_per_byte == before
+    congested(range(12, 13), kernel, history, sent=700, rate=100_000)
+    assert history.seconds_per_byte < before / 2
+
+
+def test_what_is_waited_for_is_as_fast_as_calm_was() -> None:
+    """A lucky second of a lossy path says little; before calm was seen, the best rate must do."""
+    history, kernel = fed(CALM, BAD), Kernel()
+    assert history.calm_slowness() == 0.0
+    history.observe_look(kernel.look(1.0, rate=125_000))
+    assert history.calm_slowness() == 1 / 125_000
+    history.observe(CALM, 2.0, 2.0, THRESHOLD_L)
+    history.observe_look(kernel.look(2.0, rate=20_000))
+    assert history.calm_slowness() == 1 / 20_000
+    history.observe_look(kernel.look(3.0, rate=80_000))
+    assert 1 / history.calm_slowness() == pytest.approx(22_069, rel=1e-3)
 
 
 def test_best_rate_is_that_of_a_full_pipe_and_forgotten_slowly() -> None:
     """Small messages say nothing of it; a lower one counts little, a higher one at once."""
-    history = fed(CALM)
-    history.observe_look(look(1.0, 500))
+    history, kernel = fed(CALM), Kernel()
+    history.observe_look(kernel.look(1.0))
     assert history.best_rate is None
-    history.observe_look(look(2.0, 100_000, is_full=True))
+    history.observe_look(kernel.look(2.0, rate=100_000))
     assert history.best_rate == 100_000
-    history.observe_look(look(4.0, 2_500_000, is_full=True))
+    history.observe_look(kernel.look(4.0, rate=2_500_000))
     assert history.best_rate == 2_500_000
-    history.observe_look(look(5.0, 100_000, is_full=True))
+    history.observe_look(kernel.look(5.0, rate=100_000))
     assert history.best_rate == pytest.approx(2_490_625)

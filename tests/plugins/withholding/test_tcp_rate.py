@@ -4,16 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.link import TcpLook
-from plugins.withholding.tcp_rate import lossy_seconds_per_byte, seconds_per_byte
-
-
-def look(**values: float | bool) -> TcpLook:
-    """Return what a kernel said."""
-    told = TcpLook(50.0)
-    for name, value in values.items():
-        setattr(told, name, value)
-    return told
+from plugins.withholding.tcp_rate import seconds_per_byte
 
 
 @pytest.mark.parametrize(
@@ -43,20 +34,3 @@ def test_more_loss_is_never_faster(rtt: float, rttvar: float, one: float, other:
     less, more = sorted((one, other))
     assert seconds_per_byte(rtt, rttvar, less) <= seconds_per_byte(rtt, rttvar, more)
     assert seconds_per_byte(rtt, rttvar, 0.0) == 0.0
-
-
-def test_retransmissions_of_small_messages_tell_of_large_ones() -> None:
-    """The RTT alone, that of what was not lost, would not."""
-    told = look(rtt=0.04, rttvar=0.01, delivery_rate=500, is_app_limited=True, retransmit_ratio=0.2)
-    assert lossy_seconds_per_byte(told) == seconds_per_byte(0.04, 0.01, 0.2) > 1 / 20_000
-
-
-def test_without_losses_nothing_is_told() -> None:
-    """Whether or not anything was sent lately."""
-    assert lossy_seconds_per_byte(look(rtt=2.0, rttvar=1.0, retransmit_ratio=0.0)) == 0.0
-    assert lossy_seconds_per_byte(look(rtt=2.0, rttvar=1.0)) == 0.0
-
-
-def test_kernel_that_has_timed_nothing_says_nothing() -> None:
-    """What was sent again was not acknowledged yet."""
-    assert lossy_seconds_per_byte(look(retransmit_ratio=0.5)) == 0.0
