@@ -91,7 +91,7 @@ def test_threshold_s_is_that_of_the_subscribers_listener(broker: BrokerProcess) 
             client = subscribers[name]
             came = [client.message().topic.removeprefix("size/") for _ in range(len(small) + 1)]
             assert came == [*small, "last"]
-        wait_for_figure(publisher, "ledger/withheld", lambda n_messages: n_messages == 2)
+        wait_for_figure(publisher, "ledger/withheld", lambda n_messages: n_messages == 3)
         for client in subscribers.values():
             client.close()
 
