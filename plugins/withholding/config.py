@@ -107,8 +107,8 @@ class WithholdingConfig:
 
     Attributes:
         policy: ``none`` (deliver always), ``conservative``, ``probabilistic``, ``historic`` or
-            ``adaptive``. Historic by default: in paper 002 it gains whatever the other keys say,
-            and needs neither D nor λ. Adaptive learns how long this subscriber's congestion lasts.
+            ``adaptive``. Adaptive by default: it learns how long this subscriber's congestion lasts
+            and what its path carries, and needs to be told nothing.
         threshold_s: payload bytes above which, strictly, a message is large.
         threshold_s_by_topic: topic filter to threshold_s; the first filter that matches
             decides, over `listeners` and `threshold_s`; null means never large.
@@ -144,7 +144,7 @@ class WithholdingConfig:
             Off by default: nothing is lost that nobody has asked to lose.
     """
 
-    policy: PolicyName = "historic"
+    policy: PolicyName = "adaptive"
     threshold_s: Bytes = DEFAULT_THRESHOLD_S
     threshold_s_by_topic: dict[str, Bytes | None] = Field(default_factory=dict)
     threshold_l: ThresholdL = None

@@ -71,7 +71,7 @@ def derive(example: str, places: Places, *, is_withholding: bool = True) -> str:
         "sys_interval: 10 ": f"sys_interval: {SYS_INTERVAL_SECONDS} ",
     }
     if not is_withholding:
-        replaced["policy: historic"] = "policy: none"
+        replaced["policy: adaptive"] = "policy: none"
     text = example
     for old, new in replaced.items():
         if text.count(old) != 1:

@@ -73,7 +73,7 @@ def run(wishes: Wishes, display: Display) -> tuple[Result, Places]:
         programs = stack.enter_context(Programs(wishes.folder))
         painter = Painter()
         stack.callback(painter.close)
-        display.say("starting two brokers that differ in one line, policy: historic and none")
+        display.say("starting two brokers that differ in one line, policy: adaptive and none")
         places = start_brokers(programs, wishes.folder)
         link, slow_ports = start_link(programs, places)
         spark = Spark(programs, places[0], wishes.folder) if wishes.with_spark else None

@@ -34,7 +34,7 @@ def test_the_broker_without_withholding_differs_in_one_line() -> None:
     without = derive(EXAMPLE.read_text(), PLACES, is_withholding=False).splitlines()
     changed = [pair for pair in zip(with_it, without, strict=True) if pair[0] != pair[1]]
     assert len(changed) == 1
-    assert "policy: historic" in changed[0][0]
+    assert "policy: adaptive" in changed[0][0]
     assert "policy: none" in changed[0][1]
 
 
