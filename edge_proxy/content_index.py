@@ -11,7 +11,7 @@ import hashlib
 from typing import Final
 from weakref import WeakValueDictionary
 
-from broker.payload import Payload
+from broker.payload import PIECE_BYTES, Payload
 
 MIN_INDEXED_BYTES: Final = 4096
 """A shorter payload is kept as it is: the entry would cost a good part of what it saves."""
@@ -31,6 +31,10 @@ class IndexedPayload:
     def read(self) -> bytes:
         """Return the payload; never a copy."""
         return self._data
+
+    def read_piece(self, start: int) -> bytes:
+        """Return `PIECE_BYTES` from `start` on, or as many as are left."""
+        return self._data[start : start + PIECE_BYTES]
 
 
 class ContentIndex:

@@ -44,8 +44,11 @@ def resident_bytes(broker: BrokerProcess) -> int:
 
 def has_files(broker: BrokerProcess, folder: Path) -> bool:
     """Say whether the broker has files without a name in a directory."""
-    links = Path(f"/proc/{broker.process.pid}/fd").iterdir()
-    return any(str(link.readlink()).startswith(f"{folder}/") for link in links)
+    for link in Path(f"/proc/{broker.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if str(link.readlink()).startswith(f"{folder}/"):
+                return True
+    return False
 
 
 async def stalled_subscriber(port: int, number: int) -> WireClient:

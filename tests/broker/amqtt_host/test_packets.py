@@ -182,6 +182,9 @@ def test_payload_is_read_once_and_only_when_asked_for() -> None:
             self.n_reads += 1
             return b"abc"
 
+        def read_piece(self, start: int) -> bytes:
+            return self.read()[start:]
+
     stored = Stored()
     view = HostedMessage(Message("t", stored))
     assert view.topic == "t"
