@@ -26,8 +26,8 @@ TLS_VERSIONS: Final = (1.2, 1.3)
 DEFAULT_UNSENT_BYTES: Final = 16 * 1024
 """What the kernel may hold unsent is what a small message waits for, whatever its class: 16 KiB are
 6 ms at 20 Mbit/s. Of a client whose TCP window is large it takes up to a segment of 64 KiB beyond
-it. On loopback this mark costs nothing: medians with it and without were 5,951 and 4,012 MB/s for
-1 MiB to 50 readers, 17.0 and 13.2 million messages/s from one client to ten."""
+it. On loopback this mark costs nothing: means of two short runs with it and without were 5,430 and
+4,000 MB/s for 1 MiB to 50 readers, 17.0 and 13.2 million messages/s from one client to ten."""
 
 _UNIX: Final = "unix:"
 _LONGEST_SOCKET_PATH: Final = 107
