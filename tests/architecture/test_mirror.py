@@ -30,6 +30,10 @@ COVERED_ELSEWHERE: Final = {
         "tests/broker/test_message.py",
         "the default store hands back what it is given; a message shows that it is the same",
     ),
+    "netem/records.py": (
+        "tests/netem/test_tables.py",
+        "rows without behaviour; the tables show that each is read as it was written",
+    ),
     "netem/errors.py": (
         "tests/netem/test_network.py",
         "a name; the network shows when it is raised and what it says",

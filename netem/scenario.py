@@ -1,0 +1,302 @@
+"""An experiment: a network, brokers that take turns or stand side by side, traffic, and bad times.
+
+A scenario says what; `netem.scenario_file` reads one from YAML and `netem.runner` runs it. Each
+broker gets a copy of the topology, of the clients and of the impairments, with the same seed: links
+are bad at the same times for all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Literal
+
+from netem.profiles import Direction
+
+STRICT: Final[dict[str, Any]] = {"extra": "forbid", "strict": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """A profile without its name.
+
+    Attributes:
+        upstream: towards the first host of a link.
+        downstream: towards the second.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    upstream: Direction = field(default_factory=Direction)
+    downstream: Direction = field(default_factory=Direction)
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlan:
+    """A host of the topology.
+
+    Attributes:
+        congestion_control: of its TCP connections; None for cubic.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    congestion_control: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPlan:
+    """A link of the topology; hosts further away are reached over hosts in between.
+
+    Attributes:
+        between: its two hosts; upstream is towards the first.
+        profile: what it is where no impairment says otherwise; a name in `Scenario.profiles`.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    between: tuple[str, str]
+    profile: str
+
+    @property
+    def name(self) -> str:
+        """As impairments and results call it: ``cloud-edge``."""
+        return "-".join(self.between)
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Hosts and links.
+
+    Attributes:
+        hosts: by name.
+        links: in any order.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    hosts: dict[str, HostPlan]
+    links: list[LinkPlan]
+
+
+@dataclass(frozen=True, slots=True)
+class OnOffPlan:
+    """`netem.changes.OnOff` by names of profiles; its seed is that of the run."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    good: str
+    bad: str
+    mean_good_seconds: float
+    mean_bad_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TracePlan:
+    """`netem.changes.Trace` by names of profiles."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    at_seconds: tuple[float, ...]
+    profiles: tuple[str, ...]
+    repeat_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Impairment:
+    """What happens to one link, from the beginning of the traffic to its end.
+
+    Attributes:
+        link: its name. The end of the traffic makes it again what the topology says.
+        on_off: good and bad in turn, by chance; or None.
+        trace: changes at given times; or None. One of both is given.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    link: str
+    on_off: OnOffPlan | None = None
+    trace: TracePlan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Messages of one kind.
+
+    Attributes:
+        topic: Topic Name; ``{n}`` in it stands for the publisher's number, from 1.
+        payload_bytes: length of each, at least 24 (the head that tells them apart).
+        period_seconds: between two; the mean of it where they come at random.
+        qos: at which they are published: 0, 1 or 2.
+        first_seconds: after the beginning, of the first.
+        arrivals: ``periodic``, or ``poisson``: exponential times between two.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    topic: str
+    payload_bytes: int
+    period_seconds: float
+    qos: int = 1
+    first_seconds: float = 0.0
+    arrivals: Literal["periodic", "poisson"] = "periodic"
+
+
+@dataclass(frozen=True, slots=True)
+class Publisher:
+    """A client that publishes, a process of its own with one connection for each stream.
+
+    Attributes:
+        host: where it runs.
+        streams: names in `Scenario.traffic`.
+        count: how many of these there are; their client ids end in a number then.
+        protocol: of MQTT.
+        brokers: names of the brokers that have it; None for all.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    host: str
+    streams: list[str]
+    count: int = 1
+    protocol: Literal["3.1.1", "5"] = "3.1.1"
+    brokers: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Subscriber:
+    """A client that subscribes, a process of its own.
+
+    Attributes:
+        host: where it runs.
+        filters: topic filters.
+        qos: greatest QoS that it asks for.
+        count: how many of these there are; their client ids end in a number then.
+        protocol: of MQTT.
+        keep_alive_seconds: after which a connection without an answer is given up; it connects
+            again to its session.
+        reads_from_seconds: after the beginning, when it starts to read; None for at once. Before
+            it, its connection stalls.
+        user_properties: of its CONNECT, such as ``threshold_l``; MQTT 5 alone.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    host: str
+    filters: list[str]
+    qos: int = 1
+    count: int = 1
+    protocol: Literal["3.1.1", "5"] = "3.1.1"
+    keep_alive_seconds: int = 60
+    reads_from_seconds: float | None = None
+    user_properties: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """One of the brokers that are compared.
+
+    Attributes:
+        kind: ``penstock``, ``mosquitto``, ``amqtt``, or ``command`` for any other.
+        settings: of Penstock and aMQTT: keys of the policy file, laid over the runner's own, which
+            lift the limits of queues and load `probing` and `withholding`.
+        lines: of mosquitto's configuration file, behind the runner's own.
+        command: of kind ``command``: program and arguments; it listens on port 1883 of every
+            address. ``{directory}`` in it stands for an empty directory.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    kind: Literal["penstock", "mosquitto", "amqtt", "command"]
+    settings: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    command: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """What is measured beside what clients write down.
+
+    Attributes:
+        arrivals: whether a subscriber beside the broker, at QoS 0, tells when messages arrive.
+        memory_period_seconds: between two looks at the broker's resident set.
+        withheld_period_seconds: between two looks at what Penstock withholds from `focus`.
+        focus: names of the subscribers whose latencies are reported and compared; None for
+            those with an impaired link on their way, or all where there is none.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    arrivals: bool = True
+    memory_period_seconds: float = 0.5
+    withheld_period_seconds: float = 0.2
+    focus: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is to come out; `netem.measures` names the figures.
+
+    Attributes:
+        figure: such as ``small p90``, ``large mean``, ``lost``, ``memory``.
+        broker: whose.
+        over: the broker it is divided by; None for the figure itself.
+        at_most: greatest value; or None.
+        at_least: least value; or None. One of both is given.
+        is_timing: whether it depends on how fast the machine is, so that a short run does not
+            judge it.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    figure: str
+    broker: str
+    over: str | None = None
+    at_most: float | None = None
+    at_least: float | None = None
+    is_timing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """An experiment.
+
+    Attributes:
+        name: of letters, digits and dashes.
+        title: of its report.
+        about: what it shows, a paragraph; and where it comes from.
+        profiles: states of links, by name.
+        topology: hosts and links, the same for each broker.
+        broker_host: where the broker runs.
+        brokers: by name, the compared ones.
+        traffic: streams by name.
+        publishers: by client id.
+        subscribers: by client id.
+        impairments: of links.
+        measurements: what is measured.
+        targets: what is to come out.
+        duration_seconds: for which messages are published.
+        drain_seconds: what they get to arrive after that; the rest is lost.
+        seeds: of the runs, one after the other: of the times at which links are bad, of which
+            packets are lost, and of random traffic.
+        side_by_side: how many brokers run at a time; None for all.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    name: str
+    title: str
+    about: str
+    topology: Topology
+    broker_host: str
+    brokers: dict[str, Broker]
+    traffic: dict[str, Stream]
+    publishers: dict[str, Publisher]
+    subscribers: dict[str, Subscriber]
+    duration_seconds: float
+    profiles: dict[str, Ways] = field(default_factory=dict)
+    impairments: list[Impairment] = field(default_factory=list)
+    measurements: Measurements = field(default_factory=Measurements)
+    targets: list[Target] = field(default_factory=list)
+    drain_seconds: float = 120.0
+    seeds: list[int] = field(default_factory=lambda: [1])
+    side_by_side: int | None = None
