@@ -4,14 +4,15 @@ Rerun: ``python -m benchmarks.lossy_links``, as root; a look in a minute with ``
 
 Brokers stand side by side, each on a host of its own, each with one subscriber at QoS 1 behind a
 link of its own (`netem.network`: real TCP with cubic, packets of 1,500 bytes): Penstock with each
-policy (T_Q 1 s, the example policy's other values) and mosquitto. ``--link`` says what the links do
+policy (T_Q 1 s, the example policy's other values; ``adaptive-learned`` is `adaptive` with
+``profile: learned``) and mosquitto. ``--link`` says what the links do
 (`CASES`). Most are good (20 ms each way, 20 Mbit/s) and bad in turn, all at the same times, drawn
 from a seed: exponential durations. Publishers beside each broker send 100 bytes every 0.5 s and
 1 MB every 5 s at QoS 1. Latency counts from the moment a message is due to its last byte at the
 subscriber. At the end the links become good, and what is missing after two minutes is lost.
 
-Seeds run one after the other. Side by side, all of it takes a tenth of a core, so brokers do not
-disturb each other; the table says what it was.
+Side by side, all brokers of a seed take a tenth of a core, so they do not disturb each other; the
+table says what it was. Seeds run one after the other, or ``--at-once`` so many.
 """
 
 from __future__ import annotations
@@ -20,17 +21,15 @@ import contextlib
 import enum
 import itertools
 import json
-import math
 import os
 import select
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -39,7 +38,8 @@ import typer
 import yaml
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.lossy_load import LARGE, PORT, SMALL, STREAMS, Arrival, read_arrivals
+from benchmarks.lossy_load import PORT, STREAMS, read_arrivals
+from benchmarks.lossy_report import Outcome, compare, to_markdown, verdict
 from benchmarks.peers import EXAMPLE_POLICY, ROOT, find_program, without_queue_limits
 from benchmarks.provenance import describe_run
 from netem.changes import Changes, OnOff, Trace
@@ -48,9 +48,10 @@ from netem.network import Host, Network
 from netem.profiles import GOOD, LOSSY, LOSSY_DOWNSTREAM, Direction, Profile
 
 POLICIES: Final = ("none", "conservative", "probabilistic", "historic", "adaptive")
-THE_PAPERS: Final = ("conservative", "probabilistic", "historic")
-OURS: Final = "adaptive"
+LEARNED: Final = "learned"
 MOSQUITTO: Final = "mosquitto"
+BY_DEFAULT: Final = (*POLICIES, MOSQUITTO)
+BROKERS: Final = (*BY_DEFAULT, *(f"{policy}-{LEARNED}" for policy in POLICIES[1:]))
 MEAN_SECONDS: Final = 17.5
 LONG_SECONDS: Final = 60.0
 
@@ -119,59 +120,18 @@ LOOK_SECONDS: Final = 0.2
 CPU_LOOK_SECONDS: Final = 5.0
 LOG_TAIL_BYTES: Final = 2_000
 ENVIRONMENT: Final = os.environ | {"PYTHONPATH": str(ROOT)}
-MOST_RATIO: Final = 1.05
-"""Ours over the best of the paper's."""
-
-LEAST_SECONDS: Final = 0.05
-"""A difference below this is none, whatever its ratio: half of what a lossy packet is under way."""
-
-MEASURES: Final[dict[str, tuple[str, Callable[[list[float]], float]]]] = {
-    "small p50": (SMALL.name, lambda values: quantile(values, 0.5)),
-    "small p90": (SMALL.name, lambda values: quantile(values, 0.9)),
-    "small p99": (SMALL.name, lambda values: quantile(values, 0.99)),
-    "large mean": (LARGE.name, statistics.fmean),
-    "large p90": (LARGE.name, lambda values: quantile(values, 0.9)),
-}
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return the least value that at least such a share of all does not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What one broker did on one seed.
-
-    Attributes:
-        broker: name of the policy, or mosquitto.
-        seed: of the link's times.
-        arrivals: in the order of their arrival.
-        lost: messages that did not arrive.
-        link_log: (monotonic seconds, name of the profile) of each change.
-        packets: what became of the link's packets, by direction.
-    """
-
-    broker: str
-    seed: int
-    arrivals: list[Arrival]
-    lost: int
-    link_log: list[tuple[float, str]]
-    packets: dict[str, dict[str, int]] = field(default_factory=dict)
-
-    def latencies(self, stream: str) -> list[float]:
-        """Return the seconds that each message of a kind took."""
-        return [each.latency_seconds for each in self.arrivals if each.stream == stream]
-
-
-def _penstock(directory: Path, policy: str) -> list[str]:
+def _penstock(directory: Path, name: str) -> list[str]:
     """Write Penstock's policy file; return its command."""
+    policy, _, profile = name.partition("-")
     settings: dict[str, Any] = without_queue_limits(yaml.safe_load(EXAMPLE_POLICY.read_text()))
     settings["listeners"] = {"default": {"type": "tcp", "bind": f"0.0.0.0:{PORT}"}}
     plugins = settings["plugins"]
     del plugins["queue"]  # takes the pictures and needs a disk
     plugins["withholding"]["policy"] = policy
+    if profile:
+        plugins["withholding"]["profile"] = profile
     file = directory / "policy.yaml"
     file.write_text(yaml.safe_dump(settings))
     return [sys.executable, "-m", "broker", "-c", str(file)]
@@ -190,20 +150,25 @@ class Site:
 
     Attributes:
         name: of the broker.
+        seed: of the link's times.
         link: what its subscriber is behind.
         processes: those started so far, by what they are.
     """
 
-    def __init__(self, network: Network, name: str, directory: Path, profile: Profile) -> None:
+    def __init__(
+        self, network: Network, name: str, seed: int, directory: Path, profile: Profile
+    ) -> None:
         """Start the broker.
 
         Args:
             network: where.
             name: of the policy, or mosquitto.
+            seed: of the link's times.
             directory: an empty one.
             profile: of the link at first.
         """
         self.name = name
+        self.seed = seed
         self._directory = directory
         self._cloud = network.host(f"cloud-{name}")
         self._edge = network.host(f"edge-{name}")
@@ -227,7 +192,7 @@ class Site:
         """Start the publishers: the run begins at a monotonic second and lasts so long."""
         self._start_load("publisher", self._cloud, "publish", repr(begin_at), repr(seconds))
 
-    def outcome(self, seed: int, expected: int, deadline: float) -> Outcome:
+    def outcome(self, expected: int, deadline: float) -> Outcome:
         """Wait for the subscriber to have everything, or for the deadline; return what it has.
 
         Raises:
@@ -245,7 +210,7 @@ class Site:
         upstream, downstream = self.link.counts()
         packets = {"upstream": asdict(upstream), "downstream": asdict(downstream)}
         lost = expected - len(arrivals)
-        return Outcome(self.name, seed, arrivals, lost, self.link.log(), packets)
+        return Outcome(self.name, self.seed, arrivals, lost, self.link.log(), packets)
 
     @property
     def _arrivals(self) -> Path:
@@ -267,18 +232,18 @@ class Site:
 
 
 def run_side_by_side(
-    brokers: Sequence[str], seed: int, seconds: float, state: State
+    brokers: Sequence[str], seeds: Sequence[int], seconds: float, state: State
 ) -> tuple[list[Outcome], float]:
     """Let each broker serve its subscriber over a link that is bad at the same times.
 
     Args:
         brokers: names of policies, or mosquitto.
-        seed: of those times.
+        seeds: of those times; the runs of each are side by side too, on networks of their own.
         seconds: that messages are published.
         state: what the links are when they are not good.
 
     Returns:
-        What became of each, and the share of one core that all of it took.
+        What became of each broker on each seed, and the share of one core that all of it took.
 
     Raises:
         BenchmarkError: a process has failed.
@@ -286,29 +251,28 @@ def run_side_by_side(
     """
     expected = sum(each.count(seconds) for each in STREAMS.values())
     with ExitStack() as stack:
-        network = stack.enter_context(Network(seed=seed))
+        networks = {seed: stack.enter_context(Network(seed=seed)) for seed in seeds}
         sites = []
-        for name in brokers:
+        for seed, name in itertools.product(seeds, brokers):
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-lossy-"))
             Path(directory).chmod(0o755)  # mosquitto leaves its rights
-            sites.append(Site(network, name, Path(directory), state.at_first))
+            sites.append(Site(networks[seed], name, seed, Path(directory), state.at_first))
         for site in sites:
             site.subscribe(expected)
         begin_at = time.monotonic() + CALM_SECONDS
         for site in sites:
             site.publish(begin_at, seconds)
-            site.link.follow(state.changes(seed), begin_at)
+            site.link.follow(state.changes(site.seed), begin_at)
         time.sleep(max(0.0, begin_at - time.monotonic()))
-        meter = CpuMeter(
-            [network.forwarder_pid, *(p.pid for site in sites for p in site.processes.values())]
-        )
+        forwarders = [network.forwarder_pid for network in networks.values()]
+        meter = CpuMeter([*forwarders, *(p.pid for site in sites for p in site.processes.values())])
         while time.monotonic() < begin_at + seconds:
             time.sleep(max(0.0, min(CPU_LOOK_SECONDS, begin_at + seconds - time.monotonic())))
             meter.look()
         for site in sites:
             site.link.switch(GOOD)
         deadline = time.monotonic() + DRAIN_SECONDS
-        return [site.outcome(seed, expected, deadline) for site in sites], meter.share
+        return [site.outcome(expected, deadline) for site in sites], meter.share
 
 
 class CpuMeter:
@@ -340,98 +304,6 @@ class CpuMeter:
         return seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """All outcomes of one measure, by broker.
-
-    Attributes:
-        measure: key of `MEASURES`.
-        values: seconds over all seeds' messages.
-    """
-
-    measure: str
-    values: dict[str, float]
-
-    @property
-    def best_of_the_papers(self) -> float | None:
-        """The least of the three policies of paper 002; None where none was run."""
-        return min((self.values[name] for name in THE_PAPERS if name in self.values), default=None)
-
-    @property
-    def ratio(self) -> float | None:
-        """Ours over the best of the paper's; None where one was not run."""
-        best = self.best_of_the_papers
-        return None if best is None or OURS not in self.values else self.values[OURS] / best
-
-    @property
-    def is_worse(self) -> bool:
-        """Whether ours is worse than the best of the paper's, by more than is allowed."""
-        best, ratio = self.best_of_the_papers, self.ratio
-        if best is None or ratio is None:
-            return False
-        return not (ratio <= MOST_RATIO or self.values[OURS] - best < LEAST_SECONDS)
-
-
-def compare(outcomes: Sequence[Outcome]) -> list[Comparison]:
-    """Return each measure over the messages of all seeds."""
-    latencies: dict[str, dict[str, list[float]]] = {}
-    for outcome in outcomes:
-        kinds = latencies.setdefault(outcome.broker, {name: [] for name in STREAMS})
-        for name in STREAMS:
-            kinds[name] += outcome.latencies(name)
-    return [
-        Comparison(
-            measure,
-            {
-                broker: summarise(kinds[stream]) if kinds[stream] else math.nan
-                for broker, kinds in latencies.items()
-            },
-        )
-        for measure, (stream, summarise) in MEASURES.items()
-    ]
-
-
-def verdict(comparisons: Sequence[Comparison]) -> str:
-    """Return the conclusion in one line."""
-    ratios = {each.measure: each.ratio for each in comparisons if each.ratio is not None}
-    if not ratios:
-        return f"{OURS} and a policy of the paper were not both run."
-    worse = [f"{each.measure} {each.ratio:.2f}" for each in comparisons if each.is_worse]
-    if worse:
-        return f"Missed: {OURS} over the best of the paper's three: {', '.join(worse)}."
-    most = max(ratio for ratio in ratios.values() if ratio <= MOST_RATIO)
-    text = f"Met: {OURS} over the best of the paper's three is {most:.2f} at most"
-    small = [name for name, ratio in ratios.items() if not ratio <= MOST_RATIO]
-    if small:
-        text += f", but for {', '.join(small)}: by less than {1000 * LEAST_SECONDS:g} ms"
-    return f"{text}."
-
-
-def to_markdown(outcomes: Sequence[Outcome], comparisons: Sequence[Comparison]) -> str:
-    """Return a row for each broker, and one for ours over the best of the paper's."""
-    lines = [
-        f"| broker | {' | '.join(f'{each.measure}, s' for each in comparisons)} | lost |",
-        "|---|" + "---|" * (len(comparisons) + 1),
-    ]
-    for broker in dict.fromkeys(outcome.broker for outcome in outcomes):
-        lost = sum(outcome.lost for outcome in outcomes if outcome.broker == broker)
-        cells = " | ".join(f"{each.values[broker]:.2f}" for each in comparisons)
-        lines.append(f"| {broker} | {cells} | {lost} |")
-    if all(each.ratio is not None for each in comparisons):
-        cells = " | ".join(f"{each.ratio:.2f}" for each in comparisons)
-        lines.append(f"| {OURS} over the best of {', '.join(THE_PAPERS)} | {cells} | |")
-        by_seed = [
-            compare([outcome for outcome in outcomes if outcome.seed == seed])
-            for seed in dict.fromkeys(outcome.seed for outcome in outcomes)
-        ]
-        spreads = []
-        for same_measure in zip(*by_seed, strict=True):
-            ratios = [each.ratio for each in same_measure if each.ratio is not None]
-            spreads.append(f"{min(ratios):.2f} to {max(ratios):.2f}")
-        lines.append(f"| the same, of single seeds | {' | '.join(spreads)} | |")
-    return "\n".join(lines)
-
-
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
@@ -439,10 +311,11 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 def run(
     seeds: Annotated[int, typer.Option(min=1, help="Runs, each with its own times.")] = 3,
     seconds: Annotated[float, typer.Option(min=10, help="Of each run.")] = 300.0,
-    brokers: Annotated[
-        str, typer.Option(help=f"Of {', '.join((*POLICIES, MOSQUITTO))}.")
-    ] = ",".join((*POLICIES, MOSQUITTO)),
+    brokers: Annotated[str, typer.Option(help=f"Of {', '.join(BROKERS)}.")] = ",".join(BY_DEFAULT),
     link: Annotated[Case, typer.Option(help="What the links do.")] = Case.LOSSY,
+    at_once: Annotated[
+        int, typer.Option(min=1, help="Runs side by side; a tenth of a core for each.")
+    ] = 1,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="File for every single message.")
     ] = None,
@@ -451,19 +324,20 @@ def run(
 ) -> None:
     """Compare policies on links that are lossy at the same times."""
     names = [name.strip() for name in brokers.split(",")]
-    if wrong := sorted(set(names) - {*POLICIES, MOSQUITTO}):
+    if wrong := sorted(set(names) - set(BROKERS)):
         raise typer.BadParameter(
-            f"no broker {wrong[0]!r}; allowed: {', '.join((*POLICIES, MOSQUITTO))}",
+            f"no broker {wrong[0]!r}; allowed: {', '.join(BROKERS)}",
             param_hint="--brokers",
         )
     if quick:
         seeds, seconds = 1, QUICK_SECONDS
     outcomes: list[Outcome] = []
     shares = []
-    for seed in range(1, seeds + 1):
-        print(f"seed {seed} of {seeds}: {seconds:g} s and what is left", file=sys.stderr)
-        of_seed, share = run_side_by_side(names, seed, seconds, CASES[link])
-        outcomes += of_seed
+    for first in range(1, seeds + 1, at_once):
+        some = range(first, min(first + at_once, seeds + 1))
+        print(f"seeds {list(some)} of {seeds}: {seconds:g} s and what is left", file=sys.stderr)
+        of_some, share = run_side_by_side(names, some, seconds, CASES[link])
+        outcomes += of_some
         shares.append(share)
     comparisons = compare(outcomes)
     print(verdict(comparisons) + "\n")
@@ -473,7 +347,7 @@ def run(
     print(f"\nLinks were bad ({CASES[link].about}) for {100 * bad:.0f} % of the time.")
     print(f"All processes took {max(shares):.2f} of one core at most.\n")
     command = f"python -m benchmarks.lossy_links --seeds {seeds} --seconds {seconds:g}"
-    command += f" --brokers {','.join(names)} --link {link}"
+    command += f" --brokers {','.join(names)} --link {link} --at-once {at_once}"
     about = describe_run(command, [])
     for key, text in about.items():
         print(f"- {key}: {text}")

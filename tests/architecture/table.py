@@ -153,6 +153,7 @@ MODULE_ARROWS: Final = {
     ),
     # A network is what it measures, or what it measures on.
     "benchmarks.lossy_links": ("benchmarks", "netem"),
+    "benchmarks.lossy_report": ("benchmarks", "netem"),
     "benchmarks.small_first": ("benchmarks", "netem"),
     "benchmarks.tunnel": ("benchmarks", "netem"),
 }
