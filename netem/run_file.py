@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from netem.errors import NetemError
-from netem.scenario import STRICT, Scenario
+from netem.mistakes import STRICT
+from netem.scenario import Scenario
 
 NAME: Final = "run.json"
 """Of the file, in the folder of the run."""

@@ -7,12 +7,26 @@ are bad at the same times for all of them.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
-from netem.profiles import Direction
+from netem.changes import Changes, OnOff, Trace
+from netem.mistakes import STRICT, Mistake, MistakesError, Place
+from netem.profiles import Direction, Profile
 
-STRICT: Final[dict[str, Any]] = {"extra": "forbid", "strict": True}
+LEAST_PAYLOAD_BYTES: Final = 24
+"""For the head that tells messages apart."""
+
+STREAM_FIGURES: Final = ("p50", "p90", "p99", "mean", "max", "share_as_fast")
+"""What a stream's latencies at the subscribers in focus come to: ``small p90``. The last is the
+share of messages that are there no later than with the other broker."""
+
+CONSTANT_FIGURES: Final = ("lost", "reordered", "duplicated", "memory", "withheld_outside")
+"""What all messages come to; ``memory`` is by how many bytes the broker's resident set was above
+that before the traffic at most, ``withheld_outside`` for how many seconds large messages were
+withheld while no link on the subscriber's way was impaired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +91,23 @@ class Topology:
     hosts: dict[str, HostPlan]
     links: list[LinkPlan]
 
+    def way(self, begin: str, end: str) -> list[LinkPlan] | None:
+        """Return the links from one host to another, the fewest; None where there is no way.
+
+        Of several ways with as few, it is the one over links that stand first.
+        """
+        ways: dict[str, list[LinkPlan]] = {begin: []}
+        reached = [begin]
+        for host in reached:  # grows as it is read: breadth first
+            for link in self.links:
+                if host in link.between:
+                    first, second = link.between
+                    peer = second if host == first else first
+                    if peer not in ways:
+                        ways[peer] = [*ways[host], link]
+                        reached.append(peer)
+        return ways.get(end)
+
 
 @dataclass(frozen=True, slots=True)
 class OnOffPlan:
@@ -99,6 +130,51 @@ class TracePlan:
     at_seconds: tuple[float, ...]
     profiles: tuple[str, ...]
     repeat_seconds: float | None = None
+
+
+def make_changes(
+    on_off: OnOffPlan | None,
+    trace: TracePlan | None,
+    profiles: Mapping[str, Profile],
+    seed: int,
+) -> Changes | None:
+    """Return what a plan means; None where there is none.
+
+    Args:
+        on_off: the one kind of plan, or None.
+        trace: the other; at most one is given.
+        profiles: by name.
+        seed: of times that are drawn.
+
+    Raises:
+        MistakesError: a name is unknown, or times are out of range; places begin with ``on_off``
+            or ``trace``.
+    """
+    names: dict[Place, str] = {}
+    if on_off is not None:
+        names = {("on_off", "good"): on_off.good, ("on_off", "bad"): on_off.bad}
+    elif trace is not None:
+        names = {("trace", "profiles", n): name for n, name in enumerate(trace.profiles)}
+    allowed = ", ".join(profiles)
+    unknown = [
+        Mistake(place, f"read {name!r}; allowed: {allowed}")
+        for place, name in names.items()
+        if name not in profiles
+    ]
+    if unknown:
+        raise MistakesError(unknown)
+    states = tuple(profiles[name] for name in names.values())
+    try:
+        if on_off is not None:
+            good, bad = states
+            return OnOff(good, bad, on_off.mean_good_seconds, on_off.mean_bad_seconds, seed)
+        if trace is not None:
+            return Trace(trace.at_seconds, states, trace.repeat_seconds)
+    except ValueError as error:
+        key, _, words = str(error).partition(": ")
+        plan = "trace" if on_off is None else "on_off"
+        raise MistakesError([Mistake((plan, key), words)]) from error
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,3 +376,33 @@ class Scenario:
     drain_seconds: float = 120.0
     seeds: list[int] = field(default_factory=lambda: [1])
     side_by_side: int | None = None
+
+    def all_profiles(self) -> dict[str, Profile]:
+        """Return the links' states, by name."""
+        return {
+            name: Profile(name, ways.upstream, ways.downstream)
+            for name, ways in self.profiles.items()
+        }
+
+    def changes_of(self, impairment: Impairment, seed: int) -> Changes:
+        """Return what happens to a link in the run with a seed.
+
+        Raises:
+            MistakesError: it says what cannot be.
+        """
+        changes = make_changes(impairment.on_off, impairment.trace, self.all_profiles(), seed)
+        if changes is None:
+            raise MistakesError([Mistake((), "missing on_off or trace")])
+        return changes
+
+    @property
+    def rounds(self) -> int:
+        """How often the traffic runs: for each seed, as often as it takes for all brokers."""
+        return len(self.seeds) * math.ceil(
+            len(self.brokers) / (self.side_by_side or len(self.brokers))
+        )
+
+
+def client_ids(name: str, count: int) -> list[str]:
+    """Return the Client Identifiers of so many clients of one name."""
+    return [name] if count == 1 else [f"{name}-{n}" for n in range(1, count + 1)]

@@ -34,6 +34,10 @@ COVERED_ELSEWHERE: Final = {
         "tests/netem/test_tables.py",
         "rows without behaviour; the tables show that each is read as it was written",
     ),
+    "netem/scenario_checks.py": (
+        "tests/netem/test_scenario_file.py",
+        "what it finds is what a file's reader tells, with the place in the file",
+    ),
     "netem/errors.py": (
         "tests/netem/test_network.py",
         "a name; the network shows when it is raised and what it says",
