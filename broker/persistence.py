@@ -98,8 +98,8 @@ class PersistentState:
         return time.time() - self._clock()
 
     def _restore(self, core: Core) -> None:
-        stored = self._database.read()
         try:
+            stored = self._database.read(core.keep)
             restore(core, self.journal, stored, epoch=self._epoch(), now=self._clock())
         except (PeerError, KeyError, ValueError, TypeError) as error:
             raise DatabaseStartError(

@@ -10,6 +10,8 @@ from array import array
 from dataclasses import dataclass, field, fields
 from typing import Final, NamedTuple
 
+from broker.payload import Payload
+
 ROWS_OF_A_BLOCK: Final = 256
 """Rows that share one number object: as many as Python has small numbers that cost nothing."""
 
@@ -90,7 +92,8 @@ class MessageRow(NamedTuple):
     Attributes:
         row: its number.
         topic: Topic Name.
-        payload: None where its store could not read it back.
+        payload: bytes where it is written, what stands for it where it was read; None where its
+            store could not read it back.
         qos: it was published with.
         retain: it was published with.
         arrived_at: when.
@@ -101,7 +104,7 @@ class MessageRow(NamedTuple):
 
     row: int
     topic: str
-    payload: bytes | None
+    payload: Payload | None
     qos: int
     retain: bool
     arrived_at: float

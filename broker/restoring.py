@@ -102,9 +102,8 @@ def _messages(
 ) -> dict[int, Message]:
     messages: dict[int, Message] = {}
     thresholds: dict[str, int] = {}
-    keep = core.keep
     for row in rows:
-        payload = row.payload or b""
+        payload = b"" if row.payload is None else row.payload
         threshold_s = thresholds.get(row.topic)
         if threshold_s is None:
             asked = core.gate.threshold_s(row.topic)
@@ -114,7 +113,7 @@ def _messages(
             properties, _ = read_properties(row.properties, 0, PacketType.PUBLISH)
         message = messages[row.row] = Message(
             row.topic,
-            keep(payload),
+            payload,
             qos=row.qos,
             retain=bool(row.retain),
             arrived_at=row.arrived_at - epoch,

@@ -11,10 +11,12 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from typing import Any, Final
 
 from broker.errors import PenstockError
+from broker.payload import Payload
 from broker.records import (
     Batch,
     DeliveryRow,
@@ -197,11 +199,16 @@ class SessionDatabase:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")
 
-    def read(self) -> Stored:
+    def read(self, keep: Callable[[bytes], Payload]) -> Stored:
         """Return all that the file holds.
+
+        Args:
+            keep: returns what stands for a payload, one at a time: all of them together may be
+                more than fits into memory.
 
         Raises:
             DatabaseStartError: it is damaged.
+            OSError: a payload cannot be kept.
         """
         stored = Stored()
         try:
@@ -210,7 +217,10 @@ class SessionDatabase:
                 columns = ", ".join(kind._fields)
                 rows = self._connection.execute(f"SELECT {columns} FROM {table}{order}")  # noqa: S608 (names of ours)
                 with closing(rows):
-                    setattr(stored, name, [kind._make(row) for row in rows])
+                    found: Iterator[Any] = map(kind._make, rows)
+                    if kind is MessageRow:
+                        found = (_kept(row, keep) for row in found)
+                    setattr(stored, name, list(found))
         except sqlite3.Error as error:
             raise self._start_error(_text(error)) from error
         return stored
@@ -259,6 +269,12 @@ class SessionDatabase:
         with suppress(sqlite3.Error):
             self._connection.close()
         os.close(self._lock)
+
+
+def _kept(row: MessageRow, keep: Callable[[bytes], Payload]) -> MessageRow:
+    """Return a message's row with what stands for its payload."""
+    payload = row.payload
+    return row._replace(payload=keep(payload)) if isinstance(payload, bytes) else row
 
 
 def _lock_file(path: str) -> int:

@@ -59,16 +59,25 @@ def test_what_is_written_is_read(tmp_path: Path, *, is_flushed: bool) -> None:
     """By another process too; a batch that is written twice is there once."""
     path = str(tmp_path / "s.db")
     database = SessionDatabase(path, is_flushed=is_flushed)
-    assert database.read() == Stored()
+    assert database.read(bytes) == Stored()
     batch = whole()
     database.write(batch)
     database.write(batch)
     database.close()
     database = SessionDatabase(path, is_flushed=is_flushed)
-    stored = database.read()
+    stored = database.read(bytes)
     database.close()
     assert {name: getattr(stored, name) for name in ROWS} == ROWS
     assert all(isinstance(row, SessionRow) for row in stored.sessions)
+
+
+def test_what_is_read_of_a_payload_is_what_stands_for_it(tmp_path: Path) -> None:
+    """Its store has it from then on; one that was lost when it was written is not kept."""
+    database = opened(tmp_path / "s.db")
+    database.write(whole())
+    stored = database.read(lambda payload: b"kept " + payload)
+    database.close()
+    assert [row.payload for row in stored.messages] == [b"kept \0payload", None]
 
 
 def test_what_goes_is_gone(tmp_path: Path) -> None:
@@ -83,7 +92,7 @@ def test_what_goes_is_gone(tmp_path: Path) -> None:
         gone_wills=[("c",)],
     )
     database.write(gone)
-    stored = database.read()
+    stored = database.read(bytes)
     assert stored == Stored(
         sessions=ROWS["sessions"][1:],
         messages=ROWS["messages"][1:],
@@ -91,7 +100,7 @@ def test_what_goes_is_gone(tmp_path: Path) -> None:
     )
     database.write(whole())
     database.write(Batch(gone_subscriptions=[(1, "t/#")], gone_incoming=[(1, 12)]))
-    stored = database.read()
+    stored = database.read(bytes)
     database.close()
     assert not stored.subscriptions
     assert not stored.incoming
@@ -102,7 +111,7 @@ def test_a_row_put_again_replaces(tmp_path: Path) -> None:
     database = opened(tmp_path / "s.db")
     database.write(Batch(sessions=[SESSION]))
     database.write(Batch(sessions=[SESSION._replace(lost_at=None)]))
-    assert database.read().sessions == [SESSION._replace(lost_at=None)]
+    assert database.read(bytes).sessions == [SESSION._replace(lost_at=None)]
     database.close()
 
 
@@ -114,7 +123,7 @@ def test_a_delivery_that_moves_keeps_its_message_and_options(tmp_path: Path) -> 
     database.write(batch)
     database.write(batch)
     first, second = ROWS["deliveries"]
-    assert database.read().deliveries == [
+    assert database.read(bytes).deliveries == [
         first._replace(packet_id=10, is_released=True),
         second._replace(session=2),
     ]
@@ -127,16 +136,16 @@ def test_a_batch_is_written_whole_or_not(tmp_path: Path) -> None:
     bad = Batch(sessions=[SESSION], retained=[RetainedRow("t", None)])  # type: ignore[arg-type]
     with pytest.raises(DatabaseWriteError, match=r"s\.db"):
         database.write(bad)
-    assert database.read() == Stored()
+    assert database.read(bytes) == Stored()
     database.write(Batch(sessions=[SESSION]))
-    assert database.read().sessions == [SESSION]
+    assert database.read(bytes).sessions == [SESSION]
     database.close()
 
 
 def refused(path: Path) -> str:
     """Return why a file is refused."""
     with pytest.raises(DatabaseStartError) as caught:
-        opened(path).read()
+        opened(path).read(bytes)
     return str(caught.value)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from broker.journal import Journal
 from broker.limits import Limits
+from broker.payload import Payload
 from broker.records import (
     Batch,
     DeliveryRow,
@@ -67,12 +69,15 @@ class MemoryDisk:
             for key in [key for key in table if key[0] in gone_sessions]:
                 del table[key]
 
-    def read(self) -> Stored:
-        """Return all that is there."""
+    def read(self, keep: Callable[[bytes], Payload]) -> Stored:
+        """Return all that is there, with what stands for each payload."""
         return Stored(
             sessions=list(self.sessions.values()),
             subscriptions=list(self.subscriptions.values()),
-            messages=list(self.messages.values()),
+            messages=[
+                row._replace(payload=keep(row.payload)) if isinstance(row.payload, bytes) else row
+                for row in self.messages.values()
+            ],
             deliveries=[row for _, row in sorted(self.deliveries.items())],
             incoming=list(self.incoming.values()),
             retained=list(self.retained.values()),
@@ -131,7 +136,7 @@ class DurableBroker(VirtualBroker):
             "max_pending_bytes": max_pending_bytes,
             **extensions,
         }
-        restore(self.core, self.journal, self.disk.read(), epoch=EPOCH, now=now)
+        restore(self.core, self.journal, self.disk.read(self.core.keep), epoch=EPOCH, now=now)
         self.commit()
 
     def _hurry(self) -> None:

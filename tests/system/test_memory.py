@@ -42,6 +42,12 @@ def resident_bytes(broker: BrokerProcess) -> int:
     return n_bytes
 
 
+def most_resident_bytes(broker: BrokerProcess) -> int:
+    """Return the most that the broker's process has had so far (proc(5), VmHWM)."""
+    status = Path(f"/proc/{broker.process.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
 def has_files(broker: BrokerProcess, folder: Path) -> bool:
     """Say whether the broker has files without a name in a directory."""
     for link in Path(f"/proc/{broker.process.pid}/fd").iterdir():
@@ -167,15 +173,17 @@ async def test_a_full_disk_refuses_and_loses_nothing(tmp_path: Path) -> None:
 
 
 async def test_persistence_and_spill_go_together(tmp_path: Path) -> None:
-    """Stored messages come back after kill -9, and go to files as far as memory has no room."""
+    """Stored messages come back after kill -9, one by one to files where memory has no room."""
     policy = spilling(tmp_path) | {"persistence": {"path": str(tmp_path / "sessions.db")}}
     with running_broker(policy, tmp_path) as broker:
+        empty = most_resident_bytes(broker)
         await away(broker.port)
         async with await connected(broker.port) as publisher:
             for number in range(N_MESSAGES):
                 assert (await publisher.publish("large/1", payload_of(number))).reason_code < 0x80
         broker.kill()
     with running_broker(policy, tmp_path) as broker:
+        assert most_resident_bytes(broker) - empty <= MEMORY_LIMIT + 4 * PAYLOAD_BYTES
         assert "what waits longest goes to files" in broker.log
         async with await connected(broker.port, "away", **KEPT) as client:
             await read_messages(client, range(N_MESSAGES))
