@@ -100,3 +100,20 @@ class Delivery(Storable):
 def by_sequence(delivery: Delivery) -> int:
     """Return what deliveries are sorted by: their order of arrival."""
     return delivery.sequence
+
+
+def first_of(
+    ready0: deque[Delivery], ready: deque[Delivery], *, has_quota: bool
+) -> deque[Delivery] | None:
+    """Return which of two ready places is to yield the next message, or None.
+
+    Args:
+        ready0: of QoS 0.
+        ready: of QoS 1 and 2.
+        has_quota: whether one more QoS 1 or 2 message may be inflight.
+    """
+    if not ready or not has_quota:
+        return ready0 or None
+    if not ready0 or ready[0].sequence < ready0[0].sequence:
+        return ready
+    return ready0

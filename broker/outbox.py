@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from broker.delivery import NO_QUEUE, Delivery, by_sequence
+from broker.delivery import NO_QUEUE, Delivery, by_sequence, first_of
 from broker.extensions import Decision, LearningGate, SubscriberGate, Verdict
 from broker.held import Held
 from broker.ledger import Ledger
@@ -529,7 +529,15 @@ class Outbox:
         n_before = self.n_messages
         for ready in self._lanes():
             if ready and not ready[0].qos:  # and so are the others
-                self._take_ready(ready, lambda _: True, sys.maxsize)
+                # Of 100,000 that wait nothing is done for each. No large message goes by one of
+                # these (`Delivery.after`): those of QoS 0 leave, too.
+                self._leave_backlog(ready)
+                self.n_messages -= len(ready)
+                if self.n_messages:
+                    self.n_bytes -= sum(delivery.message.size_bytes for delivery in ready)
+                else:
+                    self.n_bytes = 0
+                ready.clear()
         if self._held is not None:
             self._take_held(self._held, lambda delivery: not delivery.qos)
         self._ledger.drop(reason, n_before - self.n_messages)
@@ -548,11 +556,15 @@ class Outbox:
     def drop_all(self, reason: str) -> None:
         """Drop everything: the session has ended."""
         self._ledger.drop(reason, self.n_messages)
+        self._leave_backlog(self.waiting())
+        self._clear()
+
+    def _leave_backlog(self, deliveries: Iterable[Delivery]) -> None:
+        """Take what is dropped off the sum of all outboxes."""
         backlog = self._rules.backlog
         if backlog is not None:
-            for delivery in self.waiting():
+            for delivery in deliveries:
                 backlog.leave(delivery.message)
-        self._clear()
 
     def _clear(self) -> None:
         for lane in self._lanes():
@@ -581,20 +593,3 @@ class Outbox:
             for delivery in chain(*self._lanes()):
                 first = since.get(delivery.message.topic)
                 assert first is None or delivery.sequence < first, "order"  # noqa: S101
-
-
-def first_of(
-    ready0: deque[Delivery], ready: deque[Delivery], *, has_quota: bool
-) -> deque[Delivery] | None:
-    """Return which of two ready places is to yield the next message, or None.
-
-    Args:
-        ready0: of QoS 0.
-        ready: of QoS 1 and 2.
-        has_quota: whether one more QoS 1 or 2 message may be inflight.
-    """
-    if not ready or not has_quota:
-        return ready0 or None
-    if not ready0 or ready[0].sequence < ready0[0].sequence:
-        return ready
-    return ready0

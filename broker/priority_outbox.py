@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from broker.delivery import NO_QUEUE, Delivery
+from broker.delivery import NO_QUEUE, Delivery, first_of
 from broker.ledger import Ledger
 from broker.link import Link
-from broker.outbox import Outbox, first_of
+from broker.outbox import Outbox
 from broker.outbox_rules import OutboxRules
 
 PASSED_BYTES: Final = 65_536
