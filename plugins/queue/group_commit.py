@@ -280,5 +280,5 @@ def _settle(outcomes: list[Outcome]) -> None:
             continue
         if error is None:
             future.set_result(result)
-        else:
-            future.set_exception(error)
+        else:  # one for each: who awaits it gives it a traceback
+            future.set_exception(type(error)(*error.args))

@@ -177,18 +177,20 @@ async def test_deletes_are_done_where_messages_cannot_be_stored() -> None:
 
 
 async def test_deletes_that_fail_alone_are_told() -> None:
-    """A delete that cannot be written is refused."""
+    """Each one that cannot be written is refused, with an error of its own to raise."""
     running = Running()
     await running.append(message(), message())
     running.store.fails = lambda _n_messages, _n_marks: True
     with pytest.raises(StorageError):
         await running.delete(0b01)
     held = await running.hold()
-    deleted = running.delete(0b01)
+    deletes = [running.delete(0b01), running.delete(0b10)]
     running.store.may_write.set()
     assert isinstance((await asyncio.gather(held, return_exceptions=True))[0], StorageError)
-    await asyncio.wait([deleted])
-    assert isinstance(deleted.exception(), StorageError)
+    errors = await asyncio.gather(*deletes, return_exceptions=True)
+    assert [str(error) for error in errors] == ["disk full"] * 2
+    assert all(isinstance(error, StorageFullError) for error in errors)
+    assert errors[0] is not errors[1]
     assert running.store.usage[KEY].messages == 2
     await running.commits.close()
 
