@@ -1,7 +1,14 @@
-"""An HTTP API on a socket of its own, and answers that say what was wrong with a request."""
+"""An HTTP API on a socket of its own, and answers that say what was wrong with a request.
+
+One that listens on this machine alone asks for no password, and a web page that somebody looks at
+here must not reach it: a browser lets a page of ``evil.example`` talk to whatever address that name
+has now (DNS rebinding). What such a page sends names that host, so that requests which do not ask
+for ``localhost``, an address or the name in the policy file are refused.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from logging import Logger
@@ -45,6 +52,8 @@ class HttpServer:
 
     def __init__(self, application: web.Application, key: str) -> None:
         self._key = key
+        self._own_name: str | None = None
+        application.middlewares.append(self._check_host())
         # A request that waits for something ends with its client: what it would take is not lost.
         self._runner = web.AppRunner(
             application,
@@ -70,12 +79,50 @@ class HttpServer:
                 f"port ({error.strerror or error})"
             ) from error
         address = self._runner.addresses[0]
+        if ipaddress.ip_address(address[0]).is_loopback:
+            self._own_name = host.lower()
         shown = f"[{address[0]}]" if ":" in address[0] else address[0]
         return f"http://{shown}:{address[1]}"
+
+    def _check_host(self) -> Middleware:
+        """Return what refuses requests for other hosts, where only this machine may ask."""
+
+        @web.middleware
+        async def check_host(
+            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        ) -> web.StreamResponse:
+            asked = request.headers.get("Host")
+            if self._own_name is not None and asked and not _is_local(asked, self._own_name):
+                raise RequestError(
+                    f"Host: read {show(asked)}; allowed: localhost or an address, as {self._key} "
+                    "is on this machine alone",
+                    403,
+                )
+            return await handler(request)
+
+        return check_host
 
     async def close(self) -> None:
         """Answer what is under way and stop listening."""
         await self._runner.cleanup()
+
+
+def _is_local(asked: str, own_name: str) -> bool:
+    """Say whether a header Host is one that no page of another site can send.
+
+    Args:
+        asked: ``HOST`` or ``HOST:PORT``.
+        own_name: that the policy file has, in lower case.
+    """
+    name = asked.lower()
+    name = name[1 : name.find("]")] if name.startswith("[") else name.partition(":")[0]
+    if name in ("localhost", own_name):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def answering_errors(

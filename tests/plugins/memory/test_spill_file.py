@@ -105,7 +105,7 @@ def test_a_directory_that_is_gone_takes_nothing_and_loses_nothing(tmp_path: Path
     file = SpillFile(str(folder))
     place = file.write(b"kept" * 2000)
     shutil.rmtree(folder)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=f"No such file or directory: '{folder}'"):
         file.write(b"more")
     assert file.read(*place, 8000) == b"kept" * 2000
     folder.mkdir()

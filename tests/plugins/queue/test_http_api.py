@@ -144,7 +144,7 @@ async def test_client_that_leaves_its_long_poll_takes_nothing_along() -> None:
         with socket.create_connection((address.hostname or "", address.port or 0)) as connection:
             body = json.dumps({"wait_seconds": LONG_SECONDS}).encode()
             connection.sendall(
-                b"POST /queues/work/dequeue HTTP/1.1\r\nHost: here\r\n"
+                b"POST /queues/work/dequeue HTTP/1.1\r\nHost: localhost\r\n"
                 b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
             )
             await until(lambda: figures()["waiting"] == 1)

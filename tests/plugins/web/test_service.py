@@ -29,7 +29,7 @@ class _BusyError(PenstockError):
 
 
 @asynccontextmanager
-async def serving(error: Exception | None = None) -> AsyncIterator[str]:
+async def serving(error: Exception | None = None, bind: str = "127.0.0.1:0") -> AsyncIterator[str]:
     """Serve ``GET /`` on a free port, which raises `error`; yield the URL."""
 
     async def handle(_: web.Request) -> web.Response:
@@ -42,7 +42,7 @@ async def serving(error: Exception | None = None) -> AsyncIterator[str]:
     )
     application.add_routes([web.get("/", handle)])
     server = HttpServer(application, "plugins.test.http")
-    url = await server.start("127.0.0.1:0")
+    url = await server.start(bind)
     try:
         yield url
     finally:
@@ -104,6 +104,35 @@ async def test_refused_requests_are_freed_without_the_collector() -> None:
         assert not [each for each in there if each.method == "DELETE" or each.path == "/else"]
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("bind", "host", "status"),
+    [
+        ("127.0.0.1:0", "evil.example", 403),
+        ("127.0.0.1:0", "evil.example:8080", 403),
+        ("127.0.0.1:0", "127.0.0.1.evil.example:8080", 403),
+        ("127.0.0.1:0", "[evil", 403),
+        ("[::1]:0", "evil.example", 403),
+        ("localhost:0", "evil.example", 403),
+        ("127.0.0.1:0", "localhost:8080", 200),
+        ("127.0.0.1:0", "LOCALHOST", 200),
+        ("127.0.0.1:0", "127.0.0.1:8080", 200),
+        ("127.0.0.1:0", "[::1]:8080", 200),
+        ("0.0.0.0:0", "queue.example:8080", 200),
+    ],
+)
+async def test_what_listens_on_this_machine_alone_serves_no_page_of_another_site(
+    bind: str, host: str, status: int
+) -> None:
+    """A browser would let it in, once the site's name has this machine's address."""
+    async with serving(bind=bind) as url, aiohttp.ClientSession() as session:
+        here = url.replace("0.0.0.0", "127.0.0.1")
+        for path in ("/", "/else"):
+            async with session.get(here + path, headers={"Host": host}) as answer:
+                body = await answer.json()
+                assert answer.status == (404 if path == "/else" and status == 200 else status)
+                assert status == 200 or body["error"].startswith(f'Host: read "{host}"; allowed: ')
 
 
 async def test_an_address_that_is_taken_is_told_by_its_key() -> None:
