@@ -301,14 +301,22 @@ class Core:
         self.tell_samplers(lambda sampler: sampler.forget(link))
 
     def on_extension_error(self, name: str, error: Exception) -> None:
-        """Count what a plugin raised, and log it: the first time whole, then ever less often."""
+        """Count what a plugin raised, and log it: the first time whole, then ever less often.
+
+        Of what the system refuses, such as a full disk, the log names the file and not the code.
+        """
         errors = self.counters.extension_errors
         count(errors, name)
         n_errors = errors[name]
+        if n_errors & (n_errors - 1):
+            return
+        is_of_system = isinstance(error, OSError) and error.strerror
+        told = str(error) if is_of_system else repr(error)
         if n_errors == 1:
-            self.logger.error("extension %s failed: %r", name, error, exc_info=error)
-        elif not n_errors & (n_errors - 1):
-            self.logger.error("extension %s failed %d times: %r", name, n_errors, error)
+            trace = None if is_of_system else error
+            self.logger.error("extension %s failed: %s", name, told, exc_info=trace)
+        else:
+            self.logger.error("extension %s failed %d times: %s", name, n_errors, told)
 
     def on_event_dropped(self, name: str) -> None:
         """Count an event that a plugin is not told of, and log it ever less often."""

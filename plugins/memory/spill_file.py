@@ -158,17 +158,21 @@ class SpillFile:
             (the segment it is in, where it begins).
 
         Raises:
-            OSError: there is no room, or the directory is gone. Nothing has changed.
+            OSError: there is no room, or the directory is gone, which it names. Nothing has
+                changed.
         """
         n_bytes = len(data)
         if self._disk_limit is not None and self.stored_bytes + n_bytes > self._disk_limit:
             raise OSError(errno.ENOSPC, f"disk_limit of {self._disk_limit} bytes reached")
-        # Files without a name could go on to fill a disk from which somebody has cleared them.
-        self._directory.stat()
-        if not self._segments or self._segments[-1].end_bytes >= SEGMENT_BYTES:
-            self._segments.append(Segment(self._directory))
-        segment = self._segments[-1]
-        start = segment.write(data)
+        try:
+            # Files without a name could go on to fill a disk from which somebody has cleared them.
+            self._directory.stat()
+            if not self._segments or self._segments[-1].end_bytes >= SEGMENT_BYTES:
+                self._segments.append(Segment(self._directory))
+            segment = self._segments[-1]
+            start = segment.write(data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._directory)) from error
         self.stored_bytes += n_bytes
         return segment, start
 

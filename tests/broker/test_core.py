@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 
@@ -106,6 +107,20 @@ def test_only_plain_brokers_take_the_fast_path() -> None:
         assert not VirtualBroker(listeners=listeners).core.is_plain
     assert not VirtualBroker(access=Access()).core.is_plain
     assert VirtualBroker(listeners=Listeners(client_connected=(seen.append,))).core.is_plain
+
+
+def test_what_the_system_refuses_a_plugin_is_logged_with_its_file(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A full disk is no fault of the program; an error that says nothing is shown by its name."""
+    core = VirtualBroker().core
+    core.on_extension_error("Store", OSError(errno.ENOSPC, "No space left on device", "/spill"))
+    core.on_extension_error("Other", TimeoutError())
+    assert caplog.messages == [
+        "extension Store failed: [Errno 28] No space left on device: '/spill'",
+        "extension Other failed: TimeoutError()",
+    ]
+    assert [bool(record.exc_info) for record in caplog.records] == [False, True]
 
 
 def test_a_plugin_that_always_fails_does_not_flood_the_log(
