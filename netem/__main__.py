@@ -1,4 +1,4 @@
-"""Holds networks for people to try things on: ``penstock netem``, as root."""
+"""Networks for people to try things on, and experiments on them: ``penstock netem``, as root."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ import typer
 from netem.errors import NetemError
 from netem.link_file import LinkPlan, read_link
 from netem.network import DEFAULT_CONGESTION_CONTROL, Link, Network
+from netem.scenario import Scenario
+from netem.scenario_file import names, read_scenario
 
 LOOK_SECONDS: Final = 0.2
 """Between two looks at whether the link has changed."""
+
+SECONDS_A_MINUTE: Final = 60
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -50,6 +54,24 @@ def link(
             _hold(made, plan)
     except KeyboardInterrupt:
         _say("taken down")
+
+
+@app.command()
+def scenarios() -> None:
+    """List the experiments that come with Penstock, and how long their two lengths take."""
+    widest = max(map(len, names()))
+    for name in names():
+        full, short = read_scenario(name), read_scenario(name, short=True)
+        _say(f"{name:{widest}}  {full.title}: {_time_of(full)}; short {_time_of(short)}")
+
+
+def _time_of(scenario: Scenario) -> str:
+    """Return how long a run takes, from the traffic alone to that with whole drains."""
+    least = scenario.rounds * scenario.duration_seconds
+    most = scenario.rounds * (scenario.duration_seconds + scenario.drain_seconds)
+    if least < 2 * SECONDS_A_MINUTE:
+        return f"{least:.0f} to {most:.0f} s"
+    return f"{least / SECONDS_A_MINUTE:.0f} to {most / SECONDS_A_MINUTE:.0f} min"
 
 
 def _hold(made: Link, plan: LinkPlan) -> None:

@@ -20,13 +20,20 @@ LEAST_PAYLOAD_BYTES: Final = 24
 """For the head that tells messages apart."""
 
 STREAM_FIGURES: Final = ("p50", "p90", "p99", "mean", "max", "share_as_fast")
-"""What a stream's latencies at the subscribers in focus come to: ``small p90``. The last is the
-share of messages that are there no later than with the other broker."""
+"""What the latencies of a stream at the subscribers in focus come to: ``small p90``."""
 
-CONSTANT_FIGURES: Final = ("lost", "reordered", "duplicated", "memory", "withheld_outside")
-"""What all messages come to; ``memory`` is by how many bytes the broker's resident set was above
-that before the traffic at most, ``withheld_outside`` for how many seconds large messages were
-withheld while no link on the subscriber's way was impaired."""
+COMMON_FIGURES: Final = (
+    "lost",
+    "not_delivered",
+    "reordered",
+    "duplicated",
+    "repeated",
+    "memory",
+    "memory_left",
+    "withheld_outside",
+    "withheld_share",
+)
+"""What all messages together come to; `netem.measures` says what each is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +401,11 @@ class Scenario:
         if changes is None:
             raise MistakesError([Mistake((), "missing on_off or trace")])
         return changes
+
+    def figures(self) -> list[str]:
+        """Return what a target may name."""
+        of_streams = [f"{name} {figure}" for name in self.traffic for figure in STREAM_FIGURES]
+        return [*of_streams, *COMMON_FIGURES]
 
     @property
     def rounds(self) -> int:

@@ -10,9 +10,7 @@ from typing import Any, Final
 
 from netem.mistakes import Mistake, MistakesError, Place
 from netem.scenario import (
-    CONSTANT_FIGURES,
     LEAST_PAYLOAD_BYTES,
-    STREAM_FIGURES,
     Scenario,
     Stream,
     client_ids,
@@ -25,6 +23,9 @@ MAX_PAYLOAD_BYTES: Final = 268_000_000
 MAX_KEEP_ALIVE: Final = 65_535
 MAX_CLIENTS: Final = 10_000
 """Of one name: each is a process or a share of one."""
+
+OWN_CLIENTS: Final = "netem-"
+"""What the client ids of the runner's own clients begin with."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -63,6 +64,14 @@ def _check_known(place: Place, name: str, known: Collection[str]) -> Iterator[Mi
 def _check_name(place: Place, name: str, more: str = "") -> Iterator[Mistake]:
     if not _NAME.fullmatch(name):
         yield _wrong(place, name, f"letters, digits and dashes{more}")
+
+
+def _check_client(place: Place, name: str) -> Iterator[Mistake]:
+    yield from _check_name(place, name)
+    if name.startswith(OWN_CLIENTS):
+        yield _wrong(
+            place, name, f"a name without {OWN_CLIENTS}, which the runner's own clients have"
+        )
 
 
 def _check_above(place: Place, value: float, least: float = 0) -> Iterator[Mistake]:
@@ -167,6 +176,7 @@ def _check_stream(place: Place, stream: Stream) -> Iterator[Mistake]:
 def _check_publishers(scenario: Scenario) -> Iterator[Mistake]:
     for name, publisher in scenario.publishers.items():
         place: Place = ("publishers", name)
+        yield from _check_client(place, name)
         yield from _check_host(scenario, (*place, "host"), publisher.host)
         yield from _check_several((*place, "streams"), publisher.streams)
         for number, stream in enumerate(publisher.streams):
@@ -188,6 +198,7 @@ def _check_subscribers(scenario: Scenario) -> Iterator[Mistake]:
     }
     for name, subscriber in scenario.subscribers.items():
         place: Place = ("subscribers", name)
+        yield from _check_client(place, name)
         yield from _check_host(scenario, (*place, "host"), subscriber.host)
         yield from _check_several((*place, "filters"), subscriber.filters)
         for number, topic_filter in enumerate(subscriber.filters):
@@ -208,10 +219,7 @@ def _check_subscribers(scenario: Scenario) -> Iterator[Mistake]:
 
 
 def _check_client_ids(scenario: Scenario) -> Iterator[Mistake]:
-    """Check that no two clients of a broker have one id: the later would end the earlier.
-
-    [MQTT-3.1.4-3]; a publisher of several streams has a connection for each.
-    """
+    """Check that no two clients of a broker have one id: one would end the other [MQTT-3.1.4-3]."""
     taken: dict[str, str] = {}
     counts = {("publishers", name): each.count for name, each in scenario.publishers.items()}
     counts |= {("subscribers", name): each.count for name, each in scenario.subscribers.items()}
@@ -270,8 +278,7 @@ def _check_measurements(scenario: Scenario) -> Iterator[Mistake]:
 
 
 def _check_targets(scenario: Scenario) -> Iterator[Mistake]:
-    figures = [f"{name} {each}" for name in scenario.traffic for each in STREAM_FIGURES]
-    figures += CONSTANT_FIGURES
+    figures = scenario.figures()
     for number, target in enumerate(scenario.targets):
         place: Place = ("targets", number)
         yield from _check_known((*place, "figure"), target.figure, figures)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from netem.__main__ import main
 from netem.namespaces import FOLDER
+from netem.scenario_file import names
 from tests.helpers.networks import NEEDS_ROOT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,6 +79,15 @@ def test_a_plan_is_followed_without_standard_input(file: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
     assert words[2:] == [["profile", "good:"], ["profile", "lossy:"], ["profile", "good:"]]
+
+
+def test_scenarios_are_listed_with_their_lengths(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line each: name, title, how long the full one takes and the short one."""
+    assert main(["scenarios"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == names()
+    (line,) = (each for each in lines if each.startswith("transient-congestion"))
+    assert re.search(r"Transient congestion: \d+ to \d+ min; short 12 to \d+ s$", line)
 
 
 def test_without_root_it_ends_with_status_2(

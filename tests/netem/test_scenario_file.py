@@ -316,6 +316,16 @@ CHANGES: list[tuple[str, str, list[str]]] = [
             )
         ],
     ),
+    (
+        "{sub: {",
+        "{s.1: {",
+        ["subscribers.s.1: read 's.1'; allowed: letters, digits and dashes"],
+    ),
+    (
+        "{pub: {",
+        "{netem-1: {",
+        ["publishers.netem-1: read 'netem-1'; allowed: a name without netem-, which"],
+    ),
     # Impairments.
     (
         "trace: {at_seconds: [0, 5], profiles: [good, bad]}",
