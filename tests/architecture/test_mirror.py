@@ -30,6 +30,18 @@ COVERED_ELSEWHERE: Final = {
         "tests/broker/test_message.py",
         "the default store hands back what it is given; a message shows that it is the same",
     ),
+    "netem/client_plan.py": (
+        "tests/netem/test_roster.py",
+        "fields; who fills them in shows that they are read as they were written",
+    ),
+    "netem/connection.py": (
+        "tests/netem/test_client.py",
+        "what publisher and subscriber have in common; both show it",
+    ),
+    "netem/site.py": (
+        "tests/netem/test_runner.py",
+        "a broker and its clients in a run; the runner shows each in its place, and each failure",
+    ),
     "netem/records.py": (
         "tests/netem/test_tables.py",
         "rows without behaviour; the tables show that each is read as it was written",

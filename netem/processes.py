@@ -1,0 +1,82 @@
+"""What processes take, with those they have started: memory and processor time."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+FAMILY_SECONDS: Final = 3.0
+"""Between two looks at who has started whom: it reads a file for each process of the machine."""
+
+
+class Families:
+    """Groups of processes, each with those that its members have started.
+
+    Args:
+        roots: process ids by the group's name.
+    """
+
+    def __init__(self, roots: Mapping[str, Sequence[int]]) -> None:
+        self._roots = roots
+        self._members: dict[str, dict[int, psutil.Process]] = {name: {} for name in roots}
+        self._looked_at = 0.0
+        self._seconds: dict[str, dict[int, float]] = {name: {} for name in roots}
+        self._look()
+
+    def rss_bytes(self, name: str) -> int:
+        """Return the resident set of a group now."""
+        self._look_if_due()
+        total = 0
+        for process in self._members[name].values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += process.memory_info().rss
+        return total
+
+    def processor_seconds(self, name: str) -> float:
+        """Return the processor time that a group has used, in user and kernel mode.
+
+        Of a process that has ended it is what the last call has seen.
+        """
+        self._look_if_due()
+        seconds = self._seconds[name]
+        for pid, process in self._members[name].items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                seconds[pid] = times.user + times.system
+        return sum(seconds.values())
+
+    def _look_if_due(self) -> None:
+        if time.monotonic() - self._looked_at >= FAMILY_SECONDS:
+            self._look()
+
+    def _look(self) -> None:
+        children: dict[int, list[int]] = {}
+        for pid, parent in _parents():
+            children.setdefault(parent, []).append(pid)
+        for name, roots in self._roots.items():
+            known = self._members[name]
+            family = list(roots)
+            for pid in family:  # grows as it is read
+                family += children.get(pid, ())
+            members = {}
+            for pid in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    members[pid] = known.get(pid) or psutil.Process(pid)
+            self._members[name] = members
+        self._looked_at = time.monotonic()
+
+
+def _parents() -> list[tuple[int, int]]:
+    """Return each process id of the machine with its parent's."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # The name may hold spaces and brackets; state is field 3, the parent field 4: proc(5).
+            fields = file.read_text().rpartition(")")[2].split()
+            found.append((int(file.parent.name), int(fields[1])))
+    return found

@@ -1,0 +1,110 @@
+"""The folder of a result: what may be replaced, and what is written into it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from netem.errors import NetemError
+from netem.gathering import Rows
+from netem.network import FOLDER
+from netem.records import (
+    DeliveryRow,
+    ExpectedRow,
+    LinkRow,
+    MemoryRow,
+    MessageRow,
+    WithheldRow,
+)
+from netem.run_file import RunInfo, read_run_info, write_run_info
+from netem.tables import NAMES, Format, write_table
+
+CPU_INFO: Final = Path("/proc/cpuinfo")
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of a result, or see that what is in it is an earlier one.
+
+    Raises:
+        NetemError: it holds something else, or cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(folder.iterdir())
+    except OSError as error:
+        raise NetemError(f"--out: {error}") from error
+    if is_empty:
+        return
+    try:
+        read_run_info(folder)
+    except NetemError as error:
+        raise NetemError(
+            f"--out: {folder} holds something else; allowed: a new or an empty folder, or that "
+            "of an earlier result"
+        ) from error
+
+
+def write_result(folder: Path, rows: Rows, info: RunInfo, form: Format) -> None:
+    """Write all that a report is made from; an earlier result is replaced.
+
+    Raises:
+        NetemError: it cannot be written.
+    """
+    write_run_info(folder, info)
+    try:
+        for name in NAMES.values():
+            for each in Format:
+                (folder / f"{name}.{each}").unlink(missing_ok=True)
+        write_table(folder, MessageRow, rows.messages, form)
+        write_table(folder, DeliveryRow, rows.deliveries, form)
+        write_table(folder, ExpectedRow, rows.expected, form)
+        write_table(folder, MemoryRow, rows.memory, form)
+        write_table(folder, WithheldRow, rows.withheld, form)
+        write_table(folder, LinkRow, rows.links, form)
+    except OSError as error:
+        raise NetemError(f"{folder}: {error}") from error
+
+
+def machine() -> str:
+    """Return cores, model, memory and kernel of this machine."""
+    gibibytes = psutil.virtual_memory().total / (1 << 30)
+    kernel = f"{platform.system()} {platform.release()}"
+    return f"{os.cpu_count()} cores, {_model()}, {gibibytes:.0f} GiB, {kernel}"
+
+
+def commit() -> str | None:
+    """Return the commit of this checkout, and whether it was changed; None where it is none."""
+    if not (FOLDER / ".git").exists():
+        return None
+    short = _git("rev-parse", "--short", "HEAD")
+    if not short:
+        return None
+    is_changed = _git("status", "--porcelain", "--untracked-files=no")
+    return f"{short} and changes" if is_changed else short
+
+
+def _model() -> str:
+    if CPU_INFO.exists():
+        for line in CPU_INFO.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _git(*arguments: str) -> str:
+    try:
+        shown = subprocess.run(  # noqa: S603 - the words are ours
+            ["git", "-C", str(FOLDER), *arguments],  # noqa: S607 - where it is differs
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return shown.stdout.strip()

@@ -1,0 +1,272 @@
+"""Runs a scenario: for each seed, its brokers side by side, each with its own copy of everything.
+
+A round is a seed and as many brokers as run at a time. Brokers start, then all clients; when all
+are subscribed or connected, links are left calm for a moment, and the traffic and what happens to
+the links begin at the same monotonic second everywhere. At the end of the traffic links are again
+what the topology says, and what is missing gets its time to arrive.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from netem.display import Display
+from netem.errors import RunError
+from netem.gathering import Rows, delivery_rows, link_rows, message_rows, withheld_rows
+from netem.network import Network
+from netem.processes import Families
+from netem.records import MemoryRow
+from netem.roster import Roster
+from netem.run_file import ProcessorShare
+from netem.scenario import Scenario
+from netem.site import READY_SECONDS, Site
+
+CALM_SECONDS: Final = 5.0
+"""Between the last subscription and the beginning: brokers learn what the links are like."""
+
+LOOK_SECONDS: Final = 0.1
+"""Between two looks at everything that runs."""
+
+SILENT_SECONDS: Final = 10.0
+"""What was published at QoS 0 is not waited for any more when nothing has come for so long."""
+
+SETTLE_SECONDS: Final = 1.0
+"""After the last delivery: for its acknowledgement, and for messages that come twice."""
+
+BUSY_PERCENT: Final = 90.0
+"""Of all processors, from which on latencies may be those of this machine."""
+
+LINKS: Final = "links"
+CLIENTS: Final = "clients"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came out of a run.
+
+    Attributes:
+        rows: of all brokers and seeds.
+        processor: how busy each broker was on each seed.
+        remarks: what makes the figures doubtful, a line each.
+    """
+
+    rows: Rows = field(default_factory=Rows)
+    processor: list[ProcessorShare] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+def planned_seconds(scenario: Scenario) -> float:
+    """Return how long a run takes at the least."""
+    return scenario.rounds * (CALM_SECONDS + scenario.duration_seconds)
+
+
+def run_scenario(scenario: Scenario, display: Display) -> Outcome:
+    """Run all of it.
+
+    Args:
+        scenario: what.
+        display: told what is going on.
+
+    Raises:
+        RunError: a broker or a client has failed. All is taken down.
+        NetemError: networks cannot be had, or a broker is not installed.
+    """
+    outcome = Outcome()
+    names = list(scenario.brokers)
+    at_a_time = scenario.side_by_side or len(names)
+    left = planned_seconds(scenario)
+    for n, seed in enumerate(scenario.seeds, start=1):
+        for begin in range(0, len(names), at_a_time):
+            group = names[begin : begin + at_a_time]
+            words = f"{scenario.name}, seed {n} of {len(scenario.seeds)}, {', '.join(group)}"
+            with ExitStack() as stack:
+                _Round(scenario, seed, group, stack).run(outcome, _Teller(display, words, left))
+            left -= CALM_SECONDS + scenario.duration_seconds
+    return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _Teller:
+    """A display in one round.
+
+    Attributes:
+        display: the display.
+        words: which round.
+        left_seconds: of it and the following ones at the least.
+    """
+
+    display: Display
+    words: str
+    left_seconds: float
+
+    def stage(self, what: str) -> None:
+        self.display.stage(f"{self.words}: {what}")
+
+    def done(self, seconds: float) -> None:
+        self.display.left(self.left_seconds - seconds)
+
+
+class _Round:
+    """A seed and some brokers."""
+
+    def __init__(
+        self, scenario: Scenario, seed: int, names: Sequence[str], stack: ExitStack
+    ) -> None:
+        """Make networks and start brokers.
+
+        Args:
+            scenario: what.
+            seed: of the run.
+            names: of the brokers.
+            stack: takes everything down.
+        """
+        self._scenario = scenario
+        self._seed = seed
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-netem-")))
+        folder.chmod(0o755)  # brokers may leave their rights
+        network = stack.enter_context(Network(seed=seed))
+        self._sites = []
+        for name in names:
+            directory = folder / name
+            directory.mkdir()
+            self._sites.append(Site(network, Roster(scenario, name, seed), directory))
+        self._forwarder_pid = network.forwarder_pid
+        self._memory: list[tuple[str, float, int]] = []
+        self._memory_due_at = time.monotonic()
+        self._families = Families(self._broker_pids())
+
+    def run(self, outcome: Outcome, teller: _Teller) -> None:
+        """Run the round and add what came out of it."""
+        scenario, sites = self._scenario, self._sites
+        teller.stage("brokers start")
+        for site in sites:
+            site.broker.wait_until_listening()
+        self._start_clients(teller)
+        begin_at = time.monotonic() + CALM_SECONDS
+        for site in sites:
+            site.begin(begin_at)
+        teller.stage("calm")
+        self._keep(lambda: False, begin_at, lambda: teller.done(self._since(begin_at)))
+        before = self._processor_seconds()
+        psutil.cpu_percent()  # from here on
+        end_at = begin_at + scenario.duration_seconds
+        teller.stage(f"traffic for {scenario.duration_seconds:g} s")
+        self._keep(lambda: False, end_at, lambda: teller.done(self._since(begin_at)))
+        traffic, percent = self._processor_seconds(), psutil.cpu_percent()
+        for site in sites:
+            site.restore_links()
+        teller.stage(f"what is missing arrives, {scenario.drain_seconds:g} s at most")
+        self._keep(self._is_drained, end_at + scenario.drain_seconds)
+        self._keep(lambda: False, time.monotonic() + SETTLE_SECONDS)
+        if unfinished := [site.name for site in sites if not site.has_published()]:
+            raise RunError(f"publishers of {', '.join(unfinished)} have not published all")
+        ended_at = time.monotonic()
+        after = self._processor_seconds()
+        for site in sites:
+            share = (after[site.name] - before[site.name]) / (ended_at - begin_at)
+            outcome.processor.append(ProcessorShare(site.name, self._seed, share))
+            outcome.rows.add(self._rows(site, begin_at, ended_at))
+        if percent > BUSY_PERCENT:
+            used = {
+                name: (traffic[name] - before[name]) / scenario.duration_seconds for name in before
+            }
+            shares = ", ".join(f"{name} {share:.2f}" for name, share in used.items())
+            outcome.remarks.append(
+                f"seed {self._seed}: processors were {percent:.0f} % busy during the traffic "
+                f"({shares} cores): latencies may be those of this machine"
+            )
+
+    def _start_clients(self, teller: _Teller) -> None:
+        teller.stage("clients connect")
+        for site in self._sites:
+            site.start_clients()
+        n_clients = sum(len(crew.told) for site in self._sites for crew in site.crews)
+        pids = [crew.process.pid for site in self._sites for crew in site.crews]
+        self._families = Families(
+            {**self._broker_pids(), LINKS: [self._forwarder_pid], CLIENTS: pids}
+        )
+        seconds = READY_SECONDS + n_clients / 4
+        self._keep(
+            lambda: all(site.clients_are_ready() for site in self._sites),
+            time.monotonic() + seconds,
+        )
+        for site in self._sites:
+            if names := site.not_ready():
+                raise RunError(
+                    f"clients of {site.name} are not connected and subscribed after "
+                    f"{seconds:.0f} s: {', '.join(names[:10])}"
+                )
+            site.start_watch()
+
+    def _broker_pids(self) -> dict[str, list[int]]:
+        return {site.name: [site.broker.process.pid] for site in self._sites}
+
+    def _processor_seconds(self) -> dict[str, float]:
+        names = [*(site.name for site in self._sites), LINKS, CLIENTS]
+        return {name: self._families.processor_seconds(name) for name in names}
+
+    def _since(self, begin_at: float) -> float:
+        return time.monotonic() - begin_at + CALM_SECONDS
+
+    def _keep(
+        self,
+        is_done: Callable[[], bool],
+        deadline: float,
+        tell: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Look at everything until something is done, or until a monotonic second."""
+        while True:
+            for site in self._sites:
+                site.check()
+            self._look_at_memory()
+            tell()
+            if is_done():
+                return
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(LOOK_SECONDS, left))
+
+    def _look_at_memory(self) -> None:
+        now = time.monotonic()
+        if now < self._memory_due_at:
+            return
+        period = self._scenario.measurements.memory_period_seconds
+        self._memory_due_at = max(self._memory_due_at + period, now)
+        for site in self._sites:
+            self._memory.append((site.name, now, self._families.rss_bytes(site.name)))
+
+    def _is_drained(self) -> bool:
+        return all(
+            site.has_published()
+            and (
+                site.has_all()
+                or (site.has_all_promised() and site.newest_delivery_seconds() > SILENT_SECONDS)
+            )
+            for site in self._sites
+        )
+
+    def _rows(self, site: Site, begin_at: float, ended_at: float) -> Rows:
+        roster = site.roster
+        rows = Rows(
+            messages=message_rows(roster, site.files, begin_at),
+            deliveries=delivery_rows(roster, site.files, begin_at),
+            expected=roster.expected(),
+            memory=[
+                MemoryRow(name, self._seed, at - begin_at, rss_bytes)
+                for name, at, rss_bytes in self._memory
+                if name == site.name
+            ],
+            withheld=withheld_rows(roster, site.watch_file, begin_at),
+        )
+        for name, link in site.links.items():
+            rows.links += link_rows(roster, name, link.log(), begin_at, ended_at)
+        return rows

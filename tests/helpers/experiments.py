@@ -1,0 +1,54 @@
+"""Scenarios for tests of what runs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from netem.profiles import Direction
+from netem.scenario import (
+    Broker,
+    HostPlan,
+    Impairment,
+    LinkPlan,
+    Measurements,
+    Publisher,
+    Scenario,
+    Stream,
+    Subscriber,
+    Topology,
+    TracePlan,
+    Ways,
+)
+
+GOOD = Ways(Direction(0.01, 2_500_000), Direction(0.01, 2_500_000))
+BAD = Ways(Direction(0.1, 2_500_000, loss=0.2), Direction(0.1, 2_500_000, loss=0.2))
+
+
+def scenario(**changes: Any) -> Scenario:
+    """Return a small experiment: a publisher, and a subscriber behind a link that gets bad.
+
+    Args:
+        changes: fields of `Scenario` to be others.
+    """
+    fields: dict[str, Any] = {
+        "name": "small",
+        "title": "Small",
+        "about": "A test.",
+        "topology": Topology(
+            {"cloud": HostPlan(), "edge": HostPlan()}, [LinkPlan(("cloud", "edge"), "good")]
+        ),
+        "broker_host": "cloud",
+        "brokers": {"penstock": Broker("penstock"), "mosquitto": Broker("mosquitto")},
+        "traffic": {
+            "small": Stream("alarms/{n}", 100, 0.25, first_seconds=0.1),
+            "large": Stream("pictures/{n}", 300_000, 1.0, first_seconds=0.35),
+        },
+        "publishers": {"sensor": Publisher("cloud", ["small", "large"])},
+        "subscribers": {"dashboard": Subscriber("edge", ["alarms/#", "pictures/#"])},
+        "profiles": {"good": GOOD, "bad": BAD},
+        "impairments": [Impairment("cloud-edge", trace=TracePlan((2.0, 5.0), ("bad", "good")))],
+        "measurements": Measurements(),
+        "duration_seconds": 8.0,
+        "drain_seconds": 60.0,
+    }
+    return Scenario(**fields | changes)

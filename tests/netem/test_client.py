@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from netem.brokers import RunningBroker
+from netem.errors import RunError
+from netem.network import Host, Network
+from netem.publisher import read_published_file
+from netem.roster import Roster, publisher_files, subscriber_files
+from netem.scenario import Broker, Publisher, Scenario, Stream, Subscriber
+from netem.site import Crew
+from netem.subscriber import read_delivered_file
+from tests.helpers.experiments import scenario
+from tests.helpers.networks import NEEDS_ROOT
+
+pytestmark = NEEDS_ROOT
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    """A host without a link."""
+    with Network() as network:
+        yield network.host("cloud")
+
+
+def crew_of(plan: Scenario, host: Host, directory: Path) -> tuple[Roster, Crew]:
+    """Start the broker `penstock` of a scenario and the clients of its host."""
+    (directory / "broker").mkdir()
+    broker = RunningBroker("penstock", plan.brokers["penstock"], host, directory / "broker")
+    broker.wait_until_listening()
+    roster = Roster(plan, "penstock", 1)
+    crew = roster.crews(lambda _: "127.0.0.1", directory)["cloud"]
+    return roster, Crew("penstock", crew, host, directory)
+
+
+def wait_for(crew: Crew, word: str, client_ids: set[str]) -> None:
+    """Come back when these have said something."""
+    deadline = time.monotonic() + 30
+    while not all(word in crew.told[each] for each in client_ids):
+        assert time.monotonic() < deadline, crew.told
+        crew.listen()
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("protocol", ["3.1.1", "5"])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_clients_publish_when_it_is_due_and_write_down_what_comes(
+    protocol: str, qos: int, host: Host, tmp_path: Path
+) -> None:
+    """Every message once, in order, after it was due; acknowledged at QoS 1 and 2."""
+    plan = scenario(
+        traffic={"small": Stream("alarms/1", 100, 0.05, qos=qos)},
+        publishers={"sensor": Publisher("cloud", ["small"], protocol=protocol)},  # type: ignore[arg-type]
+        subscribers={"board": Subscriber("cloud", ["#"], qos=qos, protocol=protocol)},  # type: ignore[arg-type]
+        duration_seconds=0.5,
+    )
+    roster, crew = crew_of(plan, host, tmp_path)
+    wait_for(crew, "ready", {"sensor", "board"})
+    begin_at = time.monotonic() + 0.2
+    crew.begin(begin_at)
+    wait_for(crew, "complete", {"board"})
+    wait_for(crew, "published", {"sensor"})
+    delivered = read_delivered_file(subscriber_files(tmp_path, 0)[0])
+    published = read_published_file(publisher_files(tmp_path, 0)[0])
+    times = roster.times(roster.publishers[0], "small").due_seconds()
+    assert [each.number for each in delivered] == list(range(len(times)))
+    assert {each.qos for each in delivered} == {qos}
+    for due, sent, came in zip(times, published, delivered, strict=True):
+        assert begin_at + due <= sent.published_at <= came.at
+        assert (sent.acknowledged_at is None) == (qos == 0)
+
+
+def test_who_reads_late_gets_everything_then(host: Host, tmp_path: Path) -> None:
+    """Its connection stalls: nothing is delivered before."""
+    plan = scenario(
+        traffic={"large": Stream("pictures/1", 500_000, 0.1)},
+        publishers={"sensor": Publisher("cloud", ["large"])},
+        subscribers={"late": Subscriber("cloud", ["#"], reads_from_seconds=1.5)},
+        duration_seconds=1.0,
+    )
+    _, crew = crew_of(plan, host, tmp_path)
+    wait_for(crew, "ready", {"sensor", "late"})
+    begin_at = time.monotonic()
+    crew.begin(begin_at)
+    wait_for(crew, "complete", {"late"})
+    delivered = read_delivered_file(subscriber_files(tmp_path, 0)[0])
+    assert len(delivered) == 10
+    assert delivered[0].at > begin_at + 1.5
+
+
+def test_a_client_that_dies_is_named_with_the_end_of_its_log(host: Host, tmp_path: Path) -> None:
+    """Each is a process of its own; here one is killed."""
+    _, crew = crew_of(scenario(), host, tmp_path)
+    wait_for(crew, "ready", {"sensor"})
+    children = subprocess.run(
+        ["pgrep", "-P", str(crew.process.pid)], capture_output=True, text=True, check=True
+    )
+    pids = [int(pid) for pid in children.stdout.split()]
+    assert len(pids) == 2, "the publisher and the witness"
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(RunError, match=r"client sensor of penstock has ended with status -9"):
+        wait_for(crew, "published", {"sensor"})
+
+
+def test_a_refused_client_says_why(host: Host, tmp_path: Path) -> None:
+    """The broker's answer stands in the failure."""
+    plan = scenario(
+        brokers={"penstock": Broker("mosquitto", lines=["allow_anonymous false"])},
+    )
+    _, crew = crew_of(plan, host, tmp_path)
+    with pytest.raises(RunError, match=r"(?s)has ended with status 1:.*Not authorized"):
+        wait_for(crew, "ready", {"sensor"})
+
+
+def test_clients_end_with_their_standard_input(host: Host, tmp_path: Path) -> None:
+    """Whatever has become of who has started them."""
+    _, crew = crew_of(scenario(), host, tmp_path)
+    wait_for(crew, "ready", {"sensor"})
+    assert crew.process.stdin is not None
+    crew.process.stdin.close()
+    assert crew.process.wait(30) == 0
+    with pytest.raises(RunError, match="the clients of penstock have ended with status 0"):
+        crew.listen()

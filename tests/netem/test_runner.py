@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import pytest
+
+from netem import runner, site
+from netem.display import Display
+from netem.errors import NetemError, RunError
+from netem.namespaces import FOLDER, own_prefix
+from netem.runner import planned_seconds, run_scenario
+from netem.scenario import Broker, Scenario, Subscriber
+from tests.helpers.experiments import scenario
+from tests.helpers.networks import NEEDS_ROOT
+
+DISPLAY = Display("test", 1.0)
+
+
+def our_namespaces() -> list[str]:
+    """Return the namespaces that this process has made and not removed."""
+    if not FOLDER.exists():
+        return []
+    return [each.name for each in FOLDER.iterdir() if each.name.startswith(own_prefix())]
+
+
+def test_seconds_are_planned_for_each_seed_and_each_turn_of_brokers() -> None:
+    """Two brokers, one at a time, on three seeds: six rounds, each with its calm."""
+    plan = scenario(seeds=[1, 2, 3], side_by_side=1, duration_seconds=10.0)
+    assert planned_seconds(plan) == 6 * 15.0
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize(
+    ("broker", "words"),
+    [
+        (
+            Broker("penstock", settings={"plugins": {"withholding": {"policy": "wishful"}}}),
+            r"(?s)broker ours has ended with status 2: .*-m broker -c .*wishful",
+        ),
+        (
+            Broker("mosquitto", lines=["no_such_key 1"]),
+            r"(?s)broker ours has ended with status 3: .*mosquitto.*no_such_key",
+        ),
+        (
+            Broker("command", command=["sleep", "1000"]),
+            r"broker ours does not listen on port 1883 after 0.5 s: .*sleep 1000\n\(its log",
+        ),
+    ],
+)
+def test_a_broker_that_does_not_start_is_named_with_its_log(
+    broker: Broker, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its command; nothing of the network is left."""
+    monkeypatch.setattr("netem.brokers.START_SECONDS", 0.5 if broker.kind == "command" else 30.0)
+    with pytest.raises(RunError, match=words):
+        run_scenario(scenario(brokers={"ours": broker}), DISPLAY)
+    assert our_namespaces() == []
+
+
+@NEEDS_ROOT
+def test_a_broker_that_is_not_installed_is_named() -> None:
+    """So that it can be installed, or left out."""
+    missing = scenario(brokers={"ours": Broker("command", command=["no-such-broker"])})
+    with pytest.raises(NetemError, match="no-such-broker is not installed"):
+        run_scenario(missing, DISPLAY)
+    assert our_namespaces() == []
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize(
+    ("broker", "plan", "words"),
+    [
+        (
+            Broker("mosquitto", lines=["allow_anonymous false"]),
+            scenario(),
+            r"(?s)client \S+ of ours has ended with status 1:.*Not authorized",
+        ),
+        (
+            Broker("command", command=["python3", "-m", "http.server", "1883"]),
+            scenario(subscribers={"board": Subscriber("edge", ["#"])}),
+            r"of ours",
+        ),
+    ],
+)
+def test_a_client_that_cannot_connect_is_named(broker: Broker, plan: Scenario, words: str) -> None:
+    """Refused by the broker, or by something that is none."""
+    plan.brokers.clear()
+    plan.brokers["ours"] = broker
+    with pytest.raises(RunError, match=words):
+        run_scenario(plan, DISPLAY)
+    assert our_namespaces() == []
+
+
+@NEEDS_ROOT
+def test_clients_that_are_not_ready_in_time_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something listens, and never answers."""
+    monkeypatch.setattr(runner, "READY_SECONDS", 1.0)
+    silent = "import socket, time; s = socket.create_server(('', 1883)); time.sleep(1000)"
+    plan = scenario(brokers={"ours": Broker("command", command=["python3", "-c", silent])})
+    with pytest.raises(RunError, match=r"clients of ours are not connected .*dashboard"):
+        run_scenario(plan, DISPLAY)
+    assert our_namespaces() == []
+
+
+@NEEDS_ROOT
+def test_a_broker_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sites are looked at all the time."""
+    monkeypatch.setattr(runner, "CALM_SECONDS", 0.5)
+    begin = site.Site.begin
+
+    def kill_and_begin(one: site.Site, begin_at: float) -> None:
+        begin(one, begin_at)
+        one.broker.process.kill()
+
+    monkeypatch.setattr(site.Site, "begin", kill_and_begin)
+    with pytest.raises(RunError, match="broker mosquitto has ended with status -9"):
+        run_scenario(scenario(brokers={"mosquitto": Broker("mosquitto")}), DISPLAY)
+    assert our_namespaces() == []
