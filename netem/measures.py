@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from netem.errors import NetemError
+from netem.intervals import Interval, union
 from netem.outcomes import Outcome, Promises, Tables, join, keep_account
 from netem.records import MemoryRow
 from netem.scenario import Scenario, Target
-from netem.withheld_times import Accuracy, judge_withholding
+from netem.withheld_times import Accuracy, find_impaired, judge_withholding
 
 TOLERANCE_SECONDS: Final = 0.005
 """By which a message may be later and is still as fast: what a busy machine of two cores adds to a
@@ -68,6 +69,12 @@ class Verdict:
     is_met: bool
     is_judged: bool
     text: str
+
+    @property
+    def line(self) -> str:
+        """Return ``met: ...``, ``missed: ...`` or ``not judged: ...``."""
+        word = ("met" if self.is_met else "missed") if self.is_judged else "not judged"
+        return f"{word}: {self.text}"
 
 
 def quantile(latencies: Seconds, share: float) -> float:
@@ -144,6 +151,34 @@ class Measures:
         of_it = [row for row in rows if (row.broker, row.seed) == (broker, seed)]
         return sorted(of_it, key=lambda row: row.at_s)
 
+    def growth(self, broker: str, seed: int) -> list[tuple[float, float]]:
+        """Return seconds and bytes beyond the last look before the traffic; none without that."""
+        rows = self.memory(broker, seed)
+        before = [row.rss_bytes for row in rows if row.at_s < 0]
+        if not before:
+            return []
+        return [(row.at_s, float(row.rss_bytes - before[-1])) for row in rows if row.at_s >= 0]
+
+    def streams_in_focus(self) -> list[str]:
+        """Return the streams whose latencies are reported, the smallest payloads first."""
+        focus = {row.stream for row in self.tables.expected if row.is_focus}
+        traffic = self.scenario.traffic
+        known = [stream for stream in traffic if stream in focus]
+        return sorted(known, key=lambda stream: traffic[stream].payload_bytes)
+
+    def impaired(self, broker: str, seed: int) -> list[Interval]:
+        """Return when any subscriber in focus could not be reached as usual."""
+        groups = {
+            row.group
+            for row in self.tables.expected
+            if row.is_focus and (row.broker, row.seed) == (broker, seed)
+        }
+        return union(
+            each
+            for group in groups
+            for each in find_impaired(self.scenario, self.tables, broker, seed, group)
+        )
+
     def withholding(self, broker: str, seed: int) -> Accuracy | None:
         """Return how withholding fits to impairments; None where the links' states are unknown."""
         key = (broker, seed)
@@ -207,12 +242,10 @@ class Measures:
         return float(latencies.max() if kind == "max" else latencies.mean())
 
     def _grown(self, broker: str, seed: int, name: str) -> float:
-        rows = self.memory(broker, seed)
-        before = [row.rss_bytes for row in rows if row.at_s < 0]
-        since = [row.rss_bytes for row in rows if row.at_s >= 0]
-        if not before or not since:
+        grown = [each for _, each in self.growth(broker, seed)]
+        if not grown:
             return math.nan
-        return float((max(since) if name == "memory" else since[-1]) - before[-1])
+        return max(grown) if name == "memory" else grown[-1]
 
     @staticmethod
     def _withheld(name: str, found: list[Accuracy | None]) -> float:
@@ -279,7 +312,9 @@ def show(figure: str, value: float) -> str:
     if kind in LATENCIES:
         return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.1f} s"
     if kind in MEMORY:
-        return f"{value / 1e6:.1f} MB"
+        megabytes = value / 1e6
+        # Nothing has no sign.
+        return f"{megabytes:.0f} MB" if megabytes >= 100 else f"{round(megabytes, 1) + 0:.1f} MB"
     if kind in (SHARE_AS_FAST, "withheld_share"):
         return f"{100 * value:.1f} %"
     if kind == "withheld_outside":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from netem.outcomes import Tables
 from netem.profiles import Direction
@@ -14,7 +15,7 @@ from netem.records import (
     MessageRow,
     WithheldRow,
 )
-from netem.run_file import ProcessorShare, RunInfo
+from netem.run_file import ProcessorShare, RunInfo, write_run_info
 from netem.scenario import (
     Broker,
     HostPlan,
@@ -29,6 +30,7 @@ from netem.scenario import (
     TracePlan,
     Ways,
 )
+from netem.tables import Format, write_table
 
 BROKERS = ("adaptive", "mosquitto")
 
@@ -142,7 +144,9 @@ def whole_run(info: RunInfo = INFO) -> Tables:
                     tables.messages.append(row)
                     is_bad = 10 <= due < 20
                     if plan.payload_bytes > 10_000:
-                        at = (22.0 if is_ours else 25.0) + number / 10 if is_bad else due + 0.5
+                        # What is due when it ends waits for those before.
+                        waits = is_bad or due == 20
+                        at = (22.0 if is_ours else 25.0) + number / 10 if waits else due + 0.5
                     elif is_bad:
                         at = due + (0.2 if is_ours else 2.0)
                     else:
@@ -167,3 +171,14 @@ def with_scenario(info: RunInfo = INFO, **changes: object) -> RunInfo:
     """Return a run of the same scenario with something else."""
     scenario = dataclasses.replace(info.scenario, **changes)  # type: ignore[arg-type] # any field
     return dataclasses.replace(info, scenario=scenario)
+
+
+def write_run(folder: Path, info: RunInfo, tables: Tables, form: Format = Format.PARQUET) -> None:
+    """Write a run as the runner does."""
+    write_run_info(folder, info)
+    write_table(folder, MessageRow, tables.messages, form)
+    write_table(folder, DeliveryRow, tables.deliveries, form)
+    write_table(folder, ExpectedRow, tables.expected, form)
+    write_table(folder, MemoryRow, tables.memory, form)
+    write_table(folder, WithheldRow, tables.withheld, form)
+    write_table(folder, LinkRow, tables.links, form)
