@@ -142,6 +142,7 @@ def load_plugins(
     problems.extend(_conflicts(made))
     if problems:
         raise ConfigError(policy.file, problems)
+    _warn_of_blind_gate(made, policy.file)
     return LoadedPlugins(
         plugins=tuple(made.values()),
         gate=next((plugin.gate for plugin in made.values() if plugin.gate), None),
@@ -224,6 +225,22 @@ def _one_too_many(names: list[str], what: str) -> Iterable[ConfigProblem]:
     for name in names[1:]:
         yield ConfigProblem(
             f"plugins.{name}", f"a second {what} beside that of {names[0]}", f"one {what}"
+        )
+
+
+def _warn_of_blind_gate(made: Mapping[str, Plugin], file: str) -> None:
+    """Say so where a gate will know nothing of any path: it lets every message go, unnoticed."""
+    gates = [name for name, plugin in made.items() if plugin.gate is not None]
+    looking = (
+        plugin.sampler is not None and (plugin.gate is None or plugin.sampler.period is not None)
+        for plugin in made.values()
+    )
+    if gates and not any(looking):
+        logging.getLogger(f"penstock.{gates[0]}").warning(
+            "%s: no plugin under plugins finds out RTTs, so that %s lets every message go; name "
+            "one, such as probing",
+            file,
+            gates[0],
         )
 
 

@@ -189,6 +189,24 @@ def test_second_gate_is_refused() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("plugins", "is_told"),
+    [
+        ("{withholding: {}}", True),
+        ("{withholding: {profile: learned}}", True),
+        ("{withholding: {}, probing: {}}", False),
+        ("{probing: {}}", False),
+    ],
+)
+def test_a_gate_that_will_know_of_no_rtt_is_told(
+    plugins: str, *, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would let every message go without a word."""
+    load(plugins)
+    told = "policy.yaml: no plugin under plugins finds out RTTs, so that withholding lets every"
+    assert [message.startswith(told) for message in caplog.messages] == [True] * is_told
+
+
 @pytest.mark.usefixtures("example_plugins")
 def test_second_sink_of_a_name_is_refused() -> None:
     """The names of sinks are unique, whoever brings them."""

@@ -22,13 +22,17 @@ class PolicyMachine(HeldMachine):
     @initialize(
         policy=st.sampled_from(POLICIES),
         ordering=st.sampled_from(ORDERINGS),
+        priority=st.sampled_from([[], ["b"]]),
         version=st.sampled_from([4, 5]),
     )
-    def make(self, policy: PolicyName, ordering: Ordering, version: int) -> None:
+    def make(
+        self, policy: PolicyName, ordering: Ordering, priority: list[str], version: int
+    ) -> None:
         """On a path that is bad at first."""
         config = WithholdingConfig(
             policy=policy,
             ordering=ordering,
+            priority=priority,
             threshold_s=LARGE,
             threshold_l=0.5,
             profile={100: 1.0, LARGE: 10.0},
