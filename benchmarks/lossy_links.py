@@ -9,7 +9,8 @@ policy (T_Q 1 s, the example policy's other values; ``adaptive-learned`` is `ada
 (`CASES`). Most are good (20 ms each way, 20 Mbit/s) and bad in turn, all at the same times, drawn
 from a seed: exponential durations. Publishers beside each broker send 100 bytes every 0.5 s and
 1 MB every 5 s at QoS 1. Latency counts from the moment a message is due to its last byte at the
-subscriber. At the end the links become good, and what is missing after two minutes is lost.
+subscriber. At the end the links become good, small messages go on for 15 s, and what is missing
+after two minutes is lost.
 
 Side by side, all brokers of a seed take a tenth of a core, so they do not disturb each other; the
 table says what it was. Seeds run one after the other, or ``--at-once`` so many.

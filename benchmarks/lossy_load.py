@@ -42,6 +42,7 @@ class Stream:
         payload_bytes: length of each.
         period_seconds: between two.
         first_seconds: after the beginning; so that kinds do not fall together.
+        longer_seconds: for which it goes on after the end of a run.
     """
 
     name: str
@@ -49,13 +50,16 @@ class Stream:
     payload_bytes: int
     period_seconds: float
     first_seconds: float
+    longer_seconds: float = 0.0
 
     def count(self, seconds: float) -> int:
-        """Return how many are due in a run."""
-        return max(0, int((seconds - self.first_seconds) / self.period_seconds) + 1)
+        """Return how many are due in a run and after it."""
+        seconds += self.longer_seconds - self.first_seconds
+        return max(0, int(seconds / self.period_seconds) + 1)
 
 
-SMALL: Final = Stream("small", "alarms/1", 100, 0.5, 0.1)
+# What is held at the end of a run would else wait for news of its link until none is recent.
+SMALL: Final = Stream("small", "alarms/1", 100, 0.5, 0.1, longer_seconds=15.0)
 LARGE: Final = Stream("large", "pictures/1", 1_000_000, 5.0, 0.35)
 STREAMS: Final = {stream.name: stream for stream in (SMALL, LARGE)}
 BY_TOPIC: Final = {stream.topic: stream for stream in STREAMS.values()}

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
+from netem.engines import Engine
 from netem.errors import NetemError
 from netem.link_file import LinkPlan, read_link
 from netem.network import DEFAULT_CONGESTION_CONTROL, Link, Network
@@ -37,14 +38,19 @@ def link(
     congestion_control: Annotated[
         str, typer.Option(help="Of TCP connections on both hosts.")
     ] = DEFAULT_CONGESTION_CONTROL,
-    seed: Annotated[int, typer.Option(help="Of which packets are lost.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of which packets are lost, with tun.")] = 0,
+    engine: Annotated[
+        Engine, typer.Option(help="What makes the link; auto is tun wherever it can be.")
+    ] = Engine.AUTO,
 ) -> None:
     """Hold two hosts and a link until Ctrl-C; names of profiles on standard input change it."""
     plan = read_link(file)
-    # Python's own way of ending by SIGTERM would leave no time to say goodbye.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Python's own way of ending by SIGTERM would leave no time to say goodbye, and a shell without
+    # a terminal starts what is in its background with SIGINT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
-        with Network(seed=seed, congestion_control=congestion_control) as network:
+        with Network(seed=seed, congestion_control=congestion_control, engine=engine) as network:
             server, client = network.host("server"), network.host("client")
             made = network.link(server, client, plan.begin)
             for host, address in ((server, made.server_address), (client, made.client_address)):
@@ -110,10 +116,13 @@ def _hold(made: Link, plan: LinkPlan) -> None:
             *whole, rest = (rest + data).split(b"\n")
             for line in whole:
                 name = line.decode(errors="replace").strip()
-                if name in plan.profiles:
-                    made.switch(plan.profiles[name])
-                else:
+                if name not in plan.profiles:
                     _say(f"profile: read {name!r}; allowed: {', '.join(plan.profiles)}")
+                    continue
+                try:
+                    made.switch(plan.profiles[name])
+                except NetemError as error:  # the engine cannot; the link stays what it is
+                    _say(str(error))
 
 
 def _say(line: str) -> None:

@@ -43,6 +43,11 @@ class OnOff:
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}: read {getattr(self, name)}; allowed: above 0")
 
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """What the link may become."""
+        return self.good, self.bad
+
     def steps(self) -> Iterator[tuple[float, Profile]]:
         """Yield seconds since the beginning and what the link becomes then, without an end."""
         rng = random.Random(self.seed)  # noqa: S311 - no secret

@@ -1,11 +1,14 @@
-"""Carries packets between pairs of TUN devices: the process that is the links of a network.
+"""The process that is the links of a network.
+
+It carries packets between pairs of TUN devices, or tells the kernel when links that the kernel
+carries change (`netem.tc_link`).
 
 `netem.network` starts it and tells it what to do on its standard input (`netem.messages`). It
 ends with that input, however the other program ended, and takes the network down with it: its
 devices go with its file descriptors, the namespaces and what runs in them are removed.
 
-Packets are whole IP packets of at most `MTU_BYTES`: without segmentation offload, so that a loss
-is the loss of what a wire would have lost.
+What it carries are whole IP packets of at most `MTU_BYTES`: without segmentation offload, so that
+a loss is the loss of what a wire would have lost.
 """
 
 from __future__ import annotations
@@ -20,17 +23,19 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Iterator
 from itertools import count
 from math import inf
 from typing import Final, TypeAlias
 
 from pydantic import ValidationError
 
-from netem.channel import Channel
-from netem.messages import ANSWER, REQUEST, Add, Answer, Follow, Switch, Tell
+from netem.channel import Channel, Counts
+from netem.errors import NetemError
+from netem.messages import ANSWER, REQUEST, Add, AddTc, Answer, Follow, Request, Switch, Tell
 from netem.namespaces import remove_namespaces
 from netem.profiles import Direction, Profile
+from netem.schedule import Schedule
+from netem.tc_link import TcLink, Wires
 
 MTU_BYTES: Final = 1500
 """Of the devices: Ethernet's, and the kernel's default for TUN."""
@@ -42,11 +47,6 @@ IFF_NO_PI: Final = 0x1000
 
 PACKETS_AT_A_TIME: Final = 64
 """Read from one device before others get their turn."""
-
-MAX_LOG: Final = 100_000
-"""Changes of one link that are remembered, the newest."""
-
-Steps: TypeAlias = Iterator[tuple[float, Profile]]
 
 
 def open_tun(name: str) -> int:
@@ -127,47 +127,27 @@ class TunLink:
     Attributes:
         upstream: from the client's device to the server's.
         downstream: from the server's to the client's.
-        log: (monotonic seconds, name of the profile) of each change.
-        changes: how often `follow` or `switch` were called: a timer of an older plan is void.
+        schedule: when they change.
     """
 
     def __init__(self, server: int, client: int, profile: Profile, seed: str) -> None:
         self.upstream = Way(client, server, profile.upstream, f"{seed} upstream")
         self.downstream = Way(server, client, profile.downstream, f"{seed} downstream")
-        self.log = [(time.monotonic(), profile.name)]
-        self.plan = 0
-        self._steps: Steps | None = None
-        self._begin_at = 0.0
-        self._next: tuple[float, Profile] | None = None
+        self.schedule = Schedule(profile, self._become, time.monotonic())
 
-    def switch(self, profile: Profile, now: float) -> None:
-        """Become another link now, and stay so."""
-        self.plan += 1
-        self._next = self._steps = None
-        self._become(profile, now)
+    def check(self, profile: Profile) -> None:
+        """Check that the link can become so, as it always can."""
 
-    def follow(self, steps: Steps, begin_at: float) -> None:
-        """Change as a plan says whose times count from `begin_at`."""
-        self.plan += 1
-        self._steps, self._begin_at = steps, begin_at
-        self._next = next(steps, None)
-
-    def step(self, now: float) -> float:
-        """Do the changes that are due; return when the next one is, infinite for none."""
-        steps = self._steps
-        while self._next is not None and steps is not None:
-            at, profile = self._next
-            if self._begin_at + at > now:
-                return self._begin_at + at
-            self._become(profile, now)
-            self._next = next(steps, None)
-        return inf
+    def counts(self) -> tuple[Counts, Counts]:
+        """Return what became of the packets: towards the server, and towards the client."""
+        return self.upstream.channel.counts, self.downstream.channel.counts
 
     def _become(self, profile: Profile, now: float) -> None:
         self.upstream.channel.change(profile.upstream, now)
         self.downstream.channel.change(profile.downstream, now)
-        self.log.append((now, profile.name))
-        del self.log[:-MAX_LOG]
+
+
+AnyLink: TypeAlias = TunLink | TcLink
 
 
 class Forwarder:
@@ -183,9 +163,10 @@ class Forwarder:
         self._requests = requests
         self._answers = answers
         self._rest = b""
-        self._links: dict[int, TunLink] = {}
+        self._links: dict[int, AnyLink] = {}
+        self._wires: dict[str, Wires] = {}
         self._ways: dict[int, Way] = {}
-        self._timers: list[tuple[float, int, Way | tuple[TunLink, int]]] = []
+        self._timers: list[tuple[float, int, Way | tuple[AnyLink, int]]] = []
         self._number = count()
         self._poller = select.epoll()
         os.set_blocking(requests, False)
@@ -222,7 +203,7 @@ class Forwarder:
             at, _, what = heapq.heappop(timers)
             if isinstance(what, tuple):
                 link, plan = what
-                if link.plan == plan:
+                if link.schedule.plan == plan:
                     self._step(link, now)
             elif what.wakes_at == at:  # else another timer of it was sooner
                 what.wakes_at = inf
@@ -235,13 +216,14 @@ class Forwarder:
             way.wakes_at = at
             heapq.heappush(self._timers, (at, next(self._number), way))
 
-    def _step(self, link: TunLink, now: float) -> None:
-        at = link.step(now)
-        # Packets that have waited for a slow rate may be due sooner now.
-        self._arm(link.upstream)
-        self._arm(link.downstream)
+    def _step(self, link: AnyLink, now: float) -> None:
+        at = link.schedule.step(now)
+        if isinstance(link, TunLink):
+            # Packets that have waited for a slow rate may be due sooner now.
+            self._arm(link.upstream)
+            self._arm(link.downstream)
         if at < inf:
-            heapq.heappush(self._timers, (at, next(self._number), (link, link.plan)))
+            heapq.heappush(self._timers, (at, next(self._number), (link, link.schedule.plan)))
 
     def _take_requests(self) -> bool:
         """Answer what is asked; return whether more may come."""
@@ -253,28 +235,42 @@ class Forwarder:
 
     def _answer(self, line: bytes) -> Answer:
         try:
-            request = REQUEST.validate_json(line)
-            if isinstance(request, Add):
-                self._add(request)
-                return Answer()
-            link = self._links[request.link]
-            now = time.monotonic()
-            match request:
-                case Switch():
-                    link.switch(request.profile, now)
-                    self._step(link, now)
-                case Follow():
-                    link.follow(request.changes.steps(), request.begin_at)
-                    self._step(link, now)
-                case Tell():
-                    return Answer(
-                        log=link.log,
-                        upstream=link.upstream.channel.counts,
-                        downstream=link.downstream.channel.counts,
-                    )
-        except (ValidationError, KeyError, OSError) as error:
+            return self._do(REQUEST.validate_json(line))
+        except NetemError as error:
             return Answer(error=str(error))
+        except (ValidationError, KeyError, OSError) as error:
+            return Answer(error=f"link: {error}")
+
+    def _do(self, request: Request) -> Answer:
+        now = time.monotonic()
+        match request:
+            case Add():
+                self._add(request)
+            case AddTc():
+                self._add_tc(request)
+            case Switch():
+                link = self._links[request.link]
+                link.check(request.profile)
+                link.schedule.switch(request.profile, now)
+                self._step(link, now)
+            case Follow():
+                link = self._links[request.link]
+                for profile in request.changes.profiles:
+                    link.check(profile)
+                link.schedule.follow(request.changes.steps(), request.begin_at)
+                self._step(link, now)
+            case Tell():
+                link = self._links[request.link]
+                upstream, downstream = link.counts()
+                return Answer(log=link.schedule.log, upstream=upstream, downstream=downstream)
         return Answer()
+
+    def _add_tc(self, request: AddTc) -> None:
+        wires = self._wires.get(request.wires)
+        if wires is None:
+            wires = self._wires[request.wires] = Wires(request.wires)
+        now = time.monotonic()
+        self._links[request.link] = TcLink(request.link, wires, request.hosts, request.profile, now)
 
     def _add(self, request: Add) -> None:
         server = open_tun(request.devices[0])
@@ -302,6 +298,8 @@ def main() -> None:
         Forwarder(0, 1).run()
     except BrokenPipeError:  # whoever asked has ended
         pass
+    except NetemError as error:  # the kernel has refused a change for which it was not asked now
+        sys.exit(f"netem: {error}")
     finally:
         remove_namespaces(sys.argv[1])
 

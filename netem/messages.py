@@ -6,7 +6,7 @@ The forwarder answers each request with one `Answer`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import TypeAdapter
 
@@ -35,6 +35,26 @@ class Add:
     profile: Profile
     seed: str
     do: Literal["add"] = "add"
+
+
+@dataclass(frozen=True, slots=True)
+class AddTc:
+    """Make a link of veth devices, whose ends in the hosts are called ``link`` and the number.
+
+    Attributes:
+        link: its number.
+        wires: namespace of the links.
+        hosts: those of the server and the client.
+        profile: to begin with.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _CONFIG
+
+    link: int
+    wires: str
+    hosts: tuple[str, str]
+    profile: Profile
+    do: Literal["add_tc"] = "add_tc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +113,6 @@ class Answer:
     downstream: Counts | None = None
 
 
-REQUEST: Final[TypeAdapter[Add | Switch | Follow | Tell]] = TypeAdapter(
-    Add | Switch | Follow | Tell
-)
+Request: TypeAlias = Add | AddTc | Switch | Follow | Tell
+REQUEST: Final[TypeAdapter[Request]] = TypeAdapter(Request)
 ANSWER: Final = TypeAdapter(Answer)

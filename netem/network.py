@@ -10,11 +10,15 @@
         link.switch(LOSSY)
 
 A host is a network namespace: processes in it see its devices, addresses and ports alone. A link
-is a TUN device in either host, and a forwarder in user space between them (`netem.forwarder`):
-it needs root and /dev/net/tun, and nothing that a kernel may have been built without.
+is by default a TUN device in either host, and a forwarder in user space between them
+(`netem.forwarder`): it needs root and /dev/net/tun, and nothing that a kernel may have been built
+without. With the engine `tc` it is the kernel's (`netem.tc_link`).
 
-A program may choose the congestion control of a socket itself (TCP_CONGESTION); a host has one
-for all others.
+Hosts that a link joins reach each other by the `Host.address` of either; `Network.route` makes
+hosts between others pass packets on, so that all reach each other which links connect.
+
+A host's congestion control is that of all TCP connections of its processes; a program may choose
+another for a socket (TCP_CONGESTION), without privileges one that the machine allows everybody.
 """
 
 from __future__ import annotations
@@ -32,8 +36,9 @@ from typing import IO, Any, Final, Self
 from netem.changes import Changes
 from netem.channel import Counts
 from netem.congestion_control import set_congestion_control
+from netem.engines import Engine, choose_engine
 from netem.errors import NetemError
-from netem.messages import ANSWER, REQUEST, Add, Answer, Follow, Switch, Tell
+from netem.messages import ANSWER, REQUEST, Add, AddTc, Answer, Follow, Request, Switch, Tell
 from netem.namespaces import (
     own_prefix,
     remove_leftovers,
@@ -42,6 +47,7 @@ from netem.namespaces import (
     run_ip,
 )
 from netem.profiles import Profile
+from netem.routes import End, first_ends
 
 DEFAULT_CONGESTION_CONTROL: Final = "cubic"
 """Linux's own default, whatever this machine's is: runs can be compared."""
@@ -52,6 +58,14 @@ not hold a sender up as a wire would, it drops; this is a full window of fast TC
 
 STOP_SECONDS: Final = 5.0
 """What a process gets to end after SIGTERM."""
+
+# RFC 2544's addresses for tests of networks, which nobody routes: the lower half for links, four
+# for each, the upper one for hosts.
+FIRST_LINK_ADDRESS: Final = (198 << 24) + (18 << 16)
+FIRST_HOST_ADDRESS: Final = (198 << 24) + (19 << 16)
+HOSTS: Final = "198.19.0.0/16"
+MAX_HOSTS: Final = (1 << 16) - 1
+MAX_LINKS: Final = 1 << 14
 
 FOLDER: Final = Path(__file__).resolve().parent.parent
 """Where the package is: the forwarder runs the same."""
@@ -66,11 +80,14 @@ class Host:
     Attributes:
         name: as it was given.
         namespace: name of its network namespace, as for ``ip netns exec``.
+        address: its own IPv4 address, for hosts that a link joins to it, and after
+            `Network.route` for all that may reach it.
     """
 
-    def __init__(self, name: str, namespace: str) -> None:
+    def __init__(self, name: str, namespace: str, address: str) -> None:
         self.name = name
         self.namespace = namespace
+        self.address = address
         self._processes: list[subprocess.Popen[Any]] = []
 
     def popen(
@@ -180,18 +197,29 @@ class Network:
     """
 
     def __init__(
-        self, *, seed: int = 0, congestion_control: str = DEFAULT_CONGESTION_CONTROL
+        self,
+        *,
+        seed: int = 0,
+        congestion_control: str = DEFAULT_CONGESTION_CONTROL,
+        engine: str = Engine.AUTO,
     ) -> None:
         """Make a description; nothing happens before the context is entered.
 
         Args:
-            seed: of the links' chance: which packets are lost, and how late they are.
+            seed: of the links' chance: which packets are lost, and how late they are. Of the
+                engine `tun`; the kernel draws as it likes.
             congestion_control: of hosts that name no other.
+            engine: what makes links: a name of `netem.engines.Engine`.
         """
         self._seed = seed
         self._congestion_control = congestion_control
+        self._asked_engine = engine
+        self._engine = Engine.AUTO
         self._prefix = f"{own_prefix()}{next(_networks)}-"
+        self._wires = f"{self._prefix}@wires"  # no host is called so
         self._hosts: dict[str, Host] = {}
+        self._ends: dict[str, list[End]] = {}
+        self._is_routed = True
         self._links = itertools.count()
         self._forwarder: _Forwarder | None = None
 
@@ -202,8 +230,12 @@ class Network:
             NetemError: networks cannot be made here; the text says why.
         """
         require_root()
+        self._engine = choose_engine(self._asked_engine)
         remove_leftovers()
         self._forwarder = _Forwarder(self._prefix)
+        if self._engine is Engine.TC:
+            run_ip("netns", "add", self._wires)
+            _set_up_namespace(self._wires)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -212,9 +244,10 @@ class Network:
             for host in self._hosts.values():
                 host.end_processes()
         finally:
-            remove_namespaces(self._prefix)
+            # First, so that it changes no link any more that is being taken down.
             if self._forwarder is not None:
                 self._forwarder.close()
+            remove_namespaces(self._prefix)
 
     @property
     def forwarder_pid(self) -> int:
@@ -235,12 +268,20 @@ class Network:
             raise NetemError(f"host: read {name!r}; allowed: a name that no other host has")
         if not name or not all(each.isalnum() or each in "-_." for each in name):
             raise NetemError(f"host: read {name!r}; allowed: letters, digits, '.', '-' and '_'")
+        if len(self._hosts) == MAX_HOSTS:
+            raise NetemError(f"host: read one more; allowed: {MAX_HOSTS}")
         self._running()
         namespace = self._prefix + name
+        address = _dotted(FIRST_HOST_ADDRESS + len(self._hosts) + 1)
         run_ip("netns", "add", namespace)
-        host = self._hosts[name] = Host(name, namespace)
-        run_ip("-netns", namespace, "link", "set", "lo", "up")
-        self._set_up_tcp(host, congestion_control or self._congestion_control)
+        host = self._hosts[name] = Host(name, namespace, address)
+        self._ends[name] = []
+        run_ip(
+            *("-netns", namespace, "-batch", "-"),
+            lines=f"address add {address} dev lo\nlink set lo up\n",
+        )
+        _set_up_namespace(namespace)
+        set_congestion_control(congestion_control or self._congestion_control, host.run)
         return host
 
     def link(self, server: Host, client: Host, profile: Profile) -> Link:
@@ -252,47 +293,110 @@ class Network:
             profile: the link to begin with.
 
         Raises:
-            NetemError: the devices cannot be had.
+            NetemError: it is one host, the devices cannot be had, or the kernel has not what the
+                profile needs of it.
         """
+        if server is client:
+            raise NetemError(f"link: read {server.name!r} twice; allowed: two hosts")
         number = next(self._links)
+        if number == MAX_LINKS:
+            raise NetemError(f"link: read one more; allowed: {MAX_LINKS}")
         forwarder = self._running()
+        device = f"link{number}"
+        hosts = (server, client)
+        if self._engine is Engine.TC:
+            namespaces = (server.namespace, client.namespace)
+            forwarder.ask(AddTc(number, self._wires, namespaces, profile))
+        else:
+            self._add_tun(number, hosts, profile)
+        base = FIRST_LINK_ADDRESS + 4 * number
+        addresses = tuple(_dotted(base + n) for n in (1, 2))
+        for host, peer, (own, other) in zip(
+            hosts, hosts[::-1], (addresses, addresses[::-1]), strict=True
+        ):
+            end = End(device, peer.name, other)
+            self._ends[host.name].append(end)
+            self._set_up_end(host, own, end, peer)
+        self._is_routed = False
+        return Link(number, addresses[0], addresses[1], forwarder)
+
+    def address(self, source: Host, destination: Host) -> str:
+        """Return the address by which one host reaches another, over whatever hosts are between.
+
+        Raises:
+            NetemError: no links connect them.
+        """
+        ends = self._ends[source.name]
+        if source is destination or any(end.peer == destination.name for end in ends):
+            return destination.address
+        if destination.name not in first_ends(source.name, self._ends):
+            raise NetemError(
+                f"no links connect host {source.name!r} with host {destination.name!r}"
+            )
+        if not self._is_routed:
+            self.route()
+        return destination.address
+
+    def route(self) -> None:
+        """Make all hosts reach each other that links connect, over the fewest links.
+
+        To be called after the last link; may be repeated after further ones. Of several ways with
+        as few links, it is the one over those that were made first.
+
+        Raises:
+            NetemError: the kernel refuses it.
+        """
+        for name, ends in self._ends.items():
+            host = self._hosts[name]
+            if len(ends) == 1:
+                # Whatever host there is, the only way is this.
+                lines = [_route("replace", HOSTS, ends[0], host)]
+            else:
+                firsts = first_ends(name, self._ends)
+                lines = [
+                    _route("replace", self._hosts[far].address, end, host)
+                    for far, end in firsts.items()
+                    if far != end.peer
+                ]
+                host.run(["sh", "-ec", "echo 1 > /proc/sys/net/ipv4/ip_forward"])
+            run_ip("-netns", host.namespace, "-batch", "-", lines="".join(lines))
+        self._is_routed = True
+
+    def _add_tun(self, number: int, hosts: tuple[Host, Host], profile: Profile) -> None:
+        """Make the devices of a link of the engine tun, and move them to its hosts."""
         # Until they are moved, the devices are seen by the whole machine: 15 bytes, no two alike.
         devices = (f"pnst{os.getpid()}.{next(_devices)}", f"pnst{os.getpid()}.{next(_devices)}")
-        forwarder.ask(Add(number, devices, profile, f"{self._seed} {number}"))
-        # RFC 2544's addresses for tests of networks, which nobody routes: four for each link.
-        base = (198 << 24) + (18 << 16) + 4 * number
-        addresses = tuple(_dotted(base + n) for n in (1, 2))
-        for host, device, (own, peer) in zip(
-            (server, client), devices, (addresses, addresses[::-1]), strict=True
-        ):
-            run_ip("link", "set", device, "netns", host.namespace, "name", f"link{number}")
-            run_ip(
-                *("-netns", host.namespace, "-batch", "-"),
-                lines=f"address add {own} peer {peer} dev link{number}\n"
-                f"link set link{number} txqueuelen {DEVICE_QUEUE_PACKETS} up\n",
-            )
-        return Link(number, addresses[0], addresses[1], forwarder)
+        self._running().ask(Add(number, devices, profile, f"{self._seed} {number}"))
+        run_ip(
+            *("-batch", "-"),
+            lines="".join(
+                f"link set {device} netns {host.namespace} name link{number}\n"
+                for host, device in zip(hosts, devices, strict=True)
+            ),
+        )
+
+    def _set_up_end(self, host: Host, own_address: str, end: End, peer: Host) -> None:
+        """Give a host its address on a link, and the way to the other host."""
+        device = end.device
+        lines = [
+            f"address add {own_address} peer {end.peer_address} dev {device}",
+            f"link set {device} txqueuelen {DEVICE_QUEUE_PACKETS}",
+        ]
+        if self._engine is Engine.TC:
+            # Neither questions of ARP among the packets that are counted, nor segments that are
+            # cut behind what counts and loses them.
+            lines += [
+                f"link set {device} gso_max_segs 1 address {_mac(own_address)}",
+                f"neighbour add {end.peer_address} lladdr {_mac(end.peer_address)} dev {device}",
+            ]
+        # Of several links between two hosts, the first is the way.
+        lines += [f"link set {device} up", _route("append", peer.address, end, host)]
+        run_ip("-netns", host.namespace, "-batch", "-", lines="\n".join(lines))
 
     def _running(self) -> _Forwarder:
         if self._forwarder is None:
             raise NetemError("the network is not up: enter its context first")
         return self._forwarder
-
-    def _set_up_tcp(self, host: Host, congestion_control: str) -> None:
-        # What a namespace's processes see under /proc/sys/net is the namespace's own.
-        settings = {
-            # No neighbour discovery among the packets that are counted.
-            "net/ipv6/conf/all/disable_ipv6": "1",
-            "net/ipv6/conf/default/disable_ipv6": "1",
-            # A connection does not begin with what an earlier one has learned of the link.
-            "net/ipv4/tcp_no_metrics_save": "1",
-        }
-        lines = [
-            f"! [ -e /proc/sys/{key} ] || echo {value} > /proc/sys/{key}"
-            for key, value in settings.items()
-        ]
-        host.run(["sh", "-ec", "\n".join(lines)])
-        set_congestion_control(congestion_control, host.run)
 
 
 class _Forwarder:
@@ -307,7 +411,7 @@ class _Forwarder:
         )
         self.pid = self._process.pid
 
-    def ask(self, request: Add | Switch | Follow | Tell) -> Answer:
+    def ask(self, request: Request) -> Answer:
         """Return the answer to a request.
 
         Raises:
@@ -326,13 +430,43 @@ class _Forwarder:
             raise NetemError("the forwarder has ended")
         answer = ANSWER.validate_json(line)
         if answer.error is not None:
-            raise NetemError(f"{request.do}: {answer.error}")
+            raise NetemError(answer.error)
         return answer
 
     def close(self) -> None:
         """End it; what is under way is lost."""
         with contextlib.suppress(OSError):
             self._process.communicate()
+
+
+def _set_up_namespace(namespace: str) -> None:
+    # What a namespace's processes see under /proc/sys/net is the namespace's own.
+    settings = {
+        # No neighbour discovery among the packets that are counted.
+        "net/ipv6/conf/all/disable_ipv6": "1",
+        "net/ipv6/conf/default/disable_ipv6": "1",
+        # Where two ways are as short, there and back may be different.
+        "net/ipv4/conf/all/rp_filter": "0",
+        "net/ipv4/conf/default/rp_filter": "0",
+        # A connection does not begin with what an earlier one has learned of the link.
+        "net/ipv4/tcp_no_metrics_save": "1",
+    }
+    lines = [
+        f"! [ -e /proc/sys/{key} ] || echo {value} > /proc/sys/{key}"
+        for key, value in settings.items()
+    ]
+    run_ip("netns", "exec", namespace, "sh", "-ec", "\n".join(lines))
+
+
+def _route(verb: str, destination: str, end: End, host: Host) -> str:
+    """Return the command that makes a host reach others by a link, as who it is everywhere."""
+    way = f"via {end.peer_address} dev {end.device} src {host.address}"
+    return f"route {verb} {destination} {way}\n"
+
+
+def _mac(address: str) -> str:
+    """Return the hardware address of the device that has an IPv4 address: a local one."""
+    return "02:00:" + ":".join(f"{int(byte):02x}" for byte in address.split("."))
 
 
 def _dotted(address: int) -> str:

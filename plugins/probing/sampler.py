@@ -15,9 +15,11 @@ have subscribed to be probed. So none may overrule the others for good:
    the kernel leaves retransmitted segments out of its RTT. A high estimate that nothing renews
    is gone after `max_age_seconds`, and the other sources speak alone.
    One exception: the kernel's RTT is smoothed, so that on a quiet connection it stays high for
-   seconds after the path has become good. While it falls, each RTT that went into it was lower;
-   and an acknowledgement of MQTT carries one of TCP, which was no slower. So a falling estimate
-   of the kernel does not count beside a lower one that came since the look before.
+   seconds after the path has become good, and is looked at but once in a period. An
+   acknowledgement of MQTT carries one of TCP, which was no slower: what came since the look is
+   newer, and what is lower shows the path as it is. While the kernel's falls from look to look,
+   each RTT that went into it was lower, too. So an estimate of the kernel does not count beside a
+   lower one that came since the look or, where that found it fallen, since the look before.
 4. Where none counts, `rtt_latest` is None: gates deliver, and what they deliver is the probe.
 5. The other fields of the link are those of the same source, so that the least RTT of a relay
    is never compared with the RTT of the whole path. `rtt_bytes` is 0 for the kernel and the
@@ -112,10 +114,12 @@ class SubscriberPath:
                 and (largest is None or source.latest > largest.latest)
             ):
                 largest = source
-        since = self.falling_since
-        if largest is None or largest.name != KERNEL or since is None:
+        if largest is None or largest.name != KERNEL or len(self.sources) == 1:
             return largest
-        newer = (s for s in self.sources if s is not largest and (s.updated_at or 0.0) > since)
+        since = largest.updated_at if self.falling_since is None else self.falling_since
+        newer = (
+            s for s in self.sources if s is not largest and (s.updated_at or 0.0) > (since or 0.0)
+        )
         return max(newer, key=lambda source: source.latest, default=largest)
 
 

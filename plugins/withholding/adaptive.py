@@ -84,8 +84,10 @@ class AdaptivePolicy(Policy):
             # Another congestion than the last: how bad it is, only this packet tells.
             level = max(level, OVERDUE_RATIO * overdue)
         to_latency = situation.size_ratio / 2
-        slowness = history.slowness(situation.now, situation.probe_period)
-        congested = max(to_latency * level, situation.n_bytes * slowness)
+        congested = to_latency * level
+        if situation.n_bytes:
+            slowness = history.slowness(situation.now, situation.probe_period, level)
+            congested = max(congested, situation.n_bytes * slowness)
         calm = situation.threshold_l / 2
         if history.after_calm is not None:
             calm = to_latency * history.after_calm

@@ -190,15 +190,18 @@ class CongestionHistory:
         else:
             self._follow_losses(look)
 
-    def slowness(self, now: float, recent_seconds: float) -> float:
+    def slowness(self, now: float, recent_seconds: float, level: float) -> float:
         """Return the time for a byte of a long transfer in congestion, seconds.
 
         Args:
             now: monotonic seconds.
             recent_seconds: for which a full pipe's rate tells of the path as it is.
+            level: RTT in this congestion, seconds, for what is supposed before the first look.
         """
         if self.full_rate is not None and now - self.full_rate_at <= recent_seconds:
             return 1 / self.full_rate
+        if not self.seconds_per_byte:
+            return seconds_per_byte(level, 0.0, SUPPOSED_LOST / SUPPOSED_SEGMENTS)
         return self.seconds_per_byte
 
     def calm_slowness(self) -> float:

@@ -39,7 +39,7 @@ def test_brokers_are_compared_on_real_links(
     for run in runs:
         assert run["lost"] == 0
         streams = [arrival["stream"] for arrival in run["arrivals"]]
-        assert (streams.count("small"), streams.count("large")) == (20, 2)
+        assert (streams.count("small"), streams.count("large")) == (50, 2)
         assert {name for _, name in run["link_log"]} == {"good", "lossy"}
         assert run["packets"]["downstream"]["lost"] > 0
 

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from netem.changes import OnOff, Trace
 from netem.channel import Counts
-from netem.messages import ANSWER, REQUEST, Add, Answer, Follow, Switch, Tell
+from netem.messages import ANSWER, REQUEST, Add, AddTc, Answer, Follow, Request, Switch, Tell
 from netem.profiles import GOOD, LOSSY, OPEN, Bursts, Direction, Profile
 
 BURSTY = Profile("bursty", Direction(loss=Bursts(0.1, 0.5)), Direction(0.1, 1e6, queue_bytes=9))
@@ -15,13 +15,14 @@ BURSTY = Profile("bursty", Direction(loss=Bursts(0.1, 0.5)), Direction(0.1, 1e6,
     "request_",
     [
         Add(3, ("one", "two"), BURSTY, "1 3"),
+        AddTc(3, "wires", ("cloud", "edge"), BURSTY),
         Switch(3, LOSSY),
         Follow(3, OnOff(GOOD, LOSSY, 1.5, 2.5, 9), 12.5),
         Follow(3, Trace((0.0, 1.0), (OPEN, BURSTY), 4.0), 12.5),
         Tell(3),
     ],
 )
-def test_a_request_is_read_as_it_was_written(request_: Add | Switch | Follow | Tell) -> None:
+def test_a_request_is_read_as_it_was_written(request_: Request) -> None:
     """One line holds it whole, whatever kind it is."""
     line = REQUEST.dump_json(request_)
     assert b"\n" not in line

@@ -13,10 +13,11 @@ import pytest
 from netem import network as network_module
 from netem.changes import OnOff, Trace
 from netem.channel import Counts
+from netem.congestion_control import ALLOWED, AVAILABLE
 from netem.errors import NetemError
-from netem.namespaces import FOLDER, own_prefix
+from netem.namespaces import FOLDER, NAME_PREFIX, own_prefix
 from netem.network import Host, Link, Network
-from netem.profiles import GOOD, LOSSY, OPEN, Direction, Profile
+from netem.profiles import OPEN, Direction, Profile
 from tests.helpers.networks import NEEDS_ROOT
 
 pytestmark = NEEDS_ROOT
@@ -57,7 +58,7 @@ OWNER = """
 import sys, time
 from netem.network import Network
 from netem.profiles import OPEN
-with Network() as network:
+with Network(engine=sys.argv[1]) as network:
     cloud, edge = network.host("cloud"), network.host("edge")
     network.link(cloud, edge, OPEN)
     sleeping = cloud.popen(["sleep", "1000"])
@@ -67,10 +68,29 @@ with Network() as network:
 """A program with a network that it holds until it is ended."""
 
 
+SLOW = Profile("slow", Direction(rate=1e6), Direction(rate=1e6))
+SLOWER = Profile("slower", Direction(rate=5e5), Direction(rate=5e5))
+"""What each engine can carry on each kernel."""
+
+
+@pytest.fixture(params=["tun", "tc"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """What makes links."""
+    name: str = request.param
+    return name
+
+
 @pytest.fixture
 def network() -> Iterator[Network]:
-    """A network without hosts."""
+    """A network without hosts, its links made by tun."""
     with Network(seed=1) as made:
+        yield made
+
+
+@pytest.fixture
+def either_network(engine: str) -> Iterator[Network]:
+    """A network without hosts, of each engine."""
+    with Network(seed=1, engine=engine) as made:
         yield made
 
 
@@ -139,6 +159,19 @@ def test_tcp_carries_bytes_unchanged_over_whatever_link(network: Network, profil
         assert downstream.overtaking > 0
 
 
+def test_tcp_goes_as_fast_as_the_link_of_either_engine(either_network: Network) -> None:
+    """What is sent comes back whole, in packets of Ethernet's size, all of them counted."""
+    cloud, edge, link = joined(either_network, SLOW)
+    start_echo(cloud)
+    began_at = time.monotonic()
+    assert edge.run(python(CLIENT, link.server_address, "300000")) == "same\n"
+    assert time.monotonic() - began_at > 0.25
+    for counts in link.counts():
+        assert counts.taken >= 300_000 / 1_460
+        assert counts.delivered + counts.dropped == pytest.approx(counts.taken, abs=5)
+        assert (counts.lost, counts.duplicated) == (0, 0)
+
+
 def test_each_direction_loses_its_own_share(network: Network) -> None:
     """Of 1,500 datagrams each way, 20 % are lost upstream and none downstream."""
     cloud, edge, link = joined(network, Profile("up", Direction(loss=0.2), Direction()))
@@ -155,8 +188,9 @@ def test_each_direction_loses_its_own_share(network: Network) -> None:
     assert downstream.lost == 0
 
 
-def test_hosts_are_alone_but_for_their_links(network: Network) -> None:
+def test_hosts_are_alone_but_for_their_links(either_network: Network) -> None:
     """A host has loopback and its links, and no way anywhere else."""
+    network = either_network
     cloud, edge, link = joined(network, OPEN)
     network.host("far")
     second = network.link(cloud, network.host("near"), OPEN)
@@ -165,6 +199,76 @@ def test_hosts_are_alone_but_for_their_links(network: Network) -> None:
     assert edge.run(["ls", "/sys/class/net"]).split() == ["link0", "lo"]
     with pytest.raises(NetemError, match="unreachable"):
         edge.run(python(DATAGRAMS, second.client_address, "1"))
+
+
+def echoes(host: Host, address: str) -> bool:
+    """Say whether a connection to the address carries bytes there and back."""
+    return host.run(python(CLIENT, address, "20000")) == "same\n"
+
+
+def test_hosts_that_a_link_joins_reach_each_other(either_network: Network) -> None:
+    """By the address of the host, without being asked to pass anything on."""
+    cloud, edge, _ = joined(either_network, OPEN)
+    assert either_network.address(edge, cloud) == cloud.address
+    start_echo(cloud)
+    assert echoes(edge, cloud.address)
+
+
+def test_hosts_reach_each_other_over_hosts_in_between(either_network: Network) -> None:
+    """A connection over three links of different rates; each host is the same to all others."""
+    network = either_network
+    names = ("sensors", "gateway", "relay", "cloud")
+    sensors, gateway, relay, cloud = (network.host(name) for name in names)
+    links = [
+        network.link(gateway, sensors, SLOW),
+        network.link(relay, gateway, SLOWER),
+        network.link(cloud, relay, OPEN),
+    ]
+    network.route()
+    assert len({host.address for host in (sensors, gateway, relay, cloud)}) == 4
+    for server, client in ((cloud, sensors), (sensors, cloud), (relay, sensors)):
+        assert network.address(client, server) == server.address
+        start_echo(server)
+        assert echoes(client, server.address)
+    for link in links:
+        assert min(counts.delivered for counts in link.counts()) > 20
+
+
+def test_a_connection_over_two_impaired_links_is_mended_end_to_end(network: Network) -> None:
+    """Delay and loss of both add up; what either loses is sent again by the first host."""
+    sensors, gateway, cloud = (network.host(name) for name in ("sensors", "gateway", "cloud"))
+    near, far = Direction(0.002, loss=0.02), Direction(0.005, 2e6, jitter=0.002, loss=0.05)
+    links = [
+        network.link(gateway, sensors, Profile("near", near, near)),
+        network.link(cloud, gateway, Profile("far", far, far)),
+    ]
+    # It is enough to ask for the address.
+    address = network.address(sensors, cloud)
+    start_echo(cloud)
+    assert sensors.run(python(CLIENT, address, "300000")) == "same\n"
+    for link in links:
+        assert min(counts.lost for counts in link.counts()) > 0
+
+
+def test_an_address_that_cannot_be_reached_is_an_error_only_when_asked_for(
+    network: Network,
+) -> None:
+    """Both hosts are named; a link made later joins them."""
+    cloud, edge, _ = joined(network, OPEN)
+    alone = network.host("alone")
+    network.route()
+    with pytest.raises(NetemError, match="no links connect host 'alone' with host 'cloud'"):
+        network.address(alone, cloud)
+    network.link(edge, alone, OPEN)
+    start_echo(cloud)
+    assert echoes(alone, network.address(alone, cloud))
+
+
+def test_a_host_is_not_linked_to_itself(network: Network) -> None:
+    """The text names it."""
+    cloud = network.host("cloud")
+    with pytest.raises(NetemError, match="link: read 'cloud' twice; allowed: two hosts"):
+        network.link(cloud, cloud, OPEN)
 
 
 def test_hosts_have_their_own_congestion_control(network: Network) -> None:
@@ -176,13 +280,36 @@ def test_hosts_have_their_own_congestion_control(network: Network) -> None:
     assert Path(file).read_text() == before
 
 
-def test_a_link_follows_a_plan_until_it_is_switched(network: Network) -> None:
+SOCKET = """
+import os, socket, sys
+if sys.argv[1] == "nobody":
+    os.setuid(65534)
+sock = socket.socket()
+for name in sys.argv[2:]:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+print(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\\0").decode())
+"""
+"""Says what congestion control a socket has, after it was given others."""
+
+
+def test_a_socket_has_its_hosts_congestion_control_or_its_own(network: Network) -> None:
+    """Without privileges too; root may give a socket whatever the machine has."""
+    host = network.host("cloud", congestion_control="cubic")
+    for user in ("root", "nobody"):
+        assert host.run(python(SOCKET, user)) == "cubic\n"
+    for name in AVAILABLE.read_text().split():
+        assert host.run(python(SOCKET, "root", name)) == f"{name}\n"
+    for name in ALLOWED.read_text().split():
+        assert host.run(python(SOCKET, "nobody", name)) == f"{name}\n"
+
+
+def test_a_link_follows_a_plan_until_it_is_switched(either_network: Network) -> None:
     """The log has each change with its name, in order; a switch ends the plan."""
-    _, _, link = joined(network, OPEN)
-    trace = Trace((0.0, 1.0, 2.0, 1e6), (GOOD, LOSSY, GOOD, OPEN))
+    _, _, link = joined(either_network, OPEN)
+    trace = Trace((0.0, 1.0, 2.0, 1e6), (SLOW, SLOWER, SLOW, OPEN))
     link.follow(trace, time.monotonic() - 3)
-    assert [name for _, name in link.log()] == ["open", "good", "lossy", "good"]
-    link.follow(OnOff(GOOD, LOSSY, 0.001, 0.001, seed=1))
+    assert [name for _, name in link.log()] == ["open", "slow", "slower", "slow"]
+    link.follow(OnOff(SLOW, SLOWER, 0.001, 0.001, seed=1))
     wait_until(lambda: len(link.log()) > 20)
     link.switch(OPEN)
     log = link.log()
@@ -221,14 +348,19 @@ def test_a_command_that_fails_is_told(network: Network) -> None:
         network.host("cloud").run(["cat", "/none/such"])
 
 
-def test_nothing_is_left_when_the_context_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_when_the_context_ends(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Processes, devices and namespaces go, also after an exception."""
 
     class AbandonedError(Exception):
         pass
 
     monkeypatch.setattr(network_module, "STOP_SECONDS", 0.2)
-    with pytest.raises(AbandonedError), Network() as network:  # noqa: PT012 - both are one
+    with (  # noqa: PT012 - both are one
+        pytest.raises(AbandonedError),
+        Network(engine=engine) as network,
+    ):
         cloud, _, _ = joined(network, OPEN)
         forwarder = network.forwarder_pid
         polite = cloud.popen(["sleep", "1000"])
@@ -241,24 +373,24 @@ def test_nothing_is_left_when_the_context_ends(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_when_the_program_is_killed(number: signal.Signals) -> None:
+def test_nothing_is_left_when_the_program_is_killed(engine: str, number: signal.Signals) -> None:
     """The forwarder takes down what its program did not."""
-    with subprocess.Popen(python(OWNER), cwd=ROOT, stdout=subprocess.PIPE) as owner:
+    with subprocess.Popen(python(OWNER, engine), cwd=ROOT, stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
         namespace, forwarder, sleeping = owner.stdout.readline().decode().split()
         assert (FOLDER / namespace).exists()
         owner.send_signal(number)
     wait_until(lambda: not is_running(int(forwarder)))
     assert not is_running(int(sleeping))
-    assert not (FOLDER / namespace).exists()
+    assert not list(FOLDER.glob(f"{NAME_PREFIX}{owner.pid}-*"))
     assert not our_devices(owner.pid)
 
 
-def test_what_a_crash_has_left_is_removed_by_the_next_network() -> None:
+def test_what_a_crash_has_left_is_removed_by_the_next_network(engine: str) -> None:
     """Program and forwarder are killed at once: the next start removes their namespaces."""
     with Network() as living:
         mine = living.host("mine")
-        with subprocess.Popen(python(OWNER), cwd=ROOT, stdout=subprocess.PIPE) as owner:
+        with subprocess.Popen(python(OWNER, engine), cwd=ROOT, stdout=subprocess.PIPE) as owner:
             assert owner.stdout is not None
             namespace, forwarder, sleeping = owner.stdout.readline().decode().split()
             os.kill(int(forwarder), signal.SIGKILL)
@@ -266,6 +398,6 @@ def test_what_a_crash_has_left_is_removed_by_the_next_network() -> None:
         assert (FOLDER / namespace).exists()
         assert is_running(int(sleeping))
         with Network():
-            assert not (FOLDER / namespace).exists()
+            assert not list(FOLDER.glob(f"{NAME_PREFIX}{owner.pid}-*"))
             assert (FOLDER / mine.namespace).exists()
     wait_until(lambda: not is_running(int(sleeping)))

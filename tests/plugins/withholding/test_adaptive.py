@@ -256,6 +256,15 @@ def test_lost_packets_are_waited_out_where_the_rtt_alone_would_not_be() -> None:
     assert judgement.release_sojourn == pytest.approx(4.5)
 
 
+def test_first_packet_that_is_not_answered_holds_a_megabyte() -> None:
+    """Before anything is known of losses, a few are supposed: 0.3 s may be the end of a path."""
+    situation = congested_at(1.5, history_of(list(PRIOR_LENGTHS)))._replace(overdue=0.3)
+    assert POLICY.judge(situation).delivers
+    judgement = POLICY.judge(situation._replace(n_bytes=1_000_000))
+    assert not judgement.delivers
+    assert judgement.latency > 20
+
+
 def test_path_that_is_never_faster_is_not_waited_for() -> None:
     """At 10 kB/s and at best 12: 100 s now, 83 s and at least 18 s of waiting later."""
     history = history_of([20.0] * 20)

@@ -199,24 +199,24 @@ def congested(seconds: range, kernel: Kernel, history: CongestionHistory, **sent
 def test_first_congestion_is_supposed_to_lose_a_little() -> None:
     """Three of a hundred at the level of the RTT; what is sent and not lost speaks against it."""
     history, kernel = fed(CALM), Kernel()
-    assert history.slowness(0.0, 1.0) == 0.0
+    assert history.slowness(0.0, 1.0, BAD) == seconds_per_byte(BAD, 0.0, 0.03)
     congested(range(1, 2), kernel, history, sent=100)
-    assert history.slowness(1.0, 1.0) == seconds_per_byte(BAD, 0.05, 0.03)
+    assert history.slowness(1.0, 1.0, BAD) == seconds_per_byte(BAD, 0.05, 0.03)
     congested(range(2, 3), kernel, history, sent=20)
-    assert history.slowness(2.0, 1.0) == pytest.approx(lossy(0.3 / 30))
+    assert history.slowness(2.0, 1.0, BAD) == pytest.approx(lossy(0.3 / 30))
 
 
 def test_losses_are_counted_among_what_was_sent_in_congestion() -> None:
     """A megabyte sent in calm is not counted; the next congestion begins with the last one's."""
     history, kernel = fed(CALM), Kernel()
     congested(range(1, 41), kernel, history, sent=5, lost=1)
-    assert history.slowness(40.0, 1.0) == pytest.approx(lossy(0.2), rel=0.02)
-    before = history.slowness(40.0, 1.0)
+    assert history.slowness(40.0, 1.0, BAD) == pytest.approx(lossy(0.2), rel=0.02)
+    before = history.slowness(40.0, 1.0, BAD)
     for second in range(41, 61):
         history.observe(CALM, second, second, THRESHOLD_L)
         history.observe_look(kernel.look(second, sent=700))
     congested(range(61, 62), kernel, history, sent=700)
-    assert history.slowness(61.0, 1.0) == before
+    assert history.slowness(61.0, 1.0, BAD) == before
 
 
 def test_losses_are_those_of_the_last_fifty_segments() -> None:
@@ -224,7 +224,7 @@ def test_losses_are_those_of_the_last_fifty_segments() -> None:
     history, kernel = fed(CALM), Kernel()
     congested(range(1, 41), kernel, history, sent=5, lost=1)
     congested(range(41, 42), kernel, history, sent=1000)
-    assert history.slowness(41.0, 1.0) == pytest.approx(lossy(0.2 * 50 / 1050), rel=0.05)
+    assert history.slowness(41.0, 1.0, BAD) == pytest.approx(lossy(0.2 * 50 / 1050), rel=0.05)
 
 
 def test_a_look_counts_once() -> None:
@@ -250,9 +250,9 @@ def test_rate_of_what_is_being_sent_counts_before_losses() -> None:
     history, kernel = fed(CALM), Kernel()
     congested(range(1, 3), kernel, history, sent=10, lost=2)
     history.observe_look(kernel.look(3.0, rate=125_000))
-    assert history.slowness(4.0, 1.0) == 1 / 125_000
+    assert history.slowness(4.0, 1.0, BAD) == 1 / 125_000
     history.observe_look(kernel.look(4.5, rate=125_000))
-    assert history.slowness(4.5, 1.0) == history.seconds_per_byte > 1 / 125_000
+    assert history.slowness(4.5, 1.0, BAD) == history.seconds_per_byte > 1 / 125_000
 
 
 def test_what_is_as_fast_as_ever_is_its_own_congestion() -> None:

@@ -1,0 +1,42 @@
+"""Shortest ways through a network of links: pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A link as one of its hosts sees it.
+
+    Attributes:
+        device: its name on this host.
+        peer: name of the other host.
+        peer_address: IPv4 address of the other host on this link.
+    """
+
+    device: str
+    peer: str
+    peer_address: str
+
+
+def first_ends(start: str, ends: Mapping[str, Sequence[End]]) -> dict[str, End]:
+    """Return, for each other host that can be reached, the link by which its way begins.
+
+    Ways are over the fewest links; of several, the one over those that were made first.
+
+    Args:
+        start: name of the host where the ways begin.
+        ends: the links of each host, in the order in which they were made.
+    """
+    firsts: dict[str, End] = {}
+    reached = deque([start])
+    while reached:
+        host = reached.popleft()
+        for end in ends[host]:
+            if end.peer != start and end.peer not in firsts:
+                firsts[end.peer] = end if host == start else firsts[host]
+                reached.append(end.peer)
+    return firsts

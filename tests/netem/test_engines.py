@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from netem import engines
+from netem.engines import Engine, choose_engine
+from netem.errors import NetemError
+
+
+@pytest.fixture
+def no_tun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine without TUN devices."""
+    monkeypatch.setattr(engines, "TUN_DEVICE", tmp_path / "tun")
+
+
+def test_auto_is_tun_where_there_is_a_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What our figures are from is what a user gets who does not choose."""
+    (tmp_path / "tun").touch()
+    monkeypatch.setattr(engines, "TUN_DEVICE", tmp_path / "tun")
+    assert choose_engine("auto") is Engine.TUN
+    assert choose_engine("tun") is Engine.TUN
+    assert choose_engine("tc") is Engine.TC
+
+
+@pytest.mark.usefixtures("no_tun")
+def test_without_tun_devices_auto_is_tc_and_tun_is_refused() -> None:
+    """The user is told what to load, and the way round."""
+    assert choose_engine("auto") is Engine.TC
+    with pytest.raises(NetemError, match="tun is missing; load the kernel module tun, or use"):
+        choose_engine("tun")
+
+
+def test_without_the_program_tc_its_engine_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The program that is missing is named with its package."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NetemError, match="the program tc is missing; install iproute2"):
+        choose_engine("tc")
+
+
+def test_another_name_is_refused() -> None:
+    """The text says what was read and what is allowed."""
+    with pytest.raises(NetemError, match="engine: read 'tunnel'; allowed: auto, tun, tc"):
+        choose_engine("tunnel")
