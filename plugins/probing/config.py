@@ -26,6 +26,10 @@ DEFAULT_MAX_TIMED_BYTES = 10_000
 """The query of paper 002. What a larger packet takes depends on the path's rate more than on its
 congestion."""
 
+DEFAULT_PUBACK_SPACING_SECONDS = 0.1
+"""Ten samples a second describe any congestion that is worth withholding for; a fast stream pays
+for no more."""
+
 DEFAULT_PROBE_TOPIC = "latency"
 """The topic of the queries in paper 002."""
 
@@ -63,6 +67,8 @@ class ProbingConfig:
         max_age_seconds: age at which an estimate does not count any more, and a timed packet
             without answer makes way for another.
         max_timed_bytes: payload bytes above which a packet's acknowledgement is not timed.
+        puback_spacing_seconds: least time between a sample of ``puback`` and the next packet that
+            is timed; one is timed at a time. 0: every packet is, however many are on their way.
         window_seconds: length of the past from which the RTT of the uncongested path is
             learned, as its least and as its average.
     """
@@ -74,6 +80,9 @@ class ProbingConfig:
     estimator: Literal["last", "ewma", "minimum"] = "last"
     max_age_seconds: Seconds = DEFAULT_MAX_AGE_SECONDS
     max_timed_bytes: Annotated[int, Field(ge=0)] = DEFAULT_MAX_TIMED_BYTES
+    puback_spacing_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = (
+        DEFAULT_PUBACK_SPACING_SECONDS
+    )
     window_seconds: Seconds = DEFAULT_WINDOW_SECONDS
 
     @field_validator("sources")

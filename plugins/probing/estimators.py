@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 ALPHA = 1 / 8
 """Gain of the smoothed RTT (RFC 6298, 2.3)."""
@@ -25,19 +26,25 @@ class SmoothedRtt:
         self.srtt: float | None = None
         self.rttvar: float | None = None
 
-    def add(self, rtt: float) -> float:
-        """Take one sample in seconds; return the smoothed RTT.
+    def add(self, rtt: float, share: float = 1.0) -> float:
+        """Take one sample; return the smoothed RTT.
 
         The first one R gives ``SRTT = R, RTTVAR = R / 2``. Each further one R' gives
         ``RTTVAR = (1 - beta) * RTTVAR + beta * |SRTT - R'|``, then
         ``SRTT = (1 - alpha) * SRTT + alpha * R'`` (RFC 6298, 2.2 and 2.3).
+
+        Args:
+            rtt: seconds.
+            share: of alpha and beta that it has, 0 to 1. Where there are several samples in one
+                RTT, their shares sum up to 1, so that as long a past counts as with one (RFC 7323,
+                appendix G).
         """
         if self.srtt is None or self.rttvar is None:
             self.srtt = rtt
             self.rttvar = rtt / 2
         else:
-            self.rttvar += BETA * (abs(self.srtt - rtt) - self.rttvar)
-            self.srtt += ALPHA * (rtt - self.srtt)
+            self.rttvar += share * BETA * (abs(self.srtt - rtt) - self.rttvar)
+            self.srtt += share * ALPHA * (rtt - self.srtt)
         return self.srtt
 
 
@@ -211,8 +218,21 @@ class SourceEstimates:
 
     def add(self, rtt: float, payload_bytes: int, now: float) -> None:
         """Take one sample, timed on a packet with `payload_bytes`."""
-        srtt = self.smoothed.add(rtt)
-        self._take(rtt, srtt, payload_bytes, now)
+        self.add_all(((rtt, payload_bytes),), now)
+
+    def add_all(self, samples: Sequence[tuple[float, int]], now: float) -> None:
+        """Take samples that came together.
+
+        Args:
+            samples: at least one: (seconds, payload bytes of the packet it was timed on), the
+                oldest packet first; the last one becomes `latest` where that is the last sample.
+            now: monotonic seconds.
+        """
+        since = math.inf if self.updated_at is None else now - self.updated_at
+        for rtt, payload_bytes in samples:
+            share = min(1.0, since / rtt) if rtt > 0 else 1.0
+            srtt = self.smoothed.add(rtt, share / len(samples))
+            self._take(rtt, srtt, payload_bytes, now)
 
     def add_smoothed(self, srtt: float, rttvar: float, now: float) -> None:
         """Take an RTT that its source has smoothed already, timed on bare segments."""

@@ -7,20 +7,25 @@ sent now would see the same, and that is what L_now asks for (paper 002, equatio
 taken behind a large message in transfer is high, on purpose: while one large message fills the
 path, the next should wait.
 
-One packet is timed at a time, as TCP without timestamps does: a burst behind one loss gives one
-sample and not a hundred copies of it, and other packets cost one comparison. Packets are matched
-by packet id and sent once in a connection, so a sample is never ambiguous between two
-transmissions. A packet that stays without answer is given up when the next one can be timed, and
+`OnePacketTimer` times one packet at a time, as TCP without timestamps does: a burst behind one
+loss gives one sample and not a hundred copies of it, and other packets cost one comparison. The
+packet that is timed is the first of a burst, so that the queue it stood in is the one before it.
+
+`EveryPacketTimer` times each of them. A sample behind 99 others then holds the time those took too,
+which a message behind as many would see and a lone one would not; a loss delays all that was sent
+after it, and each says so. Packets that left together and were acknowledged together are still
+one sample: they say nothing that one of them does not.
+
+Packets are matched by packet id and sent once in a connection, so a sample is never ambiguous
+between two transmissions. One that stays without answer is given up when a later one is timed, and
 its age then counts as a sample, being the least its RTT can be.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple
-
-SPACING_SECONDS = 0.1
-"""Least time between a sample and the next packet that is timed. Ten samples a second describe
-any congestion that is worth withholding for; a fast stream pays for no more."""
 
 
 class PubackSample(NamedTuple):
@@ -36,56 +41,151 @@ class PubackSample(NamedTuple):
 
 
 class PubackTimer:
-    """Times one packet at a time towards one subscriber.
+    """Base of what times packets towards one subscriber.
 
     Attributes:
-        packet_id: of the packet that is being timed; 0 for none (no packet has it
-            [MQTT-2.2.1-4]).
+        sent_at: monotonic seconds at which the oldest packet that is being timed was handed over;
+            None while there is none.
         payload_bytes: of that packet.
-        sent_at: monotonic seconds at which it was handed over.
-        next_at: monotonic seconds before which no other packet is timed.
+        next_at: monotonic seconds before which no packet is to be told of.
     """
 
-    __slots__ = ("_give_up_seconds", "next_at", "packet_id", "payload_bytes", "sent_at")
+    __slots__ = ("_give_up_seconds", "next_at", "payload_bytes", "sent_at")
 
     def __init__(self, give_up_seconds: float) -> None:
         """Begin with nothing to time.
 
         Args:
-            give_up_seconds: age at which an unanswered packet makes way for the next.
+            give_up_seconds: age at which an unanswered packet makes way for a later one.
         """
         self._give_up_seconds = give_up_seconds
-        self.packet_id = 0
+        self.sent_at: float | None = None
         self.payload_bytes = 0
-        self.sent_at = 0.0
         self.next_at = 0.0
 
-    def sent(self, packet_id: int, payload_bytes: int, now: float) -> PubackSample | None:
-        """Time this packet, unless it is too early for another.
+    def sent(
+        self, first_packet_id: int, n_packets: int, payload_bytes: int, now: float
+    ) -> PubackSample | None:
+        """Packets whose Packet Identifiers follow each other leave together, none before `next_at`.
+
+        Args:
+            first_packet_id: of the oldest.
+            n_packets: how many.
+            payload_bytes: of each.
+            now: monotonic seconds.
 
         Returns:
-            What the packet before it says, where that one is given up for this one.
+            What a packet says that is given up for these.
         """
-        if now < self.next_at:
-            return None
+        raise NotImplementedError
+
+    def acknowledged(
+        self, first_packet_id: int, n_packets: int, now: float
+    ) -> Sequence[PubackSample]:
+        """Return the samples of those among these packets that are being timed, oldest first."""
+        raise NotImplementedError
+
+    def void(self) -> None:
+        """Forget what is being timed: its connection is gone."""
+        self.sent_at = None
+        self.next_at = 0.0
+
+
+class OnePacketTimer(PubackTimer):
+    """Times one packet at a time, and the next one some time after its answer."""
+
+    __slots__ = ("_packet_id", "_spacing_seconds")
+
+    def __init__(self, give_up_seconds: float, spacing_seconds: float) -> None:
+        """Begin with nothing to time.
+
+        Args:
+            give_up_seconds: age at which an unanswered packet makes way for the next.
+            spacing_seconds: least time between a sample and the next packet that is timed.
+        """
+        super().__init__(give_up_seconds)
+        self._spacing_seconds = spacing_seconds
+        self._packet_id = 0
+
+    def sent(
+        self,
+        first_packet_id: int,
+        n_packets: int,  # noqa: ARG002 (the base's signature: the others are too early)
+        payload_bytes: int,
+        now: float,
+    ) -> PubackSample | None:
+        """Time the first of them."""
         given_up = None
-        if self.packet_id:
+        if self.sent_at is not None:
             given_up = PubackSample(now - self.sent_at, self.payload_bytes)
-        self.packet_id = packet_id
+        self._packet_id = first_packet_id
         self.payload_bytes = payload_bytes
         self.sent_at = now
         self.next_at = now + self._give_up_seconds
         return given_up
 
-    def acknowledged(self, packet_id: int, now: float) -> PubackSample | None:
-        """Return a sample where this is the packet that is being timed."""
-        if packet_id != self.packet_id or not packet_id:
-            return None
-        self.packet_id = 0
-        self.next_at = now + SPACING_SECONDS
-        return PubackSample(now - self.sent_at, self.payload_bytes)
+    def acknowledged(
+        self, first_packet_id: int, n_packets: int, now: float
+    ) -> Sequence[PubackSample]:
+        """Return the sample of the packet that is being timed, if it is among these."""
+        sent_at = self.sent_at
+        if sent_at is None or not 0 <= self._packet_id - first_packet_id < n_packets:
+            return ()
+        self.sent_at = None
+        self.next_at = now + self._spacing_seconds
+        return (PubackSample(now - sent_at, self.payload_bytes),)
+
+
+class EveryPacketTimer(PubackTimer):
+    """Times every packet until its answer: as many as may be unacknowledged."""
+
+    __slots__ = ("_unanswered",)
+
+    def __init__(self, give_up_seconds: float) -> None:
+        super().__init__(give_up_seconds)
+        # By packet id, oldest first: what left together has one and the same value. Of a plain
+        # dict the oldest would be found by passing all that were removed before it.
+        self._unanswered: OrderedDict[int, tuple[float, int]] = OrderedDict()
+
+    def sent(
+        self, first_packet_id: int, n_packets: int, payload_bytes: int, now: float
+    ) -> PubackSample | None:
+        """Time all of them."""
+        unanswered = self._unanswered
+        given_up = None
+        while self.sent_at is not None and now - self.sent_at >= self._give_up_seconds:
+            unanswered.popitem(last=False)
+            given_up = PubackSample(now - self.sent_at, self.payload_bytes)
+            self._find_oldest()
+        flight = (now, payload_bytes)
+        for packet_id in range(first_packet_id, first_packet_id + n_packets):
+            unanswered[packet_id] = flight
+        if self.sent_at is None:
+            self.sent_at, self.payload_bytes = flight
+        return given_up
+
+    def acknowledged(
+        self, first_packet_id: int, n_packets: int, now: float
+    ) -> Sequence[PubackSample]:
+        """Return a sample for each that left at another time or in another size."""
+        samples = []
+        pop = self._unanswered.pop
+        before = None
+        for packet_id in range(first_packet_id, first_packet_id + n_packets):
+            flight = pop(packet_id, None)
+            if flight is not None and flight is not before:
+                samples.append(PubackSample(now - flight[0], flight[1]))
+                before = flight
+        self._find_oldest()
+        return samples
 
     def void(self) -> None:
-        """Forget the packet that is being timed: its connection is gone."""
-        self.packet_id = 0
-        self.next_at = 0.0
+        """Forget what is being timed: its connection is gone."""
+        super().void()
+        self._unanswered.clear()
+
+    def _find_oldest(self) -> None:
+        if self._unanswered:
+            self.sent_at, self.payload_bytes = next(iter(self._unanswered.values()))
+        else:
+            self.sent_at = None

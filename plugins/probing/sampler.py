@@ -42,7 +42,7 @@ from broker.link import Link, TcpLook
 from plugins.probing.config import ProbingConfig
 from plugins.probing.estimators import RetransmitRatio, SourceEstimates
 from plugins.probing.probe import ProbeTimer
-from plugins.probing.puback import PubackTimer
+from plugins.probing.puback import EveryPacketTimer, OnePacketTimer, PubackTimer
 from plugins.probing.stall import StallDetector
 from plugins.probing.tcp_info import TcpInfo, is_tcp_info_supported, read_tcp_info
 
@@ -76,7 +76,11 @@ class SubscriberPath:
     def __init__(self, config: ProbingConfig) -> None:
         self._config = config
         self.sources: tuple[SourceEstimates, ...] = ()
-        self.timer = PubackTimer(config.max_age_seconds)
+        self.timer: PubackTimer
+        if config.puback_spacing_seconds > 0:
+            self.timer = OnePacketTimer(config.max_age_seconds, config.puback_spacing_seconds)
+        else:
+            self.timer = EveryPacketTimer(config.max_age_seconds)
         self.probe: ProbeTimer | None = None
         self.stall = StallDetector()
         self.retransmits: RetransmitRatio | None = None
@@ -165,27 +169,25 @@ class RttSampler(RunSampler, ProbingSampler):
 
     def sent(self, link: Link, packet_id: int, payload_bytes: int, now: float) -> None:
         """Time a QoS 1 or 2 PUBLISH, if it is its turn."""
+        self.sent_run(link, packet_id, 1, payload_bytes, now)
+
+    def sent_run(
+        self, link: Link, first_packet_id: int, n_packets: int, payload_bytes: int, now: float
+    ) -> None:
+        """Time those of the packets whose turn it is."""
         if payload_bytes > self._max_timed_bytes:
             return
         path = self._paths.get(link) or self._path(link)
-        if now < path.timer.next_at:
+        timer = path.timer
+        if now < timer.next_at:
             return
-        given_up = path.timer.sent(packet_id, payload_bytes, now)
-        self._write_outstanding(link, path)
+        was_idle = timer.sent_at is None
+        given_up = timer.sent(first_packet_id, n_packets, payload_bytes, now)
+        if was_idle or given_up is not None:
+            self._write_outstanding(link, path)
         if given_up is not None:
             path.source("puback").add(given_up.rtt, given_up.payload_bytes, now)
             self._write_estimate(link, path, now)
-
-    def sent_run(
-        self,
-        link: Link,
-        first_packet_id: int,
-        n_packets: int,  # noqa: ARG002 (the contract's signature)
-        payload_bytes: int,
-        now: float,
-    ) -> None:
-        """Time the first of the packets, if it is its turn: the others are too early then."""
-        self.sent(link, first_packet_id, payload_bytes, now)
 
     def probe_sent(self, link: Link, packet_id: int, now: float) -> None:
         """Time a probe."""
@@ -197,35 +199,27 @@ class RttSampler(RunSampler, ProbingSampler):
 
     def acknowledged(self, link: Link, packet_id: int, now: float) -> bool:
         """Take the sample of a timed packet's PUBACK or PUBREC."""
-        path = self._paths.get(link)
-        if path is None:
-            return False
-        has_news = False
-        if path.probe is not None and path.probe.packet_id:
-            has_news = self._take_probe(link, path, path.probe, packet_id, 1, now)
-        if path.timer.packet_id != packet_id:
-            return has_news
-        sample = path.timer.acknowledged(packet_id, now)
-        if sample is None:
-            return has_news
-        path.source("puback").add(sample.rtt, sample.payload_bytes, now)
-        self._write_outstanding(link, path)
-        return self._write_estimate(link, path, now) or has_news
+        return self.acknowledged_run(link, packet_id, 1, now)
 
     def acknowledged_run(
         self, link: Link, first_packet_id: int, n_packets: int, now: float
     ) -> bool:
-        """Take the sample of a timed packet, if it is among these."""
+        """Take the samples of timed packets that are among these."""
         path = self._paths.get(link)
         if path is None:
             return False
         has_news = False
         if path.probe is not None and path.probe.packet_id:
             has_news = self._take_probe(link, path, path.probe, first_packet_id, n_packets, now)
-        packet_id = path.timer.packet_id
-        if first_packet_id <= packet_id < first_packet_id + n_packets:
-            has_news |= self.acknowledged(link, packet_id, now)
-        return has_news
+        timer = path.timer
+        if timer.sent_at is None:
+            return has_news
+        samples = timer.acknowledged(first_packet_id, n_packets, now)
+        if not samples:
+            return has_news
+        path.source("puback").add_all(samples, now)
+        self._write_outstanding(link, path)
+        return self._write_estimate(link, path, now) or has_news
 
     def connected(self, link: Link, now: float) -> None:  # noqa: ARG002 (the contract's signature)
         """Void what was outstanding; what is known of the path ages on."""
@@ -256,7 +250,7 @@ class RttSampler(RunSampler, ProbingSampler):
         since, n_bytes = path.stall.stalled_since, 0
         if probe is not None and probe.packet_id and (since is None or probe.sent_at <= since):
             since, n_bytes = probe.sent_at, len(self.probe_payload)
-        if timer.packet_id and (since is None or timer.sent_at <= since):
+        if timer.sent_at is not None and (since is None or timer.sent_at <= since):
             since, n_bytes = timer.sent_at, timer.payload_bytes
         link.outstanding_since = since
         link.outstanding_bytes = n_bytes

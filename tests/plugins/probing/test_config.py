@@ -40,6 +40,12 @@ def test_sources_are_a_list_in_the_file() -> None:
         ("estimator", "mean", "estimator", "'last', 'ewma' or 'minimum'"),
         ("max_age_seconds", -1, "max_age_seconds", "greater than 0"),
         ("max_timed_bytes", -1, "max_timed_bytes", "greater than or equal to 0"),
+        (
+            "puback_spacing_seconds",
+            -0.1,
+            "puback_spacing_seconds",
+            "greater than or equal to 0",
+        ),
         ("window_seconds", "5 min", "window_seconds", "a valid number"),
         ("probe_topic", "a/+", "probe_topic", WILDCARD),
         ("probe_topic", "#", "probe_topic", WILDCARD.replace("a/+", "#")),

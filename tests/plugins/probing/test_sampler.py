@@ -336,6 +336,57 @@ def test_packet_given_up_counts_at_once() -> None:
     assert link.rtt_latest == 0.25
 
 
+def test_one_packet_at_a_time_is_timed_unless_the_file_says_every_one() -> None:
+    """puback_spacing_seconds: the next sample is as far away as it says; 0: each has one."""
+    for spacing, expected in (
+        (0.1, [1.0, 1.0, 1.0, 0.4]),
+        (0.5, [1.0] * 4),
+        (0, [1, 1.1, 1.2, 0.4]),
+    ):
+        sampler, link = make_sampler(puback_spacing_seconds=spacing), Link("a")
+        sampler.sent_run(link, 1, 2, 100, 50.0)
+        sampler.sent(link, 3, 9_000, 50.0)
+        sampler.acknowledged(link, 1, 51.0)
+        found = [link.rtt_latest]
+        sampler.acknowledged(link, 2, 51.1)
+        found.append(link.rtt_latest)
+        sampler.acknowledged_run(link, 3, 1, 51.2)
+        found.append(link.rtt_latest)
+        sampler.sent(link, 4, 100, 51.3)
+        sampler.acknowledged(link, 4, 51.7)
+        found.append(link.rtt_latest)
+        assert found == pytest.approx(expected)
+
+
+def test_samples_of_every_packet_carry_its_size() -> None:
+    """What scales an estimate is the size of the packet that it was timed on."""
+    sampler, link = make_sampler(puback_spacing_seconds=0), Link("a")
+    for packet_id, n_bytes in ((1, 100), (2, 9_000), (3, 10_001)):
+        sampler.sent(link, packet_id, n_bytes, 50.0)
+    assert (link.outstanding_since, link.outstanding_bytes) == (50.0, 100)
+    sizes = []
+    for packet_id in (1, 2, 3):
+        sampler.acknowledged(link, packet_id, 50.0 + packet_id)
+        sizes.append((link.rtt_bytes, link.rtt_latest))
+    assert sizes == [(100, 1.0), (9_000, 2.0), (9_000, 2.0)]
+    assert link.outstanding_since is None
+
+
+def test_burst_weighs_as_much_as_one_packet_in_a_smoothed_rtt() -> None:
+    """A hundred samples within one RTT shorten no memory (RFC 7323, appendix G)."""
+    smoothed = {}
+    for spacing in (0, 0.1):
+        sampler, link = make_sampler(puback_spacing_seconds=spacing, estimator="ewma"), Link("a")
+        acknowledge(sampler, link, 0.1, at=40.0)
+        for packet_id in range(1, 101):
+            sampler.sent(link, packet_id, 100, 50.0 + packet_id / 1e6)
+        for packet_id in range(1, 101):
+            sampler.acknowledged(link, packet_id, 50.9 + packet_id / 1e6)
+        smoothed[spacing] = link.rtt_latest
+    assert smoothed[0.1] == pytest.approx(0.2)
+    assert smoothed[0] == pytest.approx(0.2, abs=1e-3)
+
+
 def test_older_of_stall_and_timed_packet_is_outstanding(loopback: Loopback) -> None:
     """What has waited longest is what tells of the path."""
     loopback.fill()
