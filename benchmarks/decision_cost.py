@@ -8,32 +8,44 @@ most there are; an RTT estimate, that policies which learn are told, is timed to
 some repetitions counts: what is above it was the machine's other work. Memory is what the gate
 holds for each of many subscribers, their `Link` apart, which every session has.
 
-Nothing large: rows of ``penstock bench`` on two brokers in turn, with the example policy file and
-with the same without the plugins `withholding` and `probing`. What counts is the broker's processor
-time for each message, the one over the other, pair by pair.
+Nothing large: the messages of rows of ``penstock bench``, to two brokers in turn, with the example
+policy file and with the same without the plugins `withholding` and `probing`. What counts is the
+broker's processor time; how it is compared says `benchmarks.paired`. ``--of puback`` compares the
+example policy with ``puback_spacing_seconds: 0`` to it as it is.
 """
 
 from __future__ import annotations
 
 import random
-import statistics
 import sys
 import timeit
 import tracemalloc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 import yaml
 
-from benchmarks import acknowledged, throughput
-from benchmarks.__main__ import choose, measure
+from benchmarks import throughput
+from benchmarks.__main__ import choose
+from benchmarks.acknowledged import INFLIGHT_MESSAGES
 from benchmarks.errors import BenchmarkError
-from benchmarks.peers import PEERS, Peer, Setting, example_policy, without_queue_limits
+from benchmarks.load import Load
+from benchmarks.paired import Bursts, Interval, interval_of, measure_start
+from benchmarks.peers import (
+    PEERS,
+    Peer,
+    RunningPeer,
+    Setting,
+    example_policy,
+    without_queue_limits,
+)
 from benchmarks.provenance import describe_run
-from benchmarks.rows import FULL, QUICK, Row, Scale
+from benchmarks.stream import Shape
+from benchmarks.windowed import Plan, WindowedLoad
 from broker.link import Link, TcpLook
 from broker.message import Message
 from plugins.withholding.config import WithholdingConfig
@@ -46,10 +58,33 @@ TARGET_MICROSECONDS: Final = 10.0
 TARGET_RATIO: Final = 0.03
 CALM_RTT: Final = 0.04
 CONGESTED_RTT: Final = 2.0
-PLUGINS: Final = ("withholding", "probing")
-ROWS: Final = {row.name: row for row in (*throughput.ROWS, *acknowledged.ROWS) if not row.is_tls}
-DEFAULT_ROWS: Final = "qos0_1to1,qos0_1to10,qos0_mixed,qos0_pairs,qos1_1to1,qos1_pairs"
-QUICK_ROWS: Final = "qos0_mixed"
+
+
+def _of_shape(shape: Shape, burst: int) -> Bursts:
+    """Return bursts of a row at QoS 0, of so many messages of each publisher."""
+    return Bursts(partial(Load, shape=shape), burst * shape.publishers)
+
+
+def _of_plan(plan: Plan) -> Bursts:
+    """Return bursts of a row with acknowledgements: each a whole window."""
+
+    def connect(broker: RunningPeer) -> WindowedLoad:
+        return WindowedLoad(broker.port, replace(plan, wake_up_packets=plan.window))
+
+    return Bursts(connect, plan.window * plan.pairs, inflight_messages=INFLIGHT_MESSAGES)
+
+
+ROWS: Final = {
+    "qos0_1to1": _of_shape(throughput.UNIFORM, 1_000),
+    "qos0_1to10": _of_shape(replace(throughput.UNIFORM, subscribers=10), 200),
+    "qos0_mixed": _of_shape(throughput.MIXED, 1_000),
+    "qos0_pairs": _of_shape(throughput.PAIRS, 50),
+    "qos1_1to1": _of_plan(Plan(1, 100, 64, qos=1)),
+    "qos1_pairs": _of_plan(Plan(20, 20, 256, qos=1)),
+}
+"""By the row of ``penstock bench`` whose messages they are."""
+
+QUICK_ROWS: Final = "qos1_1to1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +95,17 @@ class Effort:
         decisions: of one repetition.
         repetitions: of which the least counts.
         subscribers: whose memory is measured.
+        ratios: of each start of two brokers.
     """
 
     decisions: int = 5_000
     repetitions: int = 7
     subscribers: int = 5_000
+    ratios: int = 50
 
 
 FULL_EFFORT: Final = Effort()
-QUICK_EFFORT: Final = Effort(decisions=500, repetitions=3, subscribers=500)
+QUICK_EFFORT: Final = Effort(decisions=500, repetitions=3, subscribers=500, ratios=5)
 
 
 class Subscriber:
@@ -158,62 +195,99 @@ def measure_memory(policy: str, effort: Effort) -> float:
     return held / effort.subscribers
 
 
-def _without_plugins(directory: Path, setting: Setting) -> list[str]:
-    policy = without_queue_limits(example_policy(setting))
-    for name in PLUGINS:
-        del policy["plugins"][name]
-    file = directory / "broker.yaml"
-    file.write_text(yaml.safe_dump(policy))
-    return [sys.executable, "-m", "broker", "-c", str(file)]
+def _changed(name: str, about: str, change: Callable[[dict[str, Any]], None]) -> Peer:
+    """Return a broker with the example policy, but for its plugins."""
+
+    def prepare(directory: Path, setting: Setting) -> list[str]:
+        policy = without_queue_limits(example_policy(setting))
+        change(policy["plugins"])
+        file = directory / "broker.yaml"
+        file.write_text(yaml.safe_dump(policy))
+        return [sys.executable, "-m", "broker", "-c", str(file)]
+
+    return Peer(name, about, prepare, EXAMPLE.version)
 
 
-WITH: Final = PEERS["penstock"]
-WITHOUT: Final = Peer(
-    "without", "the example policy without withholding and probing", _without_plugins, WITH.version
+def _leave_out(plugins: dict[str, Any]) -> None:
+    del plugins["withholding"], plugins["probing"]
+
+
+def _time_every(plugins: dict[str, Any]) -> None:
+    plugins["probing"]["puback_spacing_seconds"] = 0
+
+
+EXAMPLE: Final = PEERS["penstock"]
+WITHOUT: Final = _changed(
+    "without", "the example policy without withholding and probing", _leave_out
 )
+EVERY: Final = _changed("every", "the example policy, every packet timed", _time_every)
 
 
-def measure_overhead(row: Row, scale: Scale, repeats: int) -> list[float]:
-    """Return the broker's processor time for a message with the plugins over that without.
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two brokers.
 
-    Returns:
-        One ratio for each pair of measurements, less 1.
+    Attributes:
+        one: what is asked about.
+        other: what it is compared with.
+        what: of which the cost is, in words.
+        target: below which it is to be; None where there is none.
+    """
+
+    one: Peer
+    other: Peer
+    what: str
+    target: float | None = None
+
+
+COMPARISONS: Final = {
+    "plugins": Comparison(EXAMPLE, WITHOUT, "withholding and probing take", TARGET_RATIO),
+    "puback": Comparison(EVERY, EXAMPLE, "timing every packet takes"),
+}
+
+
+def measure_overhead(name: str, comparison: Comparison, starts: int, effort: Effort) -> Interval:
+    """Return how much more processor time a row's messages take.
 
     Raises:
         BenchmarkError: a broker did not work.
     """
-    ratios = []
-    for number in range(repeats):
-        rates = {}
-        # Who is first changes, so that what warms up meets both.
-        for peer in (WITH, WITHOUT) if number % 2 else (WITHOUT, WITH):
-            found = measure(row, peer, scale)
-            rates[peer.name] = found.details["delivered_per_broker_cpu_second"]
-        ratios.append(rates[WITHOUT.name] / rates[WITH.name] - 1)
-        typer.echo(f"{row.name} {number + 1}/{repeats}: {ratios[-1]:+.1%}", err=True)
-    return ratios
+    figures: list[float] = []
+    for number in range(starts):
+        figures.append(
+            measure_start(
+                comparison.one,
+                comparison.other,
+                ROWS[name],
+                effort.ratios,
+                is_reversed=bool(number % 2),
+            )
+        )
+        typer.echo(f"{name} {number + 1}/{starts}: {figures[-1]:+.1%}", err=True)
+    return interval_of(figures)
 
 
 def to_markdown(
     decisions: Mapping[str, Mapping[str, float]],
     memory: Mapping[str, float],
-    overhead: Mapping[str, Sequence[float]],
+    overhead: Mapping[str, Interval],
+    comparison: Comparison,
 ) -> str:
-    """Return the conclusion in a line, and a table of each part."""
+    """Return the conclusions in a line each, and a table of each part."""
     slowest = max(
         taken for times in decisions.values() for name, taken in times.items() if name != "estimate"
     )
     is_met = slowest < TARGET_MICROSECONDS
-    text = f"{'Met' if is_met else 'Missed'}: a decision takes {slowest:.1f} µs at most"
-    if overhead:
-        medians = {name: statistics.median(ratios) for name, ratios in overhead.items()}
-        worst = max(medians, key=medians.__getitem__)
-        is_low = medians[worst] < TARGET_RATIO
-        text += f". {'Met' if is_low else 'Missed'}: where nothing is large, withholding and"
-        text += f" probing take {medians[worst]:+.1%} of processor time at most ({worst})"
+    lines = [f"{'Met' if is_met else 'Missed'}: a decision takes {slowest:.1f} µs at most."]
+    target = comparison.target
+    for name, found in overhead.items():
+        verdict = "No target" if target is None else found.verdict(target)
+        lines.append(
+            f"{verdict}: where nothing is large, {comparison.what} {found}"
+            f" of processor time ({name})."
+        )
     situations = list(next(iter(decisions.values())))
-    lines = [
-        f"{text}.",
+    lines += [
         "",
         f"| policy | {' | '.join(f'{name}, µs' for name in situations)} | B a subscriber |",
         f"|---|{'---:|' * (len(situations) + 1)}",
@@ -222,12 +296,10 @@ def to_markdown(
         cells = " | ".join(f"{times[name]:.2f}" for name in situations)
         lines.append(f"| {policy} | {cells} | {memory[policy]:,.0f} |")
     if overhead:
-        lines += ["", "| row | processor time a message, median | least | most | pairs |"]
-        lines.append("|---|---:|---:|---:|---:|")
-    for name, ratios in overhead.items():
-        figures = (statistics.median(ratios), min(ratios), max(ratios))
-        cells = " | ".join(f"{figure:+.1%}" for figure in figures)
-        lines.append(f"| {name} | {cells} | {len(ratios)} |")
+        lines += ["", "| row | processor time a message, median | of 95 %, from | to |"]
+        lines.append("|---|---:|---:|---:|")
+    for name, found in overhead.items():
+        lines.append(f"| {name} | {found.median:+.1%} | {found.low:+.1%} | {found.high:+.1%} |")
     return "\n".join(lines)
 
 
@@ -239,24 +311,25 @@ def run(
     rows: Annotated[
         str | None, typer.Option(help=f"Of {', '.join(ROWS)}; or all, or none.")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Pairs of each row.")] = 5,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Of each measurement.")] = FULL.seconds,
+    starts: Annotated[int, typer.Option(min=1, help="Of two brokers, for each row.")] = 20,
     *,
+    of: Annotated[str, typer.Option(help=f"Whose cost: {' or '.join(COMPARISONS)}.")] = "plugins",
     quick: Annotated[bool, typer.Option("--quick", help="A look, no claim.")] = False,
 ) -> None:
     """Measure decisions, memory and what withholding costs where nothing is large."""
-    named = rows or (QUICK_ROWS if quick else DEFAULT_ROWS)
-    chosen = [] if named == "none" else choose("row", named, ROWS)
+    named = rows or (QUICK_ROWS if quick else "all")
+    chosen = [] if named == "none" else choose("row", named, {name: name for name in ROWS})
+    [comparison] = choose("cost of", of, COMPARISONS)
     effort = QUICK_EFFORT if quick else FULL_EFFORT
-    scale = QUICK if quick else replace(FULL, seconds=seconds)
     decisions = {policy: measure_decisions(policy, effort) for policy in POLICIES}
     of_links = measure_memory("none", effort)
     memory = {policy: measure_memory(policy, effort) - of_links for policy in POLICIES}
-    overhead = {row.name: measure_overhead(row, scale, repeats) for row in chosen}
-    typer.echo(to_markdown(decisions, memory, overhead) + "\n")
-    command = f"python -m benchmarks.decision_cost --rows {named} --repeats {repeats}"
-    command += " --quick" if quick else f" --seconds {seconds:g}"
-    for key, text in describe_run(command, [WITH, WITHOUT] if chosen else []).items():
+    overhead = {name: measure_overhead(name, comparison, starts, effort) for name in chosen}
+    typer.echo(to_markdown(decisions, memory, overhead, comparison) + "\n")
+    command = f"python -m benchmarks.decision_cost --rows {named} --of {of} --starts {starts}"
+    command += " --quick" if quick else ""
+    peers = [comparison.one, comparison.other] if chosen else []
+    for key, text in describe_run(command, peers).items():
         typer.echo(f"- {key}: {text}")
 
 

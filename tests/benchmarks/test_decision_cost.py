@@ -2,9 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import decision_cost
-from benchmarks.decision_cost import POLICIES, main, subscribers_of, to_markdown
+from benchmarks import acknowledged, decision_cost, throughput
+from benchmarks.decision_cost import (
+    COMPARISONS,
+    POLICIES,
+    ROWS,
+    main,
+    subscribers_of,
+    to_markdown,
+)
 from benchmarks.errors import BenchmarkError
+from benchmarks.paired import Interval
 from plugins.withholding.config import WithholdingConfig
 from plugins.withholding.gate import WithholdingGate
 from plugins.withholding.history import MAX_LENGTHS
@@ -12,10 +20,10 @@ from plugins.withholding.history import MAX_LENGTHS
 
 def test_decisions_memory_and_overhead_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     """Each policy and the row have a line, and the first line says what is met."""
-    assert main(["--quick", "--repeats", "1"]) == 0
+    assert main(["--quick", "--starts", "2"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(("Met: a decision takes", "Missed: a decision takes"))
-    for name in (*POLICIES, "qos0_mixed"):
+    for name in (*POLICIES, "qos1_1to1"):
         assert f"\n| {name} | " in shown
     assert "commit: " in shown
 
@@ -33,36 +41,69 @@ def test_situations_are_what_they_are_called() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slowest", "ratios", "first_line"),
+    ("slowest", "found", "first_lines"),
     [
         (
             9.94,
-            [0.04, 0.01, 0.02],
-            (
-                "Met: a decision takes 9.9 µs at most. Met: where nothing is large, withholding and"
-                " probing take +2.0% of processor time at most (qos0_1to1)."
-            ),
+            Interval(0.001, 0.012, 0.029),
+            [
+                "Met: a decision takes 9.9 µs at most.",
+                (
+                    "Met: where nothing is large, withholding and probing take +1.2% (+0.1% to"
+                    " +2.9%) of processor time (qos0_1to1)."
+                ),
+            ],
         ),
         (
             12.0,
-            [0.05],
-            (
-                "Missed: a decision takes 12.0 µs at most. Missed: where nothing is large,"
-                " withholding and probing take +5.0% of processor time at most (qos0_1to1)."
-            ),
+            Interval(0.031, 0.05, 0.06),
+            [
+                "Missed: a decision takes 12.0 µs at most.",
+                (
+                    "Missed: where nothing is large, withholding and probing take +5.0% (+3.1% to"
+                    " +6.0%) of processor time (qos0_1to1)."
+                ),
+            ],
+        ),
+        (
+            5.0,
+            Interval(-0.01, 0.01, 0.04),
+            [
+                "Met: a decision takes 5.0 µs at most.",
+                (
+                    "Not resolved: where nothing is large, withholding and probing take +1.0%"
+                    " (-1.0% to +4.0%) of processor time (qos0_1to1)."
+                ),
+            ],
         ),
     ],
 )
-def test_first_line_is_the_conclusion(slowest: float, ratios: list[float], first_line: str) -> None:
-    """The slowest decision counts, estimates apart, and of a row the median of its pairs."""
+def test_first_lines_are_the_conclusions(
+    slowest: float, found: Interval, first_lines: list[str]
+) -> None:
+    """The slowest decision counts, estimates apart, and of a row all of its interval."""
     decisions = {
         "none": {"calm": 1.0, "estimate": 99.0},
         "adaptive": {"calm": slowest, "estimate": 2.0},
     }
     memory = {"none": 0.0, "adaptive": 900.0}
-    text = to_markdown(decisions, memory, {"qos1_1to1": [-0.01], "qos0_1to1": ratios})
-    assert text.splitlines()[0] == first_line
+    text = to_markdown(decisions, memory, {"qos0_1to1": found}, COMPARISONS["plugins"])
+    assert text.splitlines()[:2] == first_lines
     assert f"| adaptive | {slowest:.2f} | 2.00 | 900 |" in text
+    assert f"| qos0_1to1 | {found.median:+.1%} | {found.low:+.1%} | {found.high:+.1%} |" in text
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_row_is_one_of_bench(name: str) -> None:
+    """What is measured in bursts is what `penstock bench` measures at full speed."""
+    assert name in {row.name for row in (*throughput.ROWS, *acknowledged.ROWS)}
+
+
+def test_cost_of_timing_every_packet_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Another comparison, over the same rows; QoS 0 has a load of other processes."""
+    assert main(["--quick", "--starts", "1", "--of", "puback", "--rows", "qos0_mixed"]) == 0
+    shown = capsys.readouterr().out
+    assert "\nNo target: where nothing is large, timing every packet takes " in shown
 
 
 def test_wrong_row_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,9 +117,9 @@ def test_broker_that_fails_is_told(
 ) -> None:
     """Status 1 and its last words."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise BenchmarkError("penstock ended")
 
-    monkeypatch.setattr(decision_cost, "measure", fail)
-    assert main(["--quick", "--repeats", "1"]) == 1
+    monkeypatch.setattr(decision_cost, "measure_start", fail)
+    assert main(["--quick", "--starts", "2"]) == 1
     assert "decision_cost: penstock ended" in capsys.readouterr().err
