@@ -35,6 +35,10 @@ SEES = {
 is among its inputs. The second says how much of it is due to that."""
 
 
+FIGURE_8 = "fig. 8"
+FIGURE_9 = "fig. 9"
+
+
 class Verdict(NamedTuple):
     """One claim, judged.
 
@@ -42,11 +46,18 @@ class Verdict(NamedTuple):
         claim: as a sentence.
         holds: whether the results bear it out.
         found: what they are.
+        short: the claim as it stands beside a plot.
+        brief: what was found, likewise.
+        subject: what the claim is about: a figure of the paper, as in `FIGURE_8`, or a label of
+            `adaptive`.
     """
 
     claim: str
     holds: bool
     found: str
+    short: str
+    brief: str
+    subject: str
 
 
 def verdicts(results: Results) -> list[Verdict]:
@@ -91,58 +102,58 @@ def _gain_text(results: Results, gains: Sequence[float]) -> str:
     return f"gain in s by threshold_l: {_per_threshold(results, by_threshold.__getitem__)}"
 
 
+def _gains_verdict(
+    results: Results, claim: str, figure: str, gains: Sequence[float], *, holds: bool
+) -> Verdict:
+    """Return a verdict on gains by threshold_l."""
+    least, most = min(gains), max(gains)
+    return Verdict(
+        f"{claim} ({figure})",
+        holds,
+        _gain_text(results, gains),
+        claim,
+        f"gains {least:+.1f} to {most:+.1f} s",
+        figure,
+    )
+
+
 def _conservative_needs_a_large_threshold(results: Results) -> Verdict:
     gains = _gains(results, "conservative", BASELINE, FIGURE_8_PROBE_PERIOD)
-    return Verdict(
-        "Conservative beats the baseline only where threshold_l is large (fig. 8)",
-        gains[0] < 0 < gains[-1],
-        _gain_text(results, gains),
-    )
+    claim = "Conservative beats the baseline only where threshold_l is large"
+    return _gains_verdict(results, claim, FIGURE_8, gains, holds=gains[0] < 0 < gains[-1])
 
 
 def _right_rate_beats_conservative(results: Results) -> Verdict:
     gains = _gains(results, "probabilistic", "conservative", FIGURE_8_PROBE_PERIOD)
-    return Verdict(
-        "Probabilistic with the right λ beats conservative (fig. 8), at most values of threshold_l",
-        sum(gain > 0 for gain in gains) * 2 > len(gains),
-        _gain_text(results, gains),
-    )
+    claim = "Probabilistic with the right λ beats conservative at most values of threshold_l"
+    is_most = sum(gain > 0 for gain in gains) * 2 > len(gains)
+    return _gains_verdict(results, claim, FIGURE_8, gains, holds=is_most)
 
 
 def _wrong_rate_loses(results: Results) -> Verdict:
     gains = _gains(results, WRONG_RATE, "probabilistic", FIGURE_8_PROBE_PERIOD)
-    return Verdict(
-        "Probabilistic with the wrong λ loses to itself with the right one (fig. 8)",
-        max(gains) < 0,
-        _gain_text(results, gains),
-    )
+    claim = "Probabilistic with the wrong λ loses to itself with the right one"
+    return _gains_verdict(results, claim, FIGURE_8, gains, holds=max(gains) < 0)
 
 
 def _historic_gains(results: Results) -> Verdict:
     gains = _gains(results, "historic", BASELINE, FIGURE_8_PROBE_PERIOD)
-    return Verdict(
-        f"Historic saves about {REPORTED_GAIN} s over the baseline at any threshold_l (fig. 8)",
-        all(abs(gain - REPORTED_GAIN) < GAIN_TOLERANCE for gain in gains),
-        _gain_text(results, gains),
-    )
+    claim = f"Historic saves about {REPORTED_GAIN} s over the baseline at any threshold_l"
+    is_close = all(abs(gain - REPORTED_GAIN) < GAIN_TOLERANCE for gain in gains)
+    return _gains_verdict(results, claim, FIGURE_8, gains, holds=is_close)
 
 
 def _conservative_at_five(results: Results) -> Verdict:
     gains = _gains(results, "conservative", BASELINE, 5)
-    return Verdict(
-        "Conservative at T_Q = 5 s is no better than the baseline (fig. 9)",
-        max(gains) < 0.5,
-        _gain_text(results, gains),
-    )
+    claim = "Conservative at T_Q = 5 s is no better than the baseline"
+    return _gains_verdict(results, claim, FIGURE_9, gains, holds=max(gains) < 0.5)
 
 
 def _historic_at_five(results: Results) -> Verdict:
     gains = _gains(results, "historic", BASELINE, 5)
-    return Verdict(
-        "Historic stays better than the baseline and than conservative at T_Q = 5 s (fig. 9)",
-        min(gains) > 0 and min(_gains(results, "historic", "conservative", 5)) > 0,
-        _gain_text(results, gains),
-    )
+    claim = "Historic stays better than the baseline and than conservative at T_Q = 5 s"
+    is_better = min(gains) > 0 and min(_gains(results, "historic", "conservative", 5)) > 0
+    return _gains_verdict(results, claim, FIGURE_9, gains, holds=is_better)
 
 
 def _adaptive_beats(results: Results, other: str) -> Verdict:
@@ -158,6 +169,9 @@ def _adaptive_beats(results: Results, other: str) -> Verdict:
         f"Adaptive, knowing no more, beats {other} at every T_Q and threshold_l",
         gain.mean > 0,
         f"least gain {gain} s, at T_Q {period} s and threshold_l {threshold_l:g} s{doubt}",
+        f"Beats {other} at every T_Q and threshold_l",
+        f"gains {gain.mean:+.2f} s at least" + (", within chance" if doubt else ""),
+        ADAPTIVE,
     )
 
 
@@ -170,4 +184,7 @@ def _adaptive_closes(results: Results, probe_period: int, label: str) -> Verdict
         f" {probe_period} s, mean over threshold_l, {SEES[label]}",
         mean(closed.values()) >= target,
         f"{mean(closed.values()):.1%} ({_per_threshold(results, closed.__getitem__, '{:.0%}')})",
+        f"Closes {target:.0%} of historic's distance to {CLAIRVOYANT} at T_Q = {probe_period} s",
+        f"closes {mean(closed.values()):.0%}",
+        label,
     )

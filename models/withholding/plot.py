@@ -2,25 +2,74 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import mean
 from typing import Any, Final
 
+from models.withholding.claims import (
+    FIGURE_8,
+    FIGURE_8_PROBE_PERIOD,
+    FIGURE_9,
+    REPORTED_GAIN,
+    Verdict,
+    verdicts,
+)
 from models.withholding.clairvoyant import least_latencies
 from models.withholding.simulation import Setting, simulate
 from models.withholding.sweep import (
     ADAPTIVE,
+    ADAPTIVE_EARLY,
     BASELINE,
     CLAIRVOYANT,
     GIVEN_THRESHOLD_L,
     POLICIES,
+    WRONG_RATE,
     Results,
 )
 
 SHOWN_SECONDS: Final = 300
 """Of the trace's end, when `adaptive` has learned; the policies are run on all of it."""
+
+FIGURE_INCHES: Final = (16, 9)
+"""A slide's."""
+
+LOOKS: Final = {
+    BASELINE: ("gray", 1.8),
+    "conservative": ("tab:orange", 1.8),
+    "probabilistic": ("tab:green", 1.8),
+    WRONG_RATE: ("tab:olive", 1.8),
+    "historic": ("tab:purple", 1.8),
+    ADAPTIVE: ("tab:blue", 2.2),
+    ADAPTIVE_EARLY: ("tab:red", 2.8),
+    CLAIRVOYANT: ("black", 1.8),
+}
+"""Label to color and width of its line: the default policy as it is in the broker stands out."""
+
+COLUMNS: Final = {
+    FIGURE_8: "The paper on figure 8",
+    FIGURE_9: "The paper on figure 9",
+    ADAPTIVE_EARLY: "Adaptive, as in the broker",
+    ADAPTIVE: "Adaptive, knowing no more",
+}
+"""What claims are about to the heading above them, from the left."""
+
+HOLDS_MARK: Final = "\u2713"
+FAILS_MARK: Final = "\u2717"
+HOLDS_COLOR: Final = "tab:green"
+FAILS_COLOR: Final = "tab:red"
+
+CLAIM_CHARACTERS: Final = 47
+"""Of a line below the plots."""
+
+LINE_HEIGHT: Final = 0.059
+"""Of the height of what is below the plots."""
+
+INDENT: Final = 0.06
+"""Of the width of a column, of claims behind their marks."""
 
 SHOWN: Final = (BASELINE, "conservative", "probabilistic", "historic", ADAPTIVE)
 """Panels from above; the clairvoyant one comes last."""
@@ -83,6 +132,9 @@ def congested_times(trace: Sequence[float], threshold_l: float) -> Iterator[tupl
 def draw(results: Results, file: Path) -> None:
     """Write latency by threshold_l at the least T_Q, and by T_Q at the middle threshold_l.
 
+    Below stand the claims of the paper about either figure, and what is asked of `adaptive`, each
+    with what was found; an arrow beside the curves shows how far below none the paper has historic.
+
     Args:
         results: of a sweep.
         file: its suffix, such as ``.png``, says in which format; overwritten.
@@ -97,8 +149,62 @@ def draw(results: Results, file: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415 (the same)
 
+    figure = plt.figure(figsize=FIGURE_INCHES)
+    draw_figures(results, figure)
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+
+
+def draw_figures(results: Results, figure: Any) -> None:
+    """Draw into a figure of matplotlib, of `FIGURE_INCHES`."""
+    traces = results.sweep.traces
+    figure.suptitle(
+        "Paper 002, figures 8 and 9, on the broker's own policies: mean and 95 % confidence"
+        f" interval over {len(traces)} traces of {max(map(len, traces)):,} s",
+        fontsize=14,
+        y=0.985,
+    )
+    grid = figure.add_gridspec(
+        2, 4, height_ratios=(5.0, 3.8), left=0.04, right=0.985, top=0.87, bottom=0.01, hspace=0.22
+    )
+    by_threshold = figure.add_subplot(grid[0, :2])
+    by_period = figure.add_subplot(grid[0, 2:], sharey=by_threshold)
+    _draw_curves(results, by_threshold, by_period)
+    handles, labels = by_threshold.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.96), ncols=8, frameon=False
+    )
+    for column, (subject, heading) in enumerate(COLUMNS.items()):
+        panel = figure.add_subplot(grid[1, column])
+        panel.axis("off")
+        panel.text(0, 1, heading, fontsize=12, weight="bold", va="top")
+        height = 1 - 1.6 * LINE_HEIGHT
+        for verdict in verdicts(results):
+            if verdict.subject == subject:
+                height -= _write(panel, height, verdict)
+
+
+def _write(panel: Any, height: float, verdict: Verdict) -> float:
+    """Write one claim and what was found; return the height that it takes."""
+    color = HOLDS_COLOR if verdict.holds else FAILS_COLOR
+    mark = HOLDS_MARK if verdict.holds else FAILS_MARK
+    lines = textwrap.wrap(_bind(verdict.short), CLAIM_CHARACTERS)
+    found = f"{'holds' if verdict.holds else 'does not hold'}: {verdict.brief}"
+    panel.text(0, height, mark, fontsize=14, weight="bold", color=color, va="top")
+    panel.text(INDENT, height, "\n".join(lines), fontsize=10, va="top", linespacing=1.2)
+    below = height - LINE_HEIGHT * len(lines)
+    # The minus of print, not the hyphen.
+    panel.text(INDENT, below, found.replace("-", "\u2212"), fontsize=10, color=color, va="top")
+    return LINE_HEIGHT * (len(lines) + 1.25)
+
+
+def _bind(text: str) -> str:
+    """Keep each number and its unit on one line."""
+    return re.sub(r"(?<=[\d=]) (?=[\ds])", "\u00a0", text)
+
+
+def _draw_curves(results: Results, by_threshold: Any, by_period: Any) -> None:
     sweep = results.sweep
-    figure, (by_threshold, by_period) = plt.subplots(1, 2, figsize=(13, 5), sharey=True)
     period = min(sweep.probe_periods)
     threshold_l = sweep.thresholds[len(sweep.thresholds) // 2]
     for label in (*POLICIES, CLAIRVOYANT):
@@ -115,32 +221,60 @@ def draw(results: Results, file: Path) -> None:
             [results.latency(label, p, threshold_l) for p in sweep.probe_periods],
         )
     by_threshold.set(
-        xlabel="threshold_l, s", ylabel="end-to-end latency, s", title=f"T_Q = {period} s (fig. 8)"
+        xlabel="threshold_l, s",
+        ylabel="end-to-end latency of a large message, s",
+        title=f"Figure 8: T_Q = {period} s",
     )
     by_threshold.set_xscale("log")
     by_threshold.set_xticks(sweep.thresholds, [f"{t:g}" for t in sweep.thresholds])
     by_threshold.set_xticks([], minor=True)
-    by_period.set(xlabel="T_Q, s", title=f"threshold_l = {threshold_l:g} s (fig. 9)")
+    by_period.set(xlabel="T_Q, s", title=f"Figure 9: threshold_l = {threshold_l:g} s")
+    by_period.set_xticks(sweep.probe_periods)
     for axes in (by_threshold, by_period):
         axes.grid(alpha=0.3)
         axes.set_ylim(bottom=0)
-    by_threshold.legend()
-    figure.tight_layout()
-    figure.savefig(file, dpi=120)
-    plt.close(figure)
+    if period == FIGURE_8_PROBE_PERIOD:
+        _show_reported_gain(by_threshold, results.latency(BASELINE, period, threshold_l).mean)
+
+
+def _show_reported_gain(axes: Any, baseline: float) -> None:
+    """Draw beside the curves how far below the baseline the paper has historic."""
+    left, right = axes.get_xlim()
+    axes.set_xlim(left, right * 1.55)
+    reported = baseline - REPORTED_GAIN
+    at = right * 1.05
+    look = {"color": LOOKS["historic"][0], "lw": 1.5}
+    axes.annotate(
+        "", (at, reported), (at, baseline), arrowprops=look | {"arrowstyle": "->"}, zorder=4
+    )
+    axes.text(
+        at * 1.03,
+        baseline - REPORTED_GAIN / 2,
+        f"the paper:\nhistoric is\nabout {REPORTED_GAIN:g} s\nbelow none",
+        color=look["color"],
+        fontsize=10,
+        va="center",
+    )
 
 
 def _line(axes: Any, label: str, positions: Any, estimates: Any) -> None:
     """Draw one policy; where threshold_l is no matter to it, dashed."""
     style = "-" if label in GIVEN_THRESHOLD_L else "--"
-    color = {BASELINE: "gray", CLAIRVOYANT: "black"}.get(label)
+    color, width = LOOKS[label]
     [line] = axes.plot(
-        positions, [e.mean for e in estimates], style, marker="o", ms=3, label=label, color=color
+        positions,
+        [e.mean for e in estimates],
+        style,
+        marker="o",
+        ms=4,
+        lw=width,
+        label=label,
+        color=color,
     )
     axes.fill_between(
         positions,
         [e.low for e in estimates],
         [e.high for e in estimates],
-        alpha=0.15,
+        alpha=0.12,
         color=line.get_color(),
     )

@@ -1,11 +1,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from models.withholding.plot import congested_times, draw, draw_trace
+from models.withholding.claims import verdicts
+from models.withholding.plot import (
+    COLUMNS,
+    FAILS_MARK,
+    FIGURE_INCHES,
+    HOLDS_MARK,
+    congested_times,
+    draw,
+    draw_figures,
+    draw_trace,
+)
 from models.withholding.simulation import Setting
+from models.withholding.sweep import Results
 from tests.models.withholding.small_sweep import small_results
 
 
@@ -14,6 +26,49 @@ def test_figures_are_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     draw(small_results(), tmp_path / "figures.png")
     assert (tmp_path / "figures.png").read_bytes().startswith(b"\x89PNG")
+
+
+def texts_of(results: Results) -> list[Any]:
+    """Return the texts of the figures that are not empty, each with its place in pixels."""
+    figure = pytest.importorskip("matplotlib.figure").Figure(figsize=FIGURE_INCHES)
+    draw_figures(results, figure)
+    figure.canvas.draw()
+    return [
+        (text.get_text(), text.get_window_extent())
+        for axes in figure.axes[2:]
+        for text in axes.texts
+    ]
+
+
+def test_each_claim_stands_below_the_plots_with_what_was_found() -> None:
+    """The picture alone says what the paper claims, and whether it holds."""
+    results = small_results()
+    shown = [" ".join(text.replace("\u2212", "-").split()) for text, _ in texts_of(results)]
+    judged = verdicts(results)
+    for verdict in judged:
+        assert verdict.short in shown
+        found = "holds" if verdict.holds else "does not hold"
+        assert f"{found}: {verdict.brief}" in shown
+    assert shown.count(HOLDS_MARK) == sum(verdict.holds for verdict in judged)
+    assert shown.count(FAILS_MARK) == sum(not verdict.holds for verdict in judged)
+
+
+def test_no_claim_covers_another_or_leaves_the_picture() -> None:
+    """With every claim there is, those of all targets of adaptive included."""
+    texts = texts_of(small_results(probe_periods=(1, 2, 3, 5, 10)))
+    width, height = (100 * inches for inches in FIGURE_INCHES)
+    for i, (text, place) in enumerate(texts):
+        assert 0 <= place.x0 <= place.x1 <= width, text
+        assert 0 <= place.y0 <= place.y1 <= height, text
+        for other, elsewhere in texts[:i]:
+            assert HOLDS_MARK in (text, other) or not place.overlaps(elsewhere), (text, other)
+
+
+def test_claims_of_a_t_q_that_was_not_run_leave_room() -> None:
+    """The headings stay; nothing is said of what was not simulated."""
+    shown = [text for text, _ in texts_of(small_results(probe_periods=(2,)))]
+    assert set(COLUMNS.values()) <= set(shown)
+    assert not any("Historic" in text for text in shown)
 
 
 def test_unknown_format_is_named(tmp_path: Path) -> None:
