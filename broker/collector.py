@@ -10,7 +10,9 @@ So the collector does not run by itself. `Collector.look` is called at each rest
 little was done since the last one, it looks at what was made in that time; if much, at nothing.
 Either way what is there then counts as old (`gc.freeze`), and is not looked at again until the
 objects have become twice as many, by half a million blocks at least: then all are, as cycles among
-the old ones may be what grows.
+the old ones may be what grows. So they are where the resident memory has become half as much again
+and 100 MB more: a cycle may hold a payload, and be but a few objects. A backlog of payloads grows
+like that too, and is looked at for nothing, once for each such growth.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import psutil
+
 BUSY_RATIO: Final = 0.25
 """Part of the time in which the processor was used, above which nothing is looked at: what half of
 a quarter second makes takes a millisecond to look at."""
@@ -28,6 +32,14 @@ a quarter second makes takes a millisecond to look at."""
 LEAST_GROWTH_BLOCKS: Final = 500_000
 """Some 50 MB of small objects; to look at so many takes 60 ms. It bounds what a gateway that is
 always busy keeps of requests that failed, each a cycle of 30 objects."""
+
+GROWTH_RATIO: Final = 1.5
+LEAST_GROWTH_BYTES: Final = 100_000_000
+"""Resident memory at which all objects are looked at again: so many times what it was, and so much
+more."""
+
+
+_PROCESS: Final = psutil.Process()
 
 
 class Collector:
@@ -39,6 +51,7 @@ class Collector:
         count_blocks: Callable[[], int] = sys.getallocatedblocks,
         clock: Callable[[], float] = time.monotonic,
         used: Callable[[], float] = time.process_time,
+        resident_bytes: Callable[[], int] = lambda: _PROCESS.memory_info().rss,
     ) -> None:
         """Collect once, then take over from Python.
 
@@ -46,12 +59,15 @@ class Collector:
             count_blocks: returns the small blocks in use.
             clock: returns monotonic seconds.
             used: returns the seconds of processor time that the process has used.
+            resident_bytes: returns the memory of the process that is not on disk.
         """
         self._count_blocks = count_blocks
         self._clock = clock
         self._used = used
+        self._resident_bytes = resident_bytes
         self._looked_at = clock()
         self._used_then = used()
+        self._all_again_at_bytes = 0.0
         gc.disable()
         self.collect_all()
 
@@ -60,13 +76,15 @@ class Collector:
         now, used = self._clock(), self._used()
         is_busy = used - self._used_then > BUSY_RATIO * (now - self._looked_at)
         self._looked_at, self._used_then = now, used
-        if self._count_blocks() > self._all_again_at:
+        n_bytes = self._resident_bytes()
+        if self._count_blocks() > self._all_again_at or n_bytes > self._all_again_at_bytes:
             self.collect_all()
         elif is_busy:
             gc.freeze()
         else:
             gc.collect(0)
             gc.freeze()
+        self._all_again_at_bytes = min(self._all_again_at_bytes, _most_bytes(n_bytes))
 
     def collect_all(self) -> None:
         """Look at every object there is."""
@@ -75,3 +93,8 @@ class Collector:
         gc.freeze()
         n_blocks = self._count_blocks()
         self._all_again_at = n_blocks + max(n_blocks, LEAST_GROWTH_BLOCKS)
+        self._all_again_at_bytes = _most_bytes(self._resident_bytes())
+
+
+def _most_bytes(n_bytes: int) -> float:
+    return GROWTH_RATIO * n_bytes + LEAST_GROWTH_BYTES

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.collector import LEAST_GROWTH_BLOCKS, Collector
+from broker.collector import LEAST_GROWTH_BLOCKS, LEAST_GROWTH_BYTES, Collector
 
 
 class Ring:
@@ -30,8 +30,12 @@ class Process:
         self.n_blocks = 100_000
         self.now = 1000.0
         self.used = 10.0
+        self.n_bytes = 50_000_000
         self.collector = Collector(
-            count_blocks=lambda: self.n_blocks, clock=lambda: self.now, used=lambda: self.used
+            count_blocks=lambda: self.n_blocks,
+            clock=lambda: self.now,
+            used=lambda: self.used,
+            resident_bytes=lambda: self.n_bytes,
         )
 
     def rest(self, used: float) -> None:
@@ -89,3 +93,44 @@ def test_all_are_looked_at_again_only_after_they_have_grown_as_much_again(proces
     process.n_blocks += 1
     process.rest(used=0.9)
     assert ring() is None
+
+
+def test_old_cycles_are_freed_once_the_memory_has_grown(process: Process) -> None:
+    """A few that hold large payloads are no many blocks, also in a broker that never rests."""
+    ring = new_ring()
+    process.n_bytes = 75_000_000 + LEAST_GROWTH_BYTES
+    process.rest(used=0.9)
+    assert ring() is not None
+    process.n_bytes += 1
+    process.rest(used=0.9)
+    assert ring() is None
+    later = new_ring()
+    process.rest(used=0.9)
+    assert later() is not None
+
+
+def test_memory_that_has_gone_meanwhile_may_not_come_back_unseen(process: Process) -> None:
+    """What counts as growth is counted from the least since all were looked at."""
+    process.n_bytes = 1_000_000_000
+    process.rest(used=0.9)
+    process.n_bytes = 50_000_000
+    process.rest(used=0.9)
+    ring = new_ring()
+    process.n_bytes = 200_000_000
+    process.rest(used=0.9)
+    assert ring() is None
+
+
+def test_memory_is_that_of_this_process() -> None:
+    """Without a test's word for it: 200 MB more are seen."""
+    collector = Collector()
+    try:
+        ring = new_ring()
+        gc.freeze()
+        more = bytes(200_000_000).replace(b"\0", b"\1")
+        collector.look()
+        assert len(more) == 200_000_000
+        assert ring() is None
+    finally:
+        gc.unfreeze()
+        gc.enable()
