@@ -170,7 +170,7 @@ def _adaptive_beats(results: Results, other: str) -> Verdict:
         gain.mean > 0,
         f"least gain {gain} s, at T_Q {period} s and threshold_l {threshold_l:g} s{doubt}",
         f"Beats {other} at every T_Q and threshold_l",
-        f"gains {gain.mean:+.2f} s at least" + (", within chance" if doubt else ""),
+        f"least gain {gain.mean:+.2f} s" + (", maybe chance" if doubt else ""),
         ADAPTIVE,
     )
 

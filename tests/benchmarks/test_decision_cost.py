@@ -20,7 +20,7 @@ from plugins.withholding.history import MAX_LENGTHS
 
 def test_decisions_memory_and_overhead_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     """Each policy and the row have a line, and the first line says what is met."""
-    assert main(["--quick", "--starts", "2"]) == 0
+    assert main(["--quick", "--starts", "1"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(("Met: a decision takes", "Missed: a decision takes"))
     for name in (*POLICIES, "qos1_1to1"):
@@ -121,5 +121,5 @@ def test_broker_that_fails_is_told(
         raise BenchmarkError("penstock ended")
 
     monkeypatch.setattr(decision_cost, "measure_start", fail)
-    assert main(["--quick", "--starts", "2"]) == 1
+    assert main(["--quick", "--starts", "1"]) == 1
     assert "decision_cost: penstock ended" in capsys.readouterr().err
