@@ -71,7 +71,9 @@ def _not_expected(core: Core, packet_id: int) -> None:
 
 
 def sample(session: Session, core: Core, packet_id: int, now: float) -> None:
-    """Tell the samplers of an acknowledgement."""
+    """Tell the samplers of an acknowledgement, unless none waits for any."""
+    if core.spares and session.link.outstanding_since is None:
+        return
     for sampler in core.samplers:
         try:
             has_news = sampler.acknowledged(session.link, packet_id, now)

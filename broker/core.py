@@ -29,6 +29,7 @@ from broker.extensions import (
     PayloadStore,
     Receipt,
     SessionView,
+    SparingSampler,
 )
 from broker.ledger import Ledger
 from broker.link import Link
@@ -160,6 +161,7 @@ class Core:
         self.logger = logger
         self.gate: DeliveryGate = gate if gate is not None else OpenGate()
         self.samplers = tuple(samplers)
+        self.spares = len(samplers) == 1 and isinstance(samplers[0], SparingSampler)
         self.payload_store: PayloadStore = payload_store or ReferenceStore()
         self._own_copy = (
             self.payload_store.copy if isinstance(self.payload_store, CopyingStore) else None

@@ -204,6 +204,14 @@ class RunSampler:
         raise NotImplementedError
 
 
+class SparingSampler:
+    """Base of a `LinkSampler` that says in the link what it would do nothing about.
+
+    A broker whose only sampler it is does not call `sent` before `Link.quiet_until`, nor
+    `acknowledged` while `Link.outstanding_since` is None. Others are told of everything.
+    """
+
+
 class ProbingSampler:
     """Base of a `LinkSampler` that has messages of its own sent to subscribers, to time them.
 

@@ -76,6 +76,8 @@ class Link:
         outstanding_since: monotonic seconds at which the oldest unacknowledged timed packet
             was sent, or None.
         outstanding_bytes: payload bytes of that packet; 0 for a bare acknowledgement.
+        quiet_until: monotonic seconds before which a `SparingSampler` need not be told of what
+            leaves.
         tcp: what the kernel said of the present connection; None while it was not asked yet, or
             has no answer.
     """
@@ -86,6 +88,7 @@ class Link:
         "listener",
         "outstanding_bytes",
         "outstanding_since",
+        "quiet_until",
         "rtt_bytes",
         "rtt_latest",
         "rtt_min",
@@ -115,4 +118,5 @@ class Link:
         self.unsent_bytes = 0
         self.outstanding_since: float | None = None
         self.outstanding_bytes = 0
+        self.quiet_until = 0.0
         self.tcp: TcpLook | None = None

@@ -316,7 +316,7 @@ def deliver(core: Core, sessions: tuple[Session, ...], run: MessageRun, now: flo
             core.write_soon(connection)
         session.ledger.matched += n_messages
         n_sent += n_messages
-        if core.samplers:
+        if core.samplers and not (core.spares and now < session.link.quiet_until):
             _tell_sent(core, session, first, run, now)
     core.counters.packets_sent += n_sent
     core.counters.publish_sent += n_sent
@@ -365,7 +365,7 @@ def _finish(connection: Connection, qos: int, data: bytes, position: int, now: f
     core = connection.core
     core.counters.packets_received += n_packets
     session.ledger.delivered += n_packets
-    if qos == 1 and core.samplers:
+    if qos == 1 and core.samplers and not (core.spares and session.link.outstanding_since is None):
         _tell_acknowledged(core, session, first, n_packets, now)
     made_room(connection, session)
     return position + n_packets * PACKET_BYTES
@@ -383,7 +383,7 @@ def _take_pubrecs(
         return 0
     core = connection.core
     core.counters.packets_received += n_packets
-    if core.samplers:
+    if core.samplers and not (core.spares and session.link.outstanding_since is None):
         _tell_acknowledged(core, session, first, n_packets, now)
     answer(connection, packets_from(ALL_PUBREL, first, n_packets), n_packets)
     return position + n_packets * PACKET_BYTES

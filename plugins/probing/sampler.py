@@ -37,7 +37,13 @@ import logging
 import os
 
 from broker.errors import ConfigError, ConfigProblem
-from broker.extensions import Plugin, PluginContext, ProbingSampler, RunSampler
+from broker.extensions import (
+    Plugin,
+    PluginContext,
+    ProbingSampler,
+    RunSampler,
+    SparingSampler,
+)
 from broker.link import Link, TcpLook
 from plugins.probing.config import ProbingConfig
 from plugins.probing.estimators import RetransmitRatio, SourceEstimates
@@ -127,7 +133,7 @@ class SubscriberPath:
         return max(newer, key=lambda source: source.latest, default=largest)
 
 
-class RttSampler(RunSampler, ProbingSampler):
+class RttSampler(RunSampler, ProbingSampler, SparingSampler):
     """The `LinkSampler` of this plugin.
 
     Attributes:
@@ -245,8 +251,9 @@ class RttSampler(RunSampler, ProbingSampler):
         return path
 
     def _write_outstanding(self, link: Link, path: SubscriberPath) -> None:
-        """Write since when the oldest of what is unanswered is on its way."""
+        """Write since when what is unanswered is on its way, and when the next packet is timed."""
         timer, probe = path.timer, path.probe
+        link.quiet_until = timer.next_at
         since, n_bytes = path.stall.stalled_since, 0
         if probe is not None and probe.packet_id and (since is None or probe.sent_at <= since):
             since, n_bytes = probe.sent_at, len(self.probe_payload)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.extensions import RunSampler
+from broker.extensions import RunSampler, SparingSampler
 from broker.limits import Limits
 from broker.link import Link
 from broker.mqtt.packets import (
@@ -358,6 +358,38 @@ def test_a_sampler_of_runs_is_told_once_for_many_packets() -> None:
     ]
     assert broker.core.counters.extension_errors == {"SamplerOfRuns": 1}
     assert subscriber.session.settle_direct().delivered == 6
+
+
+class QuietSampler(SamplerOfRuns, SparingSampler):
+    """Wants to hear of nothing that leaves before a time, and of acknowledgements when it waits."""
+
+
+@pytest.mark.parametrize("n_packets", [1, 4])
+def test_a_sampler_is_spared_what_its_link_says_alone(n_packets: int) -> None:
+    """Of runs as of lone packets; beside another sampler, as without the base, it hears of all."""
+    told = []
+    for samplers in ([QuietSampler()], [QuietSampler(), Sampler()], [SamplerOfRuns()]):
+        broker = VirtualBroker(samplers=samplers)
+        publisher, subscriber = a_pair(broker)
+        link = subscriber.session.link
+        samplers[0].told.clear()
+        kinds = []
+        for first_id, quiet_until, outstanding_since in (
+            (11, 1000.1, None),
+            (21, 1000.0, None),
+            (31, 1000.1, 999.0),
+        ):
+            link.quiet_until, link.outstanding_since = quiet_until, outstanding_since
+            publisher.send_bytes(publishes(n_packets, 1, first_id))
+            ids = [packet.packet_id for packet in subscriber.take_all(Publish)]
+            assert len(ids) == n_packets
+            subscriber.send(*map(PubAck, ids))
+            kinds.append([kind for kind, *_ in samplers[0].told])
+            samplers[0].told.clear()
+        assert subscriber.session.settle_direct().delivered == 1 + 3 * n_packets
+        told.append(kinds)
+    both = ["sent", "acknowledged"]
+    assert told == [[[], ["sent"], ["acknowledged"]], [both] * 3, [both] * 3]
 
 
 def test_packets_before_a_bad_one_in_a_run_are_taken() -> None:

@@ -358,6 +358,21 @@ def test_one_packet_at_a_time_is_timed_unless_the_file_says_every_one() -> None:
         assert found == pytest.approx(expected)
 
 
+def test_link_says_when_the_next_packet_is_timed() -> None:
+    """What leaves before is not told of: none while one is timed, nor for a spacing after it."""
+    sampler, link = make_sampler(max_age_seconds=10.0, puback_spacing_seconds=0.25), Link("a")
+    assert link.quiet_until <= 50.0
+    sampler.sent(link, 7, 100, 50.0)
+    assert link.quiet_until == 60.0
+    sampler.acknowledged(link, 7, 51.0)
+    assert link.quiet_until == 51.25
+    sampler.connected(link, 51.1)
+    assert link.quiet_until <= 51.1
+    every, link = make_sampler(puback_spacing_seconds=0), Link("b")
+    every.sent(link, 7, 100, 50.0)
+    assert link.quiet_until <= 50.0
+
+
 def test_samples_of_every_packet_carry_its_size() -> None:
     """What scales an estimate is the size of the packet that it was timed on."""
     sampler, link = make_sampler(puback_spacing_seconds=0), Link("a")
