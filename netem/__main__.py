@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from netem.engines import Engine
-from netem.errors import NetemError
+from netem.errors import NetemError, RunError
 from netem.link_file import LinkPlan, read_link
 from netem.network import DEFAULT_CONGESTION_CONTROL, Link, Network
 from netem.scenario import Scenario
@@ -60,6 +60,50 @@ def link(
             _hold(made, plan)
     except KeyboardInterrupt:
         _say("taken down")
+
+
+@app.command()
+def run(
+    scenario: Annotated[
+        str, typer.Argument(metavar="SCENARIO", help="One of `scenarios`, or a file.")
+    ],
+    brokers: Annotated[
+        str | None, typer.Option(help="Of the scenario's, such as adaptive,mosquitto.")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Instead of the scenario's: 1,2,3.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the result; absent: netem-SCENARIO here.")
+    ] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="What makes the links; auto is tun wherever it can be.")
+    ] = Engine.AUTO,
+    form: Annotated[str, typer.Option("--format", help="Of the tables: parquet, csv.")] = "parquet",
+    *,
+    short: Annotated[
+        bool, typer.Option("--short", help="Seconds instead of minutes; judges no timings.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="End with status 1 where a target is missed.")
+    ] = False,
+) -> None:
+    """Run an experiment: brokers side by side, tables, plots and a report."""
+    try:
+        from netem import run_command  # noqa: PLC0415 - links need none of what it brings
+    except ModuleNotFoundError as error:
+        raise NetemError(
+            f"experiments need the package {error.name}: pip install 'penstock[netem]'"
+        ) from error
+    is_well = run_command.run(
+        scenario,
+        short=short,
+        brokers=brokers,
+        seeds=seeds,
+        out=out,
+        form=form,
+        check=check,
+        engine=engine,
+    )
+    raise typer.Exit(0 if is_well else 1)
 
 
 @app.command()
@@ -137,14 +181,16 @@ def main(argv: list[str] | None = None) -> int:
         argv: arguments after the program's name; None for those of the process.
 
     Returns:
-        Exit status: 0 after a stop by signal, 2 for a mistake in the arguments or the file, or
-        where networks cannot be made.
+        Exit status: 0 after a link was held and stopped by a signal; 1 where an experiment has
+        failed, or missed a target that it was to meet; 2 for a mistake in the arguments or the
+        file, or where networks cannot be made; 130 or 143 where an experiment was ended by a
+        signal.
     """
     try:
         app(args=argv, prog_name="penstock netem")
     except NetemError as error:
         sys.stderr.write(f"penstock netem: {error}\n")
-        return 2
+        return 1 if isinstance(error, RunError) else 2
     except SystemExit as stopped:
         return stopped.code if isinstance(stopped.code, int) else 0
     return 0

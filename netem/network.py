@@ -52,9 +52,11 @@ from netem.routes import End, first_ends
 DEFAULT_CONGESTION_CONTROL: Final = "cubic"
 """Linux's own default, whatever this machine's is: runs can be compared."""
 
-DEVICE_QUEUE_PACKETS: Final = 2_000
+DEVICE_QUEUE_PACKETS: Final = 20_000
 """What a host may have given to a device that the forwarder has not taken yet: a TUN device does
-not hold a sender up as a wire would, it drops; this is a full window of fast TCP."""
+not hold a sender up as a wire would, it drops; this is a full window of each of a hundred fast
+connections. With a tenth of it, 1 MB to each of 77 subscribers half a second away took half as long
+again."""
 
 STOP_SECONDS: Final = 5.0
 """What a process gets to end after SIGTERM."""

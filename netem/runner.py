@@ -19,6 +19,7 @@ from typing import Final
 import psutil
 
 from netem.display import Display
+from netem.engines import Engine
 from netem.errors import RunError
 from netem.gathering import Rows, delivery_rows, link_rows, message_rows, withheld_rows
 from netem.network import Network
@@ -68,12 +69,13 @@ def planned_seconds(scenario: Scenario) -> float:
     return scenario.rounds * (CALM_SECONDS + scenario.duration_seconds)
 
 
-def run_scenario(scenario: Scenario, display: Display) -> Outcome:
+def run_scenario(scenario: Scenario, display: Display, engine: str = Engine.AUTO) -> Outcome:
     """Run all of it.
 
     Args:
         scenario: what.
         display: told what is going on.
+        engine: what makes links: name of an `Engine`.
 
     Raises:
         RunError: a broker or a client has failed. All is taken down.
@@ -88,7 +90,10 @@ def run_scenario(scenario: Scenario, display: Display) -> Outcome:
             group = names[begin : begin + at_a_time]
             words = f"{scenario.name}, seed {n} of {len(scenario.seeds)}, {', '.join(group)}"
             with ExitStack() as stack:
-                _Round(scenario, seed, group, stack).run(outcome, _Teller(display, words, left))
+                network = stack.enter_context(Network(seed=seed, engine=engine))
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-netem-"))
+                one = _Round(scenario, seed, group, network, Path(folder))
+                one.run(outcome, _Teller(display, words, left))
             left -= CALM_SECONDS + scenario.duration_seconds
     return outcome
 
@@ -118,21 +123,25 @@ class _Round:
     """A seed and some brokers."""
 
     def __init__(
-        self, scenario: Scenario, seed: int, names: Sequence[str], stack: ExitStack
+        self,
+        scenario: Scenario,
+        seed: int,
+        names: Sequence[str],
+        network: Network,
+        folder: Path,
     ) -> None:
-        """Make networks and start brokers.
+        """Make hosts and links, and start brokers.
 
         Args:
             scenario: what.
             seed: of the run.
             names: of the brokers.
-            stack: takes everything down.
+            network: an empty one.
+            folder: an empty one, for what everybody writes.
         """
         self._scenario = scenario
         self._seed = seed
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-netem-")))
         folder.chmod(0o755)  # brokers may leave their rights
-        network = stack.enter_context(Network(seed=seed))
         self._sites = []
         for name in names:
             directory = folder / name

@@ -20,9 +20,6 @@ from netem.roster import Roster
 READY_SECONDS: Final = 60.0
 """In which clients have to be subscribed or connected, and one second more for each four."""
 
-OWN_ADDRESS: Final = "127.0.0.1"
-"""Of the broker, for clients on its host."""
-
 
 class Crew:
     """The clients of one host: a process that has forked one for each.
@@ -104,6 +101,7 @@ class Site:
         """
         self.name = roster.broker
         self.roster = roster
+        self._network = network
         self.directory = directory
         self.crews: list[Crew] = []
         self._watch: subprocess.Popen[bytes] | None = None
@@ -248,10 +246,5 @@ class Site:
                     yield told
 
     def _broker_address(self, host: str) -> str:
-        scenario = self.roster.scenario
-        way = scenario.topology.way(host, scenario.broker_host)
-        if not way:
-            return OWN_ADDRESS
-        link = self.links[way[-1].name]
-        is_first = way[-1].between[0] == scenario.broker_host
-        return link.server_address if is_first else link.client_address
+        broker_host = self._hosts[self.roster.scenario.broker_host]
+        return self._network.address(self._hosts[host], broker_host)

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from netem.namespaces import FOLDER
+from netem.records import (
+    DeliveryRow,
+    ExpectedRow,
+    LinkRow,
+    MemoryRow,
+    MessageRow,
+    WithheldRow,
+)
+from netem.run_file import read_run_info
+from netem.tables import read_table
+from tests.helpers.networks import NEEDS_ROOT
+from tests.helpers.process import SECONDS
+
+pytestmark = NEEDS_ROOT
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SCENARIO = """
+title: A bad phase
+about: A subscriber behind a link that loses a fifth of its packets for three seconds.
+profiles:
+  good:
+    upstream: {delay: 0.01, rate: 2500000}
+    downstream: {delay: 0.01, rate: 2500000}
+  bad:
+    upstream: {delay: 0.1, rate: 2500000}
+    downstream: {delay: 0.1, rate: 2500000, loss: 0.2}
+topology:
+  hosts: {cloud: {}, edge: {}}
+  links:
+    - {between: [cloud, edge], profile: good}
+impairments:
+  - link: cloud-edge
+    trace: {at_seconds: [0, 3, 6], profiles: [good, bad, good]}
+broker_host: cloud
+brokers:
+  penstock: {kind: penstock}
+  mosquitto: {kind: mosquitto}
+traffic:
+  small: {topic: alarms/1, payload_bytes: 100, period_seconds: 0.25, first_seconds: 0.1}
+  large: {topic: pictures/1, payload_bytes: 300000, period_seconds: 1, first_seconds: 0.35}
+publishers:
+  sensor: {host: cloud, streams: [small, large]}
+subscribers:
+  dashboard: {host: edge, filters: [alarms/#, pictures/#]}
+targets:
+  - {figure: lost, broker: penstock, at_most: 0}
+  - {figure: lost, broker: mosquitto, at_most: 0}
+  - {figure: small p50, broker: penstock, at_most: 0, is_timing: true}
+duration_seconds: 8
+drain_seconds: 60
+short: {}
+"""
+
+LATE_SECONDS = 3.0
+"""After a bad time, in which messages that were withheld in it may be so still."""
+
+
+def start(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
+    """Start ``penstock netem run`` in a folder."""
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "penstock.py"), "netem", "run", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def left_behind(pid: int) -> list[str]:
+    """Return the namespaces that a process has made and not removed."""
+    return [each.name for each in FOLDER.iterdir() if each.name.startswith(f"penstock-{pid}-")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a short run of both brokers, in which both targets that count were met."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "bad-phase.yaml").write_text(SCENARIO)
+    run = start(["bad-phase.yaml", "--short", "--check", "--format", "csv"], folder)
+    out, err = run.communicate(timeout=110)
+    assert run.returncode == 0, err
+    assert "report: netem-bad-phase/report.md" in out
+    assert len([line for line in out.splitlines() if "lost" in line]) == 2
+    assert "traffic for 8 s" in err
+    assert not left_behind(run.pid)
+    return folder / "netem-bad-phase"
+
+
+def test_nothing_is_lost_at_qos_1_and_order_is_kept(folder: Path) -> None:
+    """Each broker delivers each message of both streams, the first times of each in order."""
+    expected = read_table(folder, ExpectedRow)
+    assert len(expected) == 4
+    deliveries = read_table(folder, DeliveryRow)
+    for row in expected:
+        numbers = [
+            each.number
+            for each in deliveries
+            if (each.broker, each.stream) == (row.broker, row.stream)
+        ]
+        first_times = list(dict.fromkeys(numbers))
+        assert first_times == list(range(32 if row.stream == "small" else 8)), row
+
+
+def test_each_message_is_there_with_its_times(folder: Path) -> None:
+    """Due, then published, then acknowledged; the subscriber beside the broker has it at once."""
+    rows = read_table(folder, MessageRow)
+    assert len(rows) == 2 * 40
+    for row in rows:
+        assert row.acknowledged_s is not None
+        assert row.arrived_s is not None
+        assert row.due_s <= row.published_s <= min(row.acknowledged_s, row.arrived_s)
+
+
+def test_messages_are_withheld_where_the_link_was_bad(folder: Path) -> None:
+    """Of Penstock alone, and not before the bad time, nor long after it."""
+    withheld = read_table(folder, WithheldRow)
+    assert {row.broker for row in withheld} == {"penstock"}
+    (bad,) = (
+        row for row in read_table(folder, LinkRow) if row.is_impaired and row.broker == "penstock"
+    )
+    assert bad.begin_s == pytest.approx(3, abs=0.5)
+    assert bad.end_s == pytest.approx(6, abs=0.5)
+    assert all(bad.begin_s < row.begin_s for row in withheld)
+    assert all(row.begin_s < bad.end_s + LATE_SECONDS for row in withheld)
+
+
+def test_memory_is_known_from_before_the_beginning(folder: Path) -> None:
+    """For each broker, in the order of time."""
+    rows = read_table(folder, MemoryRow)
+    for broker, of_broker in groupby(rows, lambda row: row.broker):
+        times = [row.at_s for row in of_broker]
+        assert times == sorted(times), broker
+        assert times[0] < 0
+        assert times[-1] > 8
+    assert all(row.rss_bytes > 1_000_000 for row in rows)
+
+
+def test_a_result_tells_what_it_is_of(folder: Path) -> None:
+    """The scenario as it was run, versions, and how busy each broker was."""
+    info = read_run_info(folder)
+    assert info.length == "short"
+    assert info.command == "penstock netem run bad-phase.yaml --short"
+    assert info.versions.keys() == {"penstock", "mosquitto"}
+    assert info.versions["mosquitto"].startswith("mosquitto 2")
+    assert {each.broker: 0 < each.share < 1 for each in info.processor} == {
+        "penstock": True,
+        "mosquitto": True,
+    }
+    assert (folder / "report.md").exists()
+
+
+def test_a_broker_that_does_not_start_ends_it_with_status_1(tmp_path: Path) -> None:
+    """The failure names it; no folder and no network are left."""
+    broken = SCENARIO.replace("{kind: mosquitto}", "{kind: mosquitto, lines: [no_such_key 1]}")
+    (tmp_path / "broken.yaml").write_text(broken)
+    run = start(["broken.yaml"], tmp_path)
+    _, err = run.communicate(timeout=SECONDS)
+    assert run.returncode == 1
+    assert "penstock netem: broker mosquitto has ended with status 3: " in err
+    assert "no_such_key" in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "netem-broken").exists()
+    assert not left_behind(run.pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_takes_everything_down(number: signal.Signals, tmp_path: Path) -> None:
+    """At any moment, here with clients at work; the status is that of a program so ended."""
+    (tmp_path / "bad-phase.yaml").write_text(SCENARIO)
+    run = start(["bad-phase.yaml"], tmp_path)
+    assert run.stderr is not None
+    for line in run.stderr:
+        if "calm" in line:
+            break
+    assert left_behind(run.pid)
+    run.send_signal(number)
+    _, err = run.communicate(timeout=SECONDS)
+    assert err.endswith("penstock netem: taken down\n")
+    assert run.returncode == 128 + number
+    assert not left_behind(run.pid)
+    assert not (tmp_path / "netem-bad-phase").exists()
