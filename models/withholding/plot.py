@@ -189,7 +189,7 @@ def _write(panel: Any, height: float, verdict: Verdict) -> float:
     color = HOLDS_COLOR if verdict.holds else FAILS_COLOR
     mark = HOLDS_MARK if verdict.holds else FAILS_MARK
     lines = textwrap.wrap(_bind(verdict.short), CLAIM_CHARACTERS)
-    found = f"{'holds' if verdict.holds else 'does not hold'}: {verdict.brief}"
+    found = f"{'holds' if verdict.holds else 'fails'}: {verdict.brief}"
     panel.text(0, height, mark, fontsize=14, weight="bold", color=color, va="top")
     panel.text(INDENT, height, "\n".join(lines), fontsize=10, va="top", linespacing=1.2)
     below = height - LINE_HEIGHT * len(lines)

@@ -47,7 +47,7 @@ def test_each_claim_stands_below_the_plots_with_what_was_found() -> None:
     judged = verdicts(results)
     for verdict in judged:
         assert verdict.short in shown
-        found = "holds" if verdict.holds else "does not hold"
+        found = "holds" if verdict.holds else "fails"
         assert f"{found}: {verdict.brief}" in shown
     assert shown.count(HOLDS_MARK) == sum(verdict.holds for verdict in judged)
     assert shown.count(FAILS_MARK) == sum(not verdict.holds for verdict in judged)
