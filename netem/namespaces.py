@@ -81,22 +81,20 @@ def remove_namespaces(prefix: str) -> None:
 
     May be repeated, and done by two processes at a time.
     """
-    for name in _names():
-        if name.startswith(prefix):
-            with contextlib.suppress(NetemError):  # another has removed it
-                _remove(name)
+    _remove([name for name in _names() if name.startswith(prefix)])
 
 
 def remove_leftovers() -> None:
     """Remove the namespaces of processes that have ended without doing so."""
+    left = []
     for name in _names():
         pid, _, rest = name.removeprefix(NAME_PREFIX).partition("-")
         began = rest.partition("-")[0]
         if not (name.startswith(NAME_PREFIX) and pid.isdecimal() and began.isdecimal()):
             continue
         if start_time_of(int(pid)) != int(began):
-            with contextlib.suppress(NetemError):  # another has removed it
-                _remove(name)
+            left.append(name)
+    _remove(left)
 
 
 def _names() -> list[str]:
@@ -106,9 +104,27 @@ def _names() -> list[str]:
         return []
 
 
-def _remove(name: str) -> None:
-    # Whoever is in it keeps a namespace alive, though it has no name any more.
-    for pid in run_ip("netns", "pids", name).split():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
-    run_ip("netns", "delete", name)
+def _remove(names: list[str]) -> None:
+    if not names:
+        return
+    # Whoever is in it keeps a namespace alive, though it has no name any more. All processes are
+    # looked at once, not for each of hundreds of hosts again, as `ip netns pids` would.
+    files = set()
+    for name in names:
+        with contextlib.suppress(OSError):  # another has removed it
+            files.add(_identity(FOLDER / name))
+    files.discard(_identity(Path("/proc/self/ns/net")))  # the machine's own is nobody's leftover
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            with contextlib.suppress(OSError):  # it has ended
+                if _identity(process / "ns/net") in files:
+                    os.kill(int(process.name), signal.SIGKILL)
+    lines = "".join(f"netns delete {name}\n" for name in names)
+    with contextlib.suppress(NetemError):  # another has removed some
+        run_ip("-force", "-batch", "-", lines=lines)
+
+
+def _identity(file: Path) -> tuple[int, int]:
+    """Return what tells a namespace from all others (namespaces(7))."""
+    found = file.stat()
+    return found.st_dev, found.st_ino
