@@ -65,7 +65,7 @@ def run(
         typer.BadParameter: an option says what cannot be.
         NetemError: likewise the scenario; or networks cannot be had here.
         RunError: a broker or a client has failed.
-        SystemExit: after SIGINT or SIGTERM, with everything taken down.
+        SystemExit: after SIGINT, SIGTERM or SIGHUP, with everything taken down.
     """
     if form not in set(Format):
         raise typer.BadParameter(
@@ -181,12 +181,13 @@ def command_line(
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let SIGINT and SIGTERM take everything down in order, once.
+    """Let SIGINT, SIGTERM and SIGHUP take everything down in order, once.
 
     Raises:
         SystemExit: after a signal, with 128 and its number.
     """
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    # The last is that of a terminal that goes away.
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
         # Whoever is impatient would only stop what is being taken down.

@@ -94,7 +94,7 @@ def test_the_command_that_makes_it_again_says_what_was_chosen() -> None:
     assert plain == "penstock netem run field-run"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_run_once(
     number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
