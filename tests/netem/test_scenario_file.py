@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
 from netem.errors import NetemError
-from netem.scenario import Scenario
+from netem.scenario import (
+    COMMON_FIGURES,
+    STREAM_FIGURES,
+    Broker,
+    HostPlan,
+    Impairment,
+    LinkPlan,
+    Measurements,
+    OnOffPlan,
+    Publisher,
+    Scenario,
+    Stream,
+    Subscriber,
+    Target,
+    Topology,
+    TracePlan,
+)
 from netem.scenario_file import FOLDER, names, read_scenario
 
+DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs/scenarios.md"
 MOST_SHORT_SECONDS = 15.0
 SMALL = """
 title: A
@@ -62,6 +81,26 @@ def test_what_comes_with_penstock_stands_in_its_folder() -> None:
     """Files are named after what they hold, and there are no others."""
     assert [path.name for path in sorted(FOLDER.iterdir())] == [f"{name}.yaml" for name in names()]
     assert "transient-congestion" in names()
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_the_example_of_the_documentation_is_read(tmp_path: Path, *, short: bool) -> None:
+    """In both lengths."""
+    found = re.search(r"```yaml\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    assert found is not None
+    scenario = read_scenario(str(write(tmp_path, found[1])), short=short)
+    assert ("patient" in scenario.brokers) is not short
+
+
+def test_the_documentation_names_every_key_and_figure() -> None:
+    """In its table, or below it."""
+    text = DOCUMENTATION.read_text()
+    kinds = (Scenario, Topology, HostPlan, LinkPlan, Impairment, OnOffPlan, TracePlan, Stream)
+    kinds += (Publisher, Subscriber, Broker, Measurements, Target)
+    keys = {key.name for kind in kinds for key in dataclasses.fields(kind)} - {"name"}
+    for word in (*keys, *COMMON_FIGURES):
+        assert f"`{word}`" in text, word
+    assert all(each in text for each in STREAM_FIGURES)
 
 
 def test_a_file_is_named_by_its_path(tmp_path: Path) -> None:
