@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import types
 from collections.abc import Iterable
@@ -91,13 +92,20 @@ def fit(kind: type[T], value: Any) -> T:
     """
     try:
         # Strict types, as YAML has them: JSON's are the same, with lists for tuples.
-        return TypeAdapter(kind).validate_json(json.dumps(value, default=str))
+        anything: Any = kind  # mypy takes a type for something that cannot be hashed
+        reader: TypeAdapter[T] = _reader(anything)
+        return reader.validate_json(json.dumps(value, default=str))
     except ValidationError as error:
         found = [_explain(kind, detail) for detail in error.errors()]
         raise MistakesError(mistake for mistake in found if mistake is not None) from error
     except (TypeError, ValueError, RecursionError) as error:
         # A date as a key, or an alias of what holds it.
         raise MistakesError([Mistake((), str(error))]) from error
+
+
+@functools.cache
+def _reader(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def _explain(kind: Any, detail: ErrorDetails) -> Mistake | None:
