@@ -35,6 +35,13 @@ MAX_ASKED_SECONDS = 900.0
 
 _SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{0,12})?|\.[0-9]{1,12}", re.ASCII)
 
+MAX_KNOWN = 10_000
+"""Subscribers whose pattern is remembered: each new estimate of each of them asks for it, and a
+hundred patterns take 25 us."""
+
+LONGEST_KNOWN = 256
+"""Characters of client id and user name that are remembered: strangers may make up long ones."""
+
 _MOST_SHOWN = 40
 
 
@@ -88,6 +95,9 @@ class Thresholds:
     learned_from: LearnedFrom = "minimum"
     margin_ratio: float = 1.0
     floor_seconds: float = 0.0
+    _known: dict[tuple[str, str | None], tuple[float | None, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def threshold_l(self, link: Link) -> float:
         """Return threshold_l for this subscriber in seconds.
@@ -104,13 +114,24 @@ class Thresholds:
 
     def _given(self, link: Link) -> float | None:
         """Return what somebody has said, seconds, or None where it is to be learned."""
-        for pattern, seconds in self.by_client.items():
-            if fnmatchcase(link.client_id, pattern):
-                return seconds
-        if link.username is not None:
-            for pattern, seconds in self.by_user.items():
-                if fnmatchcase(link.username, pattern):
-                    return seconds
+        if self.by_client or self.by_user:
+            found = self._known.get((link.client_id, link.username))
+            if found is None:
+                found = self._find(link.client_id, link.username)
+            if found:
+                return found[0]
         if link.asked_threshold_l is not None:
             return link.asked_threshold_l
         return self.by_listener.get(link.listener, self.fixed)
+
+    def _find(self, client_id: str, username: str | None) -> tuple[float | None, ...]:
+        """Return what the first pattern that matches says; nothing where none does."""
+        said = [s for pattern, s in self.by_client.items() if fnmatchcase(client_id, pattern)]
+        if not said and username is not None:
+            said = [s for pattern, s in self.by_user.items() if fnmatchcase(username, pattern)]
+        found = tuple(said[:1])
+        if len(client_id) + len(username or "") <= LONGEST_KNOWN:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[client_id, username] = found
+        return found

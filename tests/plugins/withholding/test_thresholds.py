@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import math
+from collections import UserDict
+from collections.abc import ItemsView
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.link import Link
-from plugins.withholding.thresholds import MAX_ASKED_SECONDS, Thresholds, read_asked
+from plugins.withholding.thresholds import (
+    LONGEST_KNOWN,
+    MAX_ASKED_SECONDS,
+    MAX_KNOWN,
+    Thresholds,
+    read_asked,
+)
 
 
 def link_with(client_id: str = "site-7", *, average: float = 0.4, least: float = 0.1) -> Link:
@@ -95,6 +103,37 @@ def test_user_pattern_needs_a_user_name() -> None:
     thresholds = Thresholds(fixed=1.0, by_user={"*": 2.0})
     assert thresholds.threshold_l(Link("c")) == 1.0
     assert thresholds.threshold_l(Link("c", "")) == 2.0
+
+
+class Counted(UserDict[str, float | None]):
+    """Patterns that count how often somebody looks through them."""
+
+    n_looks = 0
+
+    def items(self) -> ItemsView[str, float | None]:
+        """Count one more look."""
+        self.n_looks += 1
+        return super().items()
+
+
+def test_patterns_are_looked_through_once_for_each_subscriber() -> None:
+    """Not for each estimate of its path; and no stranger with a long name is remembered."""
+    patterns = Counted({"pump-*": 2.0})
+    thresholds = Thresholds(fixed=1.0, by_client=patterns)
+    pump, other = Link("pump-1"), Link("site", "ann")
+    for n_looks in (2, 2):
+        assert [thresholds.threshold_l(link) for link in (pump, other, pump)] == [2.0, 1.0, 2.0]
+        assert patterns.n_looks == n_looks
+    assert thresholds.threshold_l(Link("site", "bob")) == 1.0
+    assert patterns.n_looks == 3  # a user name may have a pattern of its own
+    for n_looks in (4, 5):
+        assert thresholds.threshold_l(Link("pump-" + "x" * LONGEST_KNOWN)) == 2.0
+        assert patterns.n_looks == n_looks
+    for number in range(MAX_KNOWN):
+        thresholds.threshold_l(Link(f"pump {number}"))
+    patterns.n_looks = 0
+    assert thresholds.threshold_l(pump) == 2.0
+    assert patterns.n_looks == 1
 
 
 @pytest.mark.parametrize(
