@@ -80,13 +80,15 @@ class AdaptivePolicy(Policy):
                 delivers=True, latency=situation.l_now, limit=math.inf, release_sojourn=0.0
             )
         level = max(history.level, overdue)
+        recent_seconds = situation.probe_period
         if overdue and (history.began_at is None or history.is_off_level(level)):
             # Another congestion than the last: how bad it is, only this packet tells.
             level = max(level, OVERDUE_RATIO * overdue)
+            recent_seconds = min(recent_seconds, overdue)
         to_latency = situation.size_ratio / 2
         congested = to_latency * level
         if situation.n_bytes:
-            slowness = history.slowness(situation.now, situation.probe_period, level)
+            slowness = history.slowness(situation.now, recent_seconds, level)
             congested = max(congested, situation.n_bytes * slowness)
         calm = situation.threshold_l / 2
         if history.after_calm is not None:

@@ -61,6 +61,10 @@ else a large message would be sent in the second before a loss is seen."""
 REMEMBERED_SEGMENTS = 50.0
 """Sent in congestion, of which losses are remembered: enough to tell a fifth from a twentieth."""
 
+MOST_SEGMENTS = 10.0
+"""What one look counts for at most, as what a bad path carries in a second: hundreds that passed
+while a backlog was its own congestion say nothing of the next bad phase."""
+
 AFTER_CALM_GAIN = 1 / 256
 """Least weight of a new sample in `after_calm`: congestion after calm is rare and costs much, so
 few samples say little."""
@@ -236,9 +240,11 @@ class CongestionHistory:
             # After a new connection there are fewer than before.
             n_sent = max(0, look.segments - before[0])
             n_lost = min(n_sent, max(0, look.retransmissions - before[1]))
-            kept = min(1.0, REMEMBERED_SEGMENTS / (self._n_sent + n_sent))
-            self._n_sent = kept * (self._n_sent + n_sent)
-            self._n_lost = kept * (self._n_lost + n_lost)
+            counted = min(1.0, MOST_SEGMENTS / n_sent) if n_sent else 0.0
+            n_all = self._n_sent + counted * n_sent
+            kept = min(1.0, REMEMBERED_SEGMENTS / n_all)
+            self._n_sent = kept * n_all
+            self._n_lost = kept * (self._n_lost + counted * n_lost)
         rtt = look.rtt or 0.0
         if self._n_sent == SUPPOSED_SEGMENTS:
             rtt = max(rtt, self.level)  # the kernel's own has but begun to rise

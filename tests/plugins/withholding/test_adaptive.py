@@ -265,6 +265,16 @@ def test_first_packet_that_is_not_answered_holds_a_megabyte() -> None:
     assert judgement.latency > 20
 
 
+def test_rate_from_before_a_new_congestion_says_nothing_of_it() -> None:
+    """0.3 s without an answer after calm: a rate counts only if it was found meanwhile."""
+    history = history_of(list(PRIOR_LENGTHS))
+    history.full_rate, history.full_rate_at = 2_500_000, 1.0
+    situation = congested_at(1.5, history)._replace(overdue=0.3, n_bytes=1_000_000)
+    assert not POLICY.judge(situation).delivers
+    history.full_rate_at = 1.3
+    assert POLICY.judge(situation).delivers
+
+
 def test_path_that_is_never_faster_is_not_waited_for() -> None:
     """At 10 kB/s and at best 12: 100 s now, 83 s and at least 18 s of waiting later."""
     history = history_of([20.0] * 20)
