@@ -43,7 +43,7 @@ def test_traffic_runs_for_each_seed_and_group(
 def test_links_are_bad_at_the_times_of_the_seed() -> None:
     """Another seed has other times, the same seed the same."""
     scenario = read_scenario("transient-congestion")
-    (impairment,) = scenario.impairments
+    impairment = scenario.impairments[0]
     one, again, other = (scenario.changes_of(impairment, seed) for seed in (1, 1, 2))
     assert one == again != other
     assert isinstance(one, OnOff)
