@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from netem.intervals import Interval
@@ -74,7 +75,7 @@ def find_over(scenario: Scenario) -> str | None:
 
 
 def paint(scenario: Scenario) -> dict[str, str]:
-    """Return a colour for each broker."""
+    """Return a colour for each broker: of the one in focus, what it is compared with, others."""
     focus, over = find_focus(scenario), find_over(scenario)
     colours = {focus: FOCUS_COLOUR}
     if over is not None:
@@ -82,7 +83,7 @@ def paint(scenario: Scenario) -> dict[str, str]:
     others = [name for name in scenario.brokers if name not in colours]
     for place, name in enumerate(others):
         colours[name] = OTHER_COLOURS[place % len(OTHER_COLOURS)]
-    return {name: colours[name] for name in scenario.brokers}
+    return colours
 
 
 def spread(places: Sequence[float], least: float, low: float) -> list[float]:
@@ -209,6 +210,11 @@ def tidy(axes: Axes) -> None:
     axes.tick_params(labelsize=12, colors=INK, length=3)
     axes.grid(visible=True, which="major", color="#D8D8D8", linewidth=0.7)
     axes.set_axisbelow(True)
+
+
+def shaded() -> Patch:
+    """Return what `shade` means, for a key."""
+    return Patch(color=IMPAIRED_COLOUR, label="link impaired")
 
 
 def shade(axes: Axes, times: Iterable[Interval]) -> None:

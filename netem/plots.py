@@ -18,7 +18,6 @@ from matplotlib.ticker import PercentFormatter
 from netem.canvas import (
     DIMMED_COLOUR,
     FAINT,
-    IMPAIRED_COLOUR,
     INK,
     LEAST_LATENCY,
     Canvas,
@@ -30,6 +29,7 @@ from netem.canvas import (
     label_latencies,
     paint,
     shade,
+    shaded,
     show_bytes,
     spread,
     tidy,
@@ -44,6 +44,9 @@ LARGE_BYTES: Final = 10_000
 
 MANY_MESSAGES: Final = 3_000
 """In a panel, from which on they are drawn so that one sees through them."""
+
+FEW_MESSAGES: Final = 150
+"""In a panel, up to which dots are larger."""
 
 
 def draw(info: RunInfo, measures: Measures, folder: Path) -> list[Plot]:
@@ -69,7 +72,8 @@ def draw_latencies(info: RunInfo, measures: Measures, folder: Path) -> Plot | No
     """Draw the latency of each message over time, a panel for each broker."""
     scenario = measures.scenario
     seed = scenario.seeds[0]
-    shown = [name for name in scenario.brokers if (name, seed) in measures.outcomes]
+    colours = paint(scenario)
+    shown = [name for name in colours if (name, seed) in measures.outcomes]
     streams = measures.streams_in_focus()
     if not shown or not streams:
         return None
@@ -87,7 +91,6 @@ def draw_latencies(info: RunInfo, measures: Measures, folder: Path) -> Plot | No
     canvas.figure.subplots_adjust(
         left=0.075, right=0.8, top=canvas.top, bottom=canvas.bottom, hspace=0.14
     )
-    colours = paint(scenario)
     ends = list(dict.fromkeys((streams[0], streams[-1])))
     for axes, broker in zip(grid[:, 0], shown, strict=True):
         tidy(axes)
@@ -134,8 +137,9 @@ def _scatter(axes: Axes, outcomes: list[Outcome], colour: str) -> None:
     focus = [each for each in outcomes if each.is_focus]
     came = [each for each in focus if each.copies]
     alpha = 0.35 if len(came) > MANY_MESSAGES else 1.0
+    area = 30 if len(came) < FEW_MESSAGES else 11
     styles: tuple[tuple[bool, dict[str, Any]], ...] = (
-        (False, {"s": 11, "color": colour, "linewidths": 0}),
+        (False, {"s": area, "color": colour, "linewidths": 0}),
         (True, {"s": 42, "facecolors": "none", "edgecolors": colour, "linewidths": 1.3}),
     )
     for is_large, style in styles:
@@ -184,7 +188,7 @@ def _shapes(measures: Measures, streams: list[str]) -> list[Any]:
     if large:
         shapes.append(dot(f"large, {_range(large)}", "o", 8, is_full=False))
     if any(row.is_impaired for row in measures.tables.links):
-        shapes.append(Patch(color=IMPAIRED_COLOUR, label="link impaired"))
+        shapes.append(shaded())
     if measures.tables.withheld:
         shapes.append(Line2D([], [], color=INK, linewidth=5, label="large messages withheld"))
     if any(
@@ -258,9 +262,11 @@ def _step(axes: Axes, latencies: Any, colour: str, *, is_focus: bool) -> None:
     if not len(latencies):
         return
     came = np.maximum(latencies[np.isfinite(latencies)], LEAST_LATENCY)
+    if not len(came):
+        return
     axes.step(
-        came,
-        np.arange(1, len(came) + 1) / len(latencies),
+        [came[0], *came],
+        np.arange(len(came) + 1) / len(latencies),
         where="post",
         color=colour,
         linewidth=3.2 if is_focus else 1.8,
@@ -286,7 +292,8 @@ def draw_memory(info: RunInfo, measures: Measures, folder: Path) -> Plot | None:
     scenario = measures.scenario
     seed = scenario.seeds[0]
     focus = find_focus(scenario)
-    curves = {name: measures.growth(name, seed) for name in scenario.brokers}
+    colours = paint(scenario)
+    curves = {name: measures.growth(name, seed) for name in colours}
     curves = {name: points for name, points in curves.items() if points}
     if not curves:
         return None
@@ -303,7 +310,7 @@ def draw_memory(info: RunInfo, measures: Measures, folder: Path) -> Plot | None:
         )
     ]
     if impaired := measures.impaired(focus, seed):
-        known.insert(0, Patch(color=IMPAIRED_COLOUR, label="link impaired"))
+        known.insert(0, shaded())
     canvas.key(known)
     axes = canvas.figure.subplots()
     canvas.figure.subplots_adjust(left=0.065, right=0.8, top=canvas.top, bottom=canvas.bottom)
@@ -316,7 +323,6 @@ def draw_memory(info: RunInfo, measures: Measures, folder: Path) -> Plot | None:
         color=DIMMED_COLOUR,
         linewidth=0,
     )
-    colours = paint(scenario)
     for name, points in curves.items():
         axes.plot(
             [at for at, _ in points],

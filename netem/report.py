@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from netem.canvas import Plot, find_over, show_bytes
+from netem.canvas import Plot, find_over, paint, show_bytes
 from netem.errors import NetemError
 from netem.measures import TOLERANCE_SECONDS, Measures, Verdict, show
 from netem.outcomes import Tables
@@ -84,13 +84,23 @@ def write_report(folder: Path) -> list[Verdict]:
     path = folder / NAME
     try:
         plots = draw(info, measures, folder)
-        path.write_text(_write(info, measures, verdicts, plots), encoding="utf-8")
+        path.write_text(to_markdown(info, measures, verdicts, plots), encoding="utf-8")
     except OSError as error:
         raise NetemError(f"{path}: {error}") from error
     return verdicts
 
 
-def _write(info: RunInfo, measures: Measures, verdicts: list[Verdict], plots: list[Plot]) -> str:
+def to_markdown(
+    info: RunInfo, measures: Measures, verdicts: list[Verdict], plots: list[Plot]
+) -> str:
+    """Return the report's text.
+
+    Args:
+        info: what was run.
+        measures: what came out.
+        verdicts: of its targets.
+        plots: those that stand beside it.
+    """
     scenario = info.scenario
     pictures = [f"![{each.title}]({each.name})\n\n*{each.about}.*\n" for each in plots]
     parts = [
@@ -124,6 +134,7 @@ def _verdicts(info: RunInfo, verdicts: list[Verdict]) -> str:
     text = f"## Verdict: {met} of {len(judged)} targets met\n\n"
     if len(judged) < len(verdicts):
         text += f"A {info.length} run does not judge timings; they are shown.\n\n"
+    text += "".join(f"**Doubtful:** {remark}.\n\n" for remark in info.remarks)
     return text + "".join(f"- {each.line}\n" for each in verdicts)
 
 
@@ -149,7 +160,7 @@ def _latencies(measures: Measures, stream: str) -> str:
     if over is not None:
         head += [f"p50, p90, mean over {over}'s", f"as fast as {over}"]
     rows = []
-    for broker in scenario.brokers:
+    for broker in paint(scenario):
         latencies = measures.latencies(broker, stream)
         if not len(latencies):
             continue
@@ -190,7 +201,7 @@ def _promises(measures: Measures) -> str:
         "repeated": "repeated, QoS 1 and 0",
     }
     rows = []
-    for broker in scenario.brokers:
+    for broker in paint(scenario):
         expected = sum(len(measures.outcomes.get((broker, seed), [])) for seed in scenario.seeds)
         figures = [_with_spread(measures, name, broker) for name in columns]
         rows.append([broker, f"{expected}", *figures])
@@ -205,7 +216,7 @@ def _memory(measures: Measures) -> str:
     if over is not None:
         head.append(f"over {over}'s")
     rows = []
-    for broker in scenario.brokers:
+    for broker in paint(scenario):
         before = [
             next((row.rss_bytes for row in reversed(rows_) if row.at_s < 0), math.nan)
             for rows_ in (measures.memory(broker, seed) for seed in scenario.seeds)
@@ -221,7 +232,7 @@ def _memory(measures: Measures) -> str:
 def _withholding(measures: Measures) -> str:
     scenario = measures.scenario
     rows = []
-    for broker in scenario.brokers:
+    for broker in paint(scenario):
         found = [measures.withholding(broker, seed) for seed in scenario.seeds]
         known = [each for each in found if each is not None]
         if scenario.brokers[broker].kind != "penstock" or not known:
@@ -250,7 +261,7 @@ def _withholding(measures: Measures) -> str:
 
 def _processor(info: RunInfo) -> str:
     rows = []
-    for broker in info.scenario.brokers:
+    for broker in paint(info.scenario):
         shares = [each.share for each in info.processor if each.broker == broker]
         if not shares:
             continue
@@ -265,7 +276,12 @@ def _links(measures: Measures) -> str:
     """Say what links were and for how long, and that it was the same for all brokers."""
     scenario = measures.scenario
     rows: dict[tuple[str, str], dict[tuple[str, int], list[LinkRow]]] = {}
-    for row in measures.tables.links:
+    for whole in measures.tables.links:
+        # What links were before the traffic and after it matters to nobody.
+        begin_s, end_s = max(whole.begin_s, 0.0), min(whole.end_s, scenario.duration_seconds)
+        if begin_s >= end_s:
+            continue
+        row = whole._replace(begin_s=begin_s, end_s=end_s)
         by_run = rows.setdefault((row.link, row.profile), {})
         by_run.setdefault((row.broker, row.seed), []).append(row)
     if not rows:
@@ -287,7 +303,7 @@ def _links(measures: Measures) -> str:
         about = str(Profile(profile, ways.upstream, ways.downstream)) if ways else profile
         lines.append([link, about, str(times), f"{sum(of_first):.1f} s", f"{apart:.2f} s"])
     head = ["link", "state", "times", "seconds in all", "brokers apart by"]
-    return f"## Links\n\n{_table(head, lines, words=2)}"
+    return f"## Links, during the traffic\n\n{_table(head, lines, words=2)}"
 
 
 def _what_was_run(info: RunInfo) -> str:
@@ -303,7 +319,7 @@ def _what_was_run(info: RunInfo) -> str:
         f"- {info.length.capitalize()} length: {length}; seeds {seeds}.",
         f"- Penstock's commit {info.commit or 'unknown'}, {info.python}, {info.date}.",
         f"- On {info.machine}.",
-        *(_broker_line(info, name) for name in scenario.brokers),
+        *(_broker_line(info, name) for name in paint(scenario)),
         *_client_lines(scenario),
         "",
         "`penstock netem report .`, here, writes this report again from the tables.\n",

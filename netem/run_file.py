@@ -6,7 +6,7 @@ them again, and on what.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
@@ -50,6 +50,7 @@ class RunInfo:
         date: of the beginning, ISO 8601 with the offset from UTC.
         versions: broker name to program and version.
         processor: of each broker and seed.
+        remarks: what makes the figures doubtful, a line each.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
@@ -63,6 +64,7 @@ class RunInfo:
     date: str
     versions: dict[str, str]
     processor: list[ProcessorShare]
+    remarks: list[str] = field(default_factory=list)
 
 
 _FORM: Final = TypeAdapter(RunInfo)

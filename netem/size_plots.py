@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import matplotlib as mpl
 import numpy as np
@@ -22,6 +22,7 @@ from netem.canvas import (
     label_latencies,
     paint,
     shade,
+    shaded,
     show_bytes,
     tidy,
 )
@@ -139,10 +140,13 @@ def draw_memory_by_latency(info: RunInfo, measures: Measures, folder: Path) -> P
     canvas = Canvas(info, title, about, inches=7.8)
     shades = mpl.colormaps["viridis_r"](np.linspace(0.12, 1.0, len(sizes)))
     of_size = dict(zip(sizes, shades, strict=True))
-    canvas.key(
+    known: list[Any] = [
         Line2D([], [], color=colour, marker="o", markersize=8, linewidth=0, label=show_bytes(size))
         for size, colour in of_size.items()
-    )
+    ]
+    if any(measures.impaired(broker, seed) for broker in shown):
+        known.append(shaded())
+    canvas.key(known)
     grid = canvas.figure.subplots(
         2, len(shown), sharex=True, sharey="row", squeeze=False, height_ratios=(2, 1)
     )

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from netem.errors import NetemError
-from netem.report import read_tables, write_report
+from netem.measures import Measures
+from netem.report import read_tables, to_markdown, write_report
 from netem.scenario import Target
 from netem.tables import Format
 from tests.helpers.netem_runs import INFO, SCENARIO, whole_run, write_run
@@ -50,15 +51,21 @@ def test_the_report_holds_what_was_found(tmp_path: Path, form: Format) -> None:
     }
     assert rows_of(text, "Withholding") == {"adaptive": ["11.0 s", "90.0 %", "0.0 s", "2"]}
     assert rows_of(text, "Processor") == {"adaptive": ["5.0 %"], "mosquitto": ["1.0 %"]}
-    assert "| router-edge | lossy: 200 ms round trip, 2,500 kB/s, 20 % lost | 1 | 10.0 s |" in text
+    assert (
+        "| router-edge | lossy: 200 ms round trip, 2,500 kB/s, 20 % lost | 1 | 10.0 s | 0.00 s |"
+        in text
+    )
+    assert "| router-edge | good: 40 ms round trip, 2,500 kB/s | 2 | 20.0 s | 0.00 s |" in text
 
 
 def test_the_report_says_how_to_run_it_again(tmp_path: Path) -> None:
-    """Command, versions, machine and plots beside it."""
-    write_run(tmp_path, INFO, whole_run())
+    """Command, versions, machine, plots beside it; and what makes it doubtful."""
+    remark = "seed 1: processors were 98 % busy"
+    write_run(tmp_path, dataclasses.replace(INFO, remarks=[remark]), whole_run())
     write_report(tmp_path)
     text = (tmp_path / "report.md").read_text()
     for said in (
+        f"**Doubtful:** {remark}.\n",
         "```sh\npenstock netem run made-up\n```",
         "- Broker `mosquitto`: mosquitto 2.0.11.",
         "commit abc1234, CPython 3.11.9, 2026-01-02T03:04:05+00:00",
@@ -72,7 +79,7 @@ def test_the_report_says_how_to_run_it_again(tmp_path: Path) -> None:
         assert (tmp_path / name).exists()
 
 
-def test_what_is_missing_or_missed_comes_first(tmp_path: Path) -> None:
+def test_what_is_missing_or_missed_comes_first() -> None:
     """A lost message and a figure without data miss; a short run's timing is not judged."""
     tables = whole_run()
     lost = tables.deliveries.pop(0)
@@ -80,14 +87,15 @@ def test_what_is_missing_or_missed_comes_first(tmp_path: Path) -> None:
     tables.memory.clear()
     targets = [*SCENARIO.targets, Target("memory", "adaptive", over="mosquitto", at_most=0.2)]
     scenario = dataclasses.replace(SCENARIO, targets=targets)
-    write_run(tmp_path, dataclasses.replace(INFO, scenario=scenario, length="short"), tables)
-    verdicts = write_report(tmp_path)
+    info = dataclasses.replace(INFO, scenario=scenario, length="short")
+    measures = Measures(scenario, tables)
+    verdicts = [measures.judge(target, "short") for target in targets]
     assert [(each.is_judged, each.is_met) for each in verdicts] == [
         (False, True),
         (True, False),
         (True, False),
     ]
-    text = (tmp_path / "report.md").read_text()
+    text = to_markdown(info, measures, verdicts, [])
     assert "## Verdict: 0 of 2 targets met" in text
     assert "- not judged: small p90" in text
     assert "- missed: lost: adaptive 1 (at most 0)\n" in text
@@ -96,7 +104,7 @@ def test_what_is_missing_or_missed_comes_first(tmp_path: Path) -> None:
     assert rows_of(text, "Latency of `small`")["adaptive"][2:5] == ["∞", "∞", "∞"]
 
 
-def test_seeds_show_their_spread(tmp_path: Path) -> None:
+def test_seeds_show_their_spread() -> None:
     """The second run's small messages take twice as long in its bad time."""
     scenario = dataclasses.replace(SCENARIO, seeds=[1, 2])
     info = dataclasses.replace(INFO, scenario=scenario)
@@ -107,9 +115,8 @@ def test_seeds_show_their_spread(tmp_path: Path) -> None:
         else row
         for row in tables.deliveries
     ]
-    write_run(tmp_path, info, tables)
-    write_report(tmp_path)
-    row = rows_of((tmp_path / "report.md").read_text(), "Latency of `small`")["adaptive"]
+    text = to_markdown(info, Measures(scenario, tables), [], [])
+    row = rows_of(text, "Latency of `small`")["adaptive"]
     assert row[:2] == ["50 ms", "400 ms (200 ms to 400 ms)"]
 
 

@@ -61,6 +61,7 @@ INFO = RunInfo(
     date="2026-01-02T03:04:05+00:00",
     versions={"adaptive": "Penstock 0.1.0", "other": "other 1"},
     processor=[ProcessorShare("adaptive", 1, 0.05)],
+    remarks=["seed 1: processors were busy"],
 )
 
 
