@@ -197,8 +197,9 @@ def compare(measures: Measures, figure: str) -> str:
 
 
 def begin(sentence: str) -> str:
-    """Return a sentence with its first letter large, and no other changed."""
-    return sentence[:1].upper() + sentence[1:]
+    """Return a sentence with its first letter large, unless its first word is a name (q1-1MB)."""
+    word, _, rest = sentence.partition(" ")
+    return f"{word.capitalize()} {rest}" if word.isalpha() else sentence
 
 
 def tidy(axes: Axes) -> None:

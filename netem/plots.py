@@ -115,8 +115,9 @@ def draw_latencies(info: RunInfo, measures: Measures, folder: Path) -> Plot | No
     # Room at the foot for what is withheld.
     low, high = first.get_ylim()
     first.set_ylim(low / (high / low) ** 0.09, high)
-    margin = 0.006 * scenario.duration_seconds
-    first.set_xlim(-margin, scenario.duration_seconds + margin)
+    held = [row.end_s for row in measures.tables.withheld if row.seed == seed]
+    end_s = max(scenario.duration_seconds, *held, 0.0)
+    first.set_xlim(-0.006 * end_s, 1.006 * end_s)
     grid[-1, 0].set_xlabel("seconds since the beginning of the traffic", fontsize=13)
     canvas.save(folder / "latency.png")
     return Plot("latency.png", title, about)

@@ -170,18 +170,16 @@ def draw_memory_by_latency(info: RunInfo, measures: Measures, folder: Path) -> P
                 for each in measures.outcomes[broker, seed]
                 if each.is_focus and each.copies and each.message.payload_bytes == size
             ]
-            begins = [
-                each.message.published_s
-                if each.message.arrived_s is None
-                else each.message.arrived_s
+            points = [
+                (begin_s, latency)
                 for each in of_it
+                if (begin_s := each.message.arrived_s) is not None
+                # Where the subscriber beside the broker had it later, nothing is known.
+                and (latency := each.delivered_s - begin_s) > LEAST_LATENCY
             ]
             above.scatter(
-                begins,
-                [
-                    max(each.delivered_s - begin_s, LEAST_LATENCY)
-                    for each, begin_s in zip(of_it, begins, strict=True)
-                ],
+                [begin_s for begin_s, _ in points],
+                [latency for _, latency in points],
                 s=12,
                 color=[colour],
                 linewidths=0,

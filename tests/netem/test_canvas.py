@@ -73,7 +73,8 @@ def test_sizes_and_times_are_short_words() -> None:
         "1 s",
         "10 s",
     ]
-    assert begin("q1-1MB Messages") == "Q1-1MB Messages"
+    assert begin("small q1-1MB") == "Small q1-1MB"
+    assert begin("q1-1MB messages") == "q1-1MB messages"
 
 
 def test_a_title_names_the_figure_of_both() -> None:
