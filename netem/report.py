@@ -318,7 +318,7 @@ def _what_was_run(info: RunInfo) -> str:
         "```\n",
         f"- {info.length.capitalize()} length: {length}; seeds {seeds}.",
         f"- Penstock's commit {info.commit or 'unknown'}, {info.python}, {info.date}.",
-        f"- On {info.machine}.",
+        f"- On {info.machine}{f'; links by the engine `{info.engine}`' if info.engine else ''}.",
         *(_broker_line(info, name) for name in paint(scenario)),
         *_client_lines(scenario),
         "",

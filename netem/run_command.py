@@ -18,7 +18,7 @@ import typer
 
 from netem.brokers import version
 from netem.display import Display
-from netem.engines import Engine
+from netem.engines import Engine, choose_engine
 from netem.namespaces import require_root
 from netem.report import NAME, write_report
 from netem.results import commit, machine, make_folder, write_result
@@ -85,14 +85,14 @@ def run(
         date=dt.datetime.now().astimezone().isoformat(timespec="seconds"),
         versions={name: version(broker) for name, broker in plan.brokers.items()},
         processor=[],
+        engine=choose_engine(engine),
     )
     try:
         with ended_by_signals(), Display(plan.name, planned_seconds(plan)) as display:
             outcome = run_scenario(plan, display, engine)
             display.stage("report")
-            write_result(
-                folder, outcome.rows, replace(info, processor=outcome.processor), Format(form)
-            )
+            info = replace(info, processor=outcome.processor, remarks=outcome.remarks)
+            write_result(folder, outcome.rows, info, Format(form))
             verdicts = write_report(folder)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -51,6 +51,7 @@ class RunInfo:
         versions: broker name to program and version.
         processor: of each broker and seed.
         remarks: what makes the figures doubtful, a line each.
+        engine: what made links, ``tun`` or ``tc``; None where nobody has written it down.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
@@ -65,6 +66,7 @@ class RunInfo:
     versions: dict[str, str]
     processor: list[ProcessorShare]
     remarks: list[str] = field(default_factory=list)
+    engine: str | None = None
 
 
 _FORM: Final = TypeAdapter(RunInfo)

@@ -80,6 +80,7 @@ INFO = RunInfo(
     date="2026-01-02T03:04:05+00:00",
     versions={"adaptive": "Penstock 0.1.0", "mosquitto": "mosquitto 2.0.11"},
     processor=[ProcessorShare("adaptive", 1, 0.05), ProcessorShare("mosquitto", 1, 0.01)],
+    engine="tun",
 )
 
 

@@ -69,7 +69,7 @@ def test_the_report_says_how_to_run_it_again(tmp_path: Path) -> None:
         "```sh\npenstock netem run made-up\n```",
         "- Broker `mosquitto`: mosquitto 2.0.11.",
         "commit abc1234, CPython 3.11.9, 2026-01-02T03:04:05+00:00",
-        "2 cores, some model, 8 GiB, Linux 6.1",
+        "2 cores, some model, 8 GiB, Linux 6.1; links by the engine `tun`.",
         "- `sub` on edge subscribes to `#` at QoS 1.",
         "30 s of traffic, up to 10 s more to arrive; seeds 1.",
     ):
