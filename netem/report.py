@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from netem.canvas import Plot, find_over, paint, show_bytes
 from netem.errors import NetemError
-from netem.measures import TOLERANCE_SECONDS, Measures, Verdict, show
+from netem.measures import QUANTILES, TOLERANCE_SECONDS, Measures, Verdict, quantile, show
 from netem.outcomes import Tables
 from netem.plots import draw
 from netem.profiles import Profile
@@ -109,6 +111,8 @@ def to_markdown(
         _verdicts(info, verdicts),
         *pictures,
         *(_latencies(measures, stream) for stream in measures.streams_in_focus()),
+        _ways(measures),
+        _others(measures),
         _promises(measures),
         _memory(measures),
         _withholding(measures),
@@ -180,6 +184,70 @@ def _latencies(measures: Measures, stream: str) -> str:
     every = "on average every" if plan.arrivals == "poisson" else "every"
     text = f"{show_bytes(plan.payload_bytes)} {every} {plan.period_seconds:g} s at QoS {plan.qos}"
     return f"## Latency of `{stream}`: {text}\n\n{_table(head, rows)}"
+
+
+def _ways(measures: Measures) -> str:
+    """Say where the time goes: to the broker, and from there; and how much is late."""
+    rows = []
+    for stream in measures.streams_in_focus():
+        for broker in paint(measures.scenario):
+            of_it = [
+                each
+                for seed in measures.scenario.seeds
+                for each in measures.outcomes.get((broker, seed), [])
+                if each.is_focus and each.message.stream == stream and each.copies
+            ]
+            known = [
+                (each.message.due_s, each.message.arrived_s, each.delivered_s)
+                for each in of_it
+                if each.message.arrived_s is not None
+            ]
+            if not known:
+                continue
+            to_it = sum(arrived - due for due, arrived, _ in known) / len(known)
+            from_it = sum(delivered - arrived for _, arrived, delivered in known) / len(known)
+            late = 2 * measures.figure(f"{stream} p50", broker)
+            share = sum(each.latency > late for each in of_it) / len(of_it)
+            rows.append(
+                [stream, broker, show("mean", to_it), show("mean", from_it), f"{100 * share:.1f} %"]
+            )
+    if not rows:
+        return ""
+    head = ["stream", "broker", "to the broker, mean", "from there, mean", "over twice p50"]
+    return f"## Where the time goes, of what came\n\n{_table(head, rows, words=2)}"
+
+
+def _others(measures: Measures) -> str:
+    """Say how long it took to subscribers that are not in focus, each group for itself."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    groups = {
+        (row.broker, row.subscriber): row.group
+        for row in measures.tables.expected
+        if not row.is_focus
+    }
+    for (broker, _), outcomes in measures.outcomes.items():
+        for each in outcomes:
+            if not each.is_focus:
+                key = (groups[broker, each.subscriber], each.message.stream, broker)
+                found.setdefault(key, []).append(each.latency)
+    rows = []
+    for group in measures.scenario.subscribers:
+        for stream in measures.scenario.traffic:
+            for broker in paint(measures.scenario):
+                latencies = np.sort(np.array(found.get((group, stream, broker), [])))
+                if not len(latencies):
+                    continue
+                figures = [
+                    show(name, quantile(latencies, share)) for name, share in QUANTILES.items()
+                ]
+                never = int(np.isinf(latencies).sum())
+                mean = show("mean", float(latencies.mean()))
+                row = [group, stream, broker, *figures, mean, str(len(latencies)), str(never)]
+                rows.append(row)
+    if not rows:
+        return ""
+    head = ["subscriber", "stream", "broker", *QUANTILES, "mean", "messages", "not delivered"]
+    return f"## Latency of other subscribers\n\n{_table(head, rows, words=3)}"
 
 
 def _ratio(measures: Measures, figure: str, broker: str) -> str:

@@ -123,6 +123,46 @@ def _draw_quantiles(axes: Axes, x: float, latencies: Seconds, colour: str) -> No
         axes.plot(x, latency, marker=marker, markersize=size, color=colour)
 
 
+def correlate(measures: Measures, broker: str, seed: int, size: int) -> float:
+    """Return how far a broker's memory goes with the latency from it to subscribers.
+
+    Args:
+        measures: of the run.
+        broker: name.
+        seed: of the run.
+        size: payloads of the messages that are looked at, bytes.
+
+    Returns:
+        Spearman's rank correlation of a message's latency and the memory in the middle of its
+        way, -1 to 1; nan where one of both is always the same.
+    """
+    growth = measures.growth(broker, seed)
+    pairs = [
+        (each.delivered_s - begin_s, (begin_s + each.delivered_s) / 2)
+        for each in measures.outcomes[broker, seed]
+        if each.is_focus
+        and each.copies
+        and each.message.payload_bytes == size
+        and (begin_s := each.message.arrived_s) is not None
+    ]
+    if not growth or not pairs:
+        return math.nan
+    latencies, middles = zip(*pairs, strict=True)
+    memory = np.interp(middles, [at for at, _ in growth], [grown for _, grown in growth])
+    ranks = [_rank(np.array(latencies)), _rank(memory)]
+    if any(each.std() == 0 for each in ranks):
+        return math.nan
+    return float(np.corrcoef(ranks)[0, 1])
+
+
+def _rank(values: Seconds) -> Seconds:
+    """Return the place of each value among all; those that are the same share the middle one."""
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    middle: Seconds = last - (counts - 1) / 2
+    return middle[which]
+
+
 def draw_memory_by_latency(info: RunInfo, measures: Measures, folder: Path) -> Plot | None:
     """Draw latency from the broker to subscribers over time, above its memory (figure 3)."""
     scenario = measures.scenario
@@ -135,7 +175,7 @@ def draw_memory_by_latency(info: RunInfo, measures: Measures, folder: Path) -> P
     title = f"Late messages and memory: {compare(measures, 'memory')}"
     about = (
         f"Latency from the broker to each subscriber by payload, and memory beyond that before, "
-        f"seed {seed}"
+        f"seed {seed}; correlation of {show_bytes(sizes[-1])}"
     )
     canvas = Canvas(info, title, about, inches=7.8)
     shades = mpl.colormaps["viridis_r"](np.linspace(0.12, 1.0, len(sizes)))
@@ -200,8 +240,10 @@ def draw_memory_by_latency(info: RunInfo, measures: Measures, folder: Path) -> P
             linewidth=2.4,
         )
         figure = show("memory", measures.figure("memory", broker, seeds=[seed]))
+        rank = correlate(measures, broker, seed, sizes[-1])
+        told = "" if math.isnan(rank) else f"; rank correlation {rank:.2f}"
         above.set_title(
-            f"{broker}: at most {figure}",
+            f"{broker}: at most {figure}{told}",
             fontsize=14,
             fontweight="bold",
             loc="left",

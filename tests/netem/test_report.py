@@ -10,7 +10,7 @@ import pytest
 from netem.errors import NetemError
 from netem.measures import Measures
 from netem.report import read_tables, to_markdown, write_report
-from netem.scenario import Target
+from netem.scenario import Subscriber, Target
 from netem.tables import Format
 from tests.helpers.netem_runs import INFO, SCENARIO, whole_run, write_run
 
@@ -44,6 +44,8 @@ def test_the_report_holds_what_was_found(tmp_path: Path, form: Format) -> None:
         ],
         "mosquitto": ["50 ms", "2.0 s", "2.0 s", "700 ms", "2.0 s", "30", "0", "", ""],
     }
+    # 20 ms to the broker; 15 of 30 are not later than twice the median, 10 are.
+    assert "| small | adaptive | 20 ms | 80 ms | 33.3 % |" in text
     assert rows_of(text, "Promises")["adaptive"] == ["36", "0", "0", "0", "0", "0"]
     assert rows_of(text, "Memory") == {
         "adaptive": ["30.0 MB", "2.0 MB", "0.0 MB", "0.25"],
@@ -102,6 +104,27 @@ def test_what_is_missing_or_missed_comes_first() -> None:
     assert "- missed: memory: adaptive -, mosquitto -, no ratio (at most 0.2)\n" in text
     # Its latency is infinite, so p99, mean and greatest are.
     assert rows_of(text, "Latency of `small`")["adaptive"][2:5] == ["∞", "∞", "∞"]
+
+
+def test_other_subscribers_are_shown_apart() -> None:
+    """Each group for itself; what is in focus is not among them."""
+    tables = whole_run()
+    tables.expected.extend(
+        row._replace(subscriber="other-2", group="other", is_focus=False)
+        for row in whole_run().expected
+        if row.stream == "small" and row.broker == "adaptive"
+    )
+    tables.deliveries.append(tables.deliveries[0]._replace(subscriber="other-2", delivered_s=3.0))
+    others = {**SCENARIO.subscribers, "other": Subscriber("field", ["small/#"], count=2)}
+    scenario = dataclasses.replace(SCENARIO, subscribers=others)
+    info = dataclasses.replace(INFO, scenario=scenario)
+    text = to_markdown(info, Measures(scenario, tables), [], [])
+    section = text.partition("## Latency of other subscribers")[2].partition("\n## ")[0]
+    assert [line for line in section.splitlines() if line.startswith("| other")] == [
+        "| other | small | adaptive | ∞ | ∞ | ∞ | ∞ | 30 | 29 |"
+    ]
+    assert "- `other` on field, each of 2, subscribes to `small/#` at QoS 1." in text
+    assert "other subscribers" not in to_markdown(INFO, Measures(SCENARIO, whole_run()), [], [])
 
 
 def test_seeds_show_their_spread() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
+
+import pytest
 
 from netem.measures import Measures
 from netem.outcomes import Tables
 from netem.records import MemoryRow
 from netem.run_file import RunInfo
 from netem.scenario import Stream
-from netem.size_plots import draw_memory_by_latency, draw_sizes
+from netem.size_plots import correlate, draw_memory_by_latency, draw_sizes
 from tests.helpers.netem_runs import INFO, SCENARIO, delivery, expected, message
 
 SIZES = {"100B": 100, "1KB": 1000, "100KB": 100_000, "1MB": 1_000_000}
@@ -67,6 +70,31 @@ def test_a_size_of_which_nothing_came_is_drawn_as_that(tmp_path: Path) -> None:
     sizes = draw_sizes(info, measures, tmp_path)
     assert sizes is not None
     assert sizes.title == "1 MB at QoS 0: p50 of ∞ with adaptive, ∞ with mosquitto"
+
+
+def test_memory_that_goes_with_latency_is_correlated() -> None:
+    """By ranks: any growth that is larger where latency is; the other way round it is -1."""
+    latencies = [0.5, 1.0, 4.0, 2.0, 8.0]
+    messages = [message(number, 20.0 * number, stream="large") for number in range(5)]
+    tables = Tables(
+        messages=messages,
+        deliveries=[
+            delivery(number, 20.0 * number + latency, stream="large")
+            for number, latency in enumerate(latencies)
+        ],
+        expected=[expected(stream="large")],
+        memory=[MemoryRow("adaptive", 1, -1.0, 0)],
+    )
+    for row, latency in zip(messages, latencies, strict=True):
+        for at in (row.due_s, row.due_s + 9):
+            tables.memory.append(MemoryRow("adaptive", 1, at, int(latency**3 * 1000)))
+    measures = Measures(SCENARIO, tables)
+    assert correlate(measures, "adaptive", 1, 1_000_000) == pytest.approx(1)
+    tables.memory[:] = [row._replace(rss_bytes=-row.rss_bytes) for row in tables.memory]
+    assert correlate(measures, "adaptive", 1, 1_000_000) == pytest.approx(-1)
+    tables.memory[:] = [row._replace(rss_bytes=7) for row in tables.memory]
+    assert math.isnan(correlate(measures, "adaptive", 1, 1_000_000))
+    assert math.isnan(correlate(measures, "adaptive", 1, 100))
 
 
 def test_two_sizes_are_too_few(tmp_path: Path) -> None:
