@@ -354,7 +354,7 @@ def _links(measures: Measures) -> str:
         by_run.setdefault((row.broker, row.seed), []).append(row)
     if not rows:
         return ""
-    lines = []
+    alike: dict[tuple[str, ...], list[str]] = {}
     for (link, profile), by_run in rows.items():
         seconds = {
             run: sum(each.end_s - each.begin_s for each in of_it) for run, of_it in by_run.items()
@@ -369,7 +369,12 @@ def _links(measures: Measures) -> str:
         )
         ways = scenario.profiles.get(profile)
         about = str(Profile(profile, ways.upstream, ways.downstream)) if ways else profile
-        lines.append([link, about, str(times), f"{sum(of_first):.1f} s", f"{apart:.2f} s"])
+        told = (about, str(times), f"{sum(of_first):.1f} s", f"{apart:.2f} s")
+        alike.setdefault(told, []).append(link)
+    lines = [
+        [links[0] if len(links) == 1 else f"{links[0]} and {len(links) - 1} like it", *told]
+        for told, links in alike.items()
+    ]
     head = ["link", "state", "times", "seconds in all", "brokers apart by"]
     return f"## Links, during the traffic\n\n{_table(head, lines, words=2)}"
 
