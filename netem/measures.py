@@ -292,11 +292,10 @@ class Measures:
             over_value = self.figure(target.figure, target.over)
             # Division by nothing is no ratio: two brokers that grew by nothing compare as nan.
             held = value / over_value if over_value > 0 else math.nan
-        is_met = not math.isnan(held)
-        if target.at_most is not None:
-            is_met = is_met and held <= target.at_most
-        if target.at_least is not None:
-            is_met = is_met and held >= target.at_least
+        # No comparison holds for what is not a number.
+        is_met = (target.at_most is None or held <= target.at_most) and (
+            target.at_least is None or held >= target.at_least
+        )
         is_judged = not (target.is_timing and length == "short")
         text = _put(target, value, over_value, held)
         return Verdict(target, value, over_value, is_met, is_judged, text)

@@ -149,10 +149,12 @@ def correlate(measures: Measures, broker: str, seed: int, size: int) -> float:
         return math.nan
     latencies, middles = zip(*pairs, strict=True)
     memory = np.interp(middles, [at for at, _ in growth], [grown for _, grown in growth])
-    ranks = [_rank(np.array(latencies)), _rank(memory)]
-    if any(each.std() == 0 for each in ranks):
+    of_latency, of_memory = _rank(np.array(latencies)), _rank(memory)
+    spread = of_latency.std() * of_memory.std()
+    if spread == 0:
         return math.nan
-    return float(np.corrcoef(ranks)[0, 1])
+    together = (of_latency - of_latency.mean()) * (of_memory - of_memory.mean())
+    return float(together.mean() / spread)
 
 
 def _rank(values: Seconds) -> Seconds:

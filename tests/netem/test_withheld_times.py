@@ -56,6 +56,16 @@ def test_withholding_outside_of_impairments_and_five_seconds_after_is_found() ->
     assert found == Accuracy(withheld=15.5, impaired=10, both=9, outside=1.5, most_messages=3)
 
 
+def test_subscribers_that_are_not_in_focus_do_not_count() -> None:
+    """Neither what is withheld from them nor the time for which they are impaired."""
+    tables = Tables(
+        expected=[expected()._replace(is_focus=False)],
+        links=[bad("router-edge", 10, 20)],
+        withheld=[WithheldRow("adaptive", 1, "sub", 30, 40, 3)],
+    )
+    assert judge_withholding(SCENARIO, tables, "adaptive", 1) == Accuracy()
+
+
 def test_a_subscriber_that_the_scenario_lacks_is_named() -> None:
     """Tables of another scenario are found out."""
     tables = Tables(expected=[expected()._replace(group="stranger")])
