@@ -5,7 +5,8 @@ Rerun: ``python -m benchmarks.lossy_links``, as root; a look in a minute with ``
 Brokers stand side by side, each on a host of its own, each with one subscriber at QoS 1 behind a
 link of its own (`netem.network`: real TCP with cubic, packets of 1,500 bytes): Penstock with each
 policy (T_Q 1 s, the example policy's other values; ``adaptive-learned`` is `adaptive` with
-``profile: learned``) and mosquitto. ``--link`` says what the links do
+``profile: learned``, ``adaptive-breaking`` with `break_off_after`) and mosquitto. Their sessions
+outlive a connection, and the subscriber connects again. ``--link`` says what the links do
 (`CASES`). Most are good (20 ms each way, 20 Mbit/s) and bad in turn, all at the same times, drawn
 from a seed: exponential durations. Publishers beside each broker send 100 bytes every 0.5 s and
 1 MB every 5 s at QoS 1. Latency counts from the moment a message is due to its last byte at the
@@ -50,9 +51,13 @@ from netem.profiles import GOOD, LOSSY, LOSSY_DOWNSTREAM, Direction, Profile
 
 POLICIES: Final = ("none", "conservative", "probabilistic", "historic", "adaptive")
 LEARNED: Final = "learned"
+BREAKING: Final = "adaptive-breaking"
+BREAK_OFF_AFTER: Final = 3.0
+"""Seconds; some more than a client takes to come back over a link that is bad."""
+
 MOSQUITTO: Final = "mosquitto"
 BY_DEFAULT: Final = (*POLICIES, MOSQUITTO)
-BROKERS: Final = (*BY_DEFAULT, *(f"{policy}-{LEARNED}" for policy in POLICIES[1:]))
+BROKERS: Final = (*BY_DEFAULT, BREAKING, *(f"{policy}-{LEARNED}" for policy in POLICIES[1:]))
 MEAN_SECONDS: Final = 17.5
 LONG_SECONDS: Final = 60.0
 
@@ -131,7 +136,9 @@ def _penstock(directory: Path, name: str) -> list[str]:
     plugins = settings["plugins"]
     del plugins["queue"]  # takes the pictures and needs a disk
     plugins["withholding"]["policy"] = policy
-    if profile:
+    if name == BREAKING:
+        plugins["withholding"]["break_off_after"] = BREAK_OFF_AFTER
+    elif profile:
         plugins["withholding"]["profile"] = profile
     file = directory / "policy.yaml"
     file.write_text(yaml.safe_dump(settings))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
 import socket
@@ -17,6 +18,7 @@ from benchmarks.wire import (
     PUBACK,
     PUBLISH,
     PUBLISH_QOS1,
+    WireError,
     acknowledgement,
     connect_packet,
     publish_packet,
@@ -96,6 +98,10 @@ def read_arrivals(file: Path) -> list[Arrival]:
     return arrivals
 
 
+RECONNECT_SECONDS: Final = 1.0
+"""What stock clients wait before they connect again, at the least."""
+
+
 def _dial(address: str) -> socket.socket:
     """Connect as soon as the broker listens."""
     deadline = time.monotonic() + START_SECONDS
@@ -108,43 +114,70 @@ def _dial(address: str) -> socket.socket:
             time.sleep(0.1)
 
 
-def _connect(address: str, client_id: str) -> socket.socket:
+def _connect(address: str, client_id: str, *, is_clean: bool = True) -> socket.socket:
     sock = _dial(address)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.sendall(connect_packet(client_id))
+    sock.sendall(connect_packet(client_id, is_clean=is_clean))
     read_connack(sock)
     sock.settimeout(None)
     return sock
 
 
+def _connect_again(address: str, client_id: str) -> socket.socket:
+    """Come back to a session, however often it takes."""
+    while True:
+        time.sleep(RECONNECT_SECONDS)
+        with contextlib.suppress(OSError, WireError):
+            return _connect(address, client_id, is_clean=False)
+
+
 def record(address: str, file: str, expected: int) -> None:
     """Subscribe, say so, and write down each message until all have come.
+
+    The session outlives its connection: a broker may close that, and is connected to again.
 
     Args:
         address: of the broker.
         file: a line for each message.
         expected: how many there are.
     """
-    sock = _connect(address, "subscriber")
+    client_id = "subscriber"
+    sock = _connect(address, client_id, is_clean=False)
     subscribe(sock, list(BY_TOPIC), 1)
     print("ready", flush=True)
     seen: set[tuple[str, int]] = set()
     with Path(file).open("w", buffering=1) as lines:
         while len(seen) < expected:
-            packet = receive_packet(sock)
-            if packet[0] & 0xF0 != PUBLISH:
+            try:
+                arrival = _receive(sock)
+            except (OSError, WireError):
+                sock.close()
+                sock = _connect_again(address, client_id)
                 continue
-            arrived_at = time.monotonic()
-            # Of a large one, the head alone is looked at.
-            publish = read_publish(packet[:200])
-            number, due_at = HEAD.unpack_from(packet, publish.payload_at)
-            at = publish.packet_id_at
-            sock.sendall(acknowledgement(PUBACK, int.from_bytes(packet[at : at + 2], "big")))
-            name = BY_TOPIC[publish.topic].name
-            if (name, number) not in seen:
-                seen.add((name, number))
-                lines.write(f"{name} {number} {due_at!r} {arrived_at!r}\n")
+            if arrival is not None and (arrival.stream, arrival.number) not in seen:
+                seen.add((arrival.stream, arrival.number))
+                due_at, arrived_at = arrival.due_at, arrival.arrived_at
+                lines.write(f"{arrival.stream} {arrival.number} {due_at!r} {arrived_at!r}\n")
     sock.close()
+
+
+def _receive(sock: socket.socket) -> Arrival | None:
+    """Return the next message, acknowledged; None for a packet that is none.
+
+    Raises:
+        OSError: the connection has failed.
+        WireError: the broker has closed it.
+    """
+    packet = receive_packet(sock)
+    if packet[0] & 0xF0 != PUBLISH:
+        return None
+    arrived_at = time.monotonic()
+    # Of a large one, the head alone is looked at.
+    publish = read_publish(packet[:200])
+    number, due_at = HEAD.unpack_from(packet, publish.payload_at)
+    at = publish.packet_id_at
+    sock.sendall(acknowledgement(PUBACK, int.from_bytes(packet[at : at + 2], "big")))
+    return Arrival(BY_TOPIC[publish.topic].name, number, due_at, arrived_at)
 
 
 def _due(stream: Stream, begin_at: float, seconds: float) -> Iterator[tuple[float, int, str]]:

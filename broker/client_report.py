@@ -98,6 +98,8 @@ class WithholdingFigures(NamedTuple):
         withheld: messages held now, those behind a held one on its topic included.
         withheld_total: messages that were held.
         released_total: those of them that were sent then.
+        broken_off_total: times the connection was closed in the middle of one, which then waited
+            again.
         look_again_in_seconds: after which the gate is asked again at the latest.
         last_decision: None where there was no large message yet.
     """
@@ -105,6 +107,7 @@ class WithholdingFigures(NamedTuple):
     withheld: int
     withheld_total: int
     released_total: int
+    broken_off_total: int
     look_again_in_seconds: float | None
     last_decision: DecisionFigures | None
 

@@ -415,6 +415,13 @@ class Connection(Sender):
         else:
             self.close(ReasonCode.USE_ANOTHER_SERVER, now, server_reference=reference)
 
+    def break_off(self, now: float) -> None:
+        """End the connection in the middle of a packet: nothing more can be said on it."""
+        self.is_broken_off = True
+        self.wants_more = False
+        self.drop_out()
+        self._end(now)
+
     def _end(self, now: float) -> None:
         self.core.touch(self)
         self._detach(now)

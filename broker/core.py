@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker import eager
 from broker.backlog import Backlog
+from broker.breaking_off import BreakingOff
 from broker.capabilities import is_restricted
 from broker.counters import Counters, count
 from broker.events import Listeners, MessageRetained
@@ -36,8 +37,7 @@ from broker.link import Link
 from broker.message import Message
 from broker.mqtt.enums import MAX_REMAINING_LENGTH, ProtocolVersion
 from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
-from broker.outbox import OpenGate
-from broker.outbox_rules import OutboxRules
+from broker.outbox_rules import OpenGate, OutboxRules
 from broker.payload import PIECE_BYTES, STORED_ABOVE_BYTES, Payload, ReferenceStore
 from broker.retained import RetainedMessages
 from broker.session_registry import SessionRegistry
@@ -100,6 +100,7 @@ class Core:
         counters: what was done so far.
         ended: the ledgers of sessions that are gone, added up.
         fast_plans: protocol version to topic bytes to `FastPlan`; emptied with the plans.
+        breaking: breaks the sending of large messages off; None where the gate does not.
         in_turn: the driver is inside a call and looks at touched connections after it.
         touched: connections that the driver must serve; it takes them by `take_touched`.
         journal: told of what must outlive the process; None where nothing must.
@@ -206,6 +207,7 @@ class Core:
         self.takes_runs = self.is_plain and not self.is_restricted
         is_by_reference = isinstance(self.payload_store, ReferenceStore)
         self.copy_maximum = MAX_REMAINING_LENGTH + 5 if is_by_reference else PIECE_BYTES
+        self.breaking = BreakingOff.of(self)
         self.in_turn = False
         self.congested: list[Sender] = []
         self.steps = 0

@@ -16,6 +16,7 @@ class Counters:
         publish_refused: publishes by the reason why they were not routed.
         publishers_slowed: times a client over its publish rate was not read from.
         retained_discarded: messages routed and not retained for want of room.
+        broken_off: times a connection was closed in the middle of a large message.
         subscribe_refused: requested subscriptions by the reason why they were not made.
         connections_total: network connections accepted.
         connections_refused: network connections by the reason why they came to nothing: the limit
@@ -32,6 +33,7 @@ class Counters:
     """
 
     __slots__ = (
+        "broken_off",
         "bytes_received",
         "bytes_sent",
         "clients_connected",
@@ -62,6 +64,7 @@ class Counters:
         self.publish_refused: dict[str, int] = {}
         self.publishers_slowed = 0
         self.retained_discarded = 0
+        self.broken_off = 0
         self.subscribe_refused: dict[str, int] = {}
         self.connections_total = 0
         self.connections_refused: dict[str, int] = {}

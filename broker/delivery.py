@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 from broker.extensions import LinkSampler
@@ -117,3 +118,30 @@ def first_of(
     if not ready0 or ready[0].sequence < ready0[0].sequence:
         return ready
     return ready0
+
+
+def take_ready(
+    ready: deque[Delivery], is_wanted: Callable[[Delivery], bool], n_messages: int
+) -> dict[Delivery, Delivery | None]:
+    """Take messages out of a ready place, wherever they stand in it.
+
+    Args:
+        ready: the place.
+        is_wanted: says of a message whether it goes.
+        n_messages: how many at most.
+
+    Returns:
+        Each message that was taken, in order of arrival, to the last one before it that stays;
+        None where none does.
+    """
+    taken: dict[Delivery, Delivery | None] = {}
+    passed: list[Delivery] = []
+    while ready and len(taken) < n_messages:
+        delivery = ready.popleft()
+        if is_wanted(delivery):
+            taken[delivery] = passed[-1] if passed else None
+        else:
+            passed.append(delivery)
+    if passed:
+        ready.extendleft(reversed(passed))
+    return taken

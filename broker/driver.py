@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.connection import Connection
 from broker.core import Core
 from broker.errors import PeerError
+from broker.lingering import Lingering
 
 if TYPE_CHECKING:
     from broker.limits import Limits
@@ -78,6 +79,7 @@ class Driver:
         clock: monotonic seconds, the `now` of every call into the core.
         loop: the event loop.
         protocols: the network connections there are.
+        lingering: sockets of connections that were broken off.
     """
 
     def __init__(self, limits: Limits, logger: logging.Logger) -> None:
@@ -88,6 +90,7 @@ class Driver:
         self.protocols: set[MqttProtocol] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.loop = asyncio.get_running_loop()
+        self.lingering = Lingering(self.loop)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._line: deque[MqttProtocol] = deque()
@@ -284,6 +287,7 @@ class Driver:
         """Drop every connection and end every task."""
         for protocol in list(self.protocols):
             protocol.abort()
+        self.lingering.close()
         if self._timer is not None:
             self._timer.cancel()
         for task in list(self._tasks):

@@ -148,6 +148,52 @@ class SubscriberGate:
         raise NotImplementedError
 
 
+class Transfer(NamedTuple):
+    """A large message of which a part has left the broker and a part has not.
+
+    Attributes:
+        message: of QoS 1 or 2.
+        sent_bytes: payload bytes that the kernel has taken.
+        left_bytes: payload bytes that it has not.
+        bytes_per_second: at which they left lately, for `BreakingGate.break_off_after` at most.
+        seconds: for which it has been leaving.
+        repeated_bytes: payload bytes of other messages that are unacknowledged: a new connection
+            begins with them [MQTT-4.4.0-1].
+        sojourn: seconds since it was first withheld; 0.0 where it never was.
+    """
+
+    message: Message
+    sent_bytes: int
+    left_bytes: int
+    bytes_per_second: float
+    seconds: float
+    repeated_bytes: int
+    sojourn: float
+
+
+class BreakingGate:
+    """Base of a `DeliveryGate` that may break off the sending of a large message.
+
+    Nothing can overtake a PUBLISH that has begun. Where it is broken off, the connection ends, the
+    message counts as not sent, and the gate is asked about it anew once the client is back.
+
+    Attributes:
+        break_off_after: seconds that a large message is left alone at least; None where
+            `breaks_off` is not to be asked.
+    """
+
+    break_off_after: float | None = None
+
+    def breaks_off(self, transfer: Transfer, link: Link, now: float) -> str:
+        """Say why the sending of a message is broken off; "" where it is not.
+
+        Asked about once a second while others wait behind it, if nothing is lost by it: the last
+        question before it is done. A gate that raises is logged and counted, and the sending goes
+        on.
+        """
+        raise NotImplementedError
+
+
 class LinkSampler(Protocol):
     """Writes what it learns of a subscriber's path into its `Link`.
 

@@ -59,6 +59,18 @@ class Held:
         self.chains[large.message.topic] = chain
         insort(self.firsts, large, key=by_sequence)
 
+    def put_back(self, large: Delivery, behind: list[Delivery]) -> None:
+        """Let a message that has been released wait again, before all that waits of its topic.
+
+        Args:
+            large: its sojourn has begun.
+            behind: what came between it and what waits of its topic, in order of arrival.
+        """
+        chain = self.chains.get(large.message.topic, ())
+        if chain:
+            del self.firsts[bisect_left(self.firsts, chain[0].sequence, key=by_sequence)]
+        self.put_first(large, deque((large, *behind, *chain)))
+
     def await_mark(self, large: Delivery) -> None:
         """Note a large message that has come just now: its sojourn has not begun."""
         if self._unmarked is NO_QUEUE:

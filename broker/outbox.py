@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from broker.delivery import NO_QUEUE, Delivery, by_sequence, first_of
+from broker.delivery import NO_QUEUE, Delivery, by_sequence, first_of, take_ready
 from broker.extensions import Decision, LearningGate, SubscriberGate, Verdict
 from broker.held import Held
 from broker.ledger import Ledger
@@ -43,27 +43,6 @@ MIN_LOOK_AGAIN_SECONDS: Final = 0.001
 
 MIN_SWEEP_MESSAGES: Final = 64
 """While fewer messages wait, those of them that have expired are not looked for."""
-
-
-class OpenGate:
-    """The gate of a broker without withholding: no message is large, all may go."""
-
-    def threshold_s(self, topic: str) -> int | None:  # noqa: ARG002 (a gate's signature)
-        """Return None: nothing is large."""
-        return None
-
-    def decide(
-        self,
-        message: Message,  # noqa: ARG002
-        link: Link,  # noqa: ARG002
-        sojourn: float,  # noqa: ARG002
-        now: float,  # noqa: ARG002
-    ) -> Verdict:
-        """Let every message go."""
-        return Verdict(deliver=True, reason="no gate")
-
-    def forget(self, link: Link) -> None:
-        """Keep nothing, so forget nothing."""
 
 
 class Outbox:
@@ -159,7 +138,11 @@ class Outbox:
     def waiting(self) -> Iterator[Delivery]:
         """Yield every delivery that waits, in no promised order."""
         held = () if self._held is None else self._held.chains.values()
-        return chain(*self._lanes(), *held)
+        return chain(self.ready(), *held)
+
+    def ready(self) -> Iterator[Delivery]:
+        """Yield what nothing but the connection holds up, in no promised order."""
+        return chain(*self._lanes())
 
     def _lanes(self) -> tuple[deque[Delivery], ...]:
         """Return the ready places."""
@@ -403,12 +386,44 @@ class Outbox:
         self.look_again_at = again
         return False
 
-    def connection_lost(self, now: float) -> None:
-        """The subscriber is away: what waits at QoS 0 is dropped, and no sojourn goes on."""
-        self.drop_qos0("connection_lost")
+    def connection_lost(self, now: float, *, keeps_qos0: bool = False) -> None:
+        """The subscriber is away: what waits at QoS 0 is dropped, and no sojourn goes on.
+
+        Args:
+            now: monotonic seconds.
+            keeps_qos0: nothing is dropped: it is to come back soon.
+        """
+        if not keeps_qos0:
+            self.drop_qos0("connection_lost")
         held = self._held
         if held is not None and held.away_since is None:
             held.away_since = now
+
+    def put_back(self, large: Delivery, why: str, now: float) -> None:
+        """Let a large message that had left and was not sent wait again, before all of its topic.
+
+        Args:
+            large: of a topic without priority; held from now on.
+            why: it was not sent, in words.
+            now: monotonic seconds.
+        """
+        topic, n_bytes = large.message.topic, large.message.payload_bytes
+        behind: list[Delivery] = []
+        if self._rules.keeps_topics:  # what it held up has been let go
+            for ready in self._lanes():
+                behind += self._take_ready(ready, lambda d: d.message.topic == topic, sys.maxsize)
+            behind.sort(key=by_sequence)
+        for delivery in (large, *behind):
+            self._enter(delivery)
+        if large.withheld_since is None:
+            large.withheld_since = now
+        self._ledger.withheld_total += 1
+        self._held = self._held or Held()
+        self._held.put_back(large, behind)
+        sojourn, verdict = now - large.withheld_since, Verdict(deliver=False, reason=why)
+        self.last_decision = Decision(verdict, topic, n_bytes, sojourn, now)
+        self.look_again_at = None
+        self._ask = True
 
     def lets(self, message: Message, now: float) -> bool:
         """Say whether the gate would let a large message go to this subscriber now."""
@@ -494,24 +509,14 @@ class Outbox:
         self, ready: deque[Delivery], is_wanted: Callable[[Delivery], bool], n_messages: int
     ) -> list[Delivery]:
         """Take messages out of a ready place, wherever they stand in it."""
-        taken: list[Delivery] = []
-        passed: list[Delivery] = []
-        stand_ins: dict[Delivery | None, Delivery | None] = {}
-        while ready and len(taken) < n_messages:
-            delivery = ready.popleft()
-            if is_wanted(delivery):
-                self._remove(delivery)
-                taken.append(delivery)
-                stand_ins[delivery] = passed[-1] if passed else None
-            else:
-                passed.append(delivery)
-        if passed:
-            ready.extendleft(reversed(passed))
-        if taken and self._held is not None:
+        stand_ins = take_ready(ready, is_wanted, n_messages)
+        for delivery in stand_ins:
+            self._remove(delivery)
+        if stand_ins and self._held is not None:
             for large in self._held.firsts:
                 if large.after in stand_ins:
                     large.after = stand_ins[large.after]
-        return taken
+        return list(stand_ins)
 
     def _take_held(
         self, held: Held, is_wanted: Callable[[Delivery], bool], n_messages: int = sys.maxsize

@@ -7,12 +7,35 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.backlog import Backlog
-from broker.extensions import DeliveryGate, OrderingGate
+from broker.extensions import DeliveryGate, OrderingGate, Verdict
+from broker.link import Link
+from broker.message import Message
 
 SWEEP_SECONDS: Final = 0.00002
 """For each message that waits, so long there is no further look for expired ones, which takes 0.4 %
 of it. A look whenever one has expired, ten times a second in 12 full outboxes of 100,000, would
 take all of the time."""
+
+
+class OpenGate:
+    """The gate of a broker without withholding: no message is large, all may go."""
+
+    def threshold_s(self, topic: str) -> int | None:  # noqa: ARG002 (a gate's signature)
+        """Return None: nothing is large."""
+        return None
+
+    def decide(
+        self,
+        message: Message,  # noqa: ARG002
+        link: Link,  # noqa: ARG002
+        sojourn: float,  # noqa: ARG002
+        now: float,  # noqa: ARG002
+    ) -> Verdict:
+        """Let every message go."""
+        return Verdict(deliver=True, reason="no gate")
+
+    def forget(self, link: Link) -> None:
+        """Keep nothing, so forget nothing."""
 
 
 class OutboxRules:

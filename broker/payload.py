@@ -13,6 +13,11 @@ PIECE_BYTES: Final = 65_536
 memory of it. Smaller pieces take more system calls for the same payload."""
 
 
+SENT_PIECE_BYTES: Final = 16_384
+"""What a transport is given at once of a payload in memory that may be broken off: what it has, it
+cannot give back. A piece takes some 10 us."""
+
+
 class StoredPayload(Protocol):
     """A handle to a payload that is kept elsewhere than in memory.
 
@@ -80,7 +85,7 @@ class PayloadReader:
     def __len__(self) -> int:
         return len(self._payload) - self._position
 
-    def read(self) -> bytes:
+    def read(self) -> bytes | memoryview:
         """Return the next piece; not called when nothing is left.
 
         Raises:
@@ -90,3 +95,26 @@ class PayloadReader:
         self._next = b""
         self._position += len(piece)
         return piece
+
+
+class PieceReader(PayloadReader):
+    """A payload in memory on its way to one client, by reference, so that what is left is known.
+
+    Attributes:
+        whole: the payload.
+    """
+
+    __slots__ = ("whole",)
+
+    def __init__(self, whole: bytes) -> None:
+        self.whole = whole
+        self._position = 0
+
+    def __len__(self) -> int:
+        return len(self.whole) - self._position
+
+    def read(self) -> memoryview:
+        """Return the next piece; not called when nothing is left."""
+        start = self._position
+        self._position = min(len(self.whole), start + SENT_PIECE_BYTES)
+        return memoryview(self.whole)[start : self._position]

@@ -88,11 +88,13 @@ def link_figures(session: Session, now: float) -> LinkFigures:
 def withholding_figures(session: Session, now: float) -> WithholdingFigures:
     """Return what the gate does to a client's large messages."""
     outbox, ledger = session.outbox, session.ledger
+    breaking = session.core.breaking
     again = outbox.look_again_at if outbox.is_withholding else None
     return WithholdingFigures(
         withheld=outbox.n_withheld,
         withheld_total=ledger.withheld_total,
         released_total=ledger.released_total,
+        broken_off_total=0 if breaking is None else breaking.n_broken_off(session),
         look_again_in_seconds=None if again is None else _rounded(max(0.0, again - now)),
         last_decision=_decision_figures(outbox, now),
     )

@@ -25,7 +25,13 @@ from broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5, PacketType
 from broker.mqtt.packets import Packet, PubRel
 from broker.mqtt.writer import publish_header, write_packet
 from broker.outgoing import Outgoing
-from broker.payload import PIECE_BYTES, STORED_ABOVE_BYTES, PayloadReader
+from broker.payload import (
+    PIECE_BYTES,
+    SENT_PIECE_BYTES,
+    STORED_ABOVE_BYTES,
+    PayloadReader,
+    PieceReader,
+)
 from broker.probes import send_probe
 from broker.redelivery import may_take_over, take_over
 from broker.retained_delivery import send_due
@@ -84,6 +90,7 @@ class Sender(Outgoing):
         send_quota_bytes: payload bytes inflight from which on no further message is sent.
         unread_bytes: about what the memory holds of answers to this client that were put while
             the transport had no room; above `UNREAD_BYTES` the client is not read from.
+        is_broken_off: ended in the middle of a packet, of which nothing more is to be sent.
         is_heard_out: to be closed when the peer has read why: what it sends to a closed socket
             may cost it what it has not read yet.
         is_open: CONNECT was accepted and the connection has not ended.
@@ -100,6 +107,7 @@ class Sender(Outgoing):
         "driver",
         "held",
         "held_bytes",
+        "is_broken_off",
         "is_explained",
         "is_heard_out",
         "is_open",
@@ -128,6 +136,7 @@ class Sender(Outgoing):
         self.send_quota = 0
         self.send_quota_bytes = core.limits.inflight_bytes
         self.unread_bytes = 0
+        self.is_broken_off = False
         self.is_heard_out = False
         self.is_open = False
         self.is_touched = False
@@ -159,6 +168,10 @@ class Sender(Outgoing):
         """Name the peer for the log."""
         raise NotImplementedError
 
+    def break_off(self, now: float) -> None:
+        """End the connection in the middle of a packet."""
+        raise NotImplementedError
+
     def want_pump(self) -> None:
         """Ask the driver for a `pump`: something may be able to leave."""
         self._pump_wanted = True
@@ -172,6 +185,11 @@ class Sender(Outgoing):
             now: monotonic seconds.
         """
         if not self._pump_wanted:
+            return
+        if not self.round_bytes and self.core.breaking is not None:
+            # Of what may be broken off the rest is in `out`: what stands behind it would be lost.
+            self.wants_more = True
+            self.core.breaking.look(self, unsent_bytes, now)
             return
         self._pump_wanted = False
         self.wants_more = False
@@ -202,10 +220,14 @@ class Sender(Outgoing):
                 else:
                     is_refilled = True
                 continue
-            self.send_delivery(delivery, now)
+            is_large = delivery.message.is_large and session.outbox.is_large(delivery.message)
+            if is_large and self.core.breaking is not None:
+                self.core.breaking.send(self, delivery, now)
+            else:
+                self.send_delivery(delivery, now)
             if session.retained_due:
                 send_due(session, now, 1)
-            if delivery.message.is_large and session.outbox.is_large(delivery.message):
+            if is_large:
                 self.wants_more = True
                 break
         else:  # it may have been all: found in the next pump only, what comes till then would wait
@@ -385,8 +407,19 @@ class Sender(Outgoing):
         if self._put_publish(header, payload):
             self.session.ledger.delivered += 1
 
-    def send_delivery(self, delivery: Delivery, now: float) -> None:
-        """Send what was taken from the outbox, and book it."""
+    def send_delivery(
+        self, delivery: Delivery, now: float, *, in_pieces: bool = False
+    ) -> bytes | PayloadReader | None:
+        """Send what was taken from the outbox, and book it.
+
+        Args:
+            delivery: to be sent.
+            now: monotonic seconds.
+            in_pieces: its payload is to be read piece by piece, if it is more than one.
+
+        Returns:
+            The payload on its way; None at QoS 0, or where it was dropped.
+        """
         message = delivery.message
         if not delivery.qos:
             self.send_qos0(
@@ -395,10 +428,12 @@ class Sender(Outgoing):
                 subscription_ids=delivery.subscription_ids,
                 now=now,
             )
-            return
+            return None
         payload = message.payload if type(message.payload) is bytes else self._read(message)
         if payload is None:
-            return
+            return None
+        if in_pieces and len(payload) > SENT_PIECE_BYTES and isinstance(payload, bytes):
+            payload = PieceReader(payload)
         session = self.session
         packet_id = session.inflight.start(delivery)
         is_held = delivery.qos == 2 and (session.journal is not None or delivery.row_start != 0)
@@ -406,8 +441,9 @@ class Sender(Outgoing):
             if self.core.samplers:
                 link = session.link
                 self.core.tell_samplers(lambda s: delivery.tell_sent(s, link, now))
-        else:
-            session.inflight.finish(packet_id, delivery.qos)
+            return payload
+        session.inflight.finish(packet_id, delivery.qos)
+        return None
 
     def _send_again(self, delivery: Delivery, now: float) -> None:
         """Repeat what the last connection left unacknowledged [MQTT-4.4.0-1].
@@ -554,7 +590,8 @@ class Sender(Outgoing):
             self.out.append(payload)
         if core.listeners.packet_sent:
             session = self.session if self.is_open else None
-            read = cast("bytes", payload)  # as `_read` has, where there are listeners
+            # As `_read` has, where there are listeners.
+            read = payload.whole if isinstance(payload, PieceReader) else cast("bytes", payload)
             event = PacketSent(session, first_byte, size, (header, read))
             core.tell(core.listeners.packet_sent, event)
         if not self.is_touched:

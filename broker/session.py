@@ -154,7 +154,8 @@ class Session:
         if connection is None:
             if self.retained_due:
                 send_before(self, message.topic, now)
-            if qos:
+            breaking = self.core.breaking
+            if qos or (breaking is not None and breaking.awaits(self)):
                 delivery = Delivery(
                     message, qos, retain=retain, subscription_ids=subscription_ids, share=share
                 )

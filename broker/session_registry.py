@@ -103,8 +103,11 @@ class SessionRegistry:
         core.counters.clients_connected -= 1
         if session.shares:
             redelivery.connection_lost(session, now)
-        session.outbox.connection_lost(now)
-        retained_delivery.connection_lost(session)
+        if core.breaking is not None:
+            core.breaking.connection_lost(session, connection, now)
+        session.outbox.connection_lost(now, keeps_qos0=connection.is_broken_off)
+        if not connection.is_broken_off:
+            retained_delivery.connection_lost(session)
         if session.look_timer is not None:
             session.look_timer.cancel()
             session.look_timer = None
@@ -165,6 +168,8 @@ class SessionRegistry:
         session.ledger.drop("session_ended", session.inflight.clear())
         core.ended.add(session.settle_direct())
         core.forget(session.link)
+        if core.breaking is not None:
+            core.breaking.forget(session)
         send_will(core, session, now)
         if core.listeners.session_ended:
             core.tell(core.listeners.session_ended, SessionEnded(session))

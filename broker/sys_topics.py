@@ -166,6 +166,7 @@ class SysTopics:
             yield root + f"dropped/{reason}", str(n_messages)
         yield "penstock/withholding/withheld_total", str(ledger.withheld_total)
         yield "penstock/withholding/released_total", str(ledger.released_total)
+        yield "penstock/withholding/broken_off_total", str(self._core.counters.broken_off)
         for sink in self._core.sinks:
             root = f"penstock/ledger/sinks/{sink.name}/"
             yield root + "matched", str(sink.counts.matched)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from broker.extensions import DeliveryGate, LinkSampler, SubscriberGate
 from broker.ledger import Ledger
 from broker.link import Link
-from broker.outbox import OpenGate
-from broker.outbox_rules import OutboxRules
+from broker.outbox_rules import OpenGate, OutboxRules
 from edge_proxy.content_index import ContentIndex
 from edge_proxy.topic_cache import TopicCache
 

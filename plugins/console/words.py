@@ -97,6 +97,9 @@ def _large_messages(withholding: Report) -> Iterator[str]:
         )
     else:
         yield "large messages: none was withheld"
+    n_broken_off = withholding["broken_off_total"]
+    if n_broken_off:
+        yield f"  the connection was closed in the middle of one {_times(n_broken_off)}"
     what = f"{_bytes(decision['payload_bytes'])} on {printable(decision['topic'])}"
     waited, age = decision["withheld_seconds"], _seconds(decision["age_seconds"])
     if decision["outcome"] == "held":
@@ -121,6 +124,10 @@ def _ledger(ledger: Report) -> Iterator[str]:
     if ledger["withheld"] or ledger["queued"]:
         waits_for = printable(ledger["waits_for"].partition(":")[0])
         yield f"  {_bytes(ledger['queued_bytes'])} wait: {waits_for}"
+
+
+def _times(n: int) -> str:
+    return "once" if n == 1 else f"{n:,} times"
 
 
 def _seconds(seconds: float) -> str:

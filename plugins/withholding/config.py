@@ -142,6 +142,9 @@ class WithholdingConfig:
             MQTT has it; ``none``: small messages pass it.
         supersede: a large message of QoS 0 that waits is dropped for the next one of its topic.
             Off by default: nothing is lost that nobody has asked to lose.
+        break_off_after: seconds; a large message that has been leaving for so long in congestion,
+            and would for as long again, is broken off for those behind it; null (None in Python)
+            for never. Never by default: the client has to connect again.
     """
 
     policy: PolicyName = "adaptive"
@@ -161,6 +164,7 @@ class WithholdingConfig:
     priority: list[str] = Field(default_factory=list)
     ordering: Ordering = "topic"
     supersede: bool = False
+    break_off_after: Seconds | None = None
 
     @field_validator("threshold_s_by_topic")
     @classmethod

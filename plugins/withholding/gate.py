@@ -25,18 +25,22 @@ import math
 from collections.abc import Sequence
 
 from broker.config import check_listeners, parse_mapping, read_text
+from broker.errors import ConfigError, ConfigProblem
 from broker.extensions import (
+    BreakingGate,
     LearningGate,
     OrderingGate,
     Plugin,
     PluginContext,
     SubscriberGate,
     ThresholdGate,
+    Transfer,
     Verdict,
 )
 from broker.link import Link
 from broker.message import Message
 from plugins.withholding.ack_sizes import AckSizes
+from plugins.withholding.breaking import Breaking
 from plugins.withholding.classes import FirstTopics
 from plugins.withholding.config import DEFAULT_PROFILE, LEARNED, WithholdingConfig
 from plugins.withholding.history import CongestionHistory
@@ -50,11 +54,16 @@ from plugins.withholding.thresholds import read_asked
 STRICTLY_AFTER_SECONDS = 0.001
 """Added to a release time; far above the rounding of clocks, far below any RTT that matters."""
 
+MOST_HOLD_RATIO = 2.0
+"""Longest hold after a message was broken off, over `max_withhold`, where a policy has no bound."""
+
+_NOT_CALM_SINCE = "one was broken off, and the path was not seen to be calm since"
+
 _NOTHING_KNOWN = CongestionHistory()
 """Of a subscriber without estimates; never fed."""
 
 
-class WithholdingGate(LearningGate, OrderingGate, SubscriberGate, ThresholdGate):
+class WithholdingGate(BreakingGate, LearningGate, OrderingGate, SubscriberGate, ThresholdGate):
     """The `DeliveryGate` of this plugin.
 
     Attributes:
@@ -83,6 +92,12 @@ class WithholdingGate(LearningGate, OrderingGate, SubscriberGate, ThresholdGate)
         self.histories: dict[Link, CongestionHistory] = {}
         self.fits: dict[Link, SizeFit] = {}
         self._floor_seconds = config.floor_seconds
+        self.break_off_after = config.break_off_after
+        most_hold = min(self.policy.max_withhold, MOST_HOLD_RATIO * config.max_withhold)
+        self._breaking = Breaking(
+            config.break_off_after or math.inf, config.max_withhold, most_hold=most_hold
+        )
+        self._most_hold = most_hold
 
     def threshold_s(self, topic: str) -> int | None:
         """Return the payload bytes above which messages of `topic` are large for somebody."""
@@ -109,6 +124,11 @@ class WithholdingGate(LearningGate, OrderingGate, SubscriberGate, ThresholdGate)
             return Verdict(deliver=True, reason="small")
         rtt = self._rtt(link)
         overdue = self._overdue(link, now)
+        if self.break_off_after is not None and sojourn <= self._most_hold:
+            is_calm = self.is_calm(link, now)
+            until = self._breaking.held_until(link, now, is_calm=is_calm)
+            if until is not None:
+                return Verdict(deliver=False, look_again_at=until, reason=_NOT_CALM_SINCE)
         if rtt is None and not overdue:
             return Verdict(deliver=True, reason="no recent RTT estimate")
         threshold_l = self._thresholds.threshold_l(link)
@@ -153,8 +173,27 @@ class WithholdingGate(LearningGate, OrderingGate, SubscriberGate, ThresholdGate)
         if link.tcp is not None:
             history.observe_look(link.tcp)
 
+    def breaks_off(self, transfer: Transfer, link: Link, now: float) -> str:
+        """Break off what gets on so slowly that the policy would rather hold it."""
+        breaking = self._breaking
+        pays = breaking.pays(
+            seconds=transfer.seconds,
+            left_bytes=transfer.left_bytes,
+            bytes_per_second=transfer.bytes_per_second,
+            repeated_bytes=transfer.repeated_bytes,
+        )
+        if not pays or breaking.is_in_pause(link, now):
+            return ""
+        verdict = self.decide(transfer.message, link, transfer.sojourn, now)
+        if verdict.deliver:
+            return ""
+        breaking.begin_pause(link, now)
+        rate = f"{transfer.bytes_per_second:,.0f} bytes a second"
+        return f"at {rate} after {transfer.seconds:.4g} s; {verdict.reason}"
+
     def forget(self, link: Link) -> None:
         """Drop what was learned of the subscriber."""
+        self._breaking.forget(link)
         self.histories.pop(link, None)
         self.fits.pop(link, None)
 
@@ -243,6 +282,11 @@ class WithholdingPlugin(Plugin):
         super().__init__(config, context)
         path, file = "plugins.withholding.listeners", context.policy_file
         check_listeners(path, config.listeners, context.listeners, file)
+        if config.break_off_after is not None and context.clients is None:
+            path = "plugins.withholding.break_off_after"
+            read = f"{config.break_off_after:g}"
+            problem = ConfigProblem(path, read, "null: only a broker closes connections")
+            raise ConfigError(file, [problem])
         self.gate = WithholdingGate(config)
         if config.profile == LEARNED:
             self.sampler = AckSizes(self.gate)

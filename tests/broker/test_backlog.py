@@ -11,8 +11,8 @@ from broker.delivery import Delivery
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
-from broker.outbox import OpenGate, Outbox
-from broker.outbox_rules import OutboxRules
+from broker.outbox import Outbox
+from broker.outbox_rules import OpenGate, OutboxRules
 
 MOST_BYTES = 500
 LARGEST_BYTES = 200

@@ -23,7 +23,7 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt_options import MqttOptions
-from broker.outbox import OpenGate
+from broker.outbox_rules import OpenGate
 from tests.helpers.access import Access, finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 

@@ -12,7 +12,7 @@ from broker.events import Listeners
 from broker.link import Link
 from broker.message import Message
 from broker.mqtt.packets import Disconnect
-from broker.outbox import OpenGate
+from broker.outbox_rules import OpenGate
 from tests.helpers.access import Access
 from tests.helpers.virtual import VirtualBroker
 

@@ -33,7 +33,7 @@ from broker.mqtt.packets import (
     Unsubscribe,
 )
 from broker.mqtt_options import MqttOptions
-from broker.outbox import OpenGate
+from broker.outbox_rules import OpenGate
 from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualClient, will

@@ -19,7 +19,7 @@ from broker.mqtt.packets import (
     PubRec,
     PubRel,
 )
-from broker.outbox import OpenGate
+from broker.outbox_rules import OpenGate
 from tests.helpers.durable import DurableBroker
 from tests.helpers.held_machine import FOR_EVER, LARGE, HeldMachine, large
 from tests.helpers.virtual import VirtualBroker, VirtualClient

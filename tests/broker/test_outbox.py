@@ -12,8 +12,8 @@ from broker.extensions import Decision, LearningGate, SubscriberGate, Verdict
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
-from broker.outbox import OpenGate, Outbox
-from broker.outbox_rules import OutboxRules
+from broker.outbox import Outbox
+from broker.outbox_rules import OpenGate, OutboxRules
 from broker.priority_outbox import make_outbox
 
 

@@ -12,8 +12,8 @@ from broker.extensions import OrderingGate, Verdict
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
-from broker.outbox import OpenGate, Outbox
-from broker.outbox_rules import OutboxRules
+from broker.outbox import Outbox
+from broker.outbox_rules import OpenGate, OutboxRules
 
 LARGE = 100
 MAX_WITHHOLD = 20.0

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from broker.extensions import OrderingGate
-from broker.outbox import OpenGate
-from broker.outbox_rules import OutboxRules
+from broker.outbox_rules import OpenGate, OutboxRules
 
 
 class Ordering(OpenGate, OrderingGate):

@@ -11,8 +11,7 @@ from broker.extensions import OrderingGate, Verdict
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
-from broker.outbox import OpenGate
-from broker.outbox_rules import OutboxRules
+from broker.outbox_rules import OpenGate, OutboxRules
 from broker.priority_outbox import PASSED_BYTES, PriorityOutbox, make_outbox
 
 LARGE = 1000

@@ -15,7 +15,7 @@ from broker.limits import Limits
 from broker.link import Link
 from broker.message import Message
 from broker.mqtt.packets import Disconnect, PubAck, Publish, Unsubscribe
-from broker.outbox import OpenGate
+from broker.outbox_rules import OpenGate
 from broker.sampling import Sampling
 from tests.helpers.access import Access
 from tests.helpers.durable import DurableBroker

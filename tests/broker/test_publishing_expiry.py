@@ -10,7 +10,8 @@ from broker.extensions import Verdict
 from broker.link import Link
 from broker.message import Message
 from broker.mqtt.packets import Publish
-from broker.outbox import MIN_SWEEP_MESSAGES, OpenGate
+from broker.outbox import MIN_SWEEP_MESSAGES
+from broker.outbox_rules import OpenGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 KEEP: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 9999}}

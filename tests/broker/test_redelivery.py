@@ -22,7 +22,7 @@ from broker.mqtt.packets import (
     PubRel,
     Unsubscribe,
 )
-from broker.outbox import OpenGate
+from broker.outbox_rules import OpenGate
 from broker.redelivery import SLICE_MESSAGES
 from tests.helpers.access import Access
 from tests.helpers.durable import DurableBroker

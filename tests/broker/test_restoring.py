@@ -19,7 +19,7 @@ from broker.mqtt.packets import (
     Subscribe,
     Subscription,
 )
-from broker.outbox import OpenGate
+from broker.outbox_rules import OpenGate
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualClient, will
 

@@ -27,7 +27,7 @@ from broker.mqtt.packets import (
     Unsubscribe,
 )
 from broker.mqtt.writer import write_packet
-from broker.outbox import OpenGate
+from broker.outbox_rules import OpenGate
 from broker.retained_delivery import SLICE_MESSAGES, UNSENT_BYTES, RetainedDue
 from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker

@@ -23,7 +23,7 @@ from broker.mqtt.packets import (
     Subscription,
 )
 from broker.mqtt.writer import write_packet
-from broker.outbox import OpenGate
+from broker.outbox_rules import OpenGate
 from tests.broker.test_sending import Sampler
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient

@@ -24,7 +24,7 @@ from broker.mqtt.packets import (
     Subscription,
 )
 from broker.mqtt.writer import write_packet
-from broker.outbox import OpenGate
+from broker.outbox_rules import OpenGate
 from broker.payload import Payload
 from broker.sending import JOIN_BELOW_BYTES, PUMP_BYTES, PUMP_MESSAGES
 from tests.helpers.virtual import VirtualBroker, VirtualClient

@@ -13,7 +13,7 @@ from broker.limits import Limits, QueueFull
 from broker.link import Link
 from broker.message import Message
 from broker.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel, Unsubscribe
-from broker.outbox import OpenGate
+from broker.outbox_rules import OpenGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 TOPICS = st.sampled_from(["a", "b", "cam/1", "cam/2"])

@@ -11,7 +11,7 @@ from broker.extensions import Verdict
 from broker.link import Link
 from broker.message import Message
 from broker.mqtt.packets import Disconnect, Publish, Will
-from broker.outbox import OpenGate
+from broker.outbox_rules import OpenGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 

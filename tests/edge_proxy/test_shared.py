@@ -7,7 +7,7 @@ import pytest
 
 from broker.ledger import Ledger
 from broker.link import Link
-from broker.outbox import OpenGate
+from broker.outbox_rules import OpenGate
 from edge_proxy.config import ProxyLimits
 from edge_proxy.shared import Shared, describe
 from plugins.withholding.config import WithholdingConfig

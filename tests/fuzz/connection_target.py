@@ -31,7 +31,7 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.writer import write_packet
 from broker.mqtt_options import MqttOptions
-from broker.outbox import OpenGate
+from broker.outbox_rules import OpenGate
 from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient

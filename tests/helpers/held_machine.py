@@ -18,13 +18,23 @@ LARGE = 1000
 FOR_EVER = {"session_expiry_interval": 0xFFFF_FFFF}
 
 
-def large(name: str) -> bytes:
+MANY_PIECES = 60_000
+"""Payload bytes of a large message that leaves in pieces, so that it may be broken off."""
+
+
+def large(name: str, n_bytes: int = LARGE + 1) -> bytes:
     """Return the payload of a large message."""
-    return name.encode().ljust(LARGE + 1, b".")
+    return name.encode().ljust(n_bytes, b".")
 
 
 class HeldMachine(RuleBasedStateMachine):
-    """Whatever happens to a subscriber and its broker: nothing is lost, nothing comes twice."""
+    """Whatever happens to a subscriber and its broker: nothing is lost, nothing comes twice.
+
+    Attributes:
+        large_bytes: of a large message's payload.
+    """
+
+    large_bytes = LARGE + 1
 
     def begin(self, gate: Any, version: int) -> None:
         """Make a broker, a durable subscriber of all topics and a publisher.
@@ -61,7 +71,7 @@ class HeldMachine(RuleBasedStateMachine):
         self.number += 1
         name = f"{self.number}"
         self.published[name] = (topic, qos)
-        payload = large(name) if is_large else name.encode()
+        payload = large(name, self.large_bytes) if is_large else name.encode()
         self.publisher.publish(topic, payload, qos=qos, packet_id=self.number)
         if qos == 2:
             self.publisher.send(PubRel(self.number))
@@ -96,9 +106,18 @@ class HeldMachine(RuleBasedStateMachine):
         """The transport has no room, or has again."""
         if self.client is not None:
             if has_room:
+                self.client.room_bytes = None
                 self.client.connection.resume_sending(self.broker.now)
             else:
                 self.client.connection.pause_sending(self.broker.now)
+            self.broker.settle()
+
+    @rule(n_bytes=st.integers(1, 2 * MANY_PIECES))
+    def clog(self, n_bytes: int) -> None:
+        """The transport has room again, and none after so many bytes."""
+        if self.client is not None:
+            self.client.room_bytes = n_bytes
+            self.client.connection.resume_sending(self.broker.now)
             self.broker.settle()
 
     @rule(comes_back=st.booleans())
@@ -120,19 +139,23 @@ class HeldMachine(RuleBasedStateMachine):
 
     @invariant()
     def is_sound(self) -> None:
-        """Books balance after every step."""
+        """Books balance after every step; a client whose connection was closed is away."""
+        if self.client is not None and self.client.is_lost:
+            self.client = None
         session = self.broker.core.sessions.get("s")
         if session is not None:
             session.check_invariants()
 
     def teardown(self) -> None:
         """In the end all of it has come: QoS 2 once, and each topic in its order [MQTT-4.6.0]."""
-        if self.client is None:
+        self.broker.advance(0.1)
+        if self.client is None or self.client.is_lost:
             self.connect()
         self.broker.advance(0.1)
         self.turn(is_good=True)
         client = self.client
         assert client is not None
+        client.room_bytes = None
         client.connection.resume_sending(self.broker.now)
         self.broker.settle()
         while client.inbox:

@@ -13,7 +13,7 @@ from broker.mqtt.packets import ConnAck, Connect, Packet, Publish
 from broker.mqtt.reader import read_packet
 from broker.mqtt.receive_buffer import ReceiveBuffer
 from broker.mqtt.writer import write_packet
-from broker.outbox import OpenGate
+from broker.outbox_rules import OpenGate
 from edge_proxy.config import ProxyLimits
 from edge_proxy.direction import Direction
 from edge_proxy.pair import Pair

@@ -104,6 +104,7 @@ class VirtualClient:
         received: all bytes that ever came.
         is_lost: the broker has closed the connection.
         unsent_bytes: what the transport says it holds.
+        room_bytes: what it takes before it has no room any more; None for all there is.
         is_reading: the broker reads from this client.
     """
 
@@ -116,6 +117,7 @@ class VirtualClient:
         self.is_lost = False
         self.is_reading = True
         self.unsent_bytes = 0
+        self.room_bytes: int | None = None
         self._buffer = ReceiveBuffer(268_435_460)
         self.connection = Connection(broker.core, broker.now, driver=self)
 
@@ -154,6 +156,10 @@ class VirtualClient:
         """Take what the broker has to send; return False where that is nothing."""
         data = b"".join(self.connection.data_to_send())
         self.received += data
+        if self.room_bytes is not None and data:
+            self.room_bytes -= len(data)
+            if self.room_bytes <= 0 and not self.connection.is_paused:
+                self.connection.pause_sending(self.broker.now)
         for first_byte, body in self._buffer.frames(self._buffer.receive_data(data)):
             self.inbox.append(read_packet(first_byte, body, self.version))
         return bool(data)

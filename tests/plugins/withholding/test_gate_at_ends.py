@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize
+from hypothesis.stateful import initialize, rule
 
 from plugins.withholding.config import Ordering, PolicyName, WithholdingConfig
 from plugins.withholding.gate import WithholdingGate
@@ -19,14 +19,22 @@ BAD_RTT = 8.0
 class PolicyMachine(HeldMachine):
     """No policy loses a message, delivers one of QoS 2 twice, or breaks a topic's order."""
 
+    large_bytes = 20_000
+
     @initialize(
         policy=st.sampled_from(POLICIES),
         ordering=st.sampled_from(ORDERINGS),
         priority=st.sampled_from([[], ["b"]]),
         version=st.sampled_from([4, 5]),
+        break_off_after=st.sampled_from([None, 1.0]),
     )
     def make(
-        self, policy: PolicyName, ordering: Ordering, priority: list[str], version: int
+        self,
+        policy: PolicyName,
+        ordering: Ordering,
+        priority: list[str],
+        version: int,
+        break_off_after: float | None,
     ) -> None:
         """On a path that is bad at first."""
         config = WithholdingConfig(
@@ -36,9 +44,20 @@ class PolicyMachine(HeldMachine):
             threshold_s=LARGE,
             threshold_l=0.5,
             profile={100: 1.0, LARGE: 10.0},
+            break_off_after=break_off_after,
         )
         self.begin(WithholdingGate(config), version)
         self.turn(is_good=False)
+
+    @rule(n_bytes=st.integers(1, 16_000), seconds=st.floats(3, 12))
+    def stall(self, n_bytes: int, seconds: float) -> None:
+        """The path turns bad while a large message is on its way, with a small one behind it."""
+        self.turn(is_good=True)
+        self.clog(n_bytes)
+        self.publish("a", 2, is_large=True)
+        self.publish("b", 2, is_large=False)
+        self.turn(is_good=False)
+        self.broker.advance(seconds)
 
     def turn(self, *, is_good: bool) -> None:
         """Let a sampler have an estimate."""
