@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from netem.intervals import Interval
+from netem.intervals import union
 from netem.measures import Measures, show
 from netem.run_file import RunInfo
 from netem.scenario import Scenario
@@ -213,15 +213,31 @@ def tidy(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def shaded() -> Patch:
-    """Return what `shade` means, for a key."""
-    return Patch(color=IMPAIRED_COLOUR, label="link impaired")
+def shaded(measures: Measures) -> list[Patch]:
+    """Return what `shade` means, for a key: nothing where no link was ever impaired."""
+    if not any(row.is_impaired for row in measures.tables.links):
+        return []
+    label = "link impaired" if _is_focus_impaired(measures) else "link of others impaired"
+    return [Patch(color=IMPAIRED_COLOUR, label=label)]
 
 
-def shade(axes: Axes, times: Iterable[Interval]) -> None:
-    """Show when a link was impaired."""
+def shade(axes: Axes, measures: Measures, broker: str, seed: int) -> None:
+    """Show when the way to a subscriber in focus was impaired; where it never is, any link."""
+    if _is_focus_impaired(measures):
+        times = measures.impaired(broker, seed)
+    else:
+        times = union(
+            (row.begin_s, row.end_s)
+            for row in measures.tables.links
+            if row.is_impaired and (row.broker, row.seed) == (broker, seed)
+        )
     for begin_s, end_s in times:
         axes.axvspan(begin_s, end_s, color=IMPAIRED_COLOUR, linewidth=0, zorder=0)
+
+
+def _is_focus_impaired(measures: Measures) -> bool:
+    runs = {(row.broker, row.seed) for row in measures.tables.links}
+    return any(measures.impaired(broker, seed) for broker, seed in runs)
 
 
 def show_seconds(seconds: float, _: object = None) -> str:

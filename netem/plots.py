@@ -94,7 +94,7 @@ def draw_latencies(info: RunInfo, measures: Measures, folder: Path) -> Plot | No
     ends = list(dict.fromkeys((streams[0], streams[-1])))
     for axes, broker in zip(grid[:, 0], shown, strict=True):
         tidy(axes)
-        shade(axes, measures.impaired(broker, seed))
+        shade(axes, measures, broker, seed)
         _scatter(axes, measures.outcomes[broker, seed], colours[broker])
         _mark_withheld(axes, measures, broker, seed)
         figures = [
@@ -114,7 +114,7 @@ def draw_latencies(info: RunInfo, measures: Measures, folder: Path) -> Plot | No
     label_latencies(first, "y")
     # Room at the foot for what is withheld.
     low, high = first.get_ylim()
-    first.set_ylim(low / (high / low) ** 0.09, high)
+    first.set_ylim(low / (high / low) ** (2 * _foot(measures)), high)
     held = [row.end_s for row in measures.tables.withheld if row.seed == seed]
     end_s = max(scenario.duration_seconds, *held, 0.0)
     first.set_xlim(-0.006 * end_s, 1.006 * end_s)
@@ -124,13 +124,29 @@ def draw_latencies(info: RunInfo, measures: Measures, folder: Path) -> Plot | No
 
 
 def _mark_withheld(axes: Axes, measures: Measures, broker: str, seed: int) -> None:
-    """Show at the foot when anything was withheld from any subscriber."""
-    held = [
-        (row.begin_s, row.end_s - row.begin_s)
-        for row in measures.tables.withheld
-        if (row.broker, row.seed) == (broker, seed)
-    ]
-    axes.broken_barh(held, (0, 0.045), transform=axes.get_xaxis_transform(), color=INK, linewidth=0)
+    """Show at the foot when anything was withheld: a row for each subscriber."""
+    rows = measures.tables.withheld
+    names = sorted({row.subscriber for row in rows if row.seed == seed})
+    height = _foot(measures) / max(1, len(names))
+    for place, name in enumerate(names):
+        held = [
+            (row.begin_s, row.end_s - row.begin_s)
+            for row in rows
+            if (row.broker, row.seed, row.subscriber) == (broker, seed, name)
+        ]
+        axes.broken_barh(
+            held,
+            (place * height, 0.8 * height if len(names) > 1 else height),
+            transform=axes.get_xaxis_transform(),
+            color=INK,
+            linewidth=0,
+            snap=False,
+        )
+
+
+def _foot(measures: Measures) -> float:
+    """Return the share of a panel in which withholding is marked."""
+    return 0.045 if len({row.subscriber for row in measures.tables.withheld}) < 2 else 0.12
 
 
 def _scatter(axes: Axes, outcomes: list[Outcome], colour: str) -> None:
@@ -188,15 +204,19 @@ def _shapes(measures: Measures, streams: list[str]) -> list[Any]:
         shapes.append(dot(f"small, {_range(small)}", "o", 5))
     if large:
         shapes.append(dot(f"large, {_range(large)}", "o", 8, is_full=False))
-    if any(row.is_impaired for row in measures.tables.links):
-        shapes.append(shaded())
+    shapes += shaded(measures)
     if measures.tables.withheld:
-        shapes.append(Line2D([], [], color=INK, linewidth=5, label="large messages withheld"))
+        shapes.append(Line2D([], [], color=INK, linewidth=5, label=_withheld_words(measures)))
     if any(
         each.is_focus and not each.copies for of_it in measures.outcomes.values() for each in of_it
     ):
         shapes.append(dot("never delivered", "x", 6))
     return shapes
+
+
+def _withheld_words(measures: Measures) -> str:
+    several = len({row.subscriber for row in measures.tables.withheld}) > 1
+    return "withheld, a row for each subscriber" if several else "large messages withheld"
 
 
 def _range(sizes: list[int]) -> str:
@@ -304,19 +324,12 @@ def draw_memory(info: RunInfo, measures: Measures, folder: Path) -> Plot | None:
         about += f"; the title has the mean of all {len(scenario.seeds)} seeds"
     canvas = Canvas(info, title, about)
     flight = _in_flight(measures, focus, seed)
-    known = [
-        Patch(
-            color=DIMMED_COLOUR,
-            label=f"payloads that {focus} has not yet delivered to all, each once",
-        )
-    ]
-    if impaired := measures.impaired(focus, seed):
-        known.insert(0, shaded())
-    canvas.key(known)
+    label = f"payloads that {focus} has not yet delivered to all, each once"
+    canvas.key([*shaded(measures), Patch(color=DIMMED_COLOUR, label=label)])
     axes = canvas.figure.subplots()
     canvas.figure.subplots_adjust(left=0.065, right=0.8, top=canvas.top, bottom=canvas.bottom)
     tidy(axes)
-    shade(axes, impaired)
+    shade(axes, measures, focus, seed)
     axes.fill_between(
         [at for at, _ in flight],
         [size / 1e6 for _, size in flight],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import matplotlib as mpl
 import numpy as np
@@ -182,13 +182,11 @@ def draw_memory_by_latency(info: RunInfo, measures: Measures, folder: Path) -> P
     canvas = Canvas(info, title, about, inches=7.8)
     shades = mpl.colormaps["viridis_r"](np.linspace(0.12, 1.0, len(sizes)))
     of_size = dict(zip(sizes, shades, strict=True))
-    known: list[Any] = [
+    known = [
         Line2D([], [], color=colour, marker="o", markersize=8, linewidth=0, label=show_bytes(size))
         for size, colour in of_size.items()
     ]
-    if any(measures.impaired(broker, seed) for broker in shown):
-        known.append(shaded())
-    canvas.key(known)
+    canvas.key([*known, *shaded(measures)])
     grid = canvas.figure.subplots(
         2, len(shown), sharex=True, sharey="row", squeeze=False, height_ratios=(2, 1)
     )
@@ -205,7 +203,7 @@ def draw_memory_by_latency(info: RunInfo, measures: Measures, folder: Path) -> P
         above, below = grid[:, column]
         for axes in (above, below):
             tidy(axes)
-            shade(axes, measures.impaired(broker, seed))
+            shade(axes, measures, broker, seed)
         for size, colour in of_size.items():
             of_it = [
                 each

@@ -53,6 +53,17 @@ def test_what_is_withheld_is_marked(tmp_path: Path) -> None:
     assert with_bar > count(tmp_path / "latency.png", "#222222") + 1000
 
 
+def test_a_bad_link_of_others_is_shown_too(tmp_path: Path) -> None:
+    """Where the question is whether those in focus feel it."""
+    tables = whole_run()
+    tables.links[:] = [row._replace(link="field-cloud") for row in tables.links]
+    draw_latencies(INFO, Measures(SCENARIO, tables), tmp_path)
+    assert count(tmp_path / "latency.png", IMPAIRED_COLOUR) > 20_000
+    tables.links[:] = [row._replace(is_impaired=False) for row in tables.links]
+    draw_latencies(INFO, Measures(SCENARIO, tables), tmp_path)
+    assert count(tmp_path / "latency.png", IMPAIRED_COLOUR) < 2_000
+
+
 def test_what_never_came_is_not_hidden(tmp_path: Path) -> None:
     """A distribution of which half never came ends at its half; title and plot say so."""
     tables = whole_run()
