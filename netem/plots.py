@@ -112,9 +112,9 @@ def draw_latencies(info: RunInfo, measures: Measures, folder: Path) -> Plot | No
         )
     first = grid[0, 0]
     label_latencies(first, "y")
-    # Room at the foot for what is withheld.
+    # Room at the foot for what is withheld, and at the top for whole rings.
     low, high = first.get_ylim()
-    first.set_ylim(low / (high / low) ** (2 * _foot(measures)), high)
+    first.set_ylim(low / (high / low) ** (2 * _foot(measures)), high * (high / low) ** 0.04)
     held = [row.end_s for row in measures.tables.withheld if row.seed == seed]
     end_s = max(scenario.duration_seconds, *held, 0.0)
     first.set_xlim(-0.006 * end_s, 1.006 * end_s)
