@@ -8,6 +8,9 @@ it has published is written to a file as it happens, a line each:
   in either order.
 
 Seconds are monotonic.
+
+A stream of small messages goes on after its last one, with messages that nobody writes down: else
+the end of the traffic would be the end of all news of a link, just when it is good again.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ from netem.connection import connect, give_up, new_client, say
 from netem.payloads import HEAD_BYTES, Head, write_payload
 
 KEEP_ALIVE_SECONDS: Final = 60
+
+SMALL_BYTES: Final = 10_000
+"""Streams of no larger messages go on: threshold_s of paper 002."""
 
 
 class Published(NamedTuple):
@@ -85,11 +91,10 @@ def run(plan: PublisherPlan, await_begin: Callable[[], float]) -> None:
         each.connected.wait()
     say("ready", plan.client_id)
     begin_at = await_begin()
-    threads = [threading.Thread(target=each.publish, args=(begin_at,)) for each in streams]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    for each in streams:
+        threading.Thread(target=each.publish, args=(begin_at,), daemon=True).start()
+    for each in streams:
+        each.published.wait()
     say("published", plan.client_id)
     threading.Event().wait()
 
@@ -99,10 +104,12 @@ class _Stream:
 
     Attributes:
         connected: set once the broker has accepted it.
+        published: set once its last message has been given to it.
     """
 
     def __init__(self, publisher: PublisherPlan, plan: StreamPlan, lines: int) -> None:
         self.connected = threading.Event()
+        self.published = threading.Event()
         self._publisher = publisher.number
         self._plan = plan
         self._lines = lines
@@ -125,6 +132,10 @@ class _Stream:
             # At QoS 0 paho counts as well, though nobody acknowledges.
             packet_id = told.mid if plan.qos else 0
             self._write(f"p {plan.number} {number} {packet_id} {at!r}\n")
+        self.published.set()
+        while plan.payload_bytes <= SMALL_BYTES:
+            time.sleep(plan.times.period_seconds)
+            self._client.publish(plan.topic, bytes(plan.payload_bytes), plan.qos)
 
     def _write(self, line: str) -> None:
         os.write(self._lines, line.encode())

@@ -77,6 +77,30 @@ def test_clients_publish_when_it_is_due_and_write_down_what_comes(
         assert (sent.acknowledged_at is None) == (qos == 0)
 
 
+def test_small_messages_go_on_after_the_traffic_and_are_not_counted(
+    host: Host, tmp_path: Path
+) -> None:
+    """A link that is good again has something to show it; results hold the traffic alone."""
+    plan = scenario(
+        traffic={
+            "small": Stream("alarms/1", 100, 0.05),
+            "large": Stream("pictures/1", 20_000, 0.05),
+        },
+        publishers={"sensor": Publisher("cloud", ["small", "large"])},
+        subscribers={"board": Subscriber("cloud", ["#"])},
+        duration_seconds=0.2,
+    )
+    _, crew = crew_of(plan, host, tmp_path)
+    wait_for(crew, "ready", {"sensor", "board"})
+    crew.begin(time.monotonic())
+    wait_for(crew, "published", {"sensor"})
+    words = ["mosquitto_sub", "-t", "#", "-C", "3", "-W", "20", "-F", "%t"]
+    assert host.run(words).split() == ["alarms/1"] * 3
+    wait_for(crew, "complete", {"board"})
+    assert len(read_delivered_file(subscriber_files(tmp_path, 0)[0])) == 8
+    assert len(read_published_file(publisher_files(tmp_path, 0)[0])) == 8
+
+
 def test_who_reads_late_gets_everything_then(host: Host, tmp_path: Path) -> None:
     """Its connection stalls: nothing is delivered before."""
     plan = scenario(

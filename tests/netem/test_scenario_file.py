@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,16 @@ def test_the_example_of_the_documentation_is_read(tmp_path: Path, *, short: bool
 def test_the_documentation_names_every_key_and_figure() -> None:
     """In its table, or below it."""
     text = DOCUMENTATION.read_text()
-    kinds = (Scenario, Topology, HostPlan, LinkPlan, Impairment, OnOffPlan, TracePlan, Stream)
+    kinds: tuple[type[Any], ...] = (
+        Scenario,
+        Topology,
+        HostPlan,
+        LinkPlan,
+        Impairment,
+        OnOffPlan,
+        TracePlan,
+        Stream,
+    )
     kinds += (Publisher, Subscriber, Broker, Measurements, Target)
     keys = {key.name for kind in kinds for key in dataclasses.fields(kind)} - {"name"}
     for word in (*keys, *COMMON_FIGURES):
