@@ -59,6 +59,8 @@ MOSQUITTO: Final = "mosquitto"
 BY_DEFAULT: Final = (*POLICIES, MOSQUITTO)
 BROKERS: Final = (*BY_DEFAULT, BREAKING, *(f"{policy}-{LEARNED}" for policy in POLICIES[1:]))
 MEAN_SECONDS: Final = 17.5
+PUBACK_SECONDS: Final = 10.0
+"""What the publisher gets to end, once the subscriber has everything: its broker is beside it."""
 LONG_SECONDS: Final = 60.0
 
 MILD: Final = Profile(
@@ -212,6 +214,9 @@ class Site:
             raise self._failure("subscriber")
         if self.processes["broker"].poll() is not None:
             raise self._failure("broker")
+        # The subscriber may have the last message before the publisher has its acknowledgement.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.processes["publisher"].wait(PUBACK_SECONDS)
         if self.processes["publisher"].poll() != 0:
             raise self._failure("publisher")
         arrivals = read_arrivals(self._arrivals)
@@ -259,12 +264,15 @@ def run_side_by_side(
     """
     expected = sum(each.count(seconds) for each in STREAMS.values())
     with ExitStack() as stack:
+        # Folders go last: who writes into them has ended by then.
+        whole = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-lossy-")))
+        whole.chmod(0o755)  # mosquitto leaves its rights
         networks = {seed: stack.enter_context(Network(seed=seed)) for seed in seeds}
         sites = []
         for seed, name in itertools.product(seeds, brokers):
-            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-lossy-"))
-            Path(directory).chmod(0o755)  # mosquitto leaves its rights
-            sites.append(Site(networks[seed], name, seed, Path(directory), state.at_first))
+            directory = whole / f"{name}-{seed}"
+            directory.mkdir()
+            sites.append(Site(networks[seed], name, seed, directory, state.at_first))
         for site in sites:
             site.subscribe(expected)
         begin_at = time.monotonic() + CALM_SECONDS

@@ -90,9 +90,7 @@ def run(
     try:
         from netem import run_command  # noqa: PLC0415 - links need none of what it brings
     except ModuleNotFoundError as error:
-        raise NetemError(
-            f"experiments need the package {error.name}: pip install 'penstock[netem]'"
-        ) from error
+        raise _needs_extra(error) from error
     is_well = run_command.run(
         scenario,
         short=short,
@@ -122,11 +120,16 @@ def report(
     """Write the report and the plots of a run again, from its tables."""
     try:
         from netem.report import write_report  # noqa: PLC0415 - matplotlib is slow to load
-    except ImportError as error:
-        raise NetemError(f"report needs {error.name}: pip install 'penstock[netem]'") from error
+    except ModuleNotFoundError as error:
+        raise _needs_extra(error) from error
     for verdict in write_report(folder):
         _say(verdict.line)
     _say(str(folder / "report.md"))
+
+
+def _needs_extra(missing: ModuleNotFoundError) -> NetemError:
+    package = (missing.name or "").partition(".")[0]
+    return NetemError(f"experiments need the package {package}: pip install 'penstock[netem]'")
 
 
 def _time_of(scenario: Scenario) -> str:

@@ -9,6 +9,7 @@ clients are ended.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import select
@@ -88,7 +89,8 @@ def main(argv: list[str]) -> int:
                 if not words:
                     return 0
                 for each in clients.values():
-                    os.write(each.orders, f"{words[-1]}\n".encode())
+                    with contextlib.suppress(BrokenPipeError):  # told of below
+                        os.write(each.orders, f"{words[-1]}\n".encode())
             _tell_who_has_ended(clients)
     finally:
         for pid in clients:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 
 class Display:
@@ -29,10 +29,6 @@ class Display:
     def __enter__(self) -> Self:
         """Begin to show."""
         if sys.stderr.isatty():
-            # Others need not have it.
-            from rich.console import Console  # noqa: PLC0415
-            from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415
-
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),

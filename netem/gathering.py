@@ -3,42 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from netem.publisher import read_published_file
-from netem.records import (
-    DeliveryRow,
-    ExpectedRow,
-    LinkRow,
-    MemoryRow,
-    MessageRow,
-    WithheldRow,
-)
+from netem.records import DeliveryRow, LinkRow, MessageRow, WithheldRow
 from netem.roster import Roster, publisher_files, subscriber_files, witness_files
 from netem.subscriber import read_delivered_file
 from netem.watch import intervals, read_looks_file
-
-
-@dataclass(slots=True)
-class Rows:
-    """All rows of a run, or of a part of it."""
-
-    messages: list[MessageRow] = field(default_factory=list)
-    deliveries: list[DeliveryRow] = field(default_factory=list)
-    expected: list[ExpectedRow] = field(default_factory=list)
-    memory: list[MemoryRow] = field(default_factory=list)
-    withheld: list[WithheldRow] = field(default_factory=list)
-    links: list[LinkRow] = field(default_factory=list)
-
-    def add(self, other: Rows) -> None:
-        """Take over the rows of another part."""
-        self.messages += other.messages
-        self.deliveries += other.deliveries
-        self.expected += other.expected
-        self.memory += other.memory
-        self.withheld += other.withheld
-        self.links += other.links
 
 
 def message_rows(roster: Roster, files: Path, begin_at: float) -> list[MessageRow]:

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from netem.errors import NetemError
 from netem.intervals import Interval, union
-from netem.outcomes import Outcome, Promises, Tables, join, keep_account
-from netem.records import MemoryRow
+from netem.outcomes import Outcome, Promises, join, keep_account
+from netem.records import MemoryRow, Tables
 from netem.scenario import Scenario, Target
 from netem.withheld_times import Accuracy, find_impaired, judge_withholding
 

@@ -1,7 +1,8 @@
 """Network namespaces of hosts: made, entered and removed, by iproute2's `ip`.
 
 Names say whose they are: process id and start time of the process that made them, so that what
-a killed process has left is told from what is in use, whatever reuses its id.
+a killed process has left is told from what is in use, whatever reuses its id. Temporary folders of
+runs are named so too.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def start_time_of(pid: int) -> int | None:
 
 
 def own_prefix() -> str:
-    """Return what the names of this process's namespaces begin with."""
+    """Return what the names of this process's namespaces and folders begin with."""
     return f"{NAME_PREFIX}{os.getpid()}-{start_time_of(os.getpid())}-"
 
 
@@ -86,15 +87,16 @@ def remove_namespaces(prefix: str) -> None:
 
 def remove_leftovers() -> None:
     """Remove the namespaces of processes that have ended without doing so."""
-    left = []
-    for name in _names():
-        pid, _, rest = name.removeprefix(NAME_PREFIX).partition("-")
-        began = rest.partition("-")[0]
-        if not (name.startswith(NAME_PREFIX) and pid.isdecimal() and began.isdecimal()):
-            continue
-        if start_time_of(int(pid)) != int(began):
-            left.append(name)
-    _remove(left)
+    _remove([name for name in _names() if is_leftover(name)])
+
+
+def is_leftover(name: str) -> bool:
+    """Say whether the process that has named something with `own_prefix` has ended."""
+    pid, _, rest = name.removeprefix(NAME_PREFIX).partition("-")
+    began = rest.partition("-")[0]
+    if not (name.startswith(NAME_PREFIX) and pid.isdecimal() and began.isdecimal()):
+        return False
+    return start_time_of(int(pid)) != int(began)
 
 
 def _names() -> list[str]:

@@ -5,29 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from netem.records import (
-    DeliveryRow,
-    ExpectedRow,
-    LinkRow,
-    MemoryRow,
-    MessageRow,
-    WithheldRow,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """All rows of a run."""
-
-    messages: list[MessageRow] = field(default_factory=list)
-    deliveries: list[DeliveryRow] = field(default_factory=list)
-    expected: list[ExpectedRow] = field(default_factory=list)
-    memory: list[MemoryRow] = field(default_factory=list)
-    withheld: list[WithheldRow] = field(default_factory=list)
-    links: list[LinkRow] = field(default_factory=list)
+from netem.records import MessageRow, Tables
 
 
 class Outcome(NamedTuple):

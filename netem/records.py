@@ -6,6 +6,7 @@ happen or is not known. ``broker`` is the name in the scenario, ``seed`` that of
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -147,3 +148,24 @@ class LinkRow(NamedTuple):
     is_impaired: bool
     begin_s: float
     end_s: float
+
+
+@dataclass(slots=True)
+class Tables:
+    """All rows of a run, or of a part of it; each attribute is the name of its table."""
+
+    messages: list[MessageRow] = field(default_factory=list)
+    deliveries: list[DeliveryRow] = field(default_factory=list)
+    expected: list[ExpectedRow] = field(default_factory=list)
+    memory: list[MemoryRow] = field(default_factory=list)
+    withheld: list[WithheldRow] = field(default_factory=list)
+    links: list[LinkRow] = field(default_factory=list)
+
+    def add(self, other: Tables) -> None:
+        """Take over the rows of another part."""
+        self.messages += other.messages
+        self.deliveries += other.deliveries
+        self.expected += other.expected
+        self.memory += other.memory
+        self.withheld += other.withheld
+        self.links += other.links

@@ -13,7 +13,6 @@ import numpy as np
 from netem.canvas import Plot, find_over, paint, show_bytes
 from netem.errors import NetemError
 from netem.measures import QUANTILES, TOLERANCE_SECONDS, Measures, Verdict, quantile, show
-from netem.outcomes import Tables
 from netem.plots import draw
 from netem.profiles import Profile
 from netem.records import (
@@ -22,6 +21,7 @@ from netem.records import (
     LinkRow,
     MemoryRow,
     MessageRow,
+    Tables,
     WithheldRow,
 )
 from netem.run_file import RunInfo, read_run_info

@@ -11,16 +11,8 @@ from typing import Final
 import psutil
 
 from netem.errors import NetemError
-from netem.gathering import Rows
 from netem.network import FOLDER
-from netem.records import (
-    DeliveryRow,
-    ExpectedRow,
-    LinkRow,
-    MemoryRow,
-    MessageRow,
-    WithheldRow,
-)
+from netem.records import Tables
 from netem.run_file import RunInfo, read_run_info, write_run_info
 from netem.tables import NAMES, Format, write_table
 
@@ -49,7 +41,7 @@ def make_folder(folder: Path) -> None:
         ) from error
 
 
-def write_result(folder: Path, rows: Rows, info: RunInfo, form: Format) -> None:
+def write_result(folder: Path, rows: Tables, info: RunInfo, form: Format) -> None:
     """Write all that a report is made from; an earlier result is replaced.
 
     Raises:
@@ -57,15 +49,10 @@ def write_result(folder: Path, rows: Rows, info: RunInfo, form: Format) -> None:
     """
     write_run_info(folder, info)
     try:
-        for name in NAMES.values():
+        for kind, name in NAMES.items():
             for each in Format:
                 (folder / f"{name}.{each}").unlink(missing_ok=True)
-        write_table(folder, MessageRow, rows.messages, form)
-        write_table(folder, DeliveryRow, rows.deliveries, form)
-        write_table(folder, ExpectedRow, rows.expected, form)
-        write_table(folder, MemoryRow, rows.memory, form)
-        write_table(folder, WithheldRow, rows.withheld, form)
-        write_table(folder, LinkRow, rows.links, form)
+            write_table(folder, kind, getattr(rows, name), form)
     except OSError as error:
         raise NetemError(f"{folder}: {error}") from error
 

@@ -19,6 +19,7 @@ import typer
 from netem.brokers import version
 from netem.display import Display
 from netem.engines import Engine, choose_engine
+from netem.errors import RunError
 from netem.namespaces import require_root
 from netem.report import NAME, write_report
 from netem.results import commit, machine, make_folder, write_result
@@ -64,7 +65,7 @@ def run(
     Raises:
         typer.BadParameter: an option says what cannot be.
         NetemError: likewise the scenario; or networks cannot be had here.
-        RunError: a broker or a client has failed.
+        RunError: a broker or a client has failed, or nothing can be written any more.
         SystemExit: after SIGINT, SIGTERM or SIGHUP, with everything taken down.
     """
     if form not in set(Format):
@@ -73,8 +74,6 @@ def run(
         )
     plan = choose(read_scenario(scenario, short=short), brokers, seeds)
     require_root()
-    folder = Path(f"netem-{plan.name}") if out is None else out
-    make_folder(folder)
     info = RunInfo(
         scenario=plan,
         length="short" if short else "full",
@@ -87,9 +86,14 @@ def run(
         processor=[],
         engine=choose_engine(engine),
     )
+    folder = Path(f"netem-{plan.name}") if out is None else out
+    make_folder(folder)
     try:
         with ended_by_signals(), Display(plan.name, planned_seconds(plan)) as display:
-            outcome = run_scenario(plan, display, engine)
+            try:
+                outcome = run_scenario(plan, display, engine)
+            except OSError as error:
+                raise RunError(f"the run cannot go on: {error}") from error
             display.stage("report")
             info = replace(info, processor=outcome.processor, remarks=outcome.remarks)
             write_result(folder, outcome.rows, info, Format(form))

@@ -8,10 +8,12 @@ what the topology says, and what is missing gets its time to arrive.
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -21,10 +23,11 @@ import psutil
 from netem.display import Display
 from netem.engines import Engine
 from netem.errors import RunError
-from netem.gathering import Rows, delivery_rows, link_rows, message_rows, withheld_rows
+from netem.gathering import delivery_rows, link_rows, message_rows, withheld_rows
+from netem.namespaces import NAME_PREFIX, is_leftover, own_prefix
 from netem.network import Network
 from netem.processes import Families
-from netem.records import MemoryRow
+from netem.records import MemoryRow, Tables
 from netem.roster import Roster
 from netem.run_file import ProcessorShare
 from netem.scenario import Scenario
@@ -59,7 +62,7 @@ class Outcome:
         remarks: what makes the figures doubtful, a line each.
     """
 
-    rows: Rows = field(default_factory=Rows)
+    rows: Tables = field(default_factory=Tables)
     processor: list[ProcessorShare] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
@@ -80,6 +83,7 @@ def run_scenario(scenario: Scenario, display: Display, engine: str = Engine.AUTO
     Raises:
         RunError: a broker or a client has failed. All is taken down.
         NetemError: networks cannot be had, or a broker is not installed.
+        OSError: what is written in between cannot be, such as on a full disk.
     """
     outcome = Outcome()
     names = list(scenario.brokers)
@@ -89,13 +93,26 @@ def run_scenario(scenario: Scenario, display: Display, engine: str = Engine.AUTO
         for begin in range(0, len(names), at_a_time):
             group = names[begin : begin + at_a_time]
             words = f"{scenario.name}, seed {n} of {len(scenario.seeds)}, {', '.join(group)}"
-            with ExitStack() as stack:
-                network = stack.enter_context(Network(seed=seed, engine=engine))
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-netem-"))
-                one = _Round(scenario, seed, group, network, Path(folder))
+            # The folder goes last: who writes into it has ended by then.
+            with temporary_folder() as folder, Network(seed=seed, engine=engine) as network:
+                one = _Round(scenario, seed, group, network, folder)
                 one.run(outcome, _Teller(display, words, left))
             left -= CALM_SECONDS + scenario.duration_seconds
     return outcome
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make a folder for as long as a block takes.
+
+    Those of processes that were killed before they could remove theirs are removed as well.
+    """
+    beside = Path(tempfile.gettempdir())
+    for each in beside.glob(f"{NAME_PREFIX}*"):
+        if is_leftover(each.name) and each.lstat().st_uid == os.geteuid():
+            shutil.rmtree(each, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=own_prefix()) as folder:
+        yield Path(folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,9 +280,9 @@ class _Round:
             for site in self._sites
         )
 
-    def _rows(self, site: Site, begin_at: float, ended_at: float) -> Rows:
+    def _rows(self, site: Site, begin_at: float, ended_at: float) -> Tables:
         roster = site.roster
-        rows = Rows(
+        rows = Tables(
             messages=message_rows(roster, site.files, begin_at),
             deliveries=delivery_rows(roster, site.files, begin_at),
             expected=roster.expected(),

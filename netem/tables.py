@@ -40,7 +40,7 @@ NAMES: Final[dict[type[tuple[Any, ...]], str]] = {
     WithheldRow: "withheld",
     LinkRow: "links",
 }
-"""Of the files, without their ends."""
+"""Of the files, without their ends, and of the attributes of `netem.records.Tables`."""
 
 _TYPES: Final = {
     str: pa.string(),

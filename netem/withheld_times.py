@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
 from netem.errors import NetemError
 from netem.intervals import Interval, intersection, total_seconds, union
-from netem.outcomes import Tables
+from netem.records import Tables
 from netem.scenario import Scenario
 
 GRACE_SECONDS: Final = 5.0
-"""After the end of an impairment: what was sent in it arrives by then, and so does the answer to
-the next probe (paper 002 asks every 5 s)."""
+"""After the end of an impairment: paper 002 asks every 5 s, so a broker may know that late that it
+is over. A link with much to catch up on takes longer than that, which counts as outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +44,6 @@ class Accuracy:
         )
 
 
-def find_way(scenario: Scenario, host: str) -> frozenset[str]:
-    """Return the names of the links between the broker's host and another, the fewest there are.
-
-    Returns:
-        None of them where the host is the broker's, or where no way leads to it.
-    """
-    reached: dict[str, frozenset[str]] = {scenario.broker_host: frozenset()}
-    ahead = deque([scenario.broker_host])
-    while ahead:
-        here = ahead.popleft()
-        for link in scenario.topology.links:
-            if here in link.between:
-                (there,) = set(link.between) - {here}
-                if there not in reached:
-                    reached[there] = reached[here] | {link.name}
-                    ahead.append(there)
-    return reached.get(host, frozenset())
-
-
 def find_impaired(
     scenario: Scenario, tables: Tables, broker: str, seed: int, group: str
 ) -> list[Interval]:
@@ -86,7 +66,7 @@ def find_impaired(
         allowed = ", ".join(scenario.subscribers)
         raise NetemError(f"expected: group {group!r}; allowed: {allowed}")
     plan = scenario.subscribers[group]
-    way = find_way(scenario, plan.host)
+    way = {link.name for link in scenario.topology.way(scenario.broker_host, plan.host) or []}
     times = [
         (row.begin_s, row.end_s)
         for row in tables.links

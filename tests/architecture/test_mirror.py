@@ -44,7 +44,7 @@ COVERED_ELSEWHERE: Final = {
     ),
     "netem/records.py": (
         "tests/netem/test_tables.py",
-        "rows without behaviour; the tables show that each is read as it was written",
+        "rows; the tables show that each is read as it was written, and parts of a run joined",
     ),
     "netem/scenario_checks.py": (
         "tests/netem/test_scenario_file.py",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from netem.outcomes import Tables
 from netem.profiles import Direction
 from netem.records import (
     DeliveryRow,
@@ -13,9 +12,11 @@ from netem.records import (
     LinkRow,
     MemoryRow,
     MessageRow,
+    Tables,
     WithheldRow,
 )
-from netem.run_file import ProcessorShare, RunInfo, write_run_info
+from netem.results import write_result
+from netem.run_file import ProcessorShare, RunInfo
 from netem.scenario import (
     Broker,
     HostPlan,
@@ -30,7 +31,7 @@ from netem.scenario import (
     TracePlan,
     Ways,
 )
-from netem.tables import Format, write_table
+from netem.tables import Format
 
 BROKERS = ("adaptive", "mosquitto")
 
@@ -176,10 +177,4 @@ def with_scenario(info: RunInfo = INFO, **changes: object) -> RunInfo:
 
 def write_run(folder: Path, info: RunInfo, tables: Tables, form: Format = Format.PARQUET) -> None:
     """Write a run as the runner does."""
-    write_run_info(folder, info)
-    write_table(folder, MessageRow, tables.messages, form)
-    write_table(folder, DeliveryRow, tables.deliveries, form)
-    write_table(folder, ExpectedRow, tables.expected, form)
-    write_table(folder, MemoryRow, tables.memory, form)
-    write_table(folder, WithheldRow, tables.withheld, form)
-    write_table(folder, LinkRow, tables.links, form)
+    write_result(folder, tables, info, form)

@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -50,15 +51,15 @@ def wait_for(crew: Crew, word: str, client_ids: set[str]) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["3.1.1", "5"])
-@pytest.mark.parametrize("qos", [0, 1, 2])
 def test_clients_publish_when_it_is_due_and_write_down_what_comes(
-    protocol: str, qos: int, host: Host, tmp_path: Path
+    protocol: Literal["3.1.1", "5"], host: Host, tmp_path: Path
 ) -> None:
-    """Every message once, in order, after it was due; acknowledged at QoS 1 and 2."""
+    """At each QoS every message once, in order, after it was due; acknowledged at QoS 1 and 2."""
+    names = ["qos0", "qos1", "qos2"]
     plan = scenario(
-        traffic={"small": Stream("alarms/1", 100, 0.05, qos=qos)},
-        publishers={"sensor": Publisher("cloud", ["small"], protocol=protocol)},  # type: ignore[arg-type]
-        subscribers={"board": Subscriber("cloud", ["#"], qos=qos, protocol=protocol)},  # type: ignore[arg-type]
+        traffic={name: Stream(name, 100, 0.05, qos=qos) for qos, name in enumerate(names)},
+        publishers={"sensor": Publisher("cloud", names, protocol=protocol)},
+        subscribers={"board": Subscriber("cloud", ["#"], qos=2, protocol=protocol)},
         duration_seconds=0.5,
     )
     roster, crew = crew_of(plan, host, tmp_path)
@@ -67,14 +68,17 @@ def test_clients_publish_when_it_is_due_and_write_down_what_comes(
     crew.begin(begin_at)
     wait_for(crew, "complete", {"board"})
     wait_for(crew, "published", {"sensor"})
-    delivered = read_delivered_file(subscriber_files(tmp_path, 0)[0])
-    published = read_published_file(publisher_files(tmp_path, 0)[0])
-    times = roster.times(roster.publishers[0], "small").due_seconds()
-    assert [each.number for each in delivered] == list(range(len(times)))
-    assert {each.qos for each in delivered} == {qos}
-    for due, sent, came in zip(times, published, delivered, strict=True):
-        assert begin_at + due <= sent.published_at <= came.at
-        assert (sent.acknowledged_at is None) == (qos == 0)
+    all_delivered = read_delivered_file(subscriber_files(tmp_path, 0)[0])
+    all_published = read_published_file(publisher_files(tmp_path, 0)[0])
+    for qos, name in enumerate(names):
+        delivered = [each for each in all_delivered if each.stream == qos]
+        published = [each for each in all_published if each.stream == qos]
+        times = roster.times(roster.publishers[0], name).due_seconds()
+        assert [each.number for each in delivered] == list(range(len(times)))
+        assert {each.qos for each in delivered} == {qos}
+        for due, sent, came in zip(times, published, delivered, strict=True):
+            assert begin_at + due <= sent.published_at <= came.at
+            assert (sent.acknowledged_at is None) == (qos == 0)
 
 
 def test_small_messages_go_on_after_the_traffic_and_are_not_counted(
@@ -129,6 +133,20 @@ def test_a_client_that_dies_is_named_with_the_end_of_its_log(host: Host, tmp_pat
     pids = [int(pid) for pid in children.stdout.split()]
     assert len(pids) == 2, "the publisher and the witness"
     os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(RunError, match=r"client sensor of penstock has ended with status -9"):
+        wait_for(crew, "published", {"sensor"})
+
+
+def test_a_client_that_dies_just_before_the_beginning_is_named(host: Host, tmp_path: Path) -> None:
+    """Its end and the word to begin come at once; it is the client that is named."""
+    _, crew = crew_of(scenario(), host, tmp_path)
+    wait_for(crew, "ready", {"sensor"})
+    os.kill(crew.process.pid, signal.SIGSTOP)
+    listed = ["pgrep", "-P", str(crew.process.pid)]
+    children = subprocess.run(listed, capture_output=True, text=True, check=True)
+    os.kill(int(children.stdout.split()[1]), signal.SIGKILL)
+    crew.begin(time.monotonic())
+    os.kill(crew.process.pid, signal.SIGCONT)
     with pytest.raises(RunError, match=r"client sensor of penstock has ended with status -9"):
         wait_for(crew, "published", {"sensor"})
 

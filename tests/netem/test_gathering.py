@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from netem.gathering import Rows, delivery_rows, link_rows, message_rows, withheld_rows
+from netem.gathering import delivery_rows, link_rows, message_rows, withheld_rows
 from netem.records import DeliveryRow, LinkRow, MessageRow, WithheldRow
 from netem.roster import Roster
 from tests.helpers.experiments import scenario
@@ -52,10 +52,3 @@ def test_a_link_has_a_row_for_each_time_with_one_profile() -> None:
         LinkRow("penstock", 3, "cloud-edge", profile, profile == "bad", begin, end)
         for profile, begin, end in (("good", -10.0, 2.0), ("bad", 2.0, 5.0), ("good", 5.0, 9.0))
     ]
-
-
-def test_rows_of_several_brokers_stand_together() -> None:
-    """In the order in which they come."""
-    rows = Rows(withheld=[WithheldRow("penstock", 1, "sub", 0, 1, 1)])
-    rows.add(Rows(withheld=[WithheldRow("penstock", 2, "sub", 0, 1, 1)]))
-    assert [row.seed for row in rows.withheld] == [1, 2]

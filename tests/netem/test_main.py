@@ -169,6 +169,44 @@ def test_a_mistake_ends_with_status_2(
     assert named in capsys.readouterr().err
 
 
+EXTRA = ("matplotlib", "numpy", "paho", "pyarrow", "rich")
+"""Packages of the extra `netem`, by the names by which they are imported."""
+
+
+def without(packages: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the program where some packages are not installed."""
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({packages}))\n"
+        "from netem.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("package", EXTRA)
+def test_experiments_without_the_extra_name_it(package: str, tmp_path: Path) -> None:
+    """Whatever of it is missing: status 2 and how to get it, before anything is made."""
+    folder = tmp_path / "run"
+    run = without((package,), "run", "transient-congestion", "--short", "--out", str(folder))
+    said = f"experiments need the package {package}: pip install 'penstock[netem]'"
+    assert (run.returncode, run.stderr) == (2, f"penstock netem: {said}\n")
+    assert not folder.exists()
+
+
+def test_links_reports_and_lists_without_the_extra(tmp_path: Path, file: Path) -> None:
+    """A report needs it, and says so; scenarios are listed, and links want root and no more."""
+    assert without(EXTRA, "report", str(tmp_path)).stderr.endswith("'penstock[netem]'\n")
+    assert without(EXTRA, "scenarios").stdout.startswith("bandwidth-cliff")
+    file.write_text(LINK.replace("begin: good", "begin: gone"))
+    link = without(EXTRA, "link", str(file))
+    assert (link.returncode, "read 'gone'; allowed: good, lossy" in link.stderr) == (2, True)
+
+
 def test_a_report_is_written_again_from_its_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from netem.errors import NetemError
 from netem.measures import Measures, quantile, show
-from netem.outcomes import Tables
-from netem.records import MemoryRow
+from netem.records import MemoryRow, Tables
 from netem.scenario import Target
 from tests.helpers.netem_runs import (
     INFO,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from netem.outcomes import Promises, Tables, join, keep_account
+from netem.outcomes import Promises, join, keep_account
+from netem.records import Tables
 from tests.helpers.netem_runs import delivery, expected, message
 
 

@@ -11,8 +11,8 @@ from matplotlib import colors, image
 
 from netem.canvas import FOCUS_COLOUR, IMPAIRED_COLOUR, OVER_COLOUR, Plot
 from netem.measures import Measures
-from netem.outcomes import Tables
 from netem.plots import draw, draw_distributions, draw_latencies, draw_memory
+from netem.records import Tables
 from tests.helpers.netem_runs import INFO, SCENARIO, message, whole_run
 
 

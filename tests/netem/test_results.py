@@ -6,8 +6,7 @@ import pytest
 
 from netem import results
 from netem.errors import NetemError
-from netem.gathering import Rows
-from netem.records import WithheldRow
+from netem.records import Tables, WithheldRow
 from netem.results import commit, machine, make_folder, write_result
 from netem.run_file import RunInfo, read_run_info
 from netem.tables import NAMES, Format, read_table
@@ -24,7 +23,7 @@ INFO = RunInfo(
     versions={"penstock": "penstock 1"},
     processor=[],
 )
-ROWS = Rows(withheld=[WithheldRow("penstock", 1, "sub", 0.0, 1.0, 1)])
+ROWS = Tables(withheld=[WithheldRow("penstock", 1, "sub", 0.0, 1.0, 1)])
 
 
 @pytest.mark.parametrize("form", list(Format))
@@ -39,7 +38,7 @@ def test_a_result_is_read_as_it_was_written(form: Format, tmp_path: Path) -> Non
 
 def test_an_earlier_result_is_replaced_whatever_its_format(tmp_path: Path) -> None:
     """No table of it is left to be read; a note of the user's stays."""
-    write_result(tmp_path, Rows(), INFO, Format.PARQUET)
+    write_result(tmp_path, Tables(), INFO, Format.PARQUET)
     (tmp_path / "note.txt").write_text("mine")
     make_folder(tmp_path)
     write_result(tmp_path, ROWS, INFO, Format.CSV)

@@ -1,17 +1,36 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import typer
 
+from netem import run_command
 from netem.__main__ import main
 from netem.engines import Engine
 from netem.run_command import choose, command_line, ended_by_signals
 from netem.scenario import Broker, Publisher, Target
 from tests.helpers.experiments import scenario
+from tests.helpers.networks import NEEDS_ROOT
+
+SMALL = """
+title: Small
+about: One broker, one publisher, one subscriber.
+profiles: {good: {}}
+topology:
+  hosts: {cloud: {}, edge: {}}
+  links: [{between: [cloud, edge], profile: good}]
+broker_host: cloud
+brokers: {ours: KIND}
+traffic: {small: {topic: alarms, payload_bytes: 100, period_seconds: 0.5}}
+publishers: {sensor: {host: cloud, streams: [small]}}
+subscribers: {dashboard: {host: edge, filters: [alarms]}}
+duration_seconds: 1
+"""
 
 WITH_TARGETS = scenario(
     brokers={name: Broker("penstock") for name in ("ours", "other", "third")},
@@ -83,6 +102,36 @@ def test_without_root_it_ends_with_status_2(
         "penstock netem: network namespaces need root; run it with sudo\n"
     )
     assert not list(tmp_path.iterdir())
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize(
+    ("kind", "status", "words"),
+    [
+        ("{kind: command, command: [no-such-broker]}", 2, "no-such-broker is not installed"),
+        ("{kind: penstock}", 1, "the run cannot go on: [Errno 28] No space left on device"),
+    ],
+)
+def test_what_cannot_be_leaves_no_folder(
+    kind: str,
+    status: int,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """A program that is missing, a disk that is full."""
+
+    def run_on_a_full_disk(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if status == 1:
+        monkeypatch.setattr(run_command, "run_scenario", run_on_a_full_disk)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(SMALL.replace("KIND", kind))
+    assert main(["run", "small.yaml"]) == status
+    assert words in capsys.readouterr().err
+    assert [each.name for each in tmp_path.iterdir()] == ["small.yaml"]
 
 
 def test_the_command_that_makes_it_again_says_what_was_chosen() -> None:

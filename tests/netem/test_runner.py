@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from netem import runner, site
 from netem.display import Display
 from netem.errors import NetemError, RunError
-from netem.namespaces import FOLDER, own_prefix
-from netem.runner import planned_seconds, run_scenario
+from netem.namespaces import FOLDER, own_prefix, start_time_of
+from netem.runner import planned_seconds, run_scenario, temporary_folder
 from netem.scenario import Broker
 from tests.helpers.experiments import scenario
 from tests.helpers.networks import NEEDS_ROOT
@@ -25,6 +31,23 @@ def test_seconds_are_planned_for_each_seed_and_each_turn_of_brokers() -> None:
     """Two brokers, one at a time, on three seeds: six rounds, each with its calm."""
     plan = scenario(seeds=[1, 2, 3], side_by_side=1, duration_seconds=10.0)
     assert planned_seconds(plan) == 6 * 15.0
+
+
+def test_folders_of_processes_that_were_killed_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the next run; not those of one that goes on, nor anything of others."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        stays = [f"penstock-{other.pid}-{start_time_of(other.pid)}-x", "penstock-netem", "thesis"]
+        goes = f"penstock-{other.pid}-1-x"
+        for name in (*stays, goes):
+            (tmp_path / name / "broker").mkdir(parents=True)
+        with temporary_folder() as folder:
+            assert folder.parent == tmp_path
+            assert {each.name for each in tmp_path.iterdir()} == {*stays, folder.name}
+        assert {each.name for each in tmp_path.iterdir()} == set(stays)
+        other.kill()
 
 
 @NEEDS_ROOT
@@ -99,3 +122,23 @@ def test_a_broker_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunError, match="broker mosquitto has ended with status -9"):
         run_scenario(scenario(brokers={"mosquitto": Broker("mosquitto")}), DISPLAY)
     assert our_namespaces() == []
+
+
+@NEEDS_ROOT
+def test_the_folder_goes_when_nobody_writes_into_it_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker may save its state as it ends; nobody trips over what it makes then."""
+    running = []
+    remove = shutil.rmtree
+
+    def look_and_remove(path: str, **options: Any) -> None:
+        running.append(our_namespaces())
+        remove(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", look_and_remove)
+    missing = scenario(brokers={"ours": Broker("command", command=["no-such-broker"])})
+    with pytest.raises(NetemError):
+        run_scenario(missing, DISPLAY)
+    assert running
+    assert not any(running)

@@ -6,7 +6,7 @@ import pytest
 
 from netem.changes import OnOff
 from netem.measures import Measures
-from netem.outcomes import Tables
+from netem.records import Tables
 from netem.scenario import HostPlan, LinkPlan, Topology, client_ids
 from netem.scenario_file import read_scenario
 

@@ -78,6 +78,12 @@ def test_a_short_run_is_judged_by_more_than_timings(name: str) -> None:
     assert any(each.figure == "lost" and not each.is_timing for each in targets)
 
 
+@pytest.mark.parametrize("name", names())
+def test_a_short_run_says_what_it_is_about(name: str) -> None:
+    """Not what the full length is about: its report begins with that."""
+    assert read_scenario(name, short=True).about != read_scenario(name).about
+
+
 def test_what_comes_with_penstock_stands_in_its_folder() -> None:
     """Files are named after what they hold, and there are no others."""
     assert [path.name for path in sorted(FOLDER.iterdir())] == [f"{name}.yaml" for name in names()]

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from netem.measures import Measures
-from netem.outcomes import Tables
-from netem.records import MemoryRow
+from netem.records import MemoryRow, Tables
 from netem.run_file import RunInfo
 from netem.scenario import Stream
 from netem.size_plots import correlate, draw_memory_by_latency, draw_sizes

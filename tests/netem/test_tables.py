@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from netem.errors import NetemError
-from netem.records import DeliveryRow, MemoryRow, MessageRow
+from netem.records import DeliveryRow, MemoryRow, MessageRow, Tables, WithheldRow
 from netem.tables import Format, read_table, write_table
 
 MESSAGES = [
@@ -46,3 +46,10 @@ def test_a_missing_or_wrong_table_is_named(tmp_path: Path) -> None:
     (tmp_path / "messages.parquet").write_bytes(b"no parquet")
     with pytest.raises(NetemError, match=r"messages\.parquet"):
         read_table(tmp_path, MessageRow)
+
+
+def test_rows_of_several_brokers_stand_together() -> None:
+    """In the order in which they come."""
+    rows = Tables(withheld=[WithheldRow("penstock", 1, "sub", 0, 1, 1)])
+    rows.add(Tables(withheld=[WithheldRow("penstock", 2, "sub", 0, 1, 1)]))
+    assert [row.seed for row in rows.withheld] == [1, 2]

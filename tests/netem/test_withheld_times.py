@@ -7,21 +7,14 @@ import dataclasses
 import pytest
 
 from netem.errors import NetemError
-from netem.outcomes import Tables
-from netem.records import LinkRow, WithheldRow
-from netem.withheld_times import Accuracy, find_impaired, find_way, judge_withholding
+from netem.records import LinkRow, Tables, WithheldRow
+from netem.withheld_times import Accuracy, find_impaired, judge_withholding
 from tests.helpers.netem_runs import SCENARIO, expected
 
 
 def bad(link: str, begin: float, end: float) -> LinkRow:
     """Return a bad time of a link."""
     return LinkRow("adaptive", 1, link, "lossy", True, begin, end)
-
-
-def test_the_way_to_a_host_is_the_links_between() -> None:
-    """Those towards publishers are not on it, and none to the broker itself."""
-    assert find_way(SCENARIO, "edge") == {"cloud-router", "router-edge"}
-    assert find_way(SCENARIO, "cloud") == frozenset()
 
 
 def test_a_subscriber_is_impaired_with_any_link_of_its_way_and_while_it_does_not_read() -> None:
