@@ -20,7 +20,9 @@ Nothing may be lost by it, so it is done only where
 * the session outlives the connection by a minute at least: that of MQTT 3.1.1 without Clean
   Session, that of MQTT 5 by its Session Expiry Interval;
 * no will is published by it: there is none, or its Will Delay Interval is long enough;
-* the message is sent for the first time. One that is repeated may have been received before.
+* the message is sent for the first time. One that is repeated may have been received before;
+* it is no message of QoS 2 by a shared subscription: whoever that was begun to be sent to must get
+  it [MQTT-4.8.2-4], and of those that wait any member may take one.
 
 What waits at QoS 0, and what comes at QoS 0 until the client is back, is kept for it for
 `RETURN_SECONDS`: a server may (4.1). In MQTT 5 the client is not told why: a DISCONNECT would be
@@ -56,7 +58,7 @@ LEAST_EXPIRY_SECONDS: Final = 60.0
 MOST_LOOKED_AT: Final = 64
 """Messages that are looked at for one of another topic: there may be very many of one."""
 
-RETURN_SECONDS: Final = 10.0
+RETURN_SECONDS: Final = 20.0
 """In which a client is expected back; a will must be delayed for longer than that."""
 
 
@@ -173,6 +175,8 @@ class BreakingOff:
         sending = self._sendings.get(sender)
         if sending is None or now < sending.look_at:
             return
+        if not sender.is_next(sending.reader):
+            return  # the transport was given all of it, or is still given something else
         sending.look_at = now + LOOK_SECONDS
         left_bytes = min(sending.n_bytes, len(sending.reader) + unsent_bytes)
         if sending.began_at is None:
@@ -264,6 +268,8 @@ def _is_safe(session: Session, delivery: Delivery) -> bool:
     inflight = session.inflight
     if not inflight.holds(delivery) or inflight.is_released(delivery.packet_id):
         return False  # a client that answers what it has not read whole has had it
+    if delivery.share and delivery.qos == 2:
+        return False
     interval = session.expiry_interval
     if interval is not None and interval < LEAST_EXPIRY_SECONDS:
         return False

@@ -6,7 +6,8 @@ connection that is broken off is closed in two steps. Its own transport is dropp
 that the broker still has for it; the socket, of which a second descriptor is kept, sends what the
 kernel has, then the end (FIN), which is repeated until it has arrived. Meanwhile what comes is read
 and thrown away, until the peer closes too or `LINGER_SECONDS` are over. From then on the kernel is
-left alone with it.
+left alone with it. As a socket that lingers has no place among the broker's connections any more,
+no more than `MOST_SOCKETS` do so at a time: what lingers longest makes room for the next.
 """
 
 from __future__ import annotations
@@ -16,8 +17,13 @@ import contextlib
 import socket
 from typing import Final
 
+from broker.open_files import RESERVE
+
 LINGER_SECONDS: Final = 30.0
 """Much longer than a packet that was lost takes; each such socket keeps a descriptor so long."""
+
+MOST_SOCKETS: Final = RESERVE // 2
+"""Of the descriptors that are no connection's."""
 
 _READ_BYTES: Final = 65_536
 
@@ -36,12 +42,14 @@ class Lingering:
         """Drop a transport, of a socket itself, and let the socket send what the kernel has."""
         sock = transport.get_extra_info("socket")
         own = None
+        if len(self._timers) >= MOST_SOCKETS:
+            self._end(next(iter(self._timers)))
         with contextlib.suppress(OSError):  # no descriptor is left, or the peer is gone
             own = sock.dup()
             own.setblocking(False)
             own.shutdown(socket.SHUT_WR)
-            self._timers[own] = self._loop.call_later(LINGER_SECONDS, self._end, own)
             self._loop.add_reader(own, self._read, own)
+            self._timers[own] = self._loop.call_later(LINGER_SECONDS, self._end, own)
         transport.abort()
         if own is not None and own not in self._timers:
             own.close()

@@ -277,7 +277,9 @@ def _give(due: RetainedDue, message: Message, now: float) -> None:
     ledger = session.ledger
     ledger.matched += 1
     connection = session.connection
-    if connection is None and not delivery.qos:
+    breaking = session.core.breaking
+    is_awaited = breaking is not None and breaking.awaits(session)
+    if connection is None and not delivery.qos and not is_awaited:
         ledger.drop("offline")
     elif (
         connection is not None
@@ -286,6 +288,7 @@ def _give(due: RetainedDue, message: Message, now: float) -> None:
         and not session.outbox.n_messages
         and not session.resend
         and not message.is_large
+        and not (breaking is not None and connection.has_unread)  # see `Sender.pump`
         and (not delivery.qos or connection.has_quota())
     ):
         connection.send_delivery(delivery, now)

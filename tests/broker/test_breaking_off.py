@@ -11,125 +11,16 @@ from hypothesis.stateful import initialize, rule
 
 from broker.breaking_off import LEAST_EXPIRY_SECONDS, LOOK_SECONDS, RETURN_SECONDS
 from broker.events import Listeners, PacketSent
-from broker.extensions import BreakingGate, OrderingGate, Transfer, Verdict
-from broker.link import Link
 from broker.message import Message
-from broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
-from broker.outbox_rules import OpenGate
+from broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel, Unsubscribe
 from broker.payload import SENT_PIECE_BYTES
 from broker.reporting import report
 from broker.sys_topics import SysTopics
 from tests.helpers.durable import DurableBroker
-from tests.helpers.held_machine import FOR_EVER, LARGE, MANY_PIECES, HeldMachine, large
+from tests.helpers.half_sent import AFTER, Gate, Path
+from tests.helpers.held_machine import FOR_EVER, MANY_PIECES, HeldMachine, large
 from tests.helpers.shelf import Shelf
-from tests.helpers.virtual import VirtualBroker, VirtualClient, will
-
-AFTER = 3.0
-
-
-class Gate(OpenGate, OrderingGate, BreakingGate):
-    """Lets large messages go while the path is good, and breaks them off when it is told to.
-
-    Attributes:
-        is_good: the path is.
-        breaks: what it is asked about is broken off.
-        fails: it raises instead.
-        asked: every question that was answered by no.
-    """
-
-    break_off_after = AFTER
-
-    def __init__(self, *, keeps_topics: bool = True, first: str = "") -> None:
-        self.keeps_topics = keeps_topics
-        self.has_first = bool(first)
-        self._first = first
-        self.is_good = True
-        self.breaks = self.fails = False
-        self.asked: list[Transfer] = []
-
-    def threshold_s(self, topic: str) -> int | None:
-        """Return the same for every topic."""
-        del topic
-        return LARGE
-
-    def is_first(self, topic: str) -> bool:
-        """Say whether it is the one topic."""
-        return topic == self._first
-
-    def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
-        """Answer by the path."""
-        del message, link, sojourn
-        return Verdict(self.is_good, now + 1000.0, "the path is bad")
-
-    def breaks_off(self, transfer: Transfer, link: Link, now: float) -> str:
-        """Answer as the test has set."""
-        del link, now
-        if self.fails:
-            raise ValueError("a fault")
-        if self.breaks:
-            self.is_good = False
-            return "it takes too long"
-        self.asked.append(transfer)
-        return ""
-
-
-class Path:
-    """A broker, a subscriber whose transport has room for half of a large message, a publisher."""
-
-    def __init__(
-        self,
-        gate: Gate | None = None,
-        *,
-        version: int = 5,
-        qos: int = 1,
-        broker: type[VirtualBroker] = VirtualBroker,
-        extensions: dict[str, Any] | None = None,
-        **options: Any,
-    ) -> None:
-        self.gate = gate or Gate()
-        self.broker = broker(gate=self.gate, **(extensions or {}))
-        self.publisher = self.broker.connect("p")
-        options.setdefault("clean_start", False)
-        if version == 5:
-            options.setdefault("properties", FOR_EVER)
-        self.options = options
-        self.version = version
-        self.client = self.connect()
-        self.client.subscribe("#", qos=qos)
-        self.client.room_bytes = MANY_PIECES // 2
-
-    def connect(self) -> VirtualClient:
-        """Come back, over a transport that has room for all."""
-        self.client = self.broker.connect("s", self.version, **self.options)
-        return self.client
-
-    def publish(self, topic: str, name: str, *, qos: int = 1, n_bytes: int = 0) -> None:
-        """Publish a message of that name, of at least so many bytes."""
-        self.publisher.publish(topic, large(name, n_bytes), qos=qos)
-        if qos == 2:
-            self.publisher.send(PubRel(1))
-
-    def publish_large(self, topic: str, name: str, *, qos: int = 1) -> None:
-        """Publish one that leaves in pieces."""
-        self.publish(topic, name, qos=qos, n_bytes=MANY_PIECES)
-
-    def break_off(self) -> bool:
-        """Let the gate want it for some looks; return whether the connection was closed."""
-        self.broker.advance(LOOK_SECONDS)
-        self.gate.breaks = True
-        self.broker.advance(2 * LOOK_SECONDS)
-        self.gate.breaks = False
-        return self.client.is_lost
-
-    def turn_good(self) -> None:
-        """Let the path become good."""
-        self.gate.is_good = True
-        self.broker.session("s").link_changed()
-        self.broker.settle()
-
-    def names(self) -> list[str]:
-        """Take what has come, answer what is of QoS 1, and return the names."""
-        return [payload.rstrip(b".").decode() for payload in self.client.acknowledge()]
+from tests.helpers.virtual import will
 
 
 @pytest.mark.parametrize("version", [4, 5])
@@ -325,6 +216,47 @@ def test_message_that_the_transport_has_whole_is_not_broken_off() -> None:
     assert path.names() == ["L"]
 
 
+@pytest.mark.parametrize("qos", [1, 2])
+def test_message_that_went_whole_is_not_broken_off_for_the_next_one(qos: int) -> None:
+    """[MQTT-4.3.3-2]: it is inflight. What is stuck behind it is of QoS 0, from a store."""
+    path = Path(qos=qos)
+    path.client.room_bytes = None
+    path.publish_large("cam", "L", qos=qos)
+    (sent,) = path.client.take_all(Publish)
+    path.client.room_bytes = 1
+    session = path.broker.session("s")
+    message = Message("film", Shelf(large("F", 5 * MANY_PIECES)), is_large=True)
+    session.deliver(message, 0, retain=False, subscription_ids=(), now=path.broker.now)
+    path.broker.settle()
+    path.publish("alarm", "a")
+    path.gate.breaks = True
+    path.broker.now += 2 * LOOK_SECONDS  # something comes before the timer that is due
+    session.connection.want_pump()  # type: ignore[union-attr]
+    path.broker.settle()
+    path.broker.advance(2 * LOOK_SECONDS)
+    assert not path.client.is_lost
+    assert sent.packet_id in {delivery.packet_id for delivery in session.inflight}
+
+
+@pytest.mark.parametrize(("qos", "is_lost"), [(1, True), (2, False)])
+def test_message_of_a_shared_subscription_stays_with_its_client_at_qos_2(
+    qos: int, *, is_lost: bool
+) -> None:
+    """[MQTT-4.8.2-4]: at QoS 1 another member may get it, at QoS 2 none may once it has begun."""
+    path = Path(qos=qos)
+    path.client.subscribe("$share/group/jobs", qos=qos)
+    path.client.room_bytes = MANY_PIECES // 2
+    path.client.send(Unsubscribe(2, ("#",)))
+    path.client.subscribe("alarm", qos=qos)
+    path.publish_large("jobs", "L", qos=qos)
+    path.publish("alarm", "a")
+    assert path.break_off() is is_lost
+    path.gate.is_good = True
+    other = path.broker.connect("other", clean_start=False, properties=FOR_EVER)
+    other.subscribe("$share/group/jobs", qos=qos)
+    assert other.payloads() == ([large("L", MANY_PIECES)] if is_lost else [])
+
+
 def test_message_of_few_bytes_is_not_broken_off() -> None:
     """The transport has it at once."""
     path = Path()
@@ -354,50 +286,6 @@ def test_message_that_was_answered_before_it_was_whole_is_not_broken_off() -> No
     path.client.send(PubAck(1))
     assert not path.break_off()
     assert path.broker.session("s").ledger.delivered == 1
-
-
-def test_what_is_of_qos_0_waits_for_the_client_to_come_back() -> None:
-    """MQTT 5.0, 4.1: a server may keep it; what waited behind is not lost, nor what comes."""
-    path = Path()
-    path.publish_large("cam", "L")
-    path.publish("alarm", "a", qos=0)
-    assert path.break_off()
-    path.publish("alarm", "b", qos=0)
-    path.broker.advance(RETURN_SECONDS - 2 * LOOK_SECONDS)
-    path.connect()
-    assert path.names() == ["a", "b"]
-    path.broker.advance(2 * RETURN_SECONDS)
-    path.client.lose()
-    path.publish("alarm", "c", qos=0)
-    path.connect()
-    assert path.names() == []
-    assert path.broker.session("s").ledger.dropped == {"offline": 1}
-
-
-def test_what_is_of_qos_0_is_dropped_where_the_client_does_not_come_back() -> None:
-    """It is counted, and what comes from then on is for nobody."""
-    path = Path()
-    path.publish_large("cam", "L")
-    path.publish("alarm", "a", qos=0)
-    assert path.break_off()
-    path.broker.advance(RETURN_SECONDS)
-    path.publish("alarm", "b", qos=0)
-    ledger = path.broker.session("s").ledger
-    assert ledger.dropped == {"connection_lost": 1, "offline": 1}
-    path.broker.session("s").check_invariants()
-
-
-def test_next_loss_of_the_connection_is_as_any_other() -> None:
-    """What waits at QoS 0 is dropped then, though the client was expected back a moment ago."""
-    path = Path()
-    path.publish_large("cam", "L")
-    path.publish("alarm", "a")
-    assert path.break_off()
-    path.connect().connection.pause_sending(path.broker.now)
-    path.publish("alarm", "b", qos=0)
-    path.client.lose()
-    path.publish("alarm", "c", qos=0)
-    assert path.broker.session("s").ledger.dropped == {"connection_lost": 1, "offline": 1}
 
 
 def test_gate_is_told_how_a_message_gets_on() -> None:

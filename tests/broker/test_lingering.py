@@ -94,6 +94,22 @@ async def test_peer_that_is_gone_is_not_lingered_for() -> None:
     await until(lambda: len(lingering) == 0)
 
 
+async def test_no_more_than_so_many_linger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that lingers longest makes room; its peer sees the end all the same."""
+    monkeypatch.setattr(lingering_module, "MOST_SOCKETS", 1)
+    lingering, transport, peer = await make(b"")
+    transport.write(b"sent")
+    lingering.break_off(transport)
+    _, second, second_peer = await make(b"")
+    lingering.break_off(second)
+    assert len(lingering) == 1
+    assert await read_all(peer) == b"sent"
+    assert await read_all(second_peer) == b""
+    peer.close()
+    second_peer.close()
+    await until(lambda: len(lingering) == 0)
+
+
 async def test_all_are_closed_as_the_broker_stops() -> None:
     """Nothing is left for the loop to look at."""
     lingering, transport, peer = await make(b"")
