@@ -188,22 +188,13 @@ class Measures:
             self._accuracy[key] = judge_withholding(self.scenario, self.tables, *key)
         return self._accuracy[key]
 
-    def names(self) -> list[str]:
-        """Return the names of all figures."""
-        of_streams = [
-            f"{stream} {figure}"
-            for stream in self.scenario.traffic
-            for figure in (*LATENCIES, SHARE_AS_FAST)
-        ]
-        return [*of_streams, *COUNTS, *MEMORY, *WITHHELD]
-
     def figure(
         self, name: str, broker: str, *, over: str | None = None, seeds: list[int] | None = None
     ) -> float:
         """Return a figure.
 
         Args:
-            name: one of `names`.
+            name: one of `Scenario.figures`.
             broker: whose.
             over: the broker that a share compares with; no other figure looks at it.
             seeds: which of the runs; None for all. Latencies of several are taken together,
@@ -229,7 +220,9 @@ class Measures:
             return self._withheld(name, [self.withholding(broker, seed) for seed in runs])
         stream, _, kind = name.rpartition(" ")
         if stream not in self.scenario.traffic or kind not in (*LATENCIES, SHARE_AS_FAST):
-            raise NetemError(f"figure: read {name!r}; allowed: {', '.join(self.names())}")
+            raise NetemError(
+                f"figure: read {name!r}; allowed: {', '.join(self.scenario.figures())}"
+            )
         if kind == SHARE_AS_FAST:
             if over is None:
                 raise NetemError(f"figure {name}: no broker to compare with; allowed: over")

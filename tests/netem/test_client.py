@@ -12,6 +12,7 @@ import pytest
 
 from netem.brokers import RunningBroker
 from netem.errors import RunError
+from netem.namespaces import start_time_of
 from netem.network import Host, Network
 from netem.publisher import read_published_file
 from netem.roster import Roster, publisher_files, subscriber_files
@@ -144,7 +145,10 @@ def test_a_client_that_dies_just_before_the_beginning_is_named(host: Host, tmp_p
     os.kill(crew.process.pid, signal.SIGSTOP)
     listed = ["pgrep", "-P", str(crew.process.pid)]
     children = subprocess.run(listed, capture_output=True, text=True, check=True)
-    os.kill(int(children.stdout.split()[1]), signal.SIGKILL)
+    pid = int(children.stdout.split()[1])
+    os.kill(pid, signal.SIGKILL)
+    while start_time_of(pid) is not None:
+        time.sleep(0.01)
     crew.begin(time.monotonic())
     os.kill(crew.process.pid, signal.SIGCONT)
     with pytest.raises(RunError, match=r"client sensor of penstock has ended with status -9"):

@@ -5,8 +5,6 @@ from dataclasses import replace
 import pytest
 
 from netem.changes import OnOff
-from netem.measures import Measures
-from netem.records import Tables
 from netem.scenario import HostPlan, LinkPlan, Topology, client_ids
 from netem.scenario_file import read_scenario
 
@@ -54,9 +52,3 @@ def test_one_client_has_the_name_and_several_have_numbers() -> None:
     """As in tables and in the broker's log."""
     assert client_ids("sub", 1) == ["sub"]
     assert client_ids("sub", 3) == ["sub-1", "sub-2", "sub-3"]
-
-
-def test_targets_may_name_what_is_measured() -> None:
-    """No more and no less."""
-    scenario = read_scenario("transient-congestion")
-    assert scenario.figures() == Measures(scenario, Tables()).names()
