@@ -8,4 +8,4 @@ class NetemError(Exception):
 
 
 class RunError(NetemError):
-    """A broker or a client has failed during a run; the text names it, with the end of its log."""
+    """A broker, a client or what carries links has failed during a run; the text names it."""

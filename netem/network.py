@@ -37,7 +37,7 @@ from netem.changes import Changes
 from netem.channel import Counts
 from netem.congestion_control import set_congestion_control
 from netem.engines import Engine, choose_engine
-from netem.errors import NetemError
+from netem.errors import NetemError, RunError
 from netem.messages import ANSWER, REQUEST, Add, AddTc, Answer, Follow, Request, Switch, Tell
 from netem.namespaces import (
     own_prefix,
@@ -256,6 +256,14 @@ class Network:
         """Process id of the forwarder: what a measurement of processor time asks for."""
         return self._running().pid
 
+    def check(self) -> None:
+        """See that links are carried.
+
+        Raises:
+            RunError: the forwarder has ended.
+        """
+        self._running().check()
+
     def host(self, name: str, *, congestion_control: str | None = None) -> Host:
         """Make a host.
 
@@ -434,6 +442,16 @@ class _Forwarder:
         if answer.error is not None:
             raise NetemError(answer.error)
         return answer
+
+    def check(self) -> None:
+        """See that it runs.
+
+        Raises:
+            RunError: it has ended; what it had to say stands on standard error.
+        """
+        status = self._process.poll()
+        if status is not None:
+            raise RunError(f"the forwarder has ended with status {status}")
 
     def close(self) -> None:
         """End it; what is under way is lost."""

@@ -81,7 +81,7 @@ def run_scenario(scenario: Scenario, display: Display, engine: str = Engine.AUTO
         engine: what makes links: name of an `Engine`.
 
     Raises:
-        RunError: a broker or a client has failed. All is taken down.
+        RunError: a broker, a client or the links have failed. All is taken down.
         NetemError: networks cannot be had, or a broker is not installed.
         OSError: what is written in between cannot be, such as on a full disk.
     """
@@ -164,7 +164,7 @@ class _Round:
             directory = folder / name
             directory.mkdir()
             self._sites.append(Site(network, Roster(scenario, name, seed), directory))
-        self._forwarder_pid = network.forwarder_pid
+        self._network = network
         self._memory: list[tuple[str, float, int]] = []
         self._memory_due_at = time.monotonic()
         self._families = Families(self._broker_pids())
@@ -217,7 +217,7 @@ class _Round:
         n_clients = sum(len(crew.told) for site in self._sites for crew in site.crews)
         pids = [crew.process.pid for site in self._sites for crew in site.crews]
         self._families = Families(
-            {**self._broker_pids(), LINKS: [self._forwarder_pid], CLIENTS: pids}
+            {**self._broker_pids(), LINKS: [self._network.forwarder_pid], CLIENTS: pids}
         )
         seconds = READY_SECONDS + n_clients / 4
         self._keep(
@@ -250,6 +250,7 @@ class _Round:
     ) -> None:
         """Look at everything until something is done, or until a monotonic second."""
         while True:
+            self._network.check()
             for site in self._sites:
                 site.check()
             self._look_at_memory()

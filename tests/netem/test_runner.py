@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -109,17 +112,27 @@ def test_clients_that_are_not_ready_in_time_are_named(monkeypatch: pytest.Monkey
 
 
 @NEEDS_ROOT
-def test_a_broker_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sites are looked at all the time."""
+@pytest.mark.parametrize(
+    ("victim", "words"),
+    [
+        (lambda one: one.broker.process.pid, "broker mosquitto has ended with status -9"),
+        (lambda one: one._network.forwarder_pid, "the forwarder has ended with status -9"),
+    ],
+    ids=["broker", "forwarder"],
+)
+def test_what_dies_in_the_middle_is_named(
+    victim: Callable[[site.Site], int], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker, or what carries the links: all are looked at all the time."""
     monkeypatch.setattr(runner, "CALM_SECONDS", 0.5)
     begin = site.Site.begin
 
     def kill_and_begin(one: site.Site, begin_at: float) -> None:
         begin(one, begin_at)
-        one.broker.process.kill()
+        os.kill(victim(one), signal.SIGKILL)
 
     monkeypatch.setattr(site.Site, "begin", kill_and_begin)
-    with pytest.raises(RunError, match="broker mosquitto has ended with status -9"):
+    with pytest.raises(RunError, match=words):
         run_scenario(scenario(brokers={"mosquitto": Broker("mosquitto")}), DISPLAY)
     assert our_namespaces() == []
 
