@@ -69,8 +69,6 @@ class Link:
         srtt: smoothed RTT, seconds, or None (RFC 6298).
         rttvar: RTT variance, seconds, or None (RFC 6298).
         rtt_min: least RTT in the sampler's window, seconds, or None.
-        rto_min: least `srtt` and four times `rttvar` in that window, seconds, or None: what RFC
-            6298 waits for an acknowledgement (RTO), on the path at its calmest.
         threshold_l: RTT of the uncongested path, seconds, as a moving average of recent RTTs,
             or None before the first (paper 002).
         asked_threshold_l: the same as the subscriber's CONNECT gave it, or None where it did not.
@@ -91,7 +89,6 @@ class Link:
         "outstanding_bytes",
         "outstanding_since",
         "quiet_until",
-        "rto_min",
         "rtt_bytes",
         "rtt_latest",
         "rtt_min",
@@ -117,7 +114,6 @@ class Link:
         self.srtt: float | None = None
         self.rttvar: float | None = None
         self.rtt_min: float | None = None
-        self.rto_min: float | None = None
         self.threshold_l: float | None = None
         self.unsent_bytes = 0
         self.outstanding_since: float | None = None

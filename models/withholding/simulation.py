@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from broker.link import Link
-from plugins.probing.estimators import SourceEstimates
-from plugins.withholding.config import DEFAULT_MARGIN_RATIO, DEFAULT_MARGIN_SECONDS
+from plugins.probing.estimators import WindowedMinimum
+from plugins.withholding.config import DEFAULT_MARGIN_RATIO
 from plugins.withholding.history import CongestionHistory
 from plugins.withholding.policy import Policy, Situation
 from plugins.withholding.thresholds import Thresholds
@@ -70,14 +70,8 @@ class Prober:
         self.overdue = 0
         self._trace = trace
         self._setting = setting
-        self._thresholds = Thresholds(
-            fixed=setting.threshold_l,
-            margin_ratio=DEFAULT_MARGIN_RATIO,
-            margin_seconds=DEFAULT_MARGIN_SECONDS,
-        )
-        self._estimates = SourceEstimates(
-            "query", estimator="last", recent_seconds=WINDOW_SECONDS, window_seconds=WINDOW_SECONDS
-        )
+        self._thresholds = Thresholds(fixed=setting.threshold_l, margin_ratio=DEFAULT_MARGIN_RATIO)
+        self._minimum = WindowedMinimum(WINDOW_SECONDS)
         self._unanswered: deque[int] = deque()
 
     def threshold_l(self) -> float:
@@ -114,9 +108,7 @@ class Prober:
             # Overtaken by a newer one, it is given up: its RTT is its age at least.
             rtt = second - sent_at
         self.link.rtt_latest = rtt
-        self._estimates.add(rtt, 0, second)
-        self.link.rtt_min = self._estimates.minimum.value
-        self.link.rto_min = self._estimates.least_rto.value
+        self.link.rtt_min = self._minimum.add(rtt, second)
         self.history.observe(rtt, sent_at, second, self.threshold_l())
 
 

@@ -47,10 +47,6 @@ class SmoothedRtt:
             self.srtt += share * ALPHA * (rtt - self.srtt)
         return self.srtt
 
-    def rto(self) -> float:
-        """Return the retransmission timeout, seconds (RFC 6298, 2.3); 0 before a sample."""
-        return (self.srtt or 0.0) + 4 * (self.rttvar or 0.0)
-
 
 class WindowedMinimum:
     """Least sample of the recent past, from two halves of a window.
@@ -181,7 +177,6 @@ class SourceEstimates:
         updated_at: monotonic seconds of the newest sample, or None before the first.
         smoothed: RFC 6298 over all samples.
         minimum: least sample of `window_seconds`.
-        least_rto: least retransmission timeout of `window_seconds`, by RFC 6298.
         average: moving average over `window_seconds`.
     """
 
@@ -190,7 +185,6 @@ class SourceEstimates:
         "_recent_minimum",
         "average",
         "latest",
-        "least_rto",
         "minimum",
         "name",
         "payload_bytes",
@@ -208,7 +202,7 @@ class SourceEstimates:
             estimator: what `latest` is: ``last`` sample, ``ewma`` (the smoothed RTT) or
                 ``minimum`` (least sample of the last `recent_seconds`).
             recent_seconds: window of the estimator ``minimum``.
-            window_seconds: window of `minimum`, `least_rto` and `average`.
+            window_seconds: window of `minimum` and `average`.
         """
         self.name = name
         self.latest = 0.0
@@ -216,7 +210,6 @@ class SourceEstimates:
         self.updated_at: float | None = None
         self.smoothed = SmoothedRtt()
         self.minimum = WindowedMinimum(window_seconds)
-        self.least_rto = WindowedMinimum(window_seconds)
         self.average = MovingAverage(window_seconds)
         self._is_smoothed = estimator == "ewma"
         self._recent_minimum: WindowedMinimum | None = None
@@ -249,7 +242,6 @@ class SourceEstimates:
 
     def _take(self, rtt: float, srtt: float, payload_bytes: int, now: float) -> None:
         self.minimum.add(rtt, now)
-        self.least_rto.add(self.smoothed.rto(), now)
         self.average.add(rtt, now)
         self.payload_bytes = payload_bytes
         self.updated_at = now

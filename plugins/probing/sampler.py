@@ -336,7 +336,6 @@ class RttSampler(RunSampler, ProbingSampler, SparingSampler):
             link.srtt = source.smoothed.srtt
             link.rttvar = source.smoothed.rttvar
             link.rtt_min = source.minimum.value
-            link.rto_min = source.least_rto.value
             link.threshold_l = source.average.value
         return is_new
 

@@ -40,9 +40,6 @@ DEFAULT_MARGIN_RATIO = 3.0
 """The RTT of a calm path in paper 002 varies between 0.15 and 0.45 s: up to three times the
 least. A threshold_l that is too small withholds without need (its first recommendation)."""
 
-DEFAULT_MARGIN_SECONDS = 0.08
-"""What the ratio leaves of a mobile network's 40 ms. Paper 002's field run adds 100 ms to 500."""
-
 DEFAULT_FLOOR_SECONDS = 0.05
 """On a local network an RTT varies by many times its least value without anybody waiting."""
 
@@ -127,8 +124,6 @@ class WithholdingConfig:
             ``average``, the moving average of paper 002. The minimum by default: a minute of
             congestion does not raise it.
         margin_ratio: ``auto`` takes the learned RTT times this, at least 1.
-        margin_seconds: ``auto`` is no more than this above the learned RTT, where RTTs in calm
-            vary no more than that.
         floor_seconds: ``auto`` never goes below this.
         probe_period: T_Q in seconds, for `probabilistic` and `historic`. Give `probing` the
             same.
@@ -161,7 +156,6 @@ class WithholdingConfig:
     listeners: dict[str, ListenerThresholds] = Field(default_factory=dict)
     learned_from: LearnedFrom = "minimum"
     margin_ratio: Annotated[float, Field(ge=1, allow_inf_nan=False)] = DEFAULT_MARGIN_RATIO
-    margin_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = DEFAULT_MARGIN_SECONDS
     floor_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = DEFAULT_FLOOR_SECONDS
     probe_period: Seconds = DEFAULT_PROBE_PERIOD
     max_withhold: Seconds = DEFAULT_MAX_WITHHOLD
@@ -215,6 +209,5 @@ class WithholdingConfig:
             },
             learned_from=self.learned_from,
             margin_ratio=self.margin_ratio,
-            margin_seconds=self.margin_seconds,
             floor_seconds=self.floor_seconds,
         )

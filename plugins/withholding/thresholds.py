@@ -16,7 +16,6 @@ Fixed or learned, it is the RTT of a packet no larger than the first row of the 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,9 +84,7 @@ class Thresholds:
         by_listener: name of a listener to seconds.
         learned_from: what the link holds that is learned from.
         margin_ratio: a learned RTT times this is the threshold, so that normal variation
-            around it is no congestion,
-        margin_seconds: or, where that is less, it and this, if RTTs in calm vary no more: three
-            times a long way's RTT would be no congestion that anybody feels.
+            around it is no congestion.
         floor_seconds: least learned threshold.
     """
 
@@ -97,7 +94,6 @@ class Thresholds:
     by_listener: Mapping[str, float | None] = field(default_factory=dict)
     learned_from: LearnedFrom = "minimum"
     margin_ratio: float = 1.0
-    margin_seconds: float = math.inf
     floor_seconds: float = 0.0
     _known: dict[tuple[str, str | None], tuple[float | None, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -114,9 +110,7 @@ class Thresholds:
         learned = link.rtt_min if self.learned_from == "minimum" else link.threshold_l
         if learned is None:
             return self.floor_seconds
-        # What RFC 6298 waits for on the path at its calmest bounds its variation there.
-        most = max(learned + self.margin_seconds, link.rto_min or 0.0)
-        return max(self.floor_seconds, min(learned * self.margin_ratio, most))
+        return max(self.floor_seconds, learned * self.margin_ratio)
 
     def _given(self, link: Link) -> float | None:
         """Return what somebody has said, seconds, or None where it is to be learned."""

@@ -114,11 +114,11 @@ def test_overdue_query_counts_as_its_age() -> None:
 
 
 def test_learned_threshold_l_follows_the_least_rtt() -> None:
-    """None stands for ``auto``: three times the least RTT, so that 50 ms are calm where 20 are."""
-    trace = [0.02] * 5 + [0.05] * 5
-    fixed, learned = (Setting(threshold_l=value) for value in (0.03, None))
-    assert simulate(ConservativePolicy(20.0), trace, fixed)[1] == 0 + 0.25
-    assert simulate(ConservativePolicy(20.0), [*trace, *trace], learned)[1:] == [0.25, 0.1, 0.25]
+    """None stands for ``auto``: three times the least RTT, so that 0.5 s is calm where 0.2 is."""
+    trace = [0.2] * 5 + [0.5] * 5
+    fixed, learned = (Setting(threshold_l=value) for value in (0.3, None))
+    assert simulate(ConservativePolicy(20.0), trace, fixed)[1] == 0 + 2.5
+    assert simulate(ConservativePolicy(20.0), [*trace, *trace], learned)[1:] == [2.5, 1.0, 2.5]
 
 
 def test_adaptive_sends_in_the_second_in_which_congestion_has_always_ended() -> None:

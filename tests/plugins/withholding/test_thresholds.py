@@ -52,25 +52,6 @@ def test_learned_from_average_takes_the_moving_average_with_margin() -> None:
     assert thresholds.threshold_l(link_with(average=0.5)) == 0.75
 
 
-def test_margin_in_seconds_bounds_the_ratio_on_a_long_way() -> None:
-    """Half a second of RTT that hardly varies: a tenth more is congestion, not a second."""
-    thresholds = Thresholds(margin_ratio=3.0, margin_seconds=0.08)
-    link = link_with(least=0.5)
-    link.rto_min = 0.52
-    assert thresholds.threshold_l(link) == pytest.approx(0.58)
-    assert thresholds.threshold_l(link_with(least=0.03)) == pytest.approx(0.09)
-
-
-def test_margin_in_seconds_leaves_room_for_what_rtts_vary_in_calm() -> None:
-    """A satellite's RTT that varies by 0.2 s in calm is not congested by a tenth."""
-    thresholds = Thresholds(margin_ratio=3.0, margin_seconds=0.08)
-    link = link_with(least=0.5)
-    link.rto_min = 0.9
-    assert thresholds.threshold_l(link) == 0.9
-    link.rto_min = 2.0
-    assert thresholds.threshold_l(link) == 1.5
-
-
 def test_learned_threshold_has_a_floor() -> None:
     """Jitter of a local network is no congestion."""
     thresholds = Thresholds(margin_ratio=3.0, floor_seconds=0.05)
