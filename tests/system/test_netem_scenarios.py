@@ -21,8 +21,8 @@ pytestmark = NEEDS_ROOT
 
 ROOT = Path(__file__).resolve().parents[2]
 
-AT_A_TIME = 3
-"""Runs: they wait most of the time."""
+AT_A_TIME = 2
+"""Runs: they wait most of the time, and other tests run beside them."""
 
 MOST_SECONDS = 300.0
 """Of a run, on a machine that has other things to do as well."""
