@@ -133,8 +133,9 @@ def network() -> Iterator[Network]:
         yield made
 
 
-@pytest.mark.parametrize("bad", [SLOW, LOSSY_DOWNSTREAM], ids=["8 kB a second", "20 % lost"])
-@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize(
+    ("qos", "bad"), [(2, SLOW), (1, LOSSY_DOWNSTREAM)], ids=["8 kB a second", "20 % lost"]
+)
 def test_small_message_passes_a_large_one_that_was_half_sent(
     bad: Profile, qos: int, network: Network, tmp_path: Path
 ) -> None:
