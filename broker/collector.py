@@ -42,6 +42,11 @@ more."""
 _PROCESS: Final = psutil.Process()
 
 
+def resident_bytes() -> int:
+    """Return the memory of this process that is not on disk."""
+    return int(_PROCESS.memory_info().rss)
+
+
 class Collector:
     """Runs Python's cycle collector; the only one who does, once it is made."""
 
@@ -51,7 +56,7 @@ class Collector:
         count_blocks: Callable[[], int] = sys.getallocatedblocks,
         clock: Callable[[], float] = time.monotonic,
         used: Callable[[], float] = time.process_time,
-        resident_bytes: Callable[[], int] = lambda: _PROCESS.memory_info().rss,
+        resident_bytes: Callable[[], int] = resident_bytes,
     ) -> None:
         """Collect once, then take over from Python.
 

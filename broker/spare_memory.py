@@ -12,6 +12,9 @@ blocks in use says when a good part of what was there is gone and no more of it 
 costs a look at each pool of them, some 10 ns. A number that stays, and was made amid a backlog,
 would hold the memory around it, as would a timer: `reserve_blocks` makes room for such apart.
 
+A few large messages are many bytes in few blocks. What they leave is looked for once the resident
+memory is another than when the process last rested, and stays the same from one look to the next.
+
 A little is kept all the same. The C library would give back the end of its heap as each large
 message has left, and have the system make the pages anew for the next, at three times what the
 copy into them costs (`keep_a_little`).
@@ -25,6 +28,8 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+from broker.collector import resident_bytes
+
 LOOK_SECONDS: Final = 0.25
 """Time between two looks: whoever watches the process sees the memory gone with the backlog."""
 
@@ -37,6 +42,9 @@ than the backlog that it was of. Where there is little to find it costs 0.7 ms."
 
 LEAST_PART: Final = 16
 """What has gone must be one part in so many of what is left: 5 % are not missed."""
+
+RESTING_BYTES: Final = 2 * 1024 * 1024
+"""Resident memory that differs from that of the last rest by less is not looked into."""
 
 STEADY_BLOCKS: Final = 1_000
 """What a broker that has come to rest still frees between two looks."""
@@ -112,12 +120,14 @@ class SpareMemory:
         self,
         count_blocks: Callable[[], int] = sys.getallocatedblocks,
         collect: Callable[[], object] = gc.collect,
+        resident_bytes: Callable[[], int] = resident_bytes,
     ) -> None:
         """Begin to watch.
 
         Args:
             count_blocks: returns the small blocks in use.
             collect: runs a full collection.
+            resident_bytes: returns the memory of the process that is not on disk.
         """
         self._collect = collect
         self._count_blocks = count_blocks
@@ -125,6 +135,8 @@ class SpareMemory:
         self._reserve = reserve_blocks()
         self._blocks_at_start = self._most_blocks = self._last_blocks = count_blocks()
         self._looks_left = 0
+        self._resident_bytes = resident_bytes
+        self._last_bytes = self._resting_bytes = resident_bytes()
         self.n_times = 0
 
     def look(self) -> None:
@@ -138,6 +150,7 @@ class SpareMemory:
             if self._looks_left:
                 self._looks_left -= 1
                 self._trim()
+            self._trim_at_rest()
             return
         self.n_times += 1
         self._looks_left = LOOKS_AFTERWARDS
@@ -145,6 +158,13 @@ class SpareMemory:
             self._collect()
         self._trim()
         self._most_blocks = n_blocks
+
+    def _trim_at_rest(self) -> None:
+        before, n_bytes = self._last_bytes, self._resident_bytes()
+        if n_bytes == before and abs(n_bytes - self._resting_bytes) > RESTING_BYTES:
+            self._trim()
+            n_bytes = self._resting_bytes = self._resident_bytes()
+        self._last_bytes = n_bytes
 
     def _trim(self) -> None:
         if self._malloc_trim is not None:

@@ -128,6 +128,31 @@ print((rss().rss - before) / (most - before))
 """
 
 
+RESTING = """
+from broker.collector import resident_bytes
+from broker.spare_memory import SpareMemory, keep_a_little
+
+keep_a_little()
+spare = SpareMemory()
+start = resident_bytes()
+held = [[bytes([1]) * 100_000, bytes(1_000)] for _ in range(400)]
+most = resident_bytes()
+for pair in held:
+    del pair[0]
+for _ in range(3):
+    spare.look()
+print((resident_bytes() - start) / (most - start))
+"""
+
+
+@pytest.mark.skipif(find_malloc_trim() is None, reason="another C library")
+def test_what_a_few_large_messages_leave_is_given_back_at_rest() -> None:
+    """They are too few blocks to be missed, and something small stands behind each of them."""
+    command = [sys.executable, "-c", RESTING]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(shown.stdout) < 0.2
+
+
 def test_numbers_that_stay_do_not_hold_the_memory_of_a_backlog() -> None:
     """They have room of their own; a new process, as others have pages with room left."""
     command = [sys.executable, "-c", COUNTING]
@@ -139,7 +164,7 @@ def test_what_goes_a_little_after_a_backlog_is_given_back_as_well() -> None:
     """The last commits of it are still on their way; then there is an end of it."""
     trimmed = []
     blocks = Blocks(300_000)
-    spare = SpareMemory(blocks.count)
+    spare = SpareMemory(blocks.count, resident_bytes=lambda: 0)
     spare._malloc_trim = lambda _: trimmed.append(spare.n_times)
     for n_blocks in (900_000, 300_000, 300_000, *[300_000] * 20):
         blocks.n_blocks = n_blocks
