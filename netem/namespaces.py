@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +22,9 @@ from netem.errors import NetemError
 NAME_PREFIX: Final = "penstock-"
 FOLDER: Final = Path("/run/netns")
 """Where iproute2 keeps names of namespaces."""
+
+END_SECONDS: Final = 5.0
+"""How long what was killed in a namespace may take to end."""
 
 DEAD: Final = frozenset({"Z", "X", "x"})
 """States of a process that has ended, in /proc/PID/stat."""
@@ -78,9 +83,9 @@ def own_prefix() -> str:
 
 
 def remove_namespaces(prefix: str) -> None:
-    """Kill what runs in the namespaces whose names begin so, and remove them.
+    """End what runs in the namespaces whose names begin so, and remove them.
 
-    May be repeated, and done by two processes at a time.
+    Comes back once all of it has ended. May be repeated, and done by two processes at a time.
     """
     _remove([name for name in _names() if name.startswith(prefix)])
 
@@ -109,21 +114,57 @@ def _names() -> list[str]:
 def _remove(names: list[str]) -> None:
     if not names:
         return
-    # Whoever is in it keeps a namespace alive, though it has no name any more. All processes are
-    # looked at once, not for each of hundreds of hosts again, as `ip netns pids` would.
+    # Whoever is in it keeps a namespace alive, though it has no name any more.
     files = set()
     for name in names:
         with contextlib.suppress(OSError):  # another has removed it
             files.add(_identity(FOLDER / name))
     files.discard(_identity(Path("/proc/self/ns/net")))  # the machine's own is nobody's leftover
-    for process in Path("/proc").iterdir():
-        if process.name.isdecimal():
-            with contextlib.suppress(OSError):  # it has ended
-                if _identity(process / "ns/net") in files:
-                    os.kill(int(process.name), signal.SIGKILL)
+    if files:
+        _end_processes(files)
     lines = "".join(f"netns delete {name}\n" for name in names)
     with contextlib.suppress(NetemError):  # another has removed some
         run_ip("-force", "-batch", "-", lines=lines)
+
+
+def _end_processes(files: set[tuple[int, int]]) -> None:
+    """Kill what runs in namespaces, and come back once it has ended.
+
+    Looks again until there is none, as one that was not looked at yet may have been born of one
+    that was. What the kernel does not let end is left after `END_SECONDS`.
+    """
+    deadline = time.monotonic() + END_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.ExitStack() as held:
+            killed = set()
+            # All processes are looked at once, not for each of hundreds of hosts again, as
+            # `ip netns pids` would.
+            for process in Path("/proc").iterdir():
+                if process.name.isdecimal() and _is_of(process, files):
+                    with contextlib.suppress(OSError):  # it has ended
+                        # A signal to an id could reach who has it next, one to a descriptor not.
+                        descriptor = os.pidfd_open(int(process.name))
+                        held.callback(os.close, descriptor)
+                        if _is_of(process, files):
+                            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                            killed.add(descriptor)
+            if not killed:
+                return
+            ends = select.poll()
+            for descriptor in killed:
+                ends.register(descriptor, select.POLLIN)
+            while killed and (rest := deadline - time.monotonic()) > 0:
+                for descriptor, _ in ends.poll(rest * 1000):
+                    ends.unregister(descriptor)
+                    killed.remove(descriptor)
+
+
+def _is_of(process: Path, files: set[tuple[int, int]]) -> bool:
+    """Say whether a process of /proc runs in one of the namespaces; one that has ended does not."""
+    try:
+        return _identity(process / "ns/net") in files
+    except OSError:
+        return False
 
 
 def _identity(file: Path) -> tuple[int, int]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,19 @@ def test_a_command_that_fails_says_why() -> None:
     """The text holds the command and ip's own words."""
     with pytest.raises(NetemError, match=r"ip netns delete none-such: .*none-such"):
         run_ip("netns", "delete", "none-such")
+
+
+@NEEDS_ROOT
+def test_what_ran_in_a_namespace_has_ended_when_it_is_removed() -> None:
+    """Not only is it told to end: what takes its time, as it has much to give back, is gone."""
+    prefix = f"{own_prefix()}busy-"
+    run_ip("netns", "add", f"{prefix}one")
+    large = "import time; held = b'x' * 500_000_000; print(flush=True); time.sleep(1000)"
+    with subprocess.Popen(
+        ["ip", "netns", "exec", f"{prefix}one", sys.executable, "-c", large],
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        remove_namespaces(prefix)
+        assert start_time_of(process.pid) is None
