@@ -23,6 +23,7 @@ from aiohttp import web
 from broker.client_report import as_json
 from broker.errors import ConfigError, ConfigProblem
 from broker.extensions import ClientReports, Plugin, PluginContext
+from broker.mqtt.enums import MAX_STRING_BYTES
 from plugins.console.config import ConsoleConfig
 from plugins.web.service import HttpServer, RequestError, answering_errors, integer, show
 
@@ -31,6 +32,10 @@ MAX_PAGE_CLIENTS: Final = 1_000
 
 REPORTS_IN_A_TURN: Final = 8
 """Each takes some 50 us to be made and written."""
+
+LONGEST_PATH: Final = 3 * MAX_STRING_BYTES + 1_000
+"""A client id may be as long as the protocol has it, each byte percent-encoded: were one not read
+as `after`, a client could keep all those behind it from being listed."""
 
 IDS_IN_A_TURN: Final = 1_000
 """Client ids that are sorted in one go, beside those of a page: 0.3 ms."""
@@ -112,7 +117,9 @@ class ConsolePlugin(Plugin):
             raise ConfigError(context.policy_file, [problem])
         self.http_url = ""
         api = ConsoleApi(context.clients, context.logger)
-        self._http = HttpServer(api.application(), "plugins.console.http")
+        self._http = HttpServer(
+            api.application(), "plugins.console.http", longest_path=LONGEST_PATH
+        )
 
     async def start(self) -> None:
         """Open the HTTP API.

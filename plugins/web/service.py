@@ -25,6 +25,9 @@ SHUTDOWN_SECONDS: Final = 2.0
 
 LONGEST_TEXT_SHOWN: Final = 80
 
+LONGEST_PATH: Final = 8_190
+"""As most servers have it."""
+
 
 class HttpStartError(PenstockError):
     """The HTTP API's address cannot be bound; the program ends with status 2."""
@@ -48,9 +51,12 @@ class HttpServer:
     Args:
         application: what to serve.
         key: of the policy file that says where, for errors.
+        longest_path: bytes of the longest path and query that are read, percent-encoded.
     """
 
-    def __init__(self, application: web.Application, key: str) -> None:
+    def __init__(
+        self, application: web.Application, key: str, *, longest_path: int = LONGEST_PATH
+    ) -> None:
         self._key = key
         self._own_name: str | None = None
         application.middlewares.append(self._check_host())
@@ -60,6 +66,7 @@ class HttpServer:
             access_log=None,
             handler_cancellation=True,
             shutdown_timeout=SHUTDOWN_SECONDS,
+            max_line_size=longest_path,
         )
 
     async def start(self, bind: str) -> str:

@@ -72,7 +72,10 @@ async def test_one_client_is_told_as_it_is_now() -> None:
 
 @pytest.mark.parametrize(
     "client_id",
-    ["a/b", "a+b", "#", "a b", "ä€😀", "50%", "a%2Fb", "?x=1", "tab\tnew\n", "a;b&c", ".."],
+    [
+        *("a/b", "a+b", "#", "a b", "ä€😀", "50%", "a%2Fb", "?x=1", "tab\tnew\n", "a;b&c", ".."),
+        pytest.param("€" * 21_845, id="as long as there is"),
+    ],
 )
 async def test_a_client_id_of_any_characters_can_be_asked_for(client_id: str) -> None:
     """Percent-encoded, an id is one level of the path, whatever is in it."""
@@ -110,6 +113,16 @@ async def test_all_clients_come_page_by_page() -> None:
             broker.core.sessions.end(broker.session("client-0007"), broker.now)
             broker.connect("client-0007")
     assert found == client_ids
+
+
+async def test_the_longest_client_id_does_not_keep_others_from_being_listed() -> None:
+    """What `next` says can be asked for, whatever a client has for an id."""
+    longest = "b" + "€" * 21_844
+    async with console(broker_of("a", longest, "ü")) as plugin:
+        _, page = await get(plugin, "/clients?limit=2")
+        assert page["next"] == longest
+        status, page = await get(plugin, f"/clients?limit=2&after={quote(longest, safe='')}")
+    assert (status, [client["client_id"] for client in page["clients"]]) == (200, ["ü"])
 
 
 async def test_a_page_has_a_hundred_clients_if_nothing_is_said() -> None:
