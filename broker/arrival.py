@@ -9,6 +9,7 @@ they have as long as a CONNECT may take.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any, Final, cast
@@ -16,6 +17,7 @@ from typing import Any, Final, cast
 from broker.admission import Admission, Place, Room
 from broker.connection import Connection
 from broker.counters import Counters, count
+from broker.tcp_options import set_give_up
 
 CLOSE_TIMEOUT_SECONDS: Final = 5.0
 """How long a connection that is closed may take to send what was put before the close."""
@@ -31,6 +33,8 @@ class Reception:
         clock: monotonic seconds.
         timeout: seconds that the layers of a connection may take.
         in_layers: connections that do not speak MQTT yet.
+        orphan_timeouts_ms: name of a listener to what `tcp_options.set_give_up` is told of its
+            connections as they are closed; of others nothing.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class Reception:
         self.clock = clock
         self.timeout = timeout
         self.in_layers: set[Arrival] = set()
+        self.orphan_timeouts_ms: dict[str, int] = {}
 
     def cut_off(self, transport: asyncio.Transport) -> None:
         """Drop a connection of a flood; the log tells ever less often."""
@@ -224,6 +229,13 @@ class Arrival:
         """Name the peer for the log."""
         return f"{self.remote_address}:{self.remote_port} on listener {self.listener}"
 
+    def leave_to_kernel(self) -> None:
+        """Say how long the kernel may try to send the rest; the socket is closed right after."""
+        orphan_ms = self._reception.orphan_timeouts_ms.get(self.listener)
+        if orphan_ms is not None:
+            with contextlib.suppress(OSError):  # the peer has reset it
+                set_give_up(self.transport.get_extra_info("socket"), orphan_ms)
+
     def end(self) -> None:
         """The connection is gone."""
         self.leave_layers()
@@ -283,6 +295,7 @@ class Layer(asyncio.Protocol, asyncio.Transport):
         if self.is_open:
             self.above.connection_lost(exc)
         else:
+            self.arrival.leave_to_kernel()
             self.arrival.end()
         self.above = _NOBODY  # else the two would keep each other until they are collected
 

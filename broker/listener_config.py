@@ -48,7 +48,10 @@ _AMQTT_KEYS: Final = (
 )
 _TLS_KEYS: Final = ("require_certificate", "tls_minimum_version", "ciphers")
 _WEBSOCKET_KEYS: Final = ("path", "allowed_origins")
-_TCP_KEYS: Final = ("unsent_bytes", "send_buffer_bytes")
+_TCP_KEYS: Final = ("unsent_bytes", "send_buffer_bytes", "congestion_control", "rto_max_seconds")
+
+_LONGEST_CONGESTION_CONTROL: Final = 15
+"""Characters of a name, as Linux takes it (`TCP_CA_NAME_MAX` beside its end)."""
 
 _MAX_SOCKET_BYTES: Final = 2**30
 """Less than an option of a socket can say, more than a kernel gives."""
@@ -124,6 +127,8 @@ class Listener:
     proxy_protocol: bool = False
     unsent_bytes: int | None = DEFAULT_UNSENT_BYTES
     send_buffer_bytes: int | None = None
+    congestion_control: str | None = None
+    rto_max_seconds: float | None = None
 
 
 @checked_dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid", strict=True))
@@ -148,6 +153,10 @@ class ListenerKeys:
     proxy_protocol: bool = False
     unsent_bytes: Annotated[int, Field(ge=1, le=_MAX_SOCKET_BYTES)] | None = DEFAULT_UNSENT_BYTES
     send_buffer_bytes: Annotated[int, Field(ge=4096, le=_MAX_SOCKET_BYTES)] | None = None
+    congestion_control: (
+        Annotated[str, Field(min_length=1, max_length=_LONGEST_CONGESTION_CONTROL)] | None
+    ) = None
+    rto_max_seconds: Annotated[float, Field(ge=1, le=120)] | None = None
     socket_mode: str | int = "660"
     reader: str | None = None
     writer: str | None = None
@@ -223,6 +232,8 @@ def _listener(name: str, keys: ListenerKeys, path: str, wrong: Wrong) -> Listene
         proxy_protocol=keys.proxy_protocol,
         unsent_bytes=keys.unsent_bytes,
         send_buffer_bytes=keys.send_buffer_bytes,
+        congestion_control=keys.congestion_control,
+        rto_max_seconds=keys.rto_max_seconds,
     )
 
 

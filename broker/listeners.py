@@ -16,6 +16,14 @@ from broker.arrival import Arrival, Layer, Reception
 from broker.errors import PenstockError
 from broker.listener_config import Listener, Tls
 from broker.proxy_header import ProxyHeaderError, read_proxy_header
+from broker.tcp_options import (
+    RTO_MAX_SINCE,
+    CongestionControlError,
+    Retransmissions,
+    plan_retransmissions,
+    set_congestion_control,
+    set_retransmissions,
+)
 from broker.tls import TlsFilesError, TlsLayer, make_context, problem_of_certificate
 from broker.transport import MqttProtocol
 
@@ -134,6 +142,7 @@ class Listening:
     async def _open_tcp(self) -> None:
         listener = self.listener
         where = f"{listener.host or '*'}:{listener.port}"
+        plan = self._plan_retransmissions()
         loop = asyncio.get_running_loop()
         port = listener.port
         try:
@@ -142,7 +151,7 @@ class Listening:
             )
             for family, *_, address in dict.fromkeys(found):
                 try:
-                    sock = _bound_socket(family, (address[0], port, *address[2:]), listener)
+                    sock = _bound_socket(family, (address[0], port, *address[2:]), listener, plan)
                 except OSError as error:
                     if listener.host is None and error.errno in _NO_SUCH_FAMILY:
                         continue  # all interfaces of a machine without IPv6
@@ -159,10 +168,28 @@ class Listening:
                 )
                 if self.address == ("", 0):
                     self.address = (host, port)
+        except CongestionControlError as error:
+            raise ListenError(f"listener {listener.name}: {error}") from error
         except OSError as error:
             raise ListenError(f"listener {listener.name}: cannot bind {where}: {error}") from error
         if not self._servers:
             raise ListenError(f"listener {listener.name}: cannot bind {where}: no such address")
+
+    def _plan_retransmissions(self) -> Retransmissions | None:
+        """Return how the kernel is to repeat what is not acknowledged; None: as it does."""
+        listener = self.listener
+        if listener.rto_max_seconds is None:
+            return None
+        plan = plan_retransmissions(listener.rto_max_seconds)
+        if plan is None:
+            self._logger.warning(
+                "listener %s: rto_max_seconds has no effect: that needs %s",
+                listener.name,
+                RTO_MAX_SINCE,
+            )
+        else:
+            self._reception.orphan_timeouts_ms[listener.name] = plan.orphan_ms
+        return plan
 
     async def _open_unix(self, path: str) -> None:
         listener = self.listener
@@ -244,13 +271,19 @@ class Listening:
         return protocol
 
 
-def _bound_socket(family: int, address: tuple[str | int, ...], listener: Listener) -> socket.socket:
+def _bound_socket(
+    family: int,
+    address: tuple[str | int, ...],
+    listener: Listener,
+    plan: Retransmissions | None,
+) -> socket.socket:
     """Return a socket bound to an address.
 
     What its connections are to have it is given itself: they inherit it as they are accepted, in
     Linux, and none of them costs a system call.
 
     Raises:
+        CongestionControlError: the listener's is not to be had.
         OSError: it cannot be bound.
     """
     # Of a socket that says it is TCP's, every event loop sets TCP_NODELAY.
@@ -263,8 +296,12 @@ def _bound_socket(family: int, address: tuple[str | int, ...], listener: Listene
             sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, listener.unsent_bytes)
         if listener.send_buffer_bytes is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, listener.send_buffer_bytes)
+        if listener.congestion_control is not None:
+            set_congestion_control(sock, listener.congestion_control)
+        if plan is not None:
+            set_retransmissions(sock, plan)
         sock.bind(address)
-    except OSError:
+    except (CongestionControlError, OSError):
         sock.close()
         raise
     return sock

@@ -258,6 +258,7 @@ class MqttProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's)
         """The network connection is gone; what has come by it still counts."""
+        self.arrival.leave_to_kernel()
         connection = self.connection
         if connection is not None and not self._is_reading:
             connection.peer_left()

@@ -107,6 +107,7 @@ LAYERS: Final = (
             "session_database",
             "spare_memory",
             "sys_topics",
+            "tcp_options",
             "tls",
             "transport",
             "websocket",

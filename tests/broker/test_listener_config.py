@@ -116,6 +116,8 @@ def test_our_own_keys(files: dict[str, Any]) -> None:
             "when_full": "refuse",
             "unsent_bytes": 65536,
             "send_buffer_bytes": 131072,
+            "congestion_control": "bbr",
+            "rto_max_seconds": 2,
         },
         local={"bind": "unix:/run/mqtt", "socket_mode": "600"},
     )
@@ -132,6 +134,8 @@ def test_our_own_keys(files: dict[str, Any]) -> None:
         proxy_protocol=True,
         unsent_bytes=65536,
         send_buffer_bytes=131072,
+        congestion_control="bbr",
+        rto_max_seconds=2.0,
     )
     local = policy.listeners["local"]
     assert (local.socket_path, local.socket_mode) == ("/run/mqtt", 0o600)
@@ -147,10 +151,18 @@ def test_our_own_keys(files: dict[str, Any]) -> None:
         ({"send_buffer_bytes": 100}, "send_buffer_bytes", "100"),
         ({"send_buffer_bytes": "1 MB"}, "send_buffer_bytes", "'1 MB'"),
         ({"bind": "unix:/run/mqtt", "unsent_bytes": 4096}, "unsent_bytes", "4096"),
+        ({"congestion_control": ""}, "congestion_control", "''"),
+        ({"congestion_control": "sixteen-letters-"}, "congestion_control", "'sixteen-letters-'"),
+        ({"congestion_control": 3}, "congestion_control", "3"),
+        ({"bind": "unix:/x", "congestion_control": "bbr"}, "congestion_control", "'bbr'"),
+        ({"rto_max_seconds": 0.9}, "rto_max_seconds", "0.9"),
+        ({"rto_max_seconds": 121}, "rto_max_seconds", "121"),
+        ({"rto_max_seconds": "2 s"}, "rto_max_seconds", "'2 s'"),
+        ({"bind": "unix:/x", "rto_max_seconds": 2}, "rto_max_seconds", "2.0"),
     ],
 )
-def test_what_the_kernel_may_hold_is_checked(keys: dict[str, Any], key: str, read: str) -> None:
-    """A number that a socket takes, and only of a socket that has it."""
+def test_what_the_kernel_is_asked_for_is_checked(keys: dict[str, Any], key: str, read: str) -> None:
+    """What a socket may take, and only of a socket that has it."""
     problems = problems_of(yaml.safe_dump({"listeners": {"default": keys}}))
     assert problems[f"listeners.default.{key}"][0] == read
 

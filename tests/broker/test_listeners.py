@@ -2,16 +2,21 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import fcntl
 import logging
+import os
 import socket
 import ssl
 import stat
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from broker import tcp_options
 from broker.admission import MAX_REFUSED
 from broker.errors import PenstockError
 from broker.listeners import ListenError
@@ -19,6 +24,7 @@ from broker.mqtt.packets import Connect
 from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from broker.mqtt.writer import write_packet
 from broker.server import Server
+from broker.tcp_options import RTO_MAX_SINCE, plan_retransmissions
 from tests.broker.serving import make_server, port_of, protocol_of, serving, until
 from tests.helpers.access import Access
 from tests.helpers.certificates import Authority
@@ -64,6 +70,8 @@ def has_ipv6() -> bool:
 
 
 IPV6 = {"::1"} if has_ipv6() else set()
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="options of Linux")
 
 
 @pytest.mark.parametrize(
@@ -142,6 +150,125 @@ async def test_send_buffer_may_be_bounded() -> None:
     assert await unsent_bytes_of_a_stalled_client(unsent_bytes=None) > 131_072
     bounded = await unsent_bytes_of_a_stalled_client(unsent_bytes=None, send_buffer_bytes=8192)
     assert bounded <= 131_072
+
+
+# -- how the kernel sends it ----------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def socket_of(server: Server, client_id: str) -> Iterator[socket.socket]:
+    """Give the broker's socket of a client, for longer than the broker itself has it."""
+    with socket.socket(fileno=os.dup(protocol_of(server, client_id).fileno)) as sock:
+        yield sock
+
+
+def kernels(name: str) -> str:
+    """Return one of the kernel's settings of TCP."""
+    return Path(f"/proc/sys/net/ipv4/{name}").read_text().strip()
+
+
+def option(sock: socket.socket, name: int) -> int:
+    """Return one of TCP's."""
+    return sock.getsockopt(socket.IPPROTO_TCP, name)
+
+
+@needs_linux
+async def test_connections_have_their_listeners_congestion_control() -> None:
+    """The one that is named, and without a name the system's."""
+    listeners = {
+        "default": {"bind": "127.0.0.1:0"},
+        "named": {"bind": "127.0.0.1:0", "congestion_control": "reno"},
+    }
+    systems = kernels("tcp_congestion_control")
+    async with serving(listeners=listeners) as server:
+        for listener, expected in (("default", systems), ("named", "reno")):
+            async with await connected(port_of(server, listener), client_id=listener):
+                with socket_of(server, listener) as sock:
+                    read = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+                    assert read.rstrip(b"\0").decode() == expected
+
+
+@needs_linux
+async def test_congestion_control_that_is_not_there_stops_the_start() -> None:
+    """The error names the listener, the key, what was read and what there is."""
+    listeners = {"default": {"bind": "127.0.0.1:0", "congestion_control": "none-such"}}
+    available = kernels("tcp_available_congestion_control")
+    told = f"^listener default: congestion_control: read 'none-such'; available: {available} "
+    with pytest.raises(ListenError, match=told):
+        await make_server(listeners=listeners).start()
+
+
+@pytest.mark.parametrize("kind", ["tcp", "ws"])
+async def test_longest_time_between_retransmissions(authority: Authority, kind: str) -> None:
+    """The kernel gives a connection up no sooner for it, nor keeps a closed one for longer."""
+    plan = plan_retransmissions(2.0)
+    if plan is None:
+        pytest.skip(f"needs {RTO_MAX_SINCE}")
+    keys = authority.listener_keys(type="ws") if kind == "ws" else {"bind": "127.0.0.1:0"}
+    listeners = {"default": keys | {"rto_max_seconds": 2}}
+    async with serving(listeners=listeners) as server:
+        if kind == "ws":
+            client: StreamClient | WebSocketClient = await WebSocketClient.dial_websocket(
+                port_of(server), ssl=authority.client_context()
+            )
+        else:
+            client = StreamClient(*await asyncio.open_connection("127.0.0.1", port_of(server)))
+        await client.connect("c")
+        with socket_of(server, "c") as sock:
+            assert option(sock, tcp_options._TCP_RTO_MAX_MS) == 2000
+            assert option(sock, socket.TCP_USER_TIMEOUT) == plan.give_up_ms
+            client.close()
+            await until(lambda: n_connections(server) == 0)
+            assert option(sock, socket.TCP_USER_TIMEOUT) == plan.orphan_ms
+
+
+@needs_linux
+async def test_connection_closed_before_it_speaks_mqtt_is_not_kept_for_longer(
+    authority: Authority,
+) -> None:
+    """Nobody has the kernel keep a handshake's rest for a quarter of an hour."""
+    plan = plan_retransmissions(2.0)
+    if plan is None:
+        pytest.skip(f"needs {RTO_MAX_SINCE}")
+    listeners = {"default": authority.listener_keys(rto_max_seconds=2)}
+    async with serving(listeners=listeners) as server:
+        client = await WireClient.dial(port_of(server))
+        await until(lambda: server._reception.in_layers)
+        (arrival,) = server._reception.in_layers
+        fileno = arrival.transport.get_extra_info("socket").fileno()
+        with socket.socket(fileno=os.dup(fileno)) as sock:
+            client.close()
+            await until(lambda: n_connections(server) == 0)
+            assert option(sock, socket.TCP_USER_TIMEOUT) == plan.orphan_ms
+
+
+@needs_linux
+async def test_kernel_is_left_alone_where_nothing_is_said() -> None:
+    """No time to give up but the system's, before the end of a connection and after it."""
+    async with serving() as server, await connected(port_of(server), client_id="c") as client:
+        with socket_of(server, "c") as sock:
+            client.close()
+            await until(lambda: n_connections(server) == 0)
+            assert option(sock, socket.TCP_USER_TIMEOUT) == 0
+
+
+@needs_linux
+async def test_rto_max_seconds_on_an_older_kernel_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One policy file for many machines: the broker serves, and the kernel does as it does."""
+    monkeypatch.setattr(tcp_options, "_SYSCTLS", tmp_path)
+    listeners = {"default": {"bind": ":0", "rto_max_seconds": 2}}
+    async with (
+        serving(listeners=listeners) as server,
+        await connected(port_of(server), client_id="c") as client,
+    ):
+        with socket_of(server, "c") as sock:
+            client.close()
+            await until(lambda: n_connections(server) == 0)
+            assert option(sock, socket.TCP_USER_TIMEOUT) == 0
+    told = [line for line in caplog.messages if "rto_max_seconds" in line]
+    assert told == ["listener default: rto_max_seconds has no effect: that needs Linux 6.15"]
 
 
 # -- Unix sockets -----------------------------------------------------------------------------

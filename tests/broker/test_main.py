@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,21 @@ def test_port_in_use_is_one_line_and_status_2(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"penstock broker: listener default: cannot bind {bind}: ")
     assert "in use" in line
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="an option of Linux")
+def test_congestion_control_that_is_not_there_is_one_line_and_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line names the listener, the key, what was read, what there is, and how to get more."""
+    path = tmp_path / "policy.yaml"
+    keys = {"bind": "127.0.0.1:0", "congestion_control": "none-such"}
+    path.write_text(yaml.safe_dump(anonymous_policy(listeners={"default": keys})))
+    assert main(["-c", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    told = "penstock broker: listener default: congestion_control: read 'none-such'; available: "
+    assert line.startswith(told)
+    assert line.endswith(" (modprobe tcp_none-such may add it)")
 
 
 def test_each_wrong_place_of_the_file_is_a_line(
