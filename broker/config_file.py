@@ -66,7 +66,7 @@ def parse_mapping(text: str, file: str) -> dict[str, Any]:
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
-        problems = [] if node is None else _problems_of_node(node)
+        problems = [] if node is None else _problems_of_node(node, loader)
         if problems:
             raise ConfigError(file, problems)
         read = None if node is None else loader.construct_document(node)
@@ -90,11 +90,15 @@ def _yaml_problem(error: yaml.MarkedYAMLError) -> ConfigProblem:
     return ConfigProblem(place, read or "no YAML", "YAML")
 
 
-def _problems_of_node(root: yaml.Node) -> list[ConfigProblem]:
+def _problems_of_node(root: yaml.Node, loader: yaml.SafeLoader) -> list[ConfigProblem]:
     """Find what YAML lets pass and a policy file must not hold.
 
-    These are keys given twice, keys that are neither text nor number, and nodes that hold
-    themselves.
+    These are keys given twice, keys that are neither text nor number, nodes that hold themselves,
+    and what looks like a number or a date and is none.
+
+    Args:
+        root: of the document.
+        loader: makes values of its nodes.
     """
     problems: list[ConfigProblem] = []
     seen: set[int] = set()
@@ -109,13 +113,29 @@ def _problems_of_node(root: yaml.Node) -> list[ConfigProblem]:
         if isinstance(node, yaml.MappingNode):
             problems.extend(_problems_of_keys(node, path))
             for key, value in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    problems.extend(_problems_of_scalar(key, path, loader))
                 look(value, join(path, key.value), parents | {id(node)})
         elif isinstance(node, yaml.SequenceNode):
             for index, value in enumerate(node.value):
                 look(value, f"{path}[{index}]", parents | {id(node)})
+        elif isinstance(node, yaml.ScalarNode):
+            problems.extend(_problems_of_scalar(node, path, loader))
 
     look(root, "", frozenset())
     return problems
+
+
+def _problems_of_scalar(
+    node: yaml.ScalarNode, path: str, loader: yaml.SafeLoader
+) -> list[ConfigProblem]:
+    """Find a date such as 2026-13-01, or a number with more digits than Python reads."""
+    try:
+        loader.construct_object(node)
+    except (ValueError, OverflowError):
+        place = path or f"line {node.start_mark.line + 1}"
+        return [ConfigProblem(place, show(node.value), "a number or a date, or text in quotes")]
+    return []
 
 
 def _problems_of_keys(node: yaml.MappingNode, path: str) -> list[ConfigProblem]:

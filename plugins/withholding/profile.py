@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
+from typing import Final
+
+MOST_RELATIVE: Final = 1e9
+"""No message takes longer than so many small ones: two rows that lie close together may be
+continued to numbers that there are none of."""
 
 
 def table_problem(table: Mapping[int, float]) -> tuple[int | None, str] | None:
@@ -59,7 +64,7 @@ class LatencyProfile:
         latencies = [latency for _, latency in rows]
         self.reference_bytes = rows[0][0]
         self._log_sizes = [math.log(size) for size, _ in rows]
-        self._log_latencies = [math.log(latency / latencies[0]) for latency in latencies]
+        self._log_latencies = [math.log(latency) - math.log(latencies[0]) for latency in latencies]
         self._slopes = [
             (self._log_latencies[i + 1] - self._log_latencies[i])
             / (self._log_sizes[i + 1] - self._log_sizes[i])
@@ -73,4 +78,5 @@ class LatencyProfile:
         log_size = math.log(payload_bytes)
         row = min(bisect_right(self._log_sizes, log_size), len(self._slopes)) - 1
         beyond = log_size - self._log_sizes[row]
-        return math.exp(self._log_latencies[row] + self._slopes[row] * beyond)
+        log_relative = self._log_latencies[row] + self._slopes[row] * beyond
+        return math.exp(min(log_relative, math.log(MOST_RELATIVE)))

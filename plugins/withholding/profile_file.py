@@ -5,6 +5,8 @@ Each mistake is told with the place it stands at.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any, Final
@@ -14,6 +16,9 @@ from plugins.withholding.profile import table_problem
 
 CSV_SUFFIXES: Final = (".csv",)
 YAML_SUFFIXES: Final = (".yaml", ".yml")
+
+_MOST_DIGITS: Final = 18
+"""Of payload bytes: far more than a message has, and as Python reads them."""
 
 _ROW: Final = "payload bytes, a comma and a latency, such as 10000,1.0"
 _KEY: Final = "payload bytes, such as 10000"
@@ -90,7 +95,7 @@ def table_of_mapping(mapping: Mapping[Any, Any], file: str) -> dict[int, float]:
         elif type(latency) not in {int, float}:
             problems.append(ConfigProblem(str(size), repr(latency), _LATENCY))
         else:
-            table[size] = float(latency)
+            table[size] = math.inf if latency > sys.float_info.max else float(latency)
     if problems:
         raise ConfigError(file, problems)
     _check(table, file, {size: str(size) for size in table})
@@ -98,10 +103,11 @@ def table_of_mapping(mapping: Mapping[Any, Any], file: str) -> dict[int, float]:
 
 
 def _row(cells: list[str]) -> tuple[int, float] | None:
-    if len(cells) != 2 or not (cells[0].isascii() and cells[0].isdecimal()):
+    size = cells[0]
+    if len(cells) != 2 or not (size.isascii() and size.isdecimal()) or len(size) > _MOST_DIGITS:
         return None
     latency = _number_in(cells[1])
-    return None if latency is None else (int(cells[0]), latency)
+    return None if latency is None else (int(size), latency)
 
 
 def _number_in(text: str) -> float | None:

@@ -7,7 +7,14 @@ import pytest
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from broker.config_file import check_listeners, read_text, show, suggest, validate_config
+from broker.config_file import (
+    check_listeners,
+    parse_mapping,
+    read_text,
+    show,
+    suggest,
+    validate_config,
+)
 from broker.errors import ConfigError
 
 STRICT = ConfigDict(extra="forbid", strict=True)
@@ -102,6 +109,26 @@ def test_unknown_key_inside_a_list_or_table_suggests_the_nearest(
 def test_check_across_fields_names_the_whole() -> None:
     """A check over several keys is told for the mapping that holds them."""
     assert problems_of({"name": "bad"}) == [("plugins.example", "{'name': 'bad'}", "a good name")]
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("a: {b: 2026-13-01}", "a.b"),
+        (f"a: [1, {'1' * 5000}]", "a[1]"),
+        ("a: {2026-02-30: 1}", "a"),
+        ("2026-02-30: 1", "line 1"),
+        ("0b_", "line 1"),
+        (f"a: {'1:' * 300}1.5", "a"),
+    ],
+)
+def test_what_looks_like_a_number_or_a_date_and_is_none_is_named(text: str, path: str) -> None:
+    """YAML takes it for one by its form; whoever meant text is told to quote it."""
+    with pytest.raises(ConfigError) as caught:
+        parse_mapping(text, "policy.yaml")
+    ((found, read, allowed),) = [(p.path, p.read, p.allowed) for p in caught.value.problems]
+    assert (found, allowed) == (path, "a number or a date, or text in quotes")
+    assert len(read) <= 80
 
 
 def test_text_is_no_number_and_number_no_text() -> None:

@@ -45,6 +45,12 @@ def test_single_row_means_that_size_does_not_matter() -> None:
     assert LatencyProfile({500: 3.0}).relative(10**9) == 1.0
 
 
+@pytest.mark.parametrize("table", [{1000: 1.0, 1001: 50.0}, {1: 1e-300, 2: 1e300}])
+def test_rows_that_lie_close_together_are_continued_to_a_bound(table: dict[int, float]) -> None:
+    """No size is beyond numbers; a subscriber's decision is not an error."""
+    assert LatencyProfile(table).relative(1_000_000) == pytest.approx(1e9)
+
+
 def test_order_of_rows_does_not_matter() -> None:
     """Rows are sorted by size."""
     turned = dict(reversed(PAPER.items()))
