@@ -26,6 +26,10 @@ FOLDER: Final = Path("/run/netns")
 END_SECONDS: Final = 5.0
 """How long what was killed in a namespace may take to end."""
 
+MOST_AT_ONCE: Final = 200
+"""Namespaces that are held open to be removed: a process may have 1,024 files, and the forwarder
+has two for each link."""
+
 DEAD: Final = frozenset({"Z", "X", "x"})
 """States of a process that has ended, in /proc/PID/stat."""
 
@@ -112,27 +116,36 @@ def _names() -> list[str]:
 
 
 def _remove(names: list[str]) -> None:
-    if not names:
-        return
-    # Whoever is in it keeps a namespace alive, though it has no name any more.
-    files = set()
-    for name in names:
-        with contextlib.suppress(OSError):  # another has removed it
-            files.add(_identity(FOLDER / name))
-    files.discard(_identity(Path("/proc/self/ns/net")))  # the machine's own is nobody's leftover
-    if files:
-        _end_processes(files)
-    lines = "".join(f"netns delete {name}\n" for name in names)
-    with contextlib.suppress(NetemError):  # another has removed some
-        run_ip("-force", "-batch", "-", lines=lines)
+    for begin in range(0, len(names), MOST_AT_ONCE):
+        _remove_at_once(names[begin : begin + MOST_AT_ONCE])
 
 
-def _end_processes(files: set[tuple[int, int]]) -> None:
-    """Kill what runs in namespaces, and come back once it has ended.
+def _remove_at_once(names: list[str]) -> None:
+    with contextlib.ExitStack() as held:
+        # Whoever is in it keeps a namespace alive, though it has no name any more. What is held
+        # open keeps its number: else the next namespace of another program could have it.
+        files = set()
+        for name in names:
+            with contextlib.suppress(OSError):  # another has removed it
+                descriptor = os.open(FOLDER / name, os.O_RDONLY)
+                held.callback(os.close, descriptor)
+                files.add(_identity(os.fstat(descriptor)))
+        files.discard(_identity(Path("/proc/self/ns/net").stat()))  # nobody's leftover
+        _end_processes(files, names)
+        lines = "".join(f"netns delete {name}\n" for name in names)
+        with contextlib.suppress(NetemError):  # another has removed some
+            run_ip("-force", "-batch", "-", lines=lines)
+        # Who had opened the name meanwhile, to enter, does so still; nobody does from now on.
+        _end_processes(files, names)
+
+
+def _end_processes(files: set[tuple[int, int]], names: list[str]) -> None:
+    """Kill what runs in namespaces, or is about to, and come back once it has ended.
 
     Looks again until there is none, as one that was not looked at yet may have been born of one
     that was. What the kernel does not let end is left after `END_SECONDS`.
     """
+    enters = {_entering(name) for name in names}
     deadline = time.monotonic() + END_SECONDS
     while time.monotonic() < deadline:
         with contextlib.ExitStack() as held:
@@ -140,12 +153,12 @@ def _end_processes(files: set[tuple[int, int]]) -> None:
             # All processes are looked at once, not for each of hundreds of hosts again, as
             # `ip netns pids` would.
             for process in Path("/proc").iterdir():
-                if process.name.isdecimal() and _is_of(process, files):
+                if process.name.isdecimal() and _is_of(process, files, enters):
                     with contextlib.suppress(OSError):  # it has ended
                         # A signal to an id could reach who has it next, one to a descriptor not.
                         descriptor = os.pidfd_open(int(process.name))
                         held.callback(os.close, descriptor)
-                        if _is_of(process, files):
+                        if _is_of(process, files, enters):
                             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                             killed.add(descriptor)
             if not killed:
@@ -159,15 +172,25 @@ def _end_processes(files: set[tuple[int, int]]) -> None:
                     killed.remove(descriptor)
 
 
-def _is_of(process: Path, files: set[tuple[int, int]]) -> bool:
-    """Say whether a process of /proc runs in one of the namespaces; one that has ended does not."""
+def _entering(name: str) -> bytes:
+    """Return how the command of a process begins that is to run in a namespace and does not yet."""
+    return f"ip\0netns\0exec\0{name}\0".encode()
+
+
+def _is_of(process: Path, files: set[tuple[int, int]], enters: set[bytes]) -> bool:
+    """Say whether a process of /proc is of one of the namespaces; one that has ended is not.
+
+    `ip` has begun some milliseconds before it enters, more on a busy machine.
+    """
     try:
-        return _identity(process / "ns/net") in files
+        if _identity((process / "ns/net").stat()) in files:
+            return True
+        command = (process / "cmdline").read_bytes()
     except OSError:
         return False
+    return command.startswith(b"ip\0") and any(command.startswith(each) for each in enters)
 
 
-def _identity(file: Path) -> tuple[int, int]:
+def _identity(found: os.stat_result) -> tuple[int, int]:
     """Return what tells a namespace from all others (namespaces(7))."""
-    found = file.stat()
     return found.st_dev, found.st_ino

@@ -14,7 +14,7 @@ from netem.brokers import RunningBroker
 from netem.errors import RunError
 from netem.namespaces import start_time_of
 from netem.network import Host, Network
-from netem.publisher import read_published_file
+from netem.publisher import Published, read_published_file
 from netem.roster import Roster, publisher_files, subscriber_files
 from netem.scenario import Broker, Publisher, Scenario, Stream, Subscriber
 from netem.site import Crew
@@ -51,6 +51,17 @@ def wait_for(crew: Crew, word: str, client_ids: set[str]) -> None:
         time.sleep(0.01)
 
 
+def all_acknowledged(file: Path) -> list[Published]:
+    """Return what was published once no acknowledgement is missing: subscribers may be faster."""
+    deadline = time.monotonic() + 30
+    while True:
+        published = read_published_file(file)
+        if all(each.acknowledged_at is not None for each in published if each.stream):
+            return published
+        assert time.monotonic() < deadline, published
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("protocol", ["3.1.1", "5"])
 def test_clients_publish_when_it_is_due_and_write_down_what_comes(
     protocol: Literal["3.1.1", "5"], host: Host, tmp_path: Path
@@ -70,7 +81,7 @@ def test_clients_publish_when_it_is_due_and_write_down_what_comes(
     wait_for(crew, "complete", {"board"})
     wait_for(crew, "published", {"sensor"})
     all_delivered = read_delivered_file(subscriber_files(tmp_path, 0)[0])
-    all_published = read_published_file(publisher_files(tmp_path, 0)[0])
+    all_published = all_acknowledged(publisher_files(tmp_path, 0)[0])
     for qos, name in enumerate(names):
         delivered = [each for each in all_delivered if each.stream == qos]
         published = [each for each in all_published if each.stream == qos]
@@ -99,9 +110,9 @@ def test_small_messages_go_on_after_the_traffic_and_are_not_counted(
     wait_for(crew, "ready", {"sensor", "board"})
     crew.begin(time.monotonic())
     wait_for(crew, "published", {"sensor"})
-    words = ["mosquitto_sub", "-t", "#", "-C", "3", "-W", "20", "-F", "%t"]
+    wait_for(crew, "complete", {"board"})  # what was published may be on its way to the broker
+    words = ["mosquitto_sub", "-t", "#", "-C", "3", "-W", "30", "-F", "%t"]
     assert host.run(words).split() == ["alarms/1"] * 3
-    wait_for(crew, "complete", {"board"})
     assert len(read_delivered_file(subscriber_files(tmp_path, 0)[0])) == 8
     assert len(read_published_file(publisher_files(tmp_path, 0)[0])) == 8
 

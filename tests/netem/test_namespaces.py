@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,6 @@ from netem import namespaces
 from netem.errors import NetemError
 from netem.namespaces import (
     FOLDER,
-    NAME_PREFIX,
     own_prefix,
     remove_leftovers,
     remove_namespaces,
@@ -52,11 +52,11 @@ def test_a_process_that_has_ended_has_no_start_time() -> None:
 
 
 @NEEDS_ROOT
-def test_namespaces_of_the_living_stay() -> None:
+def test_namespaces_of_the_living_stay(own_names: str) -> None:
     """What another process of the same id left goes; what is no network of ours stays."""
     own = f"{own_prefix()}test"
-    stale = f"{NAME_PREFIX}{os.getpid()}-1-test"
-    foreign = f"{NAME_PREFIX}of-somebody-{os.getpid()}"
+    stale = f"{own_names}{os.getpid()}-1-test"
+    foreign = f"{own_names}of-somebody-{os.getpid()}"
     try:
         for name in (own, stale, foreign):
             run_ip("netns", "add", name)
@@ -106,5 +106,17 @@ def test_what_ran_in_a_namespace_has_ended_when_it_is_removed() -> None:
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
+        remove_namespaces(prefix)
+        assert start_time_of(process.pid) is None
+
+
+@NEEDS_ROOT
+def test_what_is_on_its_way_into_a_namespace_does_not_arrive_there() -> None:
+    """A command that was started a moment before the end is still `ip`, and outside."""
+    prefix = f"{own_prefix()}late-"
+    run_ip("netns", "add", f"{prefix}one")
+    command = ["ip", "netns", "exec", f"{prefix}one", "sleep", "1000"]
+    with subprocess.Popen(command) as process:
+        process.send_signal(signal.SIGSTOP)
         remove_namespaces(prefix)
         assert start_time_of(process.pid) is None

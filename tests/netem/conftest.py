@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from netem import namespaces
+
+
+@pytest.fixture
+def own_names(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let names begin as no other process's do, which would remove what a test leaves behind."""
+    prefix = f"penstock.{os.getpid()}-"
+    monkeypatch.setattr(namespaces, "NAME_PREFIX", prefix)
+    return prefix
