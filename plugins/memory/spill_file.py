@@ -32,6 +32,8 @@ costs one descriptor: a million of such segments would be a petabyte."""
 HOLE_BYTES: Final = 4 * 1024 * 1024
 """So much of a segment is free before it is punched out, in few calls: some 0.3 ms."""
 
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+
 _KEEP_SIZE: Final = 0x01
 _PUNCH_HOLE: Final = 0x02
 """Modes of fallocate(2)."""
@@ -99,13 +101,23 @@ class Segment:
         n_bytes = _whole_blocks(n_bytes)
         self._holes.append((start, start + n_bytes))
         self._free_bytes += n_bytes
-        if self._free_bytes < HOLE_BYTES:
-            return
+        if self._free_bytes >= HOLE_BYTES:
+            self.give_back(punch)
+
+    def give_back(self, punch: Callable[[int, int, int], bool]) -> bool:
+        """Give the blocks of what was given up back to the disk; return whether any are.
+
+        Args:
+            punch: as in `free`.
+        """
+        has_given = False
         for hole_start, hole_end in _merged(self._holes):
             if not punch(self.fileno, hole_start, hole_end - hole_start):
                 break
+            has_given = True
         self._holes.clear()
         self._free_bytes = 0
+        return has_given
 
     def _clear(self) -> None:
         """Begin anew: nothing in the file is wanted any more."""
@@ -170,11 +182,27 @@ class SpillFile:
             if not self._segments or self._segments[-1].end_bytes >= SEGMENT_BYTES:
                 self._segments.append(Segment(self._directory))
             segment = self._segments[-1]
-            start = segment.write(data)
+            start = self._write(segment, data)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._directory)) from error
         self.stored_bytes += n_bytes
         return segment, start
+
+    def _write(self, segment: Segment, data: bytes) -> int:
+        """Put a payload into a segment; on a full disk into what was given up and is still held.
+
+        Raises:
+            OSError: as `write`.
+        """
+        try:
+            return segment.write(data)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            # Each is asked: what is behind in one may be less than it takes.
+            if not any([other.give_back(self._punch) for other in self._segments]):
+                raise
+        return segment.write(data)
 
     def read(self, segment: Segment, start: int, n_bytes: int) -> bytes:
         """Return a part of a payload. Any thread may call this.

@@ -84,6 +84,33 @@ def test_a_full_segment_makes_way_for_another(
     assert file.read(*places[9], 3) == b"999"
 
 
+def test_a_full_disk_takes_what_was_given_up_before_it_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One payload that stays does not keep the room of those behind it, little as that may be."""
+    file = SpillFile(str(tmp_path))
+    disk_bytes, write = 10 * BLOCK_BYTES, os.pwrite
+
+    def write_to_disk(fileno: int, data: memoryview, position: int) -> int:
+        if blocks_of(file) + len(data) > disk_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fileno, data, position)
+
+    monkeypatch.setattr(os, "pwrite", write_to_disk)
+    kept = file.write(b"kept" * 1000)
+    places = [file.write(bytes(3 * BLOCK_BYTES)) for _ in range(3)]
+    with pytest.raises(OSError, match="No space left"):
+        file.write(b"x")
+    for place in places[:2]:
+        file.free(*place, 3 * BLOCK_BYTES)
+    again = file.write(b"again" * BLOCK_BYTES)
+    with pytest.raises(OSError, match="No space left"):
+        file.write(bytes(2 * BLOCK_BYTES))
+    assert file.read(*kept, 4000) == b"kept" * 1000
+    assert file.read(*again, 5 * BLOCK_BYTES) == b"again" * BLOCK_BYTES
+    assert file.stored_bytes == 4000 + 8 * BLOCK_BYTES
+
+
 def test_a_file_system_without_holes_gives_blocks_back_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
