@@ -200,7 +200,7 @@ class SpillFile:
             if error.errno not in _NO_ROOM:
                 raise
             # Each is asked: what is behind in one may be less than it takes.
-            if not any([other.give_back(self._punch) for other in self._segments]):
+            if not sum(other.give_back(self._punch) for other in self._segments):
                 raise
         return segment.write(data)
 
