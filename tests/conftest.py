@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.conformance.plugin import ConformancePlugin
 
@@ -9,8 +9,12 @@ WAITING = ("tests/system/test_spark", "tests/spark_bridge/", "tests/benchmarks/"
 """Tests that wait for programs, the longest first."""
 
 
-# How long an example takes is the machine's affair: the suite asserts no times.
-settings.register_profile("suite", deadline=None)
+# How long an example takes is the machine's affair: the suite asserts no times. Examples are the
+# same in each run, which so tells of a change and not of chance; `--hypothesis-profile default`
+# tries others.
+settings.register_profile(
+    "suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("suite")
 
 

@@ -10,6 +10,7 @@ import pytest
 from benchmarks import wire
 from benchmarks.stream import CHUNK_BYTES, TOPIC_FILTER, Shape, Traffic
 from benchmarks.subscribers import Subscriber, receive_run
+from tests.helpers.process import SECONDS
 
 SUBSCRIPTION = Traffic(Shape(least_bytes=8, most_bytes=12, topics=3)).subscriptions[0]
 STREAM = SUBSCRIPTION.stream
@@ -22,8 +23,14 @@ def packets(start: int, stop: int) -> bytes:
 
 
 @contextmanager
-def subscribed_to(*chunks: bytes) -> Iterator[Subscriber]:
-    """Yield a subscriber of a broker that sends these chunks and then stays silent."""
+def subscribed_to(*chunks: bytes, is_waiting: bool = True) -> Iterator[Subscriber]:
+    """Yield a subscriber of a broker that sends these chunks and then stays silent.
+
+    Args:
+        chunks: as they are written.
+        is_waiting: they are in the socket when the block begins, so that silence is what follows.
+    """
+    has_sent = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -35,12 +42,15 @@ def subscribed_to(*chunks: bytes) -> Iterator[Subscriber]:
                 sock.sendall(bytes([0x90, 3, 0, 1, 0]))
                 for chunk in chunks:
                     sock.sendall(chunk)
+                has_sent.set()
                 sock.recv(1)
 
         thread = threading.Thread(target=serve)
         thread.start()
         subscriber = Subscriber(server.getsockname()[1], "s", SUBSCRIPTION)
         try:
+            if is_waiting:
+                assert has_sent.wait(SECONDS)
             yield subscriber
         finally:
             subscriber.sock.close()
@@ -52,7 +62,7 @@ def test_packets_are_counted_across_chunks() -> None:
     messages = STREAM.packets_in(len(BLOCK)) + 100
     sent = (BLOCK * 2)[: STREAM.size_of(messages)]
     assert len(sent) > 2 * CHUNK_BYTES
-    with subscribed_to(sent[:7], sent[7:500], sent[500:]) as subscriber:
+    with subscribed_to(sent[:7], sent[7:500], sent[500:], is_waiting=False) as subscriber:
         subscriber.expect(len(sent))
         assert receive_run([subscriber]).packets == messages
 

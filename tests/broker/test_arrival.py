@@ -196,7 +196,7 @@ async def test_time_for_a_connect_counts_from_the_beginning(tmp_path: Path) -> N
     authority = Authority(tmp_path)
     async with serving(
         listeners={"default": authority.listener_keys()},
-        limits={"connect_timeout_seconds": 1.0},
+        limits={"connect_timeout_seconds": 60.0},
     ) as server:
         client = await StreamClient.dial_tls(port_of(server), authority.client_context())
         await client.send_bytes(write_packet(Connect(client_id="c"), 5)[:-1])
@@ -205,7 +205,7 @@ async def test_time_for_a_connect_counts_from_the_beginning(tmp_path: Path) -> N
         connection = protocol.connection
         assert connection is not None
         assert connection.timer is not None
-        assert connection.timer.at == protocol.arrival.accepted_at + 1.0
+        assert connection.timer.at == protocol.arrival.accepted_at + 60.0
         client.close()
 
 

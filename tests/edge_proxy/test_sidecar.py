@@ -28,7 +28,7 @@ from edge_proxy.config import parse_proxy_config
 from edge_proxy.sidecar import ListenError, Sidecar
 from plugins.withholding.gate import WithholdingGate
 from tests.helpers.pairs import SwitchGate, publish
-from tests.helpers.scripted import ScriptedBroker, open_client, until
+from tests.helpers.scripted import SECONDS, ScriptedBroker, open_client, until
 
 
 class Point:
@@ -149,7 +149,7 @@ async def test_a_stop_waits_only_so_long(life: list[str], monkeypatch: pytest.Mo
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
         broker.send(publish("never", 30_000_000, packet_id=1))
         await until(lambda: proxy.ledger().matched == 1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(SECONDS):
             await proxy.stop()
     assert life == ["start", "close"]
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-SECONDS = 20
+SECONDS = 30
 """The longest wait for something that must happen."""
 
 

@@ -10,7 +10,7 @@ from broker.mqtt.packets import ConnAck, Connect, Packet
 from broker.mqtt.reader import read_packet
 from broker.mqtt.writer import write_packet
 
-SECONDS = 20
+SECONDS = 30
 """The longest wait for something that must happen."""
 
 

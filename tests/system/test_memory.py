@@ -23,6 +23,7 @@ MANY = 20
 N_MESSAGES = 24
 PAYLOAD_BYTES = 1_000_000
 MEMORY_LIMIT = 8_000_000
+STEADY_LOOKS = 20
 KEPT: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 600}}
 
 
@@ -58,12 +59,12 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def steady_bytes(broker: BrokerProcess) -> int:
-    """Return its memory once that has not changed for ten looks."""
+    """Return its memory once that has not changed for a second: what is spare has gone by then."""
     looks: list[int] = []
 
     def is_steady() -> bool:
         looks.append(resident_bytes(broker))
-        return len(looks) >= 10 and len(set(looks[-10:])) == 1
+        return len(looks) >= STEADY_LOOKS and len(set(looks[-STEADY_LOOKS:])) == 1
 
     await until(is_steady)
     return looks[-1]

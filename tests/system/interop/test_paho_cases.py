@@ -178,12 +178,11 @@ async def test_keep_alive(cases: BrokerProcess, version: int) -> None:
     """A client that is silent for longer than it said is dropped, and its will comes."""
     topic = fresh("silent")
     will = Will(topic, b"keep-alive expired")
-    watcher = await connected(cases.port, f"{topic}-watcher", version)
-    silent = await connected(cases.port, topic, version, keep_alive=1, will=will)
-    async with watcher, silent:
+    async with await connected(cases.port, f"{topic}-watcher", version) as watcher:
         await watcher.subscribe(topic, 2)
-        assert (await watcher.take(Publish)).payload == will.payload
-        said = await silent.rest()
+        async with await connected(cases.port, topic, version, keep_alive=1, will=will) as silent:
+            assert (await watcher.take(Publish)).payload == will.payload
+            said = await silent.rest()
         assert ending(said) == (0x8D if version == 5 else None)
 
 

@@ -56,11 +56,16 @@ async def test_will_delay(cases: BrokerProcess) -> None:
     kept: dict[str, Any] = {"properties": {"session_expiry_interval": 60}, "clean_start": False}
     async with await connected(cases.port) as watcher:
         await watcher.subscribe(f"{topic}/#", 1)
-        for name, delay in (("soon", 1), ("later", 2), ("void", 1)):
+
+        async def leave(name: str, delay: int) -> None:
             will = Will(f"{topic}/{name}", properties={"will_delay_interval": delay})
             async with await connected(cases.port, f"{topic}-{name}", will=will, **kept):
                 pass
+
+        await leave("void", 2)
         async with await connected(cases.port, f"{topic}-void", **kept):
+            await leave("soon", 1)
+            await leave("later", 3)
             assert (await watcher.take(Publish)).topic == f"{topic}/soon"
             assert (await watcher.take(Publish)).topic == f"{topic}/later"
 
