@@ -87,7 +87,12 @@ def console_address(broker: Broker) -> str | None:
     """Return where the broker can be asked what it withholds; None where it cannot."""
     if broker.kind != "penstock":
         return None
-    http = (penstock_policy(broker.settings)["plugins"].get("console") or {}).get("http")
+    plugins = penstock_policy(broker.settings)["plugins"]
+    http = None
+    # A list, as aMQTT has it, holds names, and mappings of a name to its keys.
+    for each in plugins if isinstance(plugins, list) else [plugins]:
+        console = each.get("console") if isinstance(each, Mapping) else None
+        http = console.get("http") if isinstance(console, Mapping) else http
     return http if isinstance(http, str) else None
 
 

@@ -6,11 +6,16 @@ import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Any, ClassVar, Final, TypeAlias
 
 from netem.profiles import Profile
 
 _CONFIG: Final[dict[str, Any]] = {"extra": "forbid", "strict": True}
+
+LEAST_SECONDS: Final = 0.001
+"""Mean length of a state, and how long before a trace begins again: of links that change without a
+pause, nothing else would ever be carried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +25,7 @@ class OnOff:
     Attributes:
         good: the one state.
         bad: the other.
-        mean_good_seconds: how long the one lasts on average, above 0.
+        mean_good_seconds: how long the one lasts on average, from `LEAST_SECONDS`.
         mean_bad_seconds: how long the other does.
         seed: of the times: the same seed is bad at the same times.
     """
@@ -40,8 +45,10 @@ class OnOff:
             ValueError: a mean is out of range.
         """
         for name in ("mean_good_seconds", "mean_bad_seconds"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name}: read {getattr(self, name)}; allowed: above 0")
+            if not LEAST_SECONDS <= getattr(self, name) < inf:
+                raise ValueError(
+                    f"{name}: read {getattr(self, name)}; allowed: from {LEAST_SECONDS:g}"
+                )
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
@@ -66,7 +73,8 @@ class Trace:
     Attributes:
         at_seconds: of each change, from 0, since the beginning; rising.
         profiles: what the link becomes, one for each time.
-        repeat_seconds: when it begins again, after the last change; None for never.
+        repeat_seconds: when it begins again, `LEAST_SECONDS` or more after the last change; None
+            for never.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _CONFIG
@@ -83,13 +91,17 @@ class Trace:
                 profiles.
         """
         times = self.at_seconds
-        if not times or times[0] < 0 or any(b <= a for a, b in itertools.pairwise(times)):
+        # Written so that what is not a number is refused as well.
+        is_rising = all(a < b for a, b in itertools.pairwise(times))
+        if not times or not is_rising or not 0 <= times[0] <= times[-1] < inf:
             raise ValueError(f"at_seconds: read {list(times)}; allowed: rising seconds from 0")
         if len(times) != len(self.profiles):
             raise ValueError(f"profiles: read {len(self.profiles)}; allowed: one for each time")
-        if self.repeat_seconds is not None and self.repeat_seconds <= times[-1]:
+        repeat = self.repeat_seconds
+        if repeat is not None and not times[-1] + LEAST_SECONDS <= repeat < inf:
             raise ValueError(
-                f"repeat_seconds: read {self.repeat_seconds}; allowed: above the last time"
+                f"repeat_seconds: read {repeat}; allowed: from the last time and "
+                f"{LEAST_SECONDS:g} more"
             )
 
     def steps(self) -> Iterator[tuple[float, Profile]]:

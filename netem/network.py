@@ -61,6 +61,9 @@ again."""
 STOP_SECONDS: Final = 5.0
 """What a process gets to end after SIGTERM."""
 
+CLOSE_SECONDS: Final = 30.0
+"""What the forwarder gets to end after its last request; it removes namespaces by then."""
+
 # RFC 2544's addresses for tests of networks, which nobody routes: the lower half for links, four
 # for each, the upper one for hosts.
 FIRST_LINK_ADDRESS: Final = (198 << 24) + (18 << 16)
@@ -454,8 +457,12 @@ class _Forwarder:
             raise RunError(f"the forwarder has ended with status {status}")
 
     def close(self) -> None:
-        """End it; what is under way is lost."""
-        with contextlib.suppress(OSError):
+        """End it; what is under way is lost. It is killed if it does not end."""
+        try:
+            with contextlib.suppress(OSError):
+                self._process.communicate(timeout=CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
             self._process.communicate()
 
 

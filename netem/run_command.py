@@ -25,15 +25,12 @@ from netem.report import NAME, write_report
 from netem.results import commit, machine, make_folder, write_result
 from netem.run_file import RunInfo
 from netem.runner import planned_seconds, run_scenario
-from netem.scenario import Scenario
+from netem.scenario import MAX_SEED, Scenario
 from netem.scenario_file import read_scenario
 from netem.tables import Format
 
 SIGNALLED: Final = 128
 """And the signal's number: status of a program that was ended by one."""
-
-MAX_SEED: Final = (1 << 53) - 1
-"""What JSON, in which the seed is written down, holds exactly everywhere."""
 
 
 def run(
@@ -163,7 +160,7 @@ def _numbers(text: str) -> list[int]:
             f"read {text!r}; allowed: whole numbers from 0 with commas between, such as 1,2,3",
             param_hint="--seeds",
         )
-    return [int(word) for word in words]
+    return list(dict.fromkeys(map(int, words)))  # 1 and 01 are one
 
 
 def command_line(

@@ -19,6 +19,9 @@ from netem.profiles import Direction, Profile
 LEAST_PAYLOAD_BYTES: Final = 24
 """For the head that tells messages apart."""
 
+MAX_SEED: Final = (1 << 53) - 1
+"""What JSON, in which the seed is written down, holds exactly everywhere."""
+
 STREAM_FIGURES: Final = ("p50", "p90", "p99", "mean", "max", "share_as_fast")
 """What the latencies of a stream at the subscribers in focus come to: ``small p90``."""
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from netem.mistakes import Mistake, MistakesError, Place
 from netem.scenario import (
     LEAST_PAYLOAD_BYTES,
+    MAX_SEED,
     Scenario,
     Stream,
     client_ids,
@@ -23,6 +24,9 @@ MAX_PAYLOAD_BYTES: Final = 268_000_000
 MAX_KEEP_ALIVE: Final = 65_535
 MAX_CLIENTS: Final = 10_000
 """Of one name: each is a process or a share of one."""
+
+MAX_MESSAGES: Final = 1_000_000
+"""Of one stream of a publisher, each of which is a row of a table."""
 
 OWN_CLIENTS: Final = "netem-"
 """What the client ids of the runner's own clients begin with."""
@@ -159,6 +163,10 @@ def _check_traffic(scenario: Scenario) -> Iterator[Mistake]:
         if stream.first_seconds >= scenario.duration_seconds > 0:
             allowed = f"below duration_seconds, {scenario.duration_seconds:g}"
             yield _wrong((*place, "first_seconds"), stream.first_seconds, allowed)
+        least = scenario.duration_seconds / MAX_MESSAGES
+        if 0 < stream.period_seconds < least < math.inf:
+            allowed = f"at least {least:g}, which makes {MAX_MESSAGES} messages"
+            yield _wrong((*place, "period_seconds"), stream.period_seconds, allowed)
         if name not in published:
             yield Mistake(place, "nobody publishes it; allowed: streams of publishers")
 
@@ -298,5 +306,7 @@ def _check_times(scenario: Scenario) -> Iterator[Mistake]:
     yield from _check_above(("duration_seconds",), scenario.duration_seconds)
     yield from _check_from(("drain_seconds",), scenario.drain_seconds)
     yield from _check_several(("seeds",), scenario.seeds)
+    for number, seed in enumerate(scenario.seeds):
+        yield from _check_range(("seeds", number), seed, 0, MAX_SEED)
     if scenario.side_by_side is not None and scenario.side_by_side < 1:
         yield _wrong(("side_by_side",), scenario.side_by_side, "from 1")

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from netem.brokers import (
+    ANONYMOUS,
     amqtt_policy,
     console_address,
     find_program,
@@ -81,6 +82,10 @@ def test_penstock_alone_is_asked_what_it_withholds() -> None:
     other = Broker("penstock", settings={"plugins": {"console": {"http": "127.0.0.1:9"}}})
     assert console_address(other) == "127.0.0.1:9"
     assert console_address(Broker("mosquitto")) is None
+    for plugins in (None, [ANONYMOUS], {"console": None}):
+        assert console_address(Broker("penstock", settings={"plugins": plugins})) is None
+    listed = Broker("penstock", settings={"plugins": [{"console": {"http": "[::1]:9"}}, ANONYMOUS]})
+    assert console_address(listed) == "[::1]:9"
 
 
 def test_who_listens_is_found_without_a_connection() -> None:

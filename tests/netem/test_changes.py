@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from itertools import islice, pairwise
 
 import pytest
@@ -50,19 +51,25 @@ def test_a_trace_may_begin_again() -> None:
         ((-1.0,), 1, None, "at_seconds"),
         ((1.0, 1.0), 2, None, "at_seconds"),
         ((0.0, 1.0), 1, None, "profiles"),
+        ((0.0, math.nan), 2, None, "at_seconds"),
+        ((math.nan,), 1, None, "at_seconds"),
+        ((0.0, math.inf), 2, None, "at_seconds"),
         ((0.0, 1.0), 2, 1.0, "repeat_seconds"),
+        ((0.0,), 1, 1e-9, "repeat_seconds"),
+        ((0.0,), 1, math.nan, "repeat_seconds"),
+        ((0.0,), 1, math.inf, "repeat_seconds"),
     ],
 )
 def test_a_trace_that_cannot_be_is_refused(
     at_seconds: tuple[float, ...], count: int, repeat_seconds: float | None, named: str
 ) -> None:
-    """Times rise, each has a profile, and a period is longer than what it repeats."""
+    """Times rise, each has a profile, and a period is longer than what it repeats, by a while."""
     with pytest.raises(ValueError, match=rf"{named}: read .*; allowed: "):
         Trace(at_seconds, (GOOD,) * count, repeat_seconds)
 
 
-@pytest.mark.parametrize("mean", [0.0, -1.0, float("inf")])
+@pytest.mark.parametrize("mean", [0.0, -1.0, 1e-9, math.inf, math.nan])
 def test_a_mean_that_cannot_be_is_refused(mean: float) -> None:
-    """A state lasts some time and ends."""
+    """A state lasts some time and ends; were it no time, links would do nothing but change."""
     with pytest.raises(ValueError, match=r"mean_bad_seconds: read .*; allowed: "):
         OnOff(GOOD, BAD, 1.0, mean)

@@ -102,7 +102,7 @@ def test_without_a_plan_a_link_stays_as_it_is(tmp_path: Path) -> None:
         ),
         (
             TWO + "on_off: {good: good, bad: bad, mean_good_seconds: 0, mean_bad_seconds: 1}",
-            "on_off.mean_good_seconds: read 0.0; allowed: above 0",
+            "on_off.mean_good_seconds: read 0.0; allowed: from 0.001",
         ),
         (
             TWO + "trace: {at_seconds: [2, 1], profiles: [good, bad]}",

@@ -319,6 +319,18 @@ def test_a_link_follows_a_plan_until_it_is_switched(either_network: Network) -> 
     assert link.log() == log
 
 
+def test_a_forwarder_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network ends whatever its forwarder does, and nothing of it is left."""
+    monkeypatch.setattr(network_module, "CLOSE_SECONDS", 0.2)
+    with Network() as network:
+        cloud, _, _ = joined(network, OPEN)
+        forwarder = network.forwarder_pid
+        os.kill(forwarder, signal.SIGSTOP)
+    assert not is_running(forwarder)
+    assert not (FOLDER / cloud.namespace).exists()
+    assert our_devices(os.getpid()) == []
+
+
 @pytest.mark.parametrize(
     ("name", "congestion_control", "named"),
     [

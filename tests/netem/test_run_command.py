@@ -53,6 +53,7 @@ def test_brokers_and_seeds_are_chosen() -> None:
     assert [(each.figure, each.broker) for each in chosen.targets] == [("lost", "ours")]
     assert [each.brokers for each in chosen.publishers.values()] == [None, ["ours"]]
     assert chosen.seeds == [7, 8]
+    assert choose(WITH_TARGETS, None, "1,01,2,1").seeds == [1, 2]
     assert choose(WITH_TARGETS, None, None) == WITH_TARGETS
 
 

@@ -267,6 +267,11 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     ),
     (
         "period_seconds: 1}",
+        "period_seconds: 0.00003}",
+        ["traffic.small.period_seconds: read 3e-05; allowed: at least 6e-05, which makes 1000000 "],
+    ),
+    (
+        "period_seconds: 1}",
         "period_seconds: 1, qos: 3}",
         ["traffic.small.qos: read 3; allowed: 0 to 2"],
     ),
@@ -403,7 +408,7 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     (
         "trace: {at_seconds: [0, 5], profiles: [good, bad]}",
         "on_off: {good: good, bad: bad, mean_good_seconds: 0, mean_bad_seconds: 1}",
-        ["impairments.0.on_off.mean_good_seconds: read 0.0; allowed: above 0"],
+        ["impairments.0.on_off.mean_good_seconds: read 0.0; allowed: from 0.001"],
     ),
     (
         ", trace: {at_seconds: [0, 5], profiles: [good, bad]}",
@@ -465,6 +470,14 @@ CHANGES: list[tuple[str, str, list[str]]] = [
         "duration_seconds: 60",
         "duration_seconds: 60\nseeds: []",
         ["seeds: read none; allowed: at least one"],
+    ),
+    (
+        "duration_seconds: 60",
+        "duration_seconds: 60\nseeds: [-1, 9223372036854775808]",
+        [
+            "seeds.0: read -1; allowed: 0 to 9007199254740991",
+            "seeds.1: read 9223372036854775808; allowed: 0 to 9007199254740991",
+        ],
     ),
     (
         "duration_seconds: 60",
