@@ -120,3 +120,55 @@ def test_what_is_on_its_way_into_a_namespace_does_not_arrive_there() -> None:
         process.send_signal(signal.SIGSTOP)
         remove_namespaces(prefix)
         assert start_time_of(process.pid) is None
+
+
+ENTERING = """
+import ctypes, os, sys, time
+file = os.open(sys.argv[1], os.O_RDONLY)
+print(flush=True)
+while os.path.exists(sys.argv[1]):
+    pass
+assert ctypes.CDLL(None).setns(file, 0) == 0
+print(flush=True)
+time.sleep(1000)
+"""
+"""Has opened a namespace by its name, as `ip netns exec` does, and enters it once that is gone."""
+
+
+@NEEDS_ROOT
+def test_who_comes_in_while_a_namespace_is_removed_is_ended_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run may be killed while it starts a program, which would else run on without a network."""
+    name = f"{own_prefix()}entering-one"
+    run_ip("netns", "add", name)
+    with subprocess.Popen(
+        [sys.executable, "-c", ENTERING, str(FOLDER / name)], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        came_in = process.stdout.readline
+        came_in()
+
+        def run_and_let_in(*arguments: str, lines: str | None = None) -> str:
+            said = run_ip(*arguments, lines=lines)
+            came_in()
+            return said
+
+        monkeypatch.setattr(namespaces, "run_ip", run_and_let_in)
+        try:
+            remove_namespaces(name)
+            assert start_time_of(process.pid) is None
+        finally:
+            process.kill()
+    assert not (FOLDER / name).exists()
+
+
+@NEEDS_ROOT
+def test_many_namespaces_are_removed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts may be more than a process may have files open."""
+    monkeypatch.setattr(namespaces, "MOST_AT_ONCE", 2)
+    prefix = f"{own_prefix()}many-"
+    for number in range(5):
+        run_ip("netns", "add", f"{prefix}{number}")
+    remove_namespaces(prefix)
+    assert not list(FOLDER.glob(f"{prefix}*"))
