@@ -122,11 +122,16 @@ class RunningPeer:
         return float(times.user + times.system)
 
 
-def free_port() -> int:
-    """Return a loopback port that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """Yield a loopback port that nobody else is given as a free one, for who names it to listen.
+
+    It is bound and does not listen: whoever sets SO_REUSEADDR, as servers do, may bind it as well.
+    """
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind(("127.0.0.1", 0))
+        yield keeper.getsockname()[1]
 
 
 def find_program(name: str) -> str:
@@ -177,7 +182,7 @@ def without_queue_limits(policy: dict[str, Any]) -> dict[str, Any]:
 def example_policy(setting: Setting) -> dict[str, Any]:
     """Return the repository's example policy, its plugins included, on free ports."""
     policy: dict[str, Any] = yaml.safe_load(EXAMPLE_POLICY.read_text())
-    policy["plugins"]["queue"]["http"] = f"127.0.0.1:{free_port()}"
+    policy["plugins"]["queue"]["http"] = "127.0.0.1:0"
     return policy | {"listeners": _listeners(setting)}
 
 
@@ -410,9 +415,11 @@ def running(
         BenchmarkError: it is not installed or does not start; the text holds its last words.
     """
     allow_open_files()
-    port = free_port()
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-bench-") as name,
+        reserved_port() as port,
+    ):
         directory = Path(name)
         certificate = make_certificate(directory) if is_tls else None
         command = peer.prepare(directory, Setting(port, certificate, inflight_messages))

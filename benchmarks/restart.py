@@ -26,7 +26,7 @@ import typer
 import yaml
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.peers import ROOT, free_port
+from benchmarks.peers import ROOT, reserved_port
 from benchmarks.provenance import describe_run
 from benchmarks.wire import (
     WireError,
@@ -137,9 +137,8 @@ def measure(n_sessions: int) -> tuple[float, float]:
     Raises:
         BenchmarkError: it did not start, or something was lost.
     """
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, reserved_port() as port:
         folder = Path(name)
-        port = free_port()
         (folder / "policy.yaml").write_text(_policy(port))
         with _broker(folder) as process:
             _dial(port, process, folder).close()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.peers import reserved_port
 from broker.link import Link
 from broker.mqtt.packets import (
     ConnAck,
@@ -172,12 +173,11 @@ async def test_a_broker_that_cannot_be_reached(
 ) -> None:
     """The client is refused at once and the log names the broker."""
     caplog.set_level("INFO")
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    async with bench(broker_port=port) as proxy:
-        client = await open_client(proxy.address, version, client_id="c")
-        assert await client.receive() == ConnAck(reason_code=ReasonCode.SERVER_UNAVAILABLE)
-        assert await client.receive_end() == b""
+    with reserved_port() as port:
+        async with bench(broker_port=port) as proxy:
+            client = await open_client(proxy.address, version, client_id="c")
+            assert await client.receive() == ConnAck(reason_code=ReasonCode.SERVER_UNAVAILABLE)
+            assert await client.receive_end() == b""
     assert f"no connection to 127.0.0.1:{port}: " in caplog.text
 
 

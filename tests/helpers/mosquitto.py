@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.peers import reserved_port
+
 SECONDS = 30
 """The longest wait for something that must happen."""
 
@@ -34,15 +36,20 @@ class Mosquitto:
             [program, "-c", str(file)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
 
-    def has_started(self) -> bool:
-        """Wait until it listens; return False where it has ended, as for a port in use."""
+    def wait_until_listening(self) -> None:
+        """Come back once it accepts connections.
+
+        Raises:
+            AssertionError: it has ended, or takes too long.
+        """
         end = time.monotonic() + SECONDS
-        while self.process.poll() is None and time.monotonic() < end:
+        while True:
+            assert self.process.poll() is None, "mosquitto has ended"
+            assert time.monotonic() < end, "mosquitto does not listen"
             with contextlib.suppress(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS).close()
-                return True
+                return
             time.sleep(0.01)
-        return False
 
     def stop(self) -> None:
         """End it."""
@@ -51,21 +58,21 @@ class Mosquitto:
 
 
 @contextlib.contextmanager
-def running_mosquitto(folder: Path, settings: str = "") -> Iterator[Mosquitto]:
-    """Start mosquitto on a free port; end it afterwards.
+def running_mosquitto(
+    folder: Path, settings: str = "", port: int | None = None
+) -> Iterator[Mosquitto]:
+    """Start mosquitto; end it afterwards.
 
     Args:
         folder: where its file is written.
         settings: further lines of its file.
+        port: one that is reserved; None for a free one.
     """
-    for _attempt in range(5):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        broker = Mosquitto(folder, port, settings)
+    with contextlib.ExitStack() as stack:
+        own = stack.enter_context(reserved_port()) if port is None else port
+        broker = Mosquitto(folder, own, settings)
         try:
-            if broker.has_started():
-                yield broker
-                return
+            broker.wait_until_listening()
+            yield broker
         finally:
             broker.stop()
-    raise AssertionError("mosquitto does not start")

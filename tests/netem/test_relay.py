@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.peers import reserved_port
 from netem import relay as relay_module
 from netem.profiles import LOSSY, OPEN, Direction, Profile
 from netem.relay import Relay
@@ -160,18 +161,17 @@ async def test_new_connections_have_the_new_profile(server: socket.socket) -> No
 
 async def test_a_target_that_refuses_ends_the_clients_connection() -> None:
     """A client of a relay to nowhere is cut, and the relay goes on."""
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    relay = Relay("127.0.0.1", port, OPEN)
-    await relay.start()
-    try:
-        for _ in range(2):
-            reader, writer = await asyncio.open_connection(*relay.address)
-            with contextlib.suppress(ConnectionError):
-                assert await reader.read() == b""
-            writer.close()
-    finally:
-        await relay.close()
+    with reserved_port() as port:
+        relay = Relay("127.0.0.1", port, OPEN)
+        await relay.start()
+        try:
+            for _ in range(2):
+                reader, writer = await asyncio.open_connection(*relay.address)
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+                writer.close()
+        finally:
+            await relay.close()
 
 
 async def test_a_break_on_one_side_is_a_break_on_the_other(server: socket.socket) -> None:

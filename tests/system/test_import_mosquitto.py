@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import socket
 import ssl
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from benchmarks.peers import reserved_port
 from broker.mqtt.packets import Connect, PubAck, Publish
 from broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.certificates import Authority
@@ -77,15 +77,6 @@ class Ports(NamedTuple):
     plain: int
     tls: int
     websocket: int
-
-
-def free_ports(n_ports: int) -> list[int]:
-    """Return ports that nobody listens on."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(n_ports)]
-    ports = [opened.getsockname()[1] for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return ports
 
 
 def login(username: str | None, password: str | None) -> dict[str, Any]:
@@ -203,14 +194,15 @@ async def test_the_imported_policy_answers_as_mosquitto_does(
     tmp_path: Path, authority: Authority
 ) -> None:
     """Who connects, what is granted, and each topic both ways, by TCP, TLS and WebSocket."""
-    tls, websocket = free_ports(2)
-    with running_mosquitto(tmp_path, settings(tmp_path, authority, tls, websocket)) as mosquitto:
-        ports = Ports(mosquitto.port, tls, websocket)
-        theirs = {version: await answers(ports, authority, version) for version in (4, 5)}
-    conf = tmp_path / f"mosquitto-{ports.plain}.conf"
-    with running_broker(imported(conf), tmp_path) as broker:
-        assert set(broker.ports.values()) == set(ports)
-        ours = {version: await answers(ports, authority, version) for version in (4, 5)}
+    with reserved_port() as plain, reserved_port() as tls, reserved_port() as websocket:
+        ports = Ports(plain, tls, websocket)
+        lines = settings(tmp_path, authority, tls, websocket)
+        with running_mosquitto(tmp_path, lines, plain):
+            theirs = {version: await answers(ports, authority, version) for version in (4, 5)}
+        conf = tmp_path / f"mosquitto-{plain}.conf"
+        with running_broker(imported(conf), tmp_path) as broker:
+            assert set(broker.ports.values()) == set(ports)
+            ours = {version: await answers(ports, authority, version) for version in (4, 5)}
     assert ours == theirs
     for found in theirs.values():
         assert found["ann:b"] == found["eve:e"] == ReasonCode.NOT_AUTHORIZED

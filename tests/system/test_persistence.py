@@ -12,6 +12,7 @@ from typing import Any
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
+from benchmarks.peers import reserved_port
 from broker.mqtt.packets import PubAck, Publish, Will
 from tests.helpers.paho_client import (
     MQTT_3_1_1,
@@ -98,26 +99,27 @@ class Flow:
 def test_nothing_is_lost_or_comes_twice_over_kills(tmp_path: Path) -> None:
     """Killed in the middle of a load, again and again: QoS 1 all, QoS 2 exactly once, in order."""
     n_messages = 1200
-    broker = BrokerProcess(durable_policy(), tmp_path)
-    policy = durable_policy(broker.port)
-    subscriber = Flow(broker.port, "s", MQTT_5)
-    publisher = Flow(broker.port, "p", MQTT_3_1_1)
-    try:
-        subscriber.subscribe("load/#")
-        for number in range(n_messages):
-            qos = 1 + number % 2
-            publisher.paho.publish(f"load/{qos}", b"%d %d" % (qos, number), qos)
-        for n_acknowledged in (200, 500, 800):
-            publisher.wait(lambda n=n_acknowledged: publisher.n_acknowledged >= n, "load")
-            broker.kill()
-            broker = BrokerProcess(policy, tmp_path)
-            assert broker.port, broker.log
-        publisher.wait(lambda: publisher.n_acknowledged >= n_messages, "the publisher's end")
-        subscriber.wait(lambda: len(subscriber.got) >= n_messages, "the subscriber's end")
-    finally:
-        publisher.close()
-        subscriber.close()
-        broker.stop()
+    with reserved_port() as port:
+        policy = durable_policy(port)
+        broker = BrokerProcess(policy, tmp_path)
+        subscriber = Flow(port, "s", MQTT_5)
+        publisher = Flow(port, "p", MQTT_3_1_1)
+        try:
+            subscriber.subscribe("load/#")
+            for number in range(n_messages):
+                qos = 1 + number % 2
+                publisher.paho.publish(f"load/{qos}", b"%d %d" % (qos, number), qos)
+            for n_acknowledged in (200, 500, 800):
+                publisher.wait(lambda n=n_acknowledged: publisher.n_acknowledged >= n, "load")
+                broker.kill()
+                broker = BrokerProcess(policy, tmp_path)
+                assert broker.port, broker.log
+            publisher.wait(lambda: publisher.n_acknowledged >= n_messages, "the publisher's end")
+            subscriber.wait(lambda: len(subscriber.got) >= n_messages, "the subscriber's end")
+        finally:
+            publisher.close()
+            subscriber.close()
+            broker.stop()
     assert "Traceback" not in broker.log
     exactly_once = [payload for payload in subscriber.order if payload.startswith(b"2")]
     assert exactly_once == [b"2 %d" % number for number in range(1, n_messages, 2)]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers import reserved_port
 from broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from plugins.queue.client import QueueClient
 from tests.helpers.paho_client import MQTT_3_1_1, PahoClient
@@ -137,22 +138,22 @@ async def test_kill_under_load_loses_nothing_that_was_acknowledged(tmp_path: Pat
 def test_paho_publishes_across_a_kill(tmp_path: Path) -> None:
     """A client that repeats what is unacknowledged brings every message into the queue."""
     n_messages = 800
-    with running_broker(queue_policy(), tmp_path) as broker:
-        port = broker.port
-        publisher = PahoClient(port, "publisher", MQTT_3_1_1)
-        published = threading.Semaphore(0)
-        publisher.paho.on_publish = lambda *_: published.release()
-        publisher.paho.max_inflight_messages_set(50)
-        assert publisher.connect()
-        for number in range(n_messages):
-            publisher.paho.publish("load/paho", b"%d" % number, 1)
-        for _ in range(n_messages // 4):
-            assert published.acquire(timeout=SECONDS)
-        broker.kill()
-    with running_broker(queue_policy(port), tmp_path) as broker, publisher:
-        for _ in range(n_messages - n_messages // 4):
-            assert published.acquire(timeout=SECONDS)
-        stored = stored_payloads(broker)
+    with reserved_port() as port:
+        with running_broker(queue_policy(port), tmp_path) as broker:
+            publisher = PahoClient(port, "publisher", MQTT_3_1_1)
+            published = threading.Semaphore(0)
+            publisher.paho.on_publish = lambda *_: published.release()
+            publisher.paho.max_inflight_messages_set(50)
+            assert publisher.connect()
+            for number in range(n_messages):
+                publisher.paho.publish("load/paho", b"%d" % number, 1)
+            for _ in range(n_messages // 4):
+                assert published.acquire(timeout=SECONDS)
+            broker.kill()
+        with running_broker(queue_policy(port), tmp_path) as broker, publisher:
+            for _ in range(n_messages - n_messages // 4):
+                assert published.acquire(timeout=SECONDS)
+            stored = stored_payloads(broker)
     assert {b"%d" % number for number in range(n_messages)} == set(stored)
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import http.server
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.peers import reserved_port
 from plugins.console.why import fetch, main
 from tests.helpers.paho_client import PahoClient
 from tests.helpers.process import anonymous_policy, running_broker
@@ -94,9 +94,9 @@ def test_a_broker_that_does_not_answer_is_told_with_status_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Most often the plugin is not in the policy file."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    assert main(["dev7", "--url", url]) == 2
+    with reserved_port() as port:
+        url = f"http://127.0.0.1:{port}"
+        assert main(["dev7", "--url", url]) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"penstock why: {url}: no answer (Connection refused); allowed: the ")
     assert "plugin console" in told

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 import pytest
 
+from benchmarks.peers import reserved_port
 from plugins.queue.batch_format import write_batch, write_deliveries
 from plugins.queue.client import Batch, Delivery, QueueClient, QueueError
 from tests.plugins.queue.running import running_plugin
@@ -236,10 +237,10 @@ async def test_long_poll_may_take_longer_than_the_timeout() -> None:
 
 def test_server_that_is_not_there_is_told() -> None:
     """A connection that is refused names the URL."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    with pytest.raises(QueueError, match=f"no answer from {url}: .*refused") as raised:
-        QueueClient(url).queues()
+    with reserved_port() as port:
+        url = f"http://127.0.0.1:{port}"
+        with pytest.raises(QueueError, match=f"no answer from {url}: .*refused") as raised:
+            QueueClient(url).queues()
     assert raised.value.status == 0
 
 
