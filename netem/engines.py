@@ -29,6 +29,13 @@ class Engine(StrEnum):
     TC = "tc"
 
 
+def instead_of_tc() -> str:
+    """Return what helps where the kernel lacks what the engine `Engine.TC` needs."""
+    if TUN_DEVICE.exists():
+        return f"use the engine {Engine.TUN}"
+    return f"load it, or the kernel module tun for the engine {Engine.TUN}"
+
+
 def choose_engine(asked: str) -> Engine:
     """Return the engine to use, never `Engine.AUTO`.
 

@@ -13,6 +13,12 @@ import psutil
 FAMILY_SECONDS: Final = 3.0
 """Between two looks at who has started whom: it reads a file for each process of the machine."""
 
+BUSY_PERCENT: Final = 90.0
+"""Of all processors, from which on latencies may be those of this machine."""
+
+BUSY_LOOK_SECONDS: Final = 1.0
+"""Over which it is looked at how busy they are."""
+
 
 class Families:
     """Groups of processes, each with those that its members have started.
@@ -69,6 +75,30 @@ class Families:
                     members[pid] = known.get(pid) or psutil.Process(pid)
             self._members[name] = members
         self._looked_at = time.monotonic()
+
+
+class BusyTime:
+    """For how long all processors of this machine had as much to do as they can, looked at often.
+
+    A mean over all of a run would not show the seconds in which whoever woke up had to wait.
+
+    Attributes:
+        seconds: of that since it was made.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._looked_at = time.monotonic()
+        psutil.cpu_percent()  # from here on
+
+    def look(self) -> None:
+        """Look, where the time for it has come."""
+        now = time.monotonic()
+        lasted = now - self._looked_at
+        if lasted >= BUSY_LOOK_SECONDS:
+            self._looked_at = now
+            if psutil.cpu_percent() > BUSY_PERCENT:
+                self.seconds += lasted
 
 
 def _parents() -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from netem.canvas import Plot, find_over, paint, show_bytes
-from netem.errors import NetemError
+from netem.errors import RunError
 from netem.measures import QUANTILES, TOLERANCE_SECONDS, Measures, Verdict, quantile, show
 from netem.plots import draw
 from netem.profiles import Profile
@@ -79,6 +79,7 @@ def write_report(folder: Path) -> list[Verdict]:
 
     Raises:
         NetemError: a file is missing or wrong, or a target names no figure.
+        RunError: the report or a plot cannot be written.
     """
     info = read_run_info(folder)
     measures = Measures(info.scenario, read_tables(folder))
@@ -88,7 +89,7 @@ def write_report(folder: Path) -> list[Verdict]:
         plots = draw(info, measures, folder)
         path.write_text(to_markdown(info, measures, verdicts, plots), encoding="utf-8")
     except OSError as error:
-        raise NetemError(f"{path}: {error}") from error
+        raise RunError(f"{path}: {error}") from error
     return verdicts
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Final
 
 import psutil
 
-from netem.errors import NetemError
+from netem.errors import NetemError, RunError
 from netem.network import FOLDER
 from netem.records import Tables
 from netem.run_file import RunInfo, read_run_info, write_run_info
@@ -23,17 +24,17 @@ def make_folder(folder: Path) -> None:
     """Make the folder of a result, or see that what is in it is an earlier one.
 
     Raises:
-        NetemError: it holds something else, or cannot be made.
+        NetemError: it holds something else, or cannot be made or written into.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        is_empty = not any(folder.iterdir())
+        if any(folder.iterdir()):
+            read_run_info(folder)
+        # That nothing can be written is to be known before the run, not after it.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
-        raise NetemError(f"--out: {error}") from error
-    if is_empty:
-        return
-    try:
-        read_run_info(folder)
+        raise NetemError(f"--out: {folder}: {error}") from error
     except NetemError as error:
         raise NetemError(
             f"--out: {folder} holds something else; allowed: a new or an empty folder, or that "
@@ -45,7 +46,7 @@ def write_result(folder: Path, rows: Tables, info: RunInfo, form: Format) -> Non
     """Write all that a report is made from; an earlier result is replaced.
 
     Raises:
-        NetemError: it cannot be written.
+        RunError: it cannot be written, such as on a disk that has become full.
     """
     write_run_info(folder, info)
     try:
@@ -54,7 +55,7 @@ def write_result(folder: Path, rows: Tables, info: RunInfo, form: Format) -> Non
                 (folder / f"{name}.{each}").unlink(missing_ok=True)
             write_table(folder, kind, getattr(rows, name), form)
     except OSError as error:
-        raise NetemError(f"{folder}: {error}") from error
+        raise RunError(f"{folder}: {error}") from error
 
 
 def machine() -> str:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from netem.errors import NetemError
+from netem.errors import NetemError, RunError
 from netem.mistakes import STRICT
 from netem.scenario import Scenario
 
@@ -79,13 +79,13 @@ def write_run_info(folder: Path, info: RunInfo) -> Path:
         The file; what was there before is replaced.
 
     Raises:
-        NetemError: it cannot be written.
+        RunError: it cannot be written.
     """
     path = folder / NAME
     try:
         path.write_bytes(_FORM.dump_json(info, indent=1) + b"\n")
     except OSError as error:
-        raise NetemError(f"{path}: {error}") from error
+        raise RunError(f"{path}: {error}") from error
     return path
 
 

@@ -18,15 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from netem.display import Display
 from netem.engines import Engine
 from netem.errors import RunError
 from netem.gathering import delivery_rows, link_rows, message_rows, withheld_rows
 from netem.namespaces import NAME_PREFIX, is_leftover, own_prefix
 from netem.network import Network
-from netem.processes import Families
+from netem.processes import BusyTime, Families
 from netem.records import MemoryRow, Tables
 from netem.roster import Roster
 from netem.run_file import ProcessorShare
@@ -45,8 +43,8 @@ SILENT_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 1.0
 """After the last delivery: for its acknowledgement, and for messages that come twice."""
 
-BUSY_PERCENT: Final = 90.0
-"""Of all processors, from which on latencies may be those of this machine."""
+BUSY_SHARE: Final = 0.01
+"""Of the traffic, for which processors may be busy unmentioned: what a p99 does not show."""
 
 LINKS: Final = "links"
 CLIENTS: Final = "clients"
@@ -182,11 +180,16 @@ class _Round:
         teller.stage("calm")
         self._keep(lambda: False, begin_at, lambda: teller.done(self._since(begin_at)))
         before = self._processor_seconds()
-        psutil.cpu_percent()  # from here on
+        busy = BusyTime()
         end_at = begin_at + scenario.duration_seconds
+
+        def tell() -> None:
+            teller.done(self._since(begin_at))
+            busy.look()
+
         teller.stage(f"traffic for {scenario.duration_seconds:g} s")
-        self._keep(lambda: False, end_at, lambda: teller.done(self._since(begin_at)))
-        traffic, percent = self._processor_seconds(), psutil.cpu_percent()
+        self._keep(lambda: False, end_at, tell)
+        traffic = self._processor_seconds()
         for site in sites:
             site.restore_links()
         teller.stage(f"what is missing arrives, {scenario.drain_seconds:g} s at most")
@@ -200,14 +203,14 @@ class _Round:
             share = (after[site.name] - before[site.name]) / (ended_at - begin_at)
             outcome.processor.append(ProcessorShare(site.name, self._seed, share))
             outcome.rows.add(self._rows(site, begin_at, ended_at))
-        if percent > BUSY_PERCENT:
-            used = {
-                name: (traffic[name] - before[name]) / scenario.duration_seconds for name in before
-            }
+        lasted = scenario.duration_seconds
+        if busy.seconds > BUSY_SHARE * lasted:
+            used = {name: (traffic[name] - before[name]) / lasted for name in before}
             shares = ", ".join(f"{name} {share:.2f}" for name, share in used.items())
             outcome.remarks.append(
-                f"seed {self._seed}: processors were {percent:.0f} % busy during the traffic "
-                f"({shares} cores): latencies may be those of this machine"
+                f"seed {self._seed}: all processors were busy for {busy.seconds:.0f} of "
+                f"{lasted:g} s of the traffic ({shares} cores on average): latencies of that time "
+                "may be those of this machine"
             )
 
     def _start_clients(self, teller: _Teller) -> None:

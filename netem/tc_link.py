@@ -26,6 +26,7 @@ import subprocess
 from typing import Final
 
 from netem.channel import Counts
+from netem.engines import instead_of_tc
 from netem.errors import NetemError
 from netem.namespaces import run_ip
 from netem.profiles import Direction, Profile
@@ -115,7 +116,7 @@ class Wires:
 
     def _lack(self, module: str, place: str = "") -> NetemError:
         return NetemError(
-            f"{place}tc: this kernel has no {module} ({self._missing[module]}); use the engine tun"
+            f"{place}tc: this kernel has no {module} ({self._missing[module]}); {instead_of_tc()}"
         )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from netem import engines
-from netem.engines import Engine, choose_engine
+from netem.engines import Engine, choose_engine, instead_of_tc
 from netem.errors import NetemError
 
 
@@ -32,6 +32,16 @@ def test_without_tun_devices_auto_is_tc_and_tun_is_refused() -> None:
     assert choose_engine("auto") is Engine.TC
     with pytest.raises(NetemError, match="tun is missing; load the kernel module tun, or use"):
         choose_engine("tun")
+
+
+def test_what_helps_where_the_kernel_lacks_something_is_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whom `auto` has given the engine tc for want of TUN devices is not sent back to those."""
+    monkeypatch.setattr(engines, "TUN_DEVICE", tmp_path / "tun")
+    assert instead_of_tc() == "load it, or the kernel module tun for the engine tun"
+    (tmp_path / "tun").touch()
+    assert instead_of_tc() == "use the engine tun"
 
 
 def test_without_the_program_tc_its_engine_is_refused(

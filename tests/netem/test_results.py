@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from netem import results
-from netem.errors import NetemError
+from netem.errors import NetemError, RunError
 from netem.records import Tables, WithheldRow
 from netem.results import commit, machine, make_folder, write_result
 from netem.run_file import RunInfo, read_run_info
@@ -62,9 +65,25 @@ def test_something_else_is_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_result_that_cannot_be_written_says_where(tmp_path: Path) -> None:
-    """Such as on a full disk."""
-    with pytest.raises(NetemError, match="none"):
+    """Such as on a full disk, which is no mistake in the arguments."""
+    with pytest.raises(RunError, match="none"):
         write_result(tmp_path / "none", ROWS, INFO, Format.CSV)
+    (tmp_path / "messages.csv").mkdir()
+    with pytest.raises(RunError, match="messages"):
+        write_result(tmp_path, ROWS, INFO, Format.CSV)
+
+
+def test_a_folder_into_which_nothing_can_be_written_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is there already: half an hour later, nothing could be saved any more."""
+
+    def refuse(**_: object) -> NoReturn:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("netem.results.tempfile.TemporaryFile", refuse)
+    with pytest.raises(NetemError, match=f"^--out: {tmp_path}: .*Read-only file system"):
+        make_folder(tmp_path)
 
 
 def test_the_machine_and_the_commit_are_told(
