@@ -1,4 +1,4 @@
-"""The real broker as a process of a test."""
+"""The real broker, and other programs, as processes of a test."""
 
 from __future__ import annotations
 
@@ -41,11 +41,79 @@ def anonymous_policy(plugins: Mapping[str, Any] | None = None, **keys: Any) -> d
     }
 
 
-class BrokerProcess:
-    """``python -m broker -c FILE`` and its log.
+class Program:
+    """A running program and its log, which is what it writes to standard error.
 
     Attributes:
         process: the running program.
+    """
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        """Start it.
+
+        Args:
+            command: program and arguments.
+            options: of `subprocess.Popen`, such as `cwd`.
+        """
+        self._lines: list[str] = []
+        self._changed = threading.Condition()
+        self._has_ended = False
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **options)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as lines:
+            for line in lines:
+                with self._changed:
+                    self._lines.append(line)
+                    self._changed.notify_all()
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+
+    def _wait(self, condition: Callable[[], object]) -> bool:
+        with self._changed:
+            return bool(self._changed.wait_for(lambda: self._has_ended or condition(), SECONDS))
+
+    @property
+    def log(self) -> str:
+        """What the program has logged so far."""
+        return "".join(self._lines)
+
+    def wait_for_log(self, text: str) -> None:
+        """Wait until a text stands in the log."""
+        self.wait_for_match(re.escape(text))
+
+    def wait_for_match(self, pattern: str) -> re.Match[str]:
+        """Wait until a regular expression matches something in the log; return the match."""
+        self._wait(lambda: re.search(pattern, self.log))
+        found = re.search(pattern, self.log)
+        assert found, f"{pattern!r} is not in the log:\n{self.log}"
+        return found
+
+    def wait(self) -> int:
+        """Wait for the program's own end; return its exit status."""
+        status = self.process.wait(SECONDS)
+        self._reader.join(SECONDS)
+        return status
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """End the program by a signal, as an operator does; return its exit status."""
+        self.process.send_signal(number)
+        return self.wait()
+
+    def kill(self) -> None:
+        """End the program at once, as the kernel does when memory is short."""
+        self.process.kill()
+        self.wait()
+
+
+class BrokerProcess(Program):
+    """``python -m broker -c FILE`` and its log.
+
+    Attributes:
         port: of the listener `default`, or of the last one where none has that name; 0 where
             the program has ended instead.
     """
@@ -62,41 +130,14 @@ class BrokerProcess:
         """
         text = policy if isinstance(policy, str) else yaml.safe_dump(dict(policy))
         (folder / "policy.yaml").write_text(text)
-        self._lines: list[str] = []
-        self._changed = threading.Condition()
-        self._has_ended = False
-        self.process = subprocess.Popen(
+        super().__init__(
             [*wrapper, sys.executable, "-m", "broker", "-c", "policy.yaml"],
             cwd=folder,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
-            stderr=subprocess.PIPE,
-            text=True,
         )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
         awaited = _awaited_listener(text)
         self._wait(lambda: f"listener {awaited}: listening" in self.log)
         self.port = self.ports.get(awaited, 0)
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as lines:
-            for line in lines:
-                with self._changed:
-                    self._lines.append(line)
-                    self._changed.notify_all()
-        with self._changed:
-            self._has_ended = True
-            self._changed.notify_all()
-
-    def _wait(self, condition: Callable[[], bool]) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: self._has_ended or condition(), SECONDS)
-
-    @property
-    def log(self) -> str:
-        """What the program has logged so far."""
-        return "".join(self._lines)
 
     @property
     def ports(self) -> dict[str, int]:
@@ -116,27 +157,6 @@ class BrokerProcess:
         found = _CONSOLE_API.search(self.log)
         assert found, f"no console API:\n{self.log}"
         return found[1]
-
-    def wait_for_log(self, text: str) -> None:
-        """Wait until a text stands in the log."""
-        self._wait(lambda: text in self.log)
-        assert text in self.log, f"{text!r} is not in the log:\n{self.log}"
-
-    def wait(self) -> int:
-        """Wait for the program's own end; return its exit status."""
-        status = self.process.wait(SECONDS)
-        self._reader.join(SECONDS)
-        return status
-
-    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """End the program by a signal, as an operator does; return its exit status."""
-        self.process.send_signal(number)
-        return self.wait()
-
-    def kill(self) -> None:
-        """End the program at once, as the kernel does when memory is short."""
-        self.process.kill()
-        self.wait()
 
 
 def _awaited_listener(text: str) -> str:

@@ -34,6 +34,7 @@ from broker.mqtt.reason_codes import ReasonCode
 from netem.profiles import OPEN, Direction, Profile
 from netem.relay import Relay
 from tests.helpers.mosquitto import Mosquitto, running_mosquitto
+from tests.helpers.process import Program
 from tests.helpers.scripted import SECONDS, Peer, open_client
 
 VERSIONS = pytest.mark.parametrize("version", [4, 5])
@@ -51,12 +52,11 @@ ALWAYS_CONGESTED = {
 }
 
 
-class Proxy:
+class Proxy(Program):
     """The proxy in a process of its own.
 
     Attributes:
         port: where it listens.
-        log: what it said until it was stopped.
     """
 
     def __init__(self, folder: Path, broker_port: int, plugins: dict[str, Any]) -> None:
@@ -67,27 +67,13 @@ class Proxy:
             "plugins": plugins,
         }
         file.write_text(yaml.safe_dump(config))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", "proxy", "-c", str(file)],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.log = ""
-        self.port = self._wait_for_port()
+        super().__init__([sys.executable, "-m", "penstock", "proxy", "-c", str(file)])
+        found = self.wait_for_match(r"listening on 127.0.0.1:(\d+) for the broker")
+        self.port = int(found[1])
 
-    def _wait_for_port(self) -> int:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log += line
-            if found := re.search(r"listening on 127.0.0.1:(\d+) for the broker", line):
-                return int(found[1])
-        raise AssertionError(f"the proxy did not start: {self.log}")
-
-    def stop(self) -> int:
-        """End the process as an operator does; return its exit status."""
-        self.process.terminate()
-        self.log += self.process.communicate(timeout=SECONDS)[1]
-        return self.process.returncode
+    def wait_for_account(self, client_id: str) -> str:
+        """Wait until all that a client has sent was handled; return what became of its messages."""
+        return self.wait_for_match(rf"client {client_id} \(.*left to the broker .*")[0]
 
 
 @contextlib.contextmanager
@@ -169,8 +155,8 @@ def test_mosquittos_own_clients_work_through_the_proxy(
             publish("large", "-q", "1", "-s", payload=LARGE)
             messages = subscriber.communicate(timeout=SECONDS)[0].splitlines()
         assert messages == ["own/0 0", "own/1 1", "own/2 2", f"own/large {LARGE.decode()}"]
+        assert "delivered 5, expired 0, dropped 0, left" in proxy.wait_for_account("s")
         assert proxy.stop() == 0
-    assert re.search(r"client s \(.*delivered 5, expired 0, dropped 0, left", proxy.log)
     assert "served 6 clients: messages matched 5, delivered 5" in proxy.log
 
 
@@ -240,12 +226,11 @@ async def test_a_large_message_waits_for_a_slow_link_and_small_ones_pass(
                     message = await arrival(slow)
                 assert message.payload == LARGE
             await acknowledged(slow)
+        account = await asyncio.to_thread(proxy.wait_for_account, "slow")
         await relay.close()
         assert proxy.stop() == 0
     n_withheld = 1 if policy == "conservative" else 0
-    account = re.search(r"client slow .*left to the broker (.*)", proxy.log)
-    assert account is not None
-    assert account[1] == f"0; withheld {n_withheld}, released {n_withheld}"
+    assert account.endswith(f" left to the broker 0; withheld {n_withheld}, released {n_withheld}")
 
 
 async def test_the_kernels_rtt_of_the_clients_connection_is_enough(
@@ -271,6 +256,7 @@ async def test_the_kernels_rtt_of_the_clients_connection_is_enough(
                 first = (await topics(subscriber, 1))[0].rpartition("/")[2]
                 if first == "large":
                     assert await topics(subscriber, 1) == [f"kernel/{number}/small"]
+        await asyncio.to_thread(proxy.wait_for_account, "subscriber")
     assert "dropped 1 (connection_lost 1), left to the broker 0; withheld 1" in proxy.log
 
 
@@ -306,6 +292,7 @@ async def congested(
             assert await topics(subscriber, 1) == ["small/first"]
             await acknowledged(subscriber)
             yield proxy, subscriber, publisher
+        await asyncio.to_thread(proxy.wait_for_account, "subscriber")
 
 
 async def test_what_is_withheld_when_the_client_goes_comes_again(tmp_path: Path) -> None:
