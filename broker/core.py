@@ -404,7 +404,7 @@ class Core:
             now: monotonic seconds.
         """
         for share in shares:
-            member = share.choose(message)
+            member = share.choose(message, now)
             if member is not None:
                 self.deliver_shared(message, share, member, now)
 
@@ -430,13 +430,15 @@ class Core:
         if session.outbox.n_messages:
             share.holders[session] = None
 
-    async def choose_allowed(self, share: SharedSubscription, message: Message) -> Target | None:
+    async def choose_allowed(
+        self, share: SharedSubscription, message: Message, now: float
+    ) -> Target | None:
         """Return the member that gets a message, of those that access control lets receive it."""
         access = self.access
         if access is None or not access.checks_receive:
-            return share.choose(message)
+            return share.choose(message, now)
         refused: set[Session] = set()
-        while (member := share.choose(message, refused)) is not None:
+        while (member := share.choose(message, now, refused)) is not None:
             session = member.session
             is_allowed = await self.is_allowed(access, session, message.topic, RECEIVE)
             if is_allowed and self._is_alive(session):
@@ -445,13 +447,14 @@ class Core:
         return None
 
     async def allowed_recipients(
-        self, plan: Plan, message: Message
+        self, plan: Plan, message: Message, now: float
     ) -> tuple[list[Target], list[tuple[SharedSubscription, Target]]]:
         """Return who may receive a message, as far as access control has a say.
 
         Args:
             plan: of the message's topic.
             message: to be delivered.
+            now: monotonic seconds.
 
         Returns:
             (the targets, the member chosen of each shared subscription), all of sessions that
@@ -469,7 +472,7 @@ class Core:
         to_choose = list(plan.shares)
         while to_choose:
             for share in to_choose:
-                member = await self.choose_allowed(share, message)
+                member = await self.choose_allowed(share, message, now)
                 if member is not None:
                     chosen[share] = member
                 else:
@@ -561,7 +564,7 @@ class Core:
             self.spawn(rest)
 
     async def _give(self, message: Message, plan: Plan, now: float) -> None:
-        targets, chosen = await self.allowed_recipients(plan, message)
+        targets, chosen = await self.allowed_recipients(plan, message, now)
         self.route(message, targets, plan.sinks, _NO_RECEIPT if message.qos else None, now)
         for share, member in chosen:
             self.deliver_shared(message, share, member, now)

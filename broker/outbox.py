@@ -426,8 +426,8 @@ class Outbox:
         self._ask = True
 
     def lets(self, message: Message, now: float) -> bool:
-        """Say whether the gate would let a large message go to this subscriber now."""
-        return self._decide(message, 0.0, now).deliver
+        """Say whether the gate would let a message go to this subscriber now, large or small."""
+        return not self.is_large(message) or self._decide(message, 0.0, now).deliver
 
     def _decide(self, message: Message, sojourn: float, now: float) -> Verdict:
         rules = self._rules

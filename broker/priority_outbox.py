@@ -15,6 +15,7 @@ from typing import Final
 from broker.delivery import NO_QUEUE, Delivery, first_of
 from broker.ledger import Ledger
 from broker.link import Link
+from broker.message import Message
 from broker.outbox import Outbox
 from broker.outbox_rules import OutboxRules
 
@@ -88,6 +89,11 @@ class PriorityOutbox(Outbox):
             if self.n_messages > len(self._first) + len(self._first0):
                 self._first_bytes += delivery.link_bytes
             return delivery
+
+    def lets(self, message: Message, now: float) -> bool:
+        """Say whether a message could go now, for all that the gate has to say of it."""
+        is_first = self._rules.is_first
+        return (is_first is not None and is_first(message.topic)) or super().lets(message, now)
 
     def _most_passed(self) -> int:
         """Return how many bytes pass what waits in other places."""

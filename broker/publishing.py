@@ -500,7 +500,7 @@ async def _take_checked(
             core.tell(core.listeners.message_routed, MessageRouted(session, message))
         if message.retain:
             core.retain(message)
-        targets, chosen = await core.allowed_recipients(plan, message)
+        targets, chosen = await core.allowed_recipients(plan, message, now)
     except BaseException:  # cancelled, such as by a plugin: the client must not wait for ever
         if receipt is not None:
             receipt.settle(ReasonCode.UNSPECIFIED_ERROR)

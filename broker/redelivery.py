@@ -254,9 +254,10 @@ def _move(
         return taker is not None and taker.ledger.matched > n_before
     for delivery in moved:
         share = core.tree.shares[delivery.share]
-        member = share.member_of(taker) if taker is not None else share.choose(delivery.message)
+        message = delivery.message
+        member = share.member_of(taker) if taker is not None else share.choose(message, now)
         if member is not None:
-            core.deliver_shared(delivery.message, share, member, now)
+            core.deliver_shared(message, share, member, now)
     core.congested.clear()  # there is no publisher to slow down
     return True
 
@@ -270,7 +271,7 @@ async def _move_asked(core: Core, moved: Sequence[Delivery], now: float) -> None
     for delivery in moved:
         message = delivery.message
         share = core.tree.shares.get(delivery.share)
-        member = await core.choose_allowed(share, message) if share is not None else None
+        member = await core.choose_allowed(share, message, now) if share is not None else None
         if share is not None and member is not None:
             core.deliver_shared(message, share, member, now)
             core.congested.clear()  # there is no publisher to slow down

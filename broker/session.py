@@ -218,7 +218,9 @@ class Session:
     def link_changed(self) -> None:
         """Ask the gate again: a sampler has a new estimate."""
         self.outbox.link_changed()
-        if self.connection is not None and self.outbox.n_messages:
+        if self.connection is not None and (
+            self.outbox.n_messages or any(share.holders for share in self.shares)
+        ):
             self.connection.want_pump()
 
     def settle_direct(self) -> Ledger:

@@ -3,9 +3,9 @@
 Theory of operation. A shared subscription is one ShareName with one topic filter; each message
 that matches goes to one of its members. They take turns, and a member's turn is skipped while
 it cannot send at once: its connection is paused, its inflight window full, something waits for
-it already. Where no member can, the connected one with the least to do gets the message; where
-none is connected, the one with the least waiting for it, as only a session of QoS 1 or 2 keeps
-what comes while its client is away.
+it already, or the message is large and would be withheld from it. Where no member can, the
+connected one with the least to do gets the message; where none is connected, the one with the
+least waiting for it, as only a session of QoS 1 or 2 keeps what comes while its client is away.
 
 Whoever holds messages that it cannot send is noted in `holders`; `broker.redelivery` moves
 these to members that can.
@@ -14,12 +14,16 @@ these to members that can.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from broker.message import Message
     from broker.session import Session
     from broker.topic_tree import Target
+
+
+MOST_ASKED: Final = 16
+"""Members of which the gate is asked about one message, some 10 us each: there may be thousands."""
 
 
 class SharedSubscription:
@@ -71,11 +75,14 @@ class SharedSubscription:
                 return True
         return False
 
-    def choose(self, message: Message, refused: Collection[Session] = ()) -> Target | None:
+    def choose(
+        self, message: Message, now: float, refused: Collection[Session] = ()
+    ) -> Target | None:
         """Say who gets a message, and give the turn to the next.
 
         Args:
             message: to be delivered.
+            now: monotonic seconds.
             refused: members that may not have it.
 
         Returns:
@@ -84,6 +91,7 @@ class SharedSubscription:
         members = self.members
         n_members = len(members)
         turn = self._turn
+        n_asked = 0
         for _ in range(n_members):
             if turn >= n_members:
                 turn = 0
@@ -97,8 +105,12 @@ class SharedSubscription:
                 and (not message.qos or connection.has_quota())
                 and session not in refused
             ):
-                self._turn = turn
-                return member
+                if not message.is_large or session.outbox.lets(message, now):
+                    self._turn = turn
+                    return member
+                n_asked += 1
+                if n_asked == MOST_ASKED:
+                    break
         return self._choose_least_busy(refused)
 
     def _choose_least_busy(self, refused: Collection[Session]) -> Target | None:

@@ -175,6 +175,14 @@ def test_lost_connection_expiry_and_end_reach_first_places() -> None:
     assert ledger.dropped["session_ended"] == 1
 
 
+def test_the_gate_has_no_say_in_what_goes_first() -> None:
+    """A large message of such a topic could go now, when others could not."""
+    outbox, _ = box(Gate(is_open=False))
+    assert outbox.lets(Message("!a", bytes(LARGE), is_large=True), 0.0)
+    assert outbox.lets(Message("b", b"small"), 0.0)
+    assert not outbox.lets(Message("b", bytes(LARGE), is_large=True), 0.0)
+
+
 class PriorityMachine(RuleBasedStateMachine):
     """Whatever comes in whatever order: topics keep theirs, the books balance, nobody starves."""
 

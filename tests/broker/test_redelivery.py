@@ -303,6 +303,29 @@ def test_a_withheld_message_goes_to_a_member_that_may_have_it() -> None:
     check_books(broker)
 
 
+def test_a_large_message_is_given_to_a_member_that_may_have_it_now() -> None:
+    """An idle member with a good path gets it, whosever turn it is; where none has, it waits."""
+    gate = Closed("held")
+    broker = VirtualBroker(gate=gate)
+    held, free = member(broker, "held"), member(broker, "free")
+    publisher = broker.connect("p")
+    for number in range(3):
+        publisher.publish("jobs", b"%d" % number * 20, qos=1, packet_id=number + 1)
+        assert free.acknowledge() == [b"%d" % number * 20]
+    publisher.publish("jobs", b"small", qos=1)
+    assert held.acknowledge() == [b"small"]
+    assert held.session.ledger.withheld_total == 0
+    gate.held = ("held", "free")
+    publisher.publish("jobs", b"x" * 20, qos=1)
+    assert held.payloads() + free.payloads() == []
+    assert broker.core.ledger().matched == 5
+    gate.held = ("held",)
+    free.session.link_changed()  # its path has become good; it has nothing else to do
+    broker.settle()
+    assert free.acknowledge() == [b"x" * 20]
+    check_books(broker)
+
+
 def test_members_do_not_take_withheld_messages_from_each_other_for_ever() -> None:
     """Each has a withheld message, so neither has nothing to do: the broker comes to rest."""
     broker = VirtualBroker(gate=Closed("a", "b"))
