@@ -29,12 +29,13 @@ _TCP_RTO_MAX_MS: Final = 44
 
 _SYSCTLS: Final = Path("/proc/sys/net/ipv4")
 _RTO_MIN_MS: Final = 200
+_LINUX_RETRIES: Final = 15
 _LINUX_ORPHAN_RETRIES: Final = 8
 """What Linux takes where `tcp_orphan_retries` is 0, which is its default."""
 
 
 class CongestionControlError(PenstockError):
-    """A congestion control that this machine has not, or does not let the broker choose."""
+    """This machine has no such congestion control, or does not let the broker choose it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +64,37 @@ def plan_retransmissions(rto_max_seconds: float) -> Retransmissions | None:
     Returns:
         None where the kernel does not let it be chosen.
     """
-    try:  # this setting of the whole machine came together with the socket's
-        system_ms = int((_SYSCTLS / "tcp_rto_max_ms").read_text())
-        retries = int((_SYSCTLS / "tcp_retries2").read_text())
-        orphan_retries = int((_SYSCTLS / "tcp_orphan_retries").read_text())
+    if sys.platform != "linux":
+        return None
+    try:
+        with socket.socket() as asked:
+            system_ms = asked.getsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS)
     except OSError:
         return None
+    retries = _setting("tcp_retries2", _LINUX_RETRIES)
+    orphan_retries = _setting("tcp_orphan_retries", 0) or _LINUX_ORPHAN_RETRIES
     return Retransmissions(
         max_ms=round(1000 * rto_max_seconds),
-        give_up_ms=_give_up_ms(retries, system_ms),
-        orphan_ms=_give_up_ms(orphan_retries or _LINUX_ORPHAN_RETRIES, system_ms),
+        give_up_ms=give_up_ms(retries, system_ms),
+        orphan_ms=give_up_ms(orphan_retries, system_ms),
     )
 
 
-def _give_up_ms(n_retries: int, rto_max_ms: int) -> int:
-    """Return how long so many retransmissions take, from the least time between two on."""
+def _setting(name: str, default: int) -> int:
+    """Return one of the machine's; what Linux comes with where it is hidden from the broker."""
+    try:
+        return int((_SYSCTLS / name).read_text())
+    except OSError:
+        return default
+
+
+def give_up_ms(n_retries: int, rto_max_ms: int) -> int:
+    """Return how long so many retransmissions take, the first after 0.2 s, the least of all times.
+
+    Args:
+        n_retries: of one segment.
+        rto_max_ms: longest time between two, in milliseconds.
+    """
     return sum(min(_RTO_MIN_MS << n, rto_max_ms) for n in range(n_retries + 1))
 
 

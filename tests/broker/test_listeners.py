@@ -254,10 +254,10 @@ async def test_kernel_is_left_alone_where_nothing_is_said() -> None:
 
 @needs_linux
 async def test_rto_max_seconds_on_an_older_kernel_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One policy file for many machines: the broker serves, and the kernel does as it does."""
-    monkeypatch.setattr(tcp_options, "_SYSCTLS", tmp_path)
+    monkeypatch.setattr(tcp_options, "_TCP_RTO_MAX_MS", 10_000)  # which no kernel knows
     listeners = {"default": {"bind": ":0", "rto_max_seconds": 2}}
     async with (
         serving(listeners=listeners) as server,
