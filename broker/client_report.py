@@ -40,7 +40,8 @@ class LinkFigures(NamedTuple):
     """What the path to the client looks like now; see `broker.link.Link`.
 
     Attributes:
-        rtt_latest: newest RTT estimate; None where there is none that is recent.
+        rtt_latest: newest RTT estimate; None where there is none that is recent, and while the
+            client is away.
         rtt_source: which source it came from, such as ``tcp_info``; "" before the first.
         rtt_bytes: payload bytes of the packet that was timed; 0 for a bare acknowledgement.
         rtt_age_seconds: since the newest estimate was made, recent or not.
@@ -51,9 +52,10 @@ class LinkFigures(NamedTuple):
             that has one.
         unsent_bytes: that the broker had for the connection and the kernel had not taken, when
             the connection was last given something or found room.
-        outstanding_age_seconds: since the oldest timed packet without an answer was sent.
+        outstanding_age_seconds: since the oldest timed packet without an answer was sent on this
+            connection.
         outstanding_bytes: payload bytes of that packet.
-        tcp: what the kernel says of the connection.
+        tcp: what the kernel says of the connection; None while there is none.
     """
 
     rtt_latest: float | None
@@ -79,7 +81,8 @@ class DecisionFigures(NamedTuple):
         reason: what the gate held against what.
         topic: Topic Name of the message.
         payload_bytes: of the message.
-        withheld_seconds: for which it has been held so far, or had been when it was decided.
+        withheld_seconds: for which it has been held so far, or had been when it was decided; of a
+            client that is away the latter, as a wait does not go on meanwhile.
         age_seconds: since the decision.
     """
 

@@ -18,7 +18,6 @@ from broker.extensions import ThresholdGate
 if TYPE_CHECKING:
     from broker.core import Core
     from broker.link import TcpLook
-    from broker.outbox import Outbox
     from broker.session import Session
 
 
@@ -67,10 +66,13 @@ def report(session: Session, now: float) -> ClientReport:
 
 
 def link_figures(session: Session, now: float) -> LinkFigures:
-    """Return what is known of the path to a client."""
-    link = session.link
+    """Return what is known of the path to a client.
+
+    What tells of a connection says nothing of a client that has none: samplers leave it as it was.
+    """
+    link, is_connected = session.link, session.is_connected
     return LinkFigures(
-        rtt_latest=_rounded(link.rtt_latest),
+        rtt_latest=_rounded(link.rtt_latest) if is_connected else None,
         rtt_source=link.rtt_source,
         rtt_bytes=link.rtt_bytes,
         rtt_age_seconds=_age(link.rtt_updated_at, now),
@@ -78,10 +80,10 @@ def link_figures(session: Session, now: float) -> LinkFigures:
         srtt=_rounded(link.srtt),
         rttvar=_rounded(link.rttvar),
         threshold_l=_rounded(_threshold_l(session)),
-        unsent_bytes=link.unsent_bytes if session.is_connected else 0,
-        outstanding_age_seconds=_age(link.outstanding_since, now),
-        outstanding_bytes=link.outstanding_bytes,
-        tcp=None if link.tcp is None else _tcp_figures(link.tcp, now),
+        unsent_bytes=link.unsent_bytes if is_connected else 0,
+        outstanding_age_seconds=_age(link.outstanding_since, now) if is_connected else None,
+        outstanding_bytes=link.outstanding_bytes if is_connected else 0,
+        tcp=_tcp_figures(link.tcp, now) if is_connected and link.tcp is not None else None,
     )
 
 
@@ -89,14 +91,15 @@ def withholding_figures(session: Session, now: float) -> WithholdingFigures:
     """Return what the gate does to a client's large messages."""
     outbox, ledger = session.outbox, session.ledger
     breaking = session.core.breaking
-    again = outbox.look_again_at if outbox.is_withholding else None
+    is_asked = session.is_connected and outbox.is_withholding
+    again = outbox.look_again_at if is_asked else None
     return WithholdingFigures(
         withheld=outbox.n_withheld,
         withheld_total=ledger.withheld_total,
         released_total=ledger.released_total,
         broken_off_total=0 if breaking is None else breaking.n_broken_off(session),
         look_again_in_seconds=None if again is None else _rounded(max(0.0, again - now)),
-        last_decision=_decision_figures(outbox, now),
+        last_decision=_decision_figures(session, now),
     )
 
 
@@ -104,6 +107,7 @@ def ledger_figures(session: Session) -> LedgerFigures:
     """Return where a client's messages are."""
     outbox, ledger = session.outbox, session.settle_direct()
     withheld = outbox.n_withheld
+    says_why = session.is_connected or not outbox.n_messages
     return LedgerFigures(
         matched=ledger.matched,
         delivered=ledger.delivered,
@@ -114,11 +118,12 @@ def ledger_figures(session: Session) -> LedgerFigures:
         moved=ledger.moved,
         dropped=dict(ledger.dropped),
         queued_bytes=outbox.n_bytes,
-        waits_for=outbox.why_nothing(),
+        waits_for=outbox.why_nothing() if says_why else "not connected",
     )
 
 
-def _decision_figures(outbox: Outbox, now: float) -> DecisionFigures | None:
+def _decision_figures(session: Session, now: float) -> DecisionFigures | None:
+    outbox = session.outbox
     decision = outbox.last_decision
     if decision is None:
         return None
@@ -130,7 +135,7 @@ def _decision_figures(outbox: Outbox, now: float) -> DecisionFigures | None:
         reason=verdict.reason,
         topic=topic,
         payload_bytes=payload_bytes,
-        withheld_seconds=round(sojourn + age if is_held else sojourn, 6),
+        withheld_seconds=round(sojourn + age if is_held and session.is_connected else sojourn, 6),
         age_seconds=round(age, 6),
     )
 

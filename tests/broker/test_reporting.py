@@ -91,6 +91,30 @@ def test_nothing_is_unsent_where_there_is_no_connection() -> None:
     assert not told(broker).is_connected
 
 
+def test_nothing_is_told_of_the_last_connection_as_if_it_were_there() -> None:
+    """A client that is away has no path that is good or bad, and nothing on its way."""
+    broker = VirtualBroker(gate=Gate())
+    client = broker.connect("s", clean_start=False, properties={"session_expiry_interval": 90})
+    client.subscribe("t", 1)
+    link = broker.session("s").link
+    link.rtt_latest, link.rtt_min, link.rtt_source = 0.8, 0.1, "puback"
+    link.rtt_updated_at = link.outstanding_since = broker.now
+    link.outstanding_bytes = 100
+    link.tcp = TcpLook(broker.now)
+    publish(broker, LARGE, qos=1)
+    broker.advance(0.5)
+    client.lose()
+    broker.advance(30)
+    found = told(broker)
+    assert (found.link.rtt_latest, found.link.rtt_min) == (None, 0.1)
+    assert (found.link.outstanding_age_seconds, found.link.outstanding_bytes) == (None, 0)
+    assert (found.link.rtt_age_seconds, found.link.tcp) == (30.5, None)
+    assert found.withholding.look_again_in_seconds is None
+    assert found.withholding.last_decision is not None
+    assert found.withholding.last_decision.withheld_seconds < 1
+    assert found.ledger.waits_for == "not connected"
+
+
 def test_a_held_message_is_told_with_its_wait_so_far_and_then_as_sent() -> None:
     """Topic, size, reason, how long, and when the gate is asked again at the latest."""
     gate = Gate()
