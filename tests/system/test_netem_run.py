@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     (folder / "bad-phase.yaml").write_text(SCENARIO)
     run = start(["bad-phase.yaml", "--short", "--check", "--format", "csv"], folder)
-    out, err = run.communicate(timeout=110)
+    out, err = run.communicate(timeout=200)
     assert run.returncode == 0, err
     assert "report: netem-bad-phase/report.md" in out
     assert len([line for line in out.splitlines() if "lost" in line]) == 2
