@@ -249,6 +249,8 @@ def label_latencies(axes: Axes, which: str) -> None:
     """Make an axis of seconds logarithmic, with ticks in ms and s."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    if not axis.get_view_interval()[0] > 0:  # nothing came, so nothing has given it a range
+        (axes.set_xlim if which == "x" else axes.set_ylim)(LEAST_LATENCY, 1.0)
     # Each power of ten, however low the panel.
     axis.set_major_locator(LogLocator(10, numticks=20))
     axis.set_major_formatter(FuncFormatter(show_seconds))

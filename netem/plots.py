@@ -83,10 +83,10 @@ def draw_latencies(info: RunInfo, measures: Measures, folder: Path) -> Plot | No
         about += f"; figures are of all {len(scenario.seeds)} seeds"
     panel = max(1.2, min(2.3, 7.2 / len(shown)))
     canvas = Canvas(info, title, about, inches=2.4 + panel * len(shown))
-    canvas.figure.text(
-        0.812, canvas.top, "p50, p90", fontsize=10.5, color=FAINT, va="top", fontstyle="italic"
-    )
     canvas.key(_shapes(measures, streams))
+    # Beside the name of the first broker: the key may need the whole line above it.
+    style: dict[str, Any] = {"fontsize": 10.5, "color": FAINT, "fontstyle": "italic"}
+    canvas.figure.text(0.99, canvas.top, "p50, p90", va="top", ha="right", **style)
     grid = canvas.figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)
     canvas.figure.subplots_adjust(
         left=0.075, right=0.8, top=canvas.top, bottom=canvas.bottom, hspace=0.14

@@ -37,8 +37,9 @@ CALM_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.1
 """Between two looks at everything that runs."""
 
-SILENT_SECONDS: Final = 10.0
-"""What was published at QoS 0 is not waited for any more when nothing has come for so long."""
+SILENT_SECONDS: Final = 60.0
+"""What was published at QoS 0 is not waited for any more when nothing has come for so long: TCP
+doubles its wait with each loss, and is silent for as long again as a link was bad."""
 
 SETTLE_SECONDS: Final = 1.0
 """After the last delivery: for its acknowledgement, and for messages that come twice."""

@@ -77,6 +77,15 @@ def test_what_never_came_is_not_hidden(tmp_path: Path) -> None:
     assert draw_latencies(INFO, measures, tmp_path) is not None
 
 
+def test_a_run_in_which_nothing_came_is_drawn(tmp_path: Path) -> None:
+    """A link that is dead to the end is a finding, and its crosses are on the plot."""
+    measures = Measures(SCENARIO, dataclasses.replace(whole_run(), deliveries=[]))
+    assert [plot.title for plot in draw(INFO, measures, tmp_path)][:2] == [
+        "Small messages: p90 of ∞ with adaptive, ∞ with mosquitto",
+        "0 % of small messages at least as fast with adaptive as with mosquitto",
+    ]
+
+
 def test_a_share_is_rounded_down(tmp_path: Path) -> None:
     """One of 2,000 slower is not 100 %."""
     tables = Tables()
