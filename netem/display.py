@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column
+
+BAR_LETTERS: Final = 24
+"""Width of the bar, of 80 that a terminal has at the least."""
 
 
 class Display:
@@ -30,9 +34,14 @@ class Display:
         """Begin to show."""
         if sys.stderr.isatty():
             self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
+                BarColumn(BAR_LETTERS),
                 TextColumn("{task.fields[left]} left"),
+                # Last: what does not fit into the terminal is cut, and it is the longest.
+                TextColumn(
+                    "{task.description}",
+                    table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+                ),
+                expand=True,
                 console=Console(stderr=True),
                 transient=True,
             )

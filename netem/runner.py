@@ -91,7 +91,7 @@ def run_scenario(scenario: Scenario, display: Display, engine: str = Engine.AUTO
     for n, seed in enumerate(scenario.seeds, start=1):
         for begin in range(0, len(names), at_a_time):
             group = names[begin : begin + at_a_time]
-            words = f"{scenario.name}, seed {n} of {len(scenario.seeds)}, {', '.join(group)}"
+            words = f"seed {n} of {len(scenario.seeds)}, {', '.join(group)}"
             # The folder goes last: who writes into it has ended by then.
             with temporary_folder() as folder, Network(seed=seed, engine=engine) as network:
                 one = _Round(scenario, seed, group, network, folder)
@@ -129,7 +129,7 @@ class _Teller:
     left_seconds: float
 
     def stage(self, what: str) -> None:
-        self.display.stage(f"{self.words}: {what}")
+        self.display.stage(f"{what}; {self.words}")
 
     def done(self, seconds: float) -> None:
         self.display.left(self.left_seconds - seconds)

@@ -45,6 +45,20 @@ def test_a_terminal_has_a_bar_with_what_is_going_on_and_how_long_it_takes(
     assert "1:05 left" in terminal.getvalue()
 
 
+def test_words_that_are_too_long_leave_the_bar_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 80 columns, with many brokers: their names are cut."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    with Display("small", 100.0) as display:
+        display.stage(f"traffic for 300 s; {'mosquitto, adaptive, ' * 10}")
+        display.left(65.0)
+    newest = terminal.getvalue().rpartition("1:05 left")
+    assert "━" * 5 in newest[0][-80:]
+    assert "traffic for 300 s; mosquitto" in newest[2]
+
+
 @pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0:00"), (-3, "0:00"), (61, "1:01")])
 def test_times_are_minutes_and_seconds(seconds: float, shown: str) -> None:
     """Nobody counts 61 seconds."""
