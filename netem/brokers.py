@@ -249,7 +249,10 @@ def log_tail(log: Path) -> str:
         text = log.read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
     except OSError:
         text = ""
-    return text or "(its log is empty)"
+    if text:
+        return text
+    is_full = shutil.disk_usage(log.parent).free < TAIL_BYTES
+    return f"(its log is empty{', as no space is left on its disk' if is_full else ''})"
 
 
 def listens(pid: int, port: int) -> bool:

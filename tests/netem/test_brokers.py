@@ -105,3 +105,12 @@ def test_the_tail_of_a_log_is_shown(tmp_path: Path) -> None:
     log.write_text("x" * 10_000 + "\nthe end\n")
     assert log_tail(log).endswith("the end")
     assert len(log_tail(log)) <= 2_000
+
+
+def test_a_log_that_is_empty_as_the_disk_is_full_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever has ended for that would have ended for nothing."""
+    full = os.statvfs_result((4096, 4096, 10, 0, 0, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    assert log_tail(tmp_path / "log") == "(its log is empty, as no space is left on its disk)"
