@@ -428,7 +428,8 @@ class _Forwarder:
         """Return the answer to a request.
 
         Raises:
-            NetemError: it was not done, or the forwarder has ended.
+            NetemError: it was not done.
+            RunError: the forwarder has ended.
         """
         requests, answers = self._process.stdin, self._process.stdout
         if requests is None or answers is None:
@@ -437,10 +438,10 @@ class _Forwarder:
             requests.write(REQUEST.dump_json(request) + b"\n")
             requests.flush()
         except OSError as error:
-            raise NetemError("the forwarder has ended") from error
+            raise RunError("the forwarder has ended") from error
         line = answers.readline()
         if not line:
-            raise NetemError("the forwarder has ended")
+            raise RunError("the forwarder has ended")
         answer = ANSWER.validate_json(line)
         if answer.error is not None:
             raise NetemError(answer.error)

@@ -252,7 +252,7 @@ def draw_distributions(info: RunInfo, measures: Measures, folder: Path) -> Plot 
     grid = canvas.figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     canvas.figure.subplots_adjust(
         left=0.065,
-        right=0.985,
+        right=0.975,
         top=canvas.top - 0.3 / inches,
         bottom=canvas.bottom,
         wspace=0.07,

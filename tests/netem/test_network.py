@@ -14,7 +14,7 @@ from netem import network as network_module
 from netem.changes import OnOff, Trace
 from netem.channel import Counts
 from netem.congestion_control import ALLOWED, AVAILABLE
-from netem.errors import NetemError
+from netem.errors import NetemError, RunError
 from netem.namespaces import FOLDER, own_prefix, start_time_of
 from netem.network import Host, Link, Network
 from netem.profiles import OPEN, Direction, Profile
@@ -317,6 +317,14 @@ def test_a_link_follows_a_plan_until_it_is_switched(either_network: Network) -> 
     assert [at for at, _ in log] == sorted(at for at, _ in log)
     assert log[-1][1] == "open"
     assert link.log() == log
+
+
+def test_a_forwarder_that_has_ended_is_a_failure_and_no_mistake(network: Network) -> None:
+    """Whoever asks a link for something is told; it is not what was asked for that was wrong."""
+    _, _, link = joined(network, OPEN)
+    os.kill(network.forwarder_pid, signal.SIGKILL)
+    with pytest.raises(RunError, match="the forwarder has ended"):
+        link.log()
 
 
 def test_a_forwarder_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
