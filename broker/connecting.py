@@ -187,13 +187,14 @@ async def let_in(
         connection.hold(connack)
     else:
         connection.send_packet(connack)
+    # Before the gate is asked anew: what the old connection has left behind may say nothing more.
+    core.tell_samplers(lambda sampler: sampler.connected(session.link, now))
     connection.open(
         session,
         keep_alive=keep_alive,
         receive_maximum=packet.properties.get("receive_maximum", 65_535),
         topic_alias_maximum=packet.properties.get("topic_alias_maximum", 0),
     )
-    core.tell_samplers(lambda sampler: sampler.connected(session.link, now))
     if core.listeners.client_connected:
         core.tell(core.listeners.client_connected, ClientConnected(session))
 

@@ -227,7 +227,7 @@ class RttSampler(RunSampler, ProbingSampler, SparingSampler):
         self._write_outstanding(link, path)
         return self._write_estimate(link, path, now) or has_news
 
-    def connected(self, link: Link, now: float) -> None:  # noqa: ARG002 (the contract's signature)
+    def connected(self, link: Link, now: float) -> None:
         """Void what was outstanding; what is known of the path ages on."""
         path = self._paths.get(link)
         if path is not None:
@@ -239,6 +239,7 @@ class RttSampler(RunSampler, ProbingSampler, SparingSampler):
             path.retransmits = None
             link.tcp = None
             self._write_outstanding(link, path)
+            self._write_estimate(link, path, now)
 
     def forget(self, link: Link) -> None:
         """Drop what is kept for this subscriber."""

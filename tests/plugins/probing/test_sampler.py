@@ -456,6 +456,16 @@ def test_reconnected_subscriber_has_nothing_outstanding(loopback: Loopback) -> N
     assert sampler.sample(link, loopback.fileno, 57.0)
 
 
+def test_what_was_known_before_a_long_absence_does_not_count() -> None:
+    """Estimates age while nobody looks: a client that is back has none that is recent."""
+    sampler, link = make_sampler(max_age_seconds=10.0), Link("a")
+    acknowledge(sampler, link, 3.0, at=50.0)
+    sampler.connected(link, 60.0)
+    assert link.rtt_latest == 3.0
+    sampler.connected(link, 60.1)
+    assert link.rtt_latest is None
+
+
 def test_subscribers_are_kept_apart() -> None:
     """The same packet id towards two subscribers is two packets."""
     sampler, one, other = make_sampler(), Link("a"), Link("b")
