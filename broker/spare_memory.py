@@ -14,6 +14,8 @@ would hold the memory around it, as would a timer: `reserve_blocks` makes room f
 
 A few large messages are many bytes in few blocks. What they leave is looked for once the resident
 memory is another than when the process last rested, and stays the same from one look to the next.
+That does not change as messages leave that have waited through such a rest: while the process has
+more than the least it ever had at rest, it is looked for again, after twice as long each time.
 
 A little is kept all the same. The C library would give back the end of its heap as each large
 message has left, and have the system make the pages anew for the next, at three times what the
@@ -136,7 +138,9 @@ class SpareMemory:
         self._blocks_at_start = self._most_blocks = self._last_blocks = count_blocks()
         self._looks_left = 0
         self._resident_bytes = resident_bytes
-        self._last_bytes = self._resting_bytes = resident_bytes()
+        self._last_bytes = self._resting_bytes = self._least_bytes = resident_bytes()
+        self._looks_at_rest = 0
+        self._patience_looks = 1
         self.n_times = 0
 
     def look(self) -> None:
@@ -161,10 +165,26 @@ class SpareMemory:
 
     def _trim_at_rest(self) -> None:
         before, n_bytes = self._last_bytes, self._resident_bytes()
-        if n_bytes == before and abs(n_bytes - self._resting_bytes) > RESTING_BYTES:
-            self._trim()
-            n_bytes = self._resting_bytes = self._resident_bytes()
+        self._looks_at_rest += 1
+        if n_bytes == before:
+            if abs(n_bytes - self._resting_bytes) > RESTING_BYTES:
+                self._patience_looks = 1
+                n_bytes = self._look_for_more()
+            elif (
+                n_bytes > self._least_bytes + RESTING_BYTES
+                and self._looks_at_rest >= self._patience_looks
+            ):
+                n_bytes = self._look_for_more()
         self._last_bytes = n_bytes
+
+    def _look_for_more(self) -> int:
+        """Give back what can be found at rest; return the resident memory then."""
+        self._trim()
+        n_bytes = self._resting_bytes = self._resident_bytes()
+        self._least_bytes = min(self._least_bytes, n_bytes)
+        self._looks_at_rest = 0
+        self._patience_looks *= 2
+        return n_bytes
 
     def _trim(self) -> None:
         if self._malloc_trim is not None:

@@ -137,18 +137,24 @@ spare = SpareMemory()
 start = resident_bytes()
 held = [[bytes([1]) * 100_000, bytes(1_000)] for _ in range(400)]
 most = resident_bytes()
+for _ in range(N_LOOKS):
+    spare.look()
 for pair in held:
     del pair[0]
-for _ in range(3):
+for _ in range(N_LOOKS + 3):
     spare.look()
 print((resident_bytes() - start) / (most - start))
 """
 
 
 @pytest.mark.skipif(find_malloc_trim() is None, reason="another C library")
-def test_what_a_few_large_messages_leave_is_given_back_at_rest() -> None:
-    """They are too few blocks to be missed, and something small stands behind each of them."""
-    command = [sys.executable, "-c", RESTING]
+@pytest.mark.parametrize("n_looks", [0, 3, 20])
+def test_what_a_few_large_messages_leave_is_given_back_at_rest(n_looks: int) -> None:
+    """They are too few blocks to be missed, and something small stands behind each of them.
+
+    It takes no longer than they have waited while the process rested, if they have.
+    """
+    command = [sys.executable, "-c", RESTING.replace("N_LOOKS", str(n_looks))]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
     assert float(shown.stdout) < 0.2
 
@@ -170,3 +176,16 @@ def test_what_goes_a_little_after_a_backlog_is_given_back_as_well() -> None:
         blocks.n_blocks = n_blocks
         spare.look()
     assert trimmed == [1] * (1 + LOOKS_AFTERWARDS)
+
+
+def test_memory_that_stays_in_use_is_looked_into_ever_more_seldom() -> None:
+    """What many clients have is no spare memory, and each look costs time."""
+    n_bytes = [50_000_000]
+    trimmed = []
+    spare = SpareMemory(lambda: 300_000, resident_bytes=lambda: n_bytes[0])
+    spare._malloc_trim = lambda _: trimmed.append(n_looks)
+    for n_looks in range(100):
+        if n_looks in (1, 70):
+            n_bytes[0] += 30_000_000
+        spare.look()
+    assert trimmed == [2, 4, 8, 16, 32, 64, 71, 73, 77, 85]

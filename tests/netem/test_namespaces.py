@@ -99,7 +99,7 @@ def test_what_ran_in_a_namespace_has_ended_when_it_is_removed() -> None:
     """Not only is it told to end: what takes its time, as it has much to give back, is gone."""
     prefix = f"{own_prefix()}busy-"
     run_ip("netns", "add", f"{prefix}one")
-    large = "import time; held = b'x' * 500_000_000; print(flush=True); time.sleep(1000)"
+    large = "import time; held = b'x' * 200_000_000; print(flush=True); time.sleep(1000)"
     with subprocess.Popen(
         ["ip", "netns", "exec", f"{prefix}one", sys.executable, "-c", large],
         stdout=subprocess.PIPE,
