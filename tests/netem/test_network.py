@@ -426,3 +426,22 @@ def test_what_a_crash_has_left_is_removed_by_the_next_network(engine: str, own_n
             assert not list(FOLDER.glob(f"{own_names}{owner.pid}-*"))
             assert (FOLDER / mine.namespace).exists()
     wait_until(lambda: not is_running(int(sleeping)))
+
+
+def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
+    """As it stands there: messages come over a link that is bad now and then."""
+    text = (ROOT / "docs/netem.md").read_text()
+    example = text.partition("```python\n")[2].partition("```")[0]
+    done = subprocess.run(
+        python(example),
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    *messages, log = done.stdout.splitlines()
+    assert messages == ["hello"] * 5
+    assert "lossy" in log
