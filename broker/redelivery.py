@@ -39,6 +39,10 @@ TAKE_MESSAGES: Final = 16
 messages, so that members that become idle together share what has piled up."""
 
 
+FEW_MESSAGES: Final = 64
+"""What a member may hold to be asked often: to look at so many takes some 20 us."""
+
+
 SLICE_MESSAGES: Final = 1000
 """What a session that leaves a share hands on before others have their turn: some 20 ms."""
 
@@ -68,10 +72,20 @@ def take_over(session: Session, now: float) -> bool:
                 continue
             deliveries = _take_from(holder, share, n_free, session, now)
             if not deliveries:
-                del share.holders[holder]
+                if not _may_give_later(holder):
+                    del share.holders[holder]
             elif _move(holder, deliveries, now, taker=session):
                 return True
     return False
+
+
+def _may_give_later(holder: Session) -> bool:
+    """Say whether a holder is asked again: what nobody may have yet is wanted when a path is good.
+
+    One with a long backlog is not: it would be looked through for each acknowledgement.
+    """
+    outbox = holder.outbox
+    return outbox.is_withholding and outbox.n_messages <= FEW_MESSAGES
 
 
 def _take_from(
