@@ -181,7 +181,8 @@ def test_what_goes_a_little_after_a_backlog_is_given_back_as_well() -> None:
 def test_memory_that_stays_in_use_is_looked_into_ever_more_seldom() -> None:
     """What many clients have is no spare memory, and each look costs time."""
     n_bytes = [50_000_000]
-    trimmed = []
+    n_looks = 0
+    trimmed: list[int] = []
     spare = SpareMemory(lambda: 300_000, resident_bytes=lambda: n_bytes[0])
     spare._malloc_trim = lambda _: trimmed.append(n_looks)
     for n_looks in range(100):
