@@ -63,7 +63,8 @@ def test_each_version_and_qos_reaches_each(broker: BrokerProcess, version: str, 
         for of, at in itertools.product(VERSIONS, QOS):
             publish(broker, f"{base}/{of}/{at}", "-V", of, "-q", str(at), "-m", "data")
             expected.append(f"{base}/{of}/{at} {min(qos, at)} 0 data")
-        assert lines(subscriber, len(expected)) == expected
+        # At QoS 2 a message is shown once it is released: that of another topic may be faster.
+        assert sorted(lines(subscriber, len(expected))) == sorted(expected)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -154,7 +154,9 @@ def test_mosquittos_own_clients_work_through_the_proxy(
                 publish(qos, "-q", qos, "-m", qos)
             publish("large", "-q", "1", "-s", payload=LARGE)
             messages = subscriber.communicate(timeout=SECONDS)[0].splitlines()
-        assert messages == ["own/0 0", "own/1 1", "own/2 2", f"own/large {LARGE.decode()}"]
+        # At QoS 2 a message is shown once it is released: another may be faster.
+        expected = ["own/0 0", "own/1 1", "own/2 2", f"own/large {LARGE.decode()}"]
+        assert sorted(messages) == expected
         assert "delivered 5, expired 0, dropped 0, left" in proxy.wait_for_account("s")
         assert proxy.stop() == 0
     assert "served 6 clients: messages matched 5, delivered 5" in proxy.log
