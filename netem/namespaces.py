@@ -23,6 +23,9 @@ NAME_PREFIX: Final = "penstock-"
 FOLDER: Final = Path("/run/netns")
 """Where iproute2 keeps names of namespaces."""
 
+CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
+"""What making namespaces and their devices takes, by bit: linux/capability.h."""
+
 END_SECONDS: Final = 5.0
 """How long what was killed in a namespace may take to end."""
 
@@ -42,8 +45,20 @@ def require_root() -> None:
     """
     if os.geteuid() != 0:
         raise NetemError("network namespaces need root; run it with sudo")
+    if missing := _missing_capabilities():
+        raise NetemError(
+            f"network namespaces need {' and '.join(missing)}, which root has not here; run a "
+            "container as privileged"
+        )
     if shutil.which("ip") is None:
         raise NetemError("the program ip is missing; install iproute2")
+
+
+def _missing_capabilities() -> list[str]:
+    """Return what root may not do here of what networks need, as in most containers."""
+    status = Path("/proc/self/status").read_text()
+    held = int(status.partition("CapEff:")[2].split()[0], 16)
+    return [name for name, bit in CAPABILITIES.items() if not held >> bit & 1]
 
 
 def run_ip(*arguments: str, lines: str | None = None) -> str:

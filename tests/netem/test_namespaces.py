@@ -21,12 +21,29 @@ from netem.namespaces import (
 )
 from tests.helpers.networks import NEEDS_ROOT
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def test_without_root_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user learns what to do, not which call failed."""
     monkeypatch.setattr(os, "geteuid", lambda: 1_000)
     with pytest.raises(NetemError, match="need root; run it with sudo"):
         require_root()
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize("name", ["net_admin", "sys_admin"])
+def test_a_root_that_may_not_is_told_what_is_missing(name: str) -> None:
+    """Root of a container, as they are by default, is no root to the kernel."""
+    code = "from netem.namespaces import require_root; require_root()"
+    done = subprocess.run(
+        ["setpriv", f"--bounding-set=-{name}", f"--inh-caps=-{name}", sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"need CAP_{name.upper()}, which root has not here; run a container" in done.stderr
 
 
 @NEEDS_ROOT
