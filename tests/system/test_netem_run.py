@@ -156,10 +156,11 @@ def test_a_result_tells_what_it_is_of(folder: Path) -> None:
     assert info.command == "penstock netem run bad-phase.yaml --short"
     assert info.versions.keys() == {"penstock", "mosquitto"}
     assert info.versions["mosquitto"].startswith("mosquitto 2")
-    assert {each.broker: 0 < each.share < 1 for each in info.processor} == {
-        "penstock": True,
-        "mosquitto": True,
-    }
+    shares = {each.broker: each.share for each in info.processor}
+    assert shares.keys() == {"penstock", "mosquitto"}
+    assert 0 < shares["penstock"] < 1
+    # The kernel counts hundredths of a second, which is what mosquitto takes, or less.
+    assert 0 <= shares["mosquitto"] < 1
     assert (folder / "report.md").exists()
 
 
