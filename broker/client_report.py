@@ -77,7 +77,7 @@ class DecisionFigures(NamedTuple):
 
     Attributes:
         outcome: ``sent``; ``held``, still; or ``gone``, which was held and has left unsent, as
-            it expired or was dropped.
+            it expired, was dropped or went to another member of its shared subscription.
         reason: what the gate held against what.
         topic: Topic Name of the message.
         payload_bytes: of the message.

@@ -112,7 +112,7 @@ def _large_messages(withholding: Report) -> Iterator[str]:
         after = f"after {_seconds(waited)}" if waited else "at once"
         yield f"  the last was sent {age} ago, {after}: {what}"
     else:
-        yield f"  the last was held {age} ago and has expired or was dropped: {what}"
+        yield f"  the last was held {age} ago and has expired, was dropped or moved: {what}"
     yield f"  because {printable(decision['reason'])}"
 
 
