@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 SCENARIO = """
 title: A bad phase
-about: A subscriber behind a link that loses a fifth of its packets for three seconds.
+about: A subscriber behind a link that loses a fifth of its packets for six seconds.
 profiles:
   good:
     upstream: {delay: 0.01, rate: 2500000}
@@ -43,7 +43,7 @@ topology:
     - {between: [cloud, edge], profile: good}
 impairments:
   - link: cloud-edge
-    trace: {at_seconds: [0, 3, 6], profiles: [good, bad, good]}
+    trace: {at_seconds: [0, 3, 9], profiles: [good, bad, good]}
 broker_host: cloud
 brokers:
   penstock: {kind: penstock}
@@ -59,7 +59,7 @@ targets:
   - {figure: lost, broker: penstock, at_most: 0}
   - {figure: lost, broker: mosquitto, at_most: 0}
   - {figure: small p50, broker: penstock, at_most: 0, is_timing: true}
-duration_seconds: 8
+duration_seconds: 11
 drain_seconds: 60
 short: {}
 """
@@ -95,7 +95,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert run.returncode == 0, err
     assert "report: netem-bad-phase/report.md" in out
     assert len([line for line in out.splitlines() if "lost" in line]) == 2
-    assert "traffic for 8 s" in err
+    assert "traffic for 11 s" in err
     assert not left_behind(run.pid)
     return folder / "netem-bad-phase"
 
@@ -112,13 +112,13 @@ def test_nothing_is_lost_at_qos_1_and_order_is_kept(folder: Path) -> None:
             if (each.broker, each.stream) == (row.broker, row.stream)
         ]
         first_times = list(dict.fromkeys(numbers))
-        assert first_times == list(range(32 if row.stream == "small" else 8)), row
+        assert first_times == list(range(44 if row.stream == "small" else 11)), row
 
 
 def test_each_message_is_there_with_its_times(folder: Path) -> None:
     """Due, then published, then acknowledged; the subscriber beside the broker has it at once."""
     rows = read_table(folder, MessageRow)
-    assert len(rows) == 2 * 40
+    assert len(rows) == 2 * 55
     for row in rows:
         assert row.acknowledged_s is not None
         assert row.arrived_s is not None
@@ -133,7 +133,7 @@ def test_messages_are_withheld_where_the_link_was_bad(folder: Path) -> None:
         row for row in read_table(folder, LinkRow) if row.is_impaired and row.broker == "penstock"
     )
     assert bad.begin_s == pytest.approx(3, abs=0.5)
-    assert bad.end_s == pytest.approx(6, abs=0.5)
+    assert bad.end_s == pytest.approx(9, abs=0.5)
     assert all(bad.begin_s < row.begin_s for row in withheld)
     assert all(row.begin_s < bad.end_s + LATE_SECONDS for row in withheld)
 
@@ -145,7 +145,7 @@ def test_memory_is_known_from_before_the_beginning(folder: Path) -> None:
         times = [row.at_s for row in of_broker]
         assert times == sorted(times), broker
         assert times[0] < 0
-        assert times[-1] > 8
+        assert times[-1] > 11
     assert all(row.rss_bytes > 1_000_000 for row in rows)
 
 
