@@ -3,15 +3,15 @@
 Rerun: ``python -m benchmarks.lossy_links``, as root; a look in a minute with ``--quick``.
 
 Brokers stand side by side, each on a host of its own, each with one subscriber at QoS 1 behind a
-link of its own (`netem.network`: real TCP with cubic, packets of 1,500 bytes): Penstock with each
+link of its own (`netem.network`: real TCP, packets of 1,500 bytes): Penstock with each
 policy (T_Q 1 s, the example policy's other values; ``adaptive-learned`` is `adaptive` with
 ``profile: learned``, ``adaptive-breaking`` with `break_off_after`) and mosquitto. Their sessions
 outlive a connection, and the subscriber connects again. ``--link`` says what the links do
-(`CASES`). Most are good (20 ms each way, 20 Mbit/s) and bad in turn, all at the same times, drawn
-from a seed: exponential durations. Publishers beside each broker send 100 bytes every 0.5 s and
-1 MB every 5 s at QoS 1. Latency counts from the moment a message is due to its last byte at the
-subscriber. At the end the links become good, small messages go on for 15 s, and what is missing
-after two minutes is lost.
+(`CASES`), ``--congestion-control`` what the brokers' TCP makes of it. Most links are good (20 ms
+each way, 20 Mbit/s) and bad in turn, all at the same times, drawn from a seed: exponential
+durations. Publishers beside each broker send 100 bytes every 0.5 s and 1 MB every 5 s at QoS 1.
+Latency counts from the moment a message is due to its last byte at the subscriber. At the end the
+links become good, small messages go on for 15 s, and what is missing after two minutes is lost.
 
 Side by side, all brokers of a seed take a tenth of a core, so they do not disturb each other; the
 table says what it was. Seeds run one after the other, or ``--at-once`` so many.
@@ -46,7 +46,7 @@ from benchmarks.peers import EXAMPLE_POLICY, ROOT, find_program, without_queue_l
 from benchmarks.provenance import describe_run
 from netem.changes import Changes, OnOff, Trace
 from netem.errors import NetemError
-from netem.network import Host, Network
+from netem.network import DEFAULT_CONGESTION_CONTROL, Host, Network
 from netem.profiles import GOOD, LOSSY, LOSSY_DOWNSTREAM, Direction, Profile
 
 POLICIES: Final = ("none", "conservative", "probabilistic", "historic", "adaptive")
@@ -166,7 +166,13 @@ class Site:
     """
 
     def __init__(
-        self, network: Network, name: str, seed: int, directory: Path, profile: Profile
+        self,
+        network: Network,
+        name: str,
+        seed: int,
+        directory: Path,
+        profile: Profile,
+        congestion_control: str,
     ) -> None:
         """Start the broker.
 
@@ -176,11 +182,12 @@ class Site:
             seed: of the link's times.
             directory: an empty one.
             profile: of the link at first.
+            congestion_control: of the broker's connections.
         """
         self.name = name
         self.seed = seed
         self._directory = directory
-        self._cloud = network.host(f"cloud-{name}")
+        self._cloud = network.host(f"cloud-{name}", congestion_control=congestion_control)
         self._edge = network.host(f"edge-{name}")
         self.link = network.link(self._cloud, self._edge, profile)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -245,7 +252,11 @@ class Site:
 
 
 def run_side_by_side(
-    brokers: Sequence[str], seeds: Sequence[int], seconds: float, state: State
+    brokers: Sequence[str],
+    seeds: Sequence[int],
+    seconds: float,
+    state: State,
+    congestion_control: str,
 ) -> tuple[list[Outcome], float]:
     """Let each broker serve its subscriber over a link that is bad at the same times.
 
@@ -254,6 +265,7 @@ def run_side_by_side(
         seeds: of those times; the runs of each are side by side too, on networks of their own.
         seconds: that messages are published.
         state: what the links are when they are not good.
+        congestion_control: of the brokers' connections.
 
     Returns:
         What became of each broker on each seed, and the share of one core that all of it took.
@@ -272,7 +284,9 @@ def run_side_by_side(
         for seed, name in itertools.product(seeds, brokers):
             directory = whole / f"{name}-{seed}"
             directory.mkdir()
-            sites.append(Site(networks[seed], name, seed, directory, state.at_first))
+            sites.append(
+                Site(networks[seed], name, seed, directory, state.at_first, congestion_control)
+            )
         for site in sites:
             site.subscribe(expected)
         begin_at = time.monotonic() + CALM_SECONDS
@@ -332,6 +346,9 @@ def run(
     at_once: Annotated[
         int, typer.Option(min=1, help="Runs side by side; a tenth of a core for each.")
     ] = 1,
+    congestion_control: Annotated[
+        str, typer.Option(help="Of the brokers' connections: cubic, bbr.")
+    ] = DEFAULT_CONGESTION_CONTROL,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="File for every single message.")
     ] = None,
@@ -352,7 +369,7 @@ def run(
     for first in range(1, seeds + 1, at_once):
         some = range(first, min(first + at_once, seeds + 1))
         print(f"seeds {list(some)} of {seeds}: {seconds:g} s and what is left", file=sys.stderr)
-        of_some, share = run_side_by_side(names, some, seconds, CASES[link])
+        of_some, share = run_side_by_side(names, some, seconds, CASES[link], congestion_control)
         outcomes += of_some
         shares.append(share)
     comparisons = compare(outcomes)
@@ -364,6 +381,7 @@ def run(
     print(f"All processes took {max(shares):.2f} of one core at most.\n")
     command = f"python -m benchmarks.lossy_links --seeds {seeds} --seconds {seconds:g}"
     command += f" --brokers {','.join(names)} --link {link} --at-once {at_once}"
+    command += f" --congestion-control {congestion_control}"
     about = describe_run(command, [])
     for key, text in about.items():
         print(f"- {key}: {text}")

@@ -23,6 +23,7 @@ class TcpFigures(NamedTuple):
         unacked_segments: sent and not acknowledged.
         retransmissions: segments sent again since the connection began.
         retransmit_ratio: of them among the segments of the recent past, 0 to 1.
+        congestion_control: of the connection, such as ``cubic``; None where it is unknown.
     """
 
     age_seconds: float
@@ -34,6 +35,7 @@ class TcpFigures(NamedTuple):
     unacked_segments: int
     retransmissions: int
     retransmit_ratio: float | None
+    congestion_control: str | None
 
 
 class LinkFigures(NamedTuple):

@@ -22,9 +22,12 @@ class TcpLook:
         retransmissions: those of them that were sent again.
         retransmit_ratio: retransmissions among the data segments of the recent past, 0 to 1, the
             older ones counting less; None where none was sent lately.
+        congestion_control: name of what decides how fast the kernel sends, such as ``cubic``; ""
+            where it does not say.
     """
 
     __slots__ = (
+        "congestion_control",
         "delivery_rate",
         "is_app_limited",
         "looked_at",
@@ -48,6 +51,7 @@ class TcpLook:
         self.segments = 0
         self.retransmissions = 0
         self.retransmit_ratio: float | None = None
+        self.congestion_control = ""
 
 
 class Link:

@@ -151,6 +151,7 @@ def _tcp_figures(look: TcpLook, now: float) -> TcpFigures:
         unacked_segments=look.unacked_segments,
         retransmissions=look.retransmissions,
         retransmit_ratio=_rounded(look.retransmit_ratio),
+        congestion_control=look.congestion_control or None,
     )
 
 

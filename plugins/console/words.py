@@ -82,7 +82,8 @@ def _tcp(tcp: Report) -> str:
     words.append(f"{tcp['retransmissions']:,} segments sent again")
     if ratio is not None:
         words.append(f"{ratio:.1%} of the recent ones")
-    return f"  TCP: {', '.join(words)}"
+    name = tcp["congestion_control"]
+    return f"  TCP{'' if name is None else f' ({name})'}: {', '.join(words)}"
 
 
 def _large_messages(withholding: Report) -> Iterator[str]:

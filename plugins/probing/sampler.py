@@ -50,7 +50,12 @@ from plugins.probing.estimators import RetransmitRatio, SourceEstimates
 from plugins.probing.probe import ProbeTimer
 from plugins.probing.puback import EveryPacketTimer, OnePacketTimer, PubackTimer
 from plugins.probing.stall import StallDetector
-from plugins.probing.tcp_info import TcpInfo, is_tcp_info_supported, read_tcp_info
+from plugins.probing.tcp_info import (
+    TcpInfo,
+    is_tcp_info_supported,
+    read_congestion_control,
+    read_tcp_info,
+)
 
 KERNEL = "tcp_info"
 """Name of the source whose RTTs are smoothed by somebody else."""
@@ -167,7 +172,7 @@ class RttSampler(RunSampler, ProbingSampler, SparingSampler):
                 if is_new and info.rtt > 0:
                     path.take_kernel(info, now)
                 self._write_outstanding(link, path)
-                self._write_look(link, path, info, now)
+                self._write_look(link, path, info, fileno, now)
         probe = path.probe
         if probe is not None and probe.packet_id and not probe.is_told:
             self._tell_overdue(link, probe, now)
@@ -263,12 +268,15 @@ class RttSampler(RunSampler, ProbingSampler, SparingSampler):
         link.outstanding_since = since
         link.outstanding_bytes = n_bytes
 
-    def _write_look(self, link: Link, path: SubscriberPath, info: TcpInfo, now: float) -> None:
+    def _write_look(
+        self, link: Link, path: SubscriberPath, info: TcpInfo, fileno: int, now: float
+    ) -> None:
         """Write what the kernel says of the connection, news or not."""
         tcp = link.tcp
         retransmits = path.retransmits
         if tcp is None or retransmits is None:
             tcp = link.tcp = TcpLook(now)
+            tcp.congestion_control = read_congestion_control(fileno)
             retransmits = path.retransmits = RetransmitRatio(
                 info.data_segs_out, info.total_retrans, now, self._max_age_seconds
             )

@@ -28,7 +28,11 @@ _NO_MIN_RTT = 0xFFFF_FFFF
 
 _IS_LINUX = sys.platform == "linux"
 _TCP_INFO = 11
-"""Linux's number of the option; other systems have other structures under other numbers."""
+_TCP_CONGESTION = 13
+"""Linux's numbers of the options; other systems have other structures under other numbers."""
+
+_NAME_BYTES = 16
+"""TCP_CA_NAME_MAX of linux/tcp.h."""
 
 
 class TcpInfo(NamedTuple):
@@ -100,6 +104,26 @@ def read_tcp_info(fileno: int) -> TcpInfo | None:
         None where the kernel has no answer: not Linux or older than 4.9, no TCP socket, or
         closed.
     """
+    data = _option(fileno, _TCP_INFO, _READ_BYTES)
+    return None if data is None else parse_tcp_info(data)
+
+
+def read_congestion_control(fileno: int) -> str:
+    """Ask the kernel what decides how fast it sends on a connection, such as ``cubic``.
+
+    Args:
+        fileno: file descriptor of a socket, which stays as it is.
+
+    Returns:
+        "" where the kernel has no answer.
+    """
+    data = _option(fileno, _TCP_CONGESTION, _NAME_BYTES)
+    # One object for all connections, of which there may be many thousands.
+    return "" if data is None else sys.intern(data.partition(b"\0")[0].decode("ascii", "replace"))
+
+
+def _option(fileno: int, option: int, n_bytes: int) -> bytes | None:
+    """Return what the kernel says of a TCP connection, or None."""
     if not _IS_LINUX:
         return None
     try:
@@ -110,7 +134,7 @@ def read_tcp_info(fileno: int) -> TcpInfo | None:
     except OSError:
         return None
     try:
-        return parse_tcp_info(borrowed.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _READ_BYTES))
+        return borrowed.getsockopt(socket.IPPROTO_TCP, option, n_bytes)
     except OSError:
         return None
     finally:

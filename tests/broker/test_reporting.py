@@ -74,10 +74,11 @@ def test_the_link_is_told_with_ages_of_its_figures() -> None:
     link.outstanding_bytes, link.unsent_bytes = 100, 4_000
     look = link.tcp = TcpLook(broker.now - 0.25)
     look.delivery_rate, look.retransmissions, look.retransmit_ratio = 9_000, 7, 0.125
+    look.congestion_control = "bbr"
     found = told(broker).link
     assert found[:8] == (0.812346, "puback", 100, 1.5, 0.1, 0.7, 0.05, 0.25)
     assert found[8:11] == (4_000, 0.5, 100)
-    assert found.tcp == TcpFigures(0.25, None, None, 9_000, False, 0, 0, 7, 0.125)
+    assert found.tcp == TcpFigures(0.25, None, None, 9_000, False, 0, 0, 7, 0.125, "bbr")
 
 
 def test_nothing_is_unsent_where_there_is_no_connection() -> None:

@@ -28,6 +28,7 @@ TCP: dict[str, Any] = {
     "unacked_segments": 9,
     "retransmissions": 1_207,
     "retransmit_ratio": 0.125,
+    "congestion_control": "cubic",
 }
 
 DECISION: dict[str, Any] = {
@@ -95,7 +96,7 @@ def test_a_client_with_a_bad_link_and_a_held_message() -> None:
         "  RTT: least 100 ms, smoothed 1.4 s, variance 200 ms",
         "  unanswered for 2.5 s: 100 bytes",
         "  unsent: 8,000 bytes in the broker, 12,000 bytes in the kernel",
-        "  TCP: 9,000 bytes a second, 1,207 segments sent again, 12.5% of the recent ones",
+        "  TCP (cubic): 9,000 bytes a second, 1,207 segments sent again, 12.5% of the recent ones",
         "large messages: 5 were withheld, 4 of them sent then",
         "  held now, for 3.2 s: 1,000,000 bytes on cam/1, looked at again in 1.3 s at the latest",
         "  with it wait 2 more",
@@ -183,8 +184,9 @@ def test_a_connection_that_was_closed_for_what_waited_is_told(n: int, words: str
 def test_a_rate_of_a_path_that_had_too_little_to_send_is_a_least_one() -> None:
     """The kernel says so; the path may carry more."""
     found = describe(client(link={"tcp": TCP | {"is_app_limited": True}}))
-    assert "  TCP: 9,000 bytes a second or more, " in "\n".join(found)
+    assert "  TCP (cubic): 9,000 bytes a second or more, " in "\n".join(found)
     unknown = {"delivery_rate_bytes_per_second": None, "retransmit_ratio": None}
+    unknown["congestion_control"] = None
     found = describe(client(link={"tcp": TCP | unknown}))
     assert "  TCP: 1,207 segments sent again" in found
 

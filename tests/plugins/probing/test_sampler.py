@@ -124,6 +124,17 @@ def test_each_look_writes_what_the_kernel_says(loopback: Loopback) -> None:
     assert (link.tcp.retransmissions, link.tcp.retransmit_ratio) == (0, 0.0)
 
 
+def test_each_connection_says_what_it_sends_by(loopback: Loopback) -> None:
+    """It is asked once: whoever connects again may have come by another listener."""
+    sampler, link = make_sampler(), Link("a")
+    for name in ("reno", "cubic"):
+        loopback.broker.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+        sampler.connected(link, 50.0)
+        sampler.sample(link, loopback.fileno, 50.0)
+        assert link.tcp is not None
+        assert link.tcp.congestion_control == name
+
+
 def test_a_connection_that_never_sent_has_no_rate(loopback: Loopback) -> None:
     """Nothing was acknowledged: the kernel's 0 is not a rate."""
     sampler, link = make_sampler(), Link("a")

@@ -13,6 +13,7 @@ from plugins.probing.tcp_info import (
     TcpInfo,
     is_tcp_info_supported,
     parse_tcp_info,
+    read_congestion_control,
     read_tcp_info,
 )
 from tests.plugins.probing.loopback import Loopback
@@ -99,6 +100,15 @@ def test_bytes_for_a_reader_that_stalls_are_not_sent(loopback: Loopback) -> None
     info = loopback.info()
     assert 0 < info.notsent_bytes < sent
     assert info.delivery_rate > 0
+
+
+def test_the_congestion_control_is_named(loopback: Loopback) -> None:
+    """What a socket asks for, and what it says on its own; what is no TCP connection says none."""
+    assert read_congestion_control(loopback.fileno).isalnum()
+    loopback.broker.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+    assert read_congestion_control(loopback.fileno) == "reno"
+    with socket.socket(socket.AF_UNIX) as local:
+        assert read_congestion_control(local.fileno()) == ""
 
 
 def test_reading_leaves_the_descriptor_open_and_as_it_was(loopback: Loopback) -> None:
