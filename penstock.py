@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import sys
 from pathlib import Path
 from typing import Final
@@ -36,6 +37,18 @@ def usage() -> str:
     )
 
 
+def open_standard_files() -> None:
+    """Let what is closed of standard input, output and error be /dev/null, as after ``<&-``.
+
+    Else the next file or socket that is opened becomes it, and programs read and write there.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            file = Path(os.devnull).open(mode)  # noqa: SIM115 - open to the end
+            os.set_inheritable(file.fileno(), True)
+            setattr(sys, name, file)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the named program.
 
@@ -45,6 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The program's exit status; 2 where no such program is named.
     """
+    open_standard_files()
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage(), file=sys.stdout if arguments else sys.stderr)

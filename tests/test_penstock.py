@@ -52,3 +52,18 @@ def test_bench_without_a_checkout_says_so(
     monkeypatch.setattr(penstock, "__file__", str(tmp_path / "penstock.py"))
     assert penstock.main(["bench"]) == 2
     assert "checkout" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("redirection", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_a_closed_standard_file_is_an_empty_one(redirection: str) -> None:
+    """What is opened next does not take its place, neither here nor in a program started here."""
+    code = (
+        "import os, penstock, subprocess, sys; penstock.main(['--version']); "
+        "told = subprocess.run([sys.executable, '-c', 'import os; os.fstat(0); os.fstat(1)']); "
+        "sys.exit(told.returncode + 10 * (os.open('.', os.O_RDONLY) < 3))"
+    )
+    command = f'"$0" -c "$1" {redirection}'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable, code], cwd=Path(penstock.__file__).parent, check=False
+    )
+    assert done.returncode == 0
