@@ -11,6 +11,7 @@ once, however often the program is killed.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -39,6 +40,12 @@ from spark_bridge.telemetry import (
 
 _LOOK_SECONDS: Final = 0.25
 """How long each running query is waited for before all are asked for their progress."""
+
+
+_TASKS_END_SECONDS: Final = 10.0
+"""How long the tasks of a stopped query may take to end; Spark interrupts them."""
+
+_TASKS_LOOK_SECONDS: Final = 0.02
 
 
 class PipelineError(BridgeError):
@@ -158,8 +165,7 @@ class _Pipeline:
     def run(self) -> None:
         """Follow the queue if that is asked for, then read what is there, then let it go."""
         seconds = self._options.trigger_seconds
-        for name, folder in self._folders().items():
-            prepare_folder(folder, self._options.checkpoint / name)
+        self._sweep()
         # The file source wants its directory to be there.
         self._options.output.mkdir(parents=True, exist_ok=True)
         if seconds is not None:
@@ -168,6 +174,9 @@ class _Pipeline:
             self._watch(following, stop_at=1)
         self._watch([self._ingest(availableNow=True)], stop_at=2)
         self._watch(self._aggregate(availableNow=True), stop_at=2)
+        # What a query was doing when it was stopped is litter as well.
+        self._wait_for_tasks()
+        self._sweep()
         self._release()
 
     def summary(self) -> Summary:
@@ -209,6 +218,24 @@ class _Pipeline:
         if self._options.aggregate is not None:
             folders |= {name: self._options.aggregate / name for name in ("windows", "unusable")}
         return folders
+
+    def _sweep(self) -> None:
+        """Delete what stands in no list, in each folder. No query may be running."""
+        for name, folder in self._folders().items():
+            prepare_folder(folder, self._options.checkpoint / name)
+
+    def _wait_for_tasks(self) -> None:
+        """Come back once the tasks of queries that were stopped have ended.
+
+        A query that is stopped tells them to end and does not wait; until then they write.
+        """
+        java = self._spark.sparkContext._jsc  # noqa: SLF001 - nothing else tells of tasks
+        tracker = java.sc().statusTracker()
+        deadline = time.monotonic() + _TASKS_END_SECONDS
+        while any(each.numRunningTasks() for each in tracker.getExecutorInfos()):
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_TASKS_LOOK_SECONDS)
 
     def _start(self, rows: DataFrame, name: str, tally: Tally, trigger: dict[str, Any]) -> _Running:
         writer = rows.writeStream.format("parquet").queryName(name).trigger(**trigger)

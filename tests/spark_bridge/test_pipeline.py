@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
 
@@ -104,6 +105,25 @@ def test_a_run_that_follows_reads_what_waits_when_it_is_stopped(
     summary = run(spark, following, stop_requests=stop_requests, on_progress=told.append)
     assert summary.ingested_messages == sent == 3 * len(HOSTS)
     assert held(gateway) == 0
+
+
+def test_what_a_stopped_query_was_writing_is_no_message(
+    spark: SparkSession, gateway: QueueClient, tmp_path: Path
+) -> None:
+    """Stopped between a task's end and the batch's, Spark leaves a file that no list has."""
+    sent = put(gateway, [1_000.0])
+    told: list[Summary] = []
+    folder = tmp_path / "messages"
+
+    def stop_requests() -> int:
+        if told:
+            written = next(folder.glob("part-*.parquet"))
+            (folder / "part-00009-stopped.parquet").write_bytes(written.read_bytes())
+        return bool(told)
+
+    following = options(gateway, tmp_path, trigger_seconds=0.1)
+    run(spark, following, stop_requests=stop_requests, on_progress=told.append)
+    assert ds.dataset(folder, format="parquet").count_rows() == sent
 
 
 def test_a_second_request_leaves_the_rest_in_the_queue(
