@@ -22,6 +22,9 @@ T = TypeVar("T")
 
 _LONGEST_TEXT_SHOWN = 80
 
+_NO_VALUES = (":merge", ":value")
+"""Ends of the tags of the keys `<<` and `=`, which YAML resolves as it reads their mapping."""
+
 
 def read_mapping(path: str | Path) -> dict[str, Any]:
     """Return the top level of a YAML file, {} where the file is empty.
@@ -113,7 +116,7 @@ def _problems_of_node(root: yaml.Node, loader: yaml.SafeLoader) -> list[ConfigPr
         if isinstance(node, yaml.MappingNode):
             problems.extend(_problems_of_keys(node, path))
             for key, value in node.value:
-                if isinstance(key, yaml.ScalarNode):
+                if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(_NO_VALUES):
                     problems.extend(_problems_of_scalar(key, path, loader))
                 look(value, join(path, key.value), parents | {id(node)})
         elif isinstance(node, yaml.SequenceNode):
@@ -129,10 +132,10 @@ def _problems_of_node(root: yaml.Node, loader: yaml.SafeLoader) -> list[ConfigPr
 def _problems_of_scalar(
     node: yaml.ScalarNode, path: str, loader: yaml.SafeLoader
 ) -> list[ConfigProblem]:
-    """Find a date such as 2026-13-01, or a number with more digits than Python reads."""
+    """Find a date such as 2026-13-01, a number of more digits than Python reads, or `!!bool x`."""
     try:
         loader.construct_object(node)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, LookupError, AttributeError):
         place = path or f"line {node.start_mark.line + 1}"
         return [ConfigProblem(place, show(node.value), "a number or a date, or text in quotes")]
     return []

@@ -111,6 +111,12 @@ def test_check_across_fields_names_the_whole() -> None:
     assert problems_of({"name": "bad"}) == [("plugins.example", "{'name': 'bad'}", "a good name")]
 
 
+def test_a_mapping_may_be_merged_into_another() -> None:
+    """YAML's `<<` is a key by its form alone."""
+    text = "a: &a {b: 1, c: 2}\nd: {<<: *a, c: 3}"
+    assert parse_mapping(text, "policy.yaml") == {"a": {"b": 1, "c": 2}, "d": {"b": 1, "c": 3}}
+
+
 @pytest.mark.parametrize(
     ("text", "path"),
     [
@@ -120,6 +126,9 @@ def test_check_across_fields_names_the_whole() -> None:
         ("2026-02-30: 1", "line 1"),
         ("0b_", "line 1"),
         (f"a: {'1:' * 300}1.5", "a"),
+        ("a: !!bool maybe", "a"),
+        ("a: !!timestamp today", "a"),
+        ("a: !!int ''", "a"),
     ],
 )
 def test_what_looks_like_a_number_or_a_date_and_is_none_is_named(text: str, path: str) -> None:
