@@ -428,7 +428,7 @@ class Core:
             share=share.topic_filter,
         )
         if session.outbox.n_messages:
-            share.holders[session] = None
+            share.holders[session] = False
 
     async def choose_allowed(
         self, share: SharedSubscription, message: Message, now: float

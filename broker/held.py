@@ -131,7 +131,8 @@ class Held:
         """
         may_all_go = n_messages >= sum(map(len, self.chains.values()))
         # A client with thousands of chains that comes and goes must not cost 30 ms each time.
-        held = itertools.chain.from_iterable(self.chains.values()) if may_all_go else self.waiting()
+        oldest_first = (self.chains[large.message.topic] for large in self.firsts)
+        held = itertools.chain.from_iterable(oldest_first) if may_all_go else self.waiting()
         taken = list(itertools.islice(filter(is_wanted, held), n_messages))
         gone = set(taken)
         rests: list[deque[Delivery]] = []

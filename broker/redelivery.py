@@ -40,7 +40,13 @@ messages, so that members that become idle together share what has piled up."""
 
 
 FEW_MESSAGES: Final = 64
-"""What a member may hold to be asked often: to look at so many takes some 20 us."""
+"""What a member may hold to be asked often: to look at so many takes some 20 us. One with a long
+backlog would be looked through for each acknowledgement of another."""
+
+
+ASKED_AGAIN: Final = 4
+"""Holders that had nothing which could leave with a member: it asks so many of them each time, with
+each acknowledgement maybe. There may be a thousand, and the gate takes some 10 us for each."""
 
 
 SLICE_MESSAGES: Final = 1000
@@ -66,56 +72,56 @@ def take_over(session: Session, now: float) -> bool:
     if connection is None or session.outbox.n_messages or not connection.has_quota():
         return False
     n_free = min(TAKE_MESSAGES, connection.send_quota - len(session.inflight))
+    n_asked_again = 0
     for share in session.shares:
-        for holder in list(share.holders):
-            if holder is session:
+        for holder, was_refused in list(share.holders.items()):
+            if holder is session or (was_refused and n_asked_again == ASKED_AGAIN):
                 continue
-            deliveries = _take_from(holder, share, n_free, session, now)
+            n_asked_again += was_refused
+            deliveries, has_refused = _take_from(holder, share, n_free, session, now)
             if not deliveries:
-                if not _may_give_later(holder):
-                    del share.holders[holder]
+                del share.holders[holder]
+                if has_refused and holder.outbox.n_messages <= FEW_MESSAGES:
+                    share.holders[holder] = True  # behind the others, until a path is good
             elif _move(holder, deliveries, now, taker=session):
                 return True
     return False
 
 
-def _may_give_later(holder: Session) -> bool:
-    """Say whether a holder is asked again: what nobody may have yet is wanted when a path is good.
-
-    One with a long backlog is not: it would be looked through for each acknowledgement.
-    """
-    outbox = holder.outbox
-    return outbox.is_withholding and outbox.n_messages <= FEW_MESSAGES
-
-
 def _take_from(
     holder: Session, share: SharedSubscription, n_messages: int, taker: Session, now: float
-) -> list[Delivery]:
+) -> tuple[list[Delivery], bool]:
     """Take messages of a share out of a session: inflight ones only where it is away.
 
     What could not leave with the taker either stays: two members would take it from each other
-    for ever.
+    for ever. Of large messages one goes, as they leave one at a time, with a fresh decision after
+    each: the others would wait anew, and the bound of their wait with them.
+
+    Returns:
+        (what was taken, whether there is something large that the taker may not have now).
     """
     name = share.topic_filter
     if holder.connection is None:
         taken = _take_inflight(holder, {name}, n_messages)
-        return taken + holder.outbox.take_where(lambda d: d.share == name, n_messages - len(taken))
+        taken += holder.outbox.take_where(lambda d: d.share == name, n_messages - len(taken))
+        return taken, False
     if _is_asked(holder.core):
-        return []  # with whom it is, it may be received: this is known of nobody else yet
-    is_open = True
+        return [], False  # with whom it is, it may be received: this is known of nobody else yet
+    is_open, has_refused = True, False
 
     def can_leave(delivery: Delivery) -> bool:
-        nonlocal is_open
+        nonlocal is_open, has_refused
         if delivery.share != name:
             return False
         message = delivery.message
         if not message.is_large or not taker.outbox.is_large(message):
             return True
-        if is_open:
-            is_open = taker.outbox.lets(message, now)
-        return is_open
+        is_let = is_open and taker.outbox.lets(message, now)
+        has_refused |= is_open and not is_let
+        is_open = False
+        return is_let
 
-    return holder.outbox.take_where(can_leave, n_messages)
+    return holder.outbox.take_where(can_leave, n_messages), has_refused
 
 
 def _take_inflight(
@@ -134,7 +140,7 @@ def member_came(session: Session) -> None:
         for member in share.members:
             other = member.session
             if other.connection is None and (other.outbox.n_messages or len(other.inflight)):
-                share.holders[other] = None
+                share.holders[other] = False
     if session.connection is not None:
         session.connection.want_pump()
 
@@ -148,7 +154,7 @@ def connection_lost(session: Session, now: float) -> None:
     _move(session, waiting, now)
     if session.outbox.n_messages or len(session.inflight):
         for share in lively.values():
-            share.holders[session] = None
+            share.holders[session] = False
             _wake(share)
 
 

@@ -32,8 +32,9 @@ class SharedSubscription:
     Attributes:
         topic_filter: ``$share/{ShareName}/{filter}`` as subscribed.
         members: one target for each session, in the order in which they joined.
-        holders: sessions that may hold messages of this share which wait; each is an ordered
-            set's member, and one that holds nothing may stand in it.
+        holders: sessions that may hold messages of this share which wait, in the order in which
+            they are asked for them; True where another member could have none of it when it
+            asked. One that holds nothing may stand in it.
         n_durable: members whose session outlives the process.
     """
 
@@ -42,7 +43,7 @@ class SharedSubscription:
     def __init__(self, topic_filter: str) -> None:
         self.topic_filter = topic_filter
         self.members: list[Target] = []
-        self.holders: dict[Session, None] = {}
+        self.holders: dict[Session, bool] = {}
         self.n_durable = 0
         self._turn = 0
 

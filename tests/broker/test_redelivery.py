@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from broker.extensions import Verdict
 from broker.limits import Limits
-from broker.link import Link
-from broker.message import Message
 from broker.mqtt.packets import (
     Disconnect,
     PubAck,
@@ -22,21 +17,11 @@ from broker.mqtt.packets import (
     PubRel,
     Unsubscribe,
 )
-from broker.outbox_rules import OpenGate
 from broker.redelivery import SLICE_MESSAGES
 from tests.helpers.access import Access
 from tests.helpers.durable import DurableBroker
+from tests.helpers.shares import LASTING, SHARE, check_books, member
 from tests.helpers.virtual import VirtualBroker, VirtualClient
-
-SHARE = "$share/workers/jobs"
-LASTING = {"session_expiry_interval": 100}
-
-
-def member(broker: VirtualBroker, client_id: str, qos: int = 1, **properties: Any) -> VirtualClient:
-    """Connect a member of the share, with a session that lasts."""
-    client = broker.connect(client_id, clean_start=False, properties=LASTING | properties)
-    client.subscribe(SHARE, qos)
-    return client
 
 
 def publish(broker: VirtualBroker, n_messages: int, qos: int = 1) -> list[bytes]:
@@ -46,15 +31,6 @@ def publish(broker: VirtualBroker, n_messages: int, qos: int = 1) -> list[bytes]
     for number, payload in enumerate(payloads):
         publisher.publish("jobs", payload, qos=qos, packet_id=number + 1 if qos else 0)
     return payloads
-
-
-def check_books(broker: VirtualBroker) -> None:
-    """Every session's account balances, and so does the broker's."""
-    outstanding = 0
-    for session in broker.core.sessions:
-        session.check_invariants()
-        outstanding += session.ledger.outstanding()
-    assert broker.core.ledger().outstanding() == outstanding
 
 
 def test_what_was_not_sent_goes_to_another_member_when_the_connection_is_lost() -> None:
@@ -273,79 +249,6 @@ def test_what_has_expired_is_not_handed_on() -> None:
     broker.advance(6)
     assert member(broker, "other").payloads() == []
     assert broker.core.ledger().expired == 2
-    check_books(broker)
-
-
-class Closed(OpenGate):
-    """A gate that holds every large message back from some clients."""
-
-    def __init__(self, *client_ids: str) -> None:
-        self.held = client_ids
-
-    def threshold_s(self, topic: str) -> int | None:
-        """The same for every topic."""
-        del topic
-        return 10
-
-    def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
-        """Hold back."""
-        del message, sojourn
-        return Verdict(link.client_id not in self.held, now + 60, "test")
-
-
-def test_a_withheld_message_goes_to_a_member_that_may_have_it() -> None:
-    """A large message that is withheld from one member is not withheld from an idle one."""
-    broker = VirtualBroker(gate=Closed("held"))
-    held = member(broker, "held")
-    broker.connect("p").publish("jobs", b"x" * 20, qos=1)
-    assert held.payloads() == []
-    assert member(broker, "free").payloads() == [b"x" * 20]
-    check_books(broker)
-
-
-def test_a_large_message_is_given_to_a_member_that_may_have_it_now() -> None:
-    """An idle member with a good path gets it, whosever turn it is; where none has, it waits."""
-    gate = Closed("held")
-    broker = VirtualBroker(gate=gate)
-    held, free = member(broker, "held"), member(broker, "free")
-    publisher = broker.connect("p")
-    for number in range(3):
-        publisher.publish("jobs", b"%d" % number * 20, qos=1, packet_id=number + 1)
-        assert free.acknowledge() == [b"%d" % number * 20]
-    publisher.publish("jobs", b"small", qos=1)
-    assert held.acknowledge() == [b"small"]
-    assert held.session.ledger.withheld_total == 0
-    gate.held = ("held", "free")
-    free.connection.pause_sending(broker.now)
-    publisher.publish("jobs", b"x" * 20, qos=1)
-    assert held.session.outbox.n_withheld == 1
-    free.connection.resume_sending(broker.now)
-    free.session.link_changed()
-    broker.settle()
-    assert free.payloads() == []
-    gate.held = ("held",)
-    free.session.link_changed()  # its path has become good; it has nothing else to do
-    broker.settle()
-    assert free.acknowledge() == [b"x" * 20]
-    check_books(broker)
-
-
-def test_members_do_not_take_withheld_messages_from_each_other_for_ever() -> None:
-    """Each has a withheld message, so neither has nothing to do: the broker comes to rest."""
-    broker = VirtualBroker(gate=Closed("a", "b"))
-    a, b = member(broker, "a"), member(broker, "b")
-    for client in (a, b):
-        client.subscribe("own/#", 1)
-    publisher = broker.connect("p")
-    publisher.publish("own/1", b"x" * 20)
-    for number in range(3):
-        publisher.publish("jobs", b"x" * 20, qos=1, packet_id=number + 1)
-    for client in (a, b):
-        client.connection.resume_sending(broker.now)
-    broker.settle()
-    held = sum(client.session.outbox.n_messages for client in (a, b))
-    assert held == 5
-    assert broker.core.ledger().moved == 0
     check_books(broker)
 
 
