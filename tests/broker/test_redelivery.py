@@ -20,7 +20,7 @@ from broker.mqtt.packets import (
 from broker.redelivery import SLICE_MESSAGES
 from tests.helpers.access import Access
 from tests.helpers.durable import DurableBroker
-from tests.helpers.shares import LASTING, SHARE, check_books, member
+from tests.helpers.shares import LASTING, SHARE, Closed, check_books, member
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 
@@ -305,7 +305,7 @@ def test_what_a_durable_member_held_goes_to_another_one_after_a_restart() -> Non
 
 
 class ShareMachine(RuleBasedStateMachine):
-    """Three workers of one share that come, stall and go as workers do.
+    """Three workers of one share that come, stall and go as workers do, on paths good and bad.
 
     While the share has a member with a session, no QoS 1 message is lost; no QoS 2 message
     comes twice; the books balance.
@@ -313,7 +313,8 @@ class ShareMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.broker = VirtualBroker(Limits(inflight_messages=2))
+        self.gate = Closed()
+        self.broker = VirtualBroker(Limits(inflight_messages=2), gate=self.gate)
         self.publisher = self.broker.connect("p")
         self.clients: dict[str, VirtualClient] = {}
         self.unanswered: dict[str, list[Publish]] = {"a": [], "b": [], "c": []}
@@ -354,12 +355,12 @@ class ShareMachine(RuleBasedStateMachine):
         client.subscribe(SHARE, qos)
         self.read()
 
-    @rule(qos=st.integers(0, 2), n_messages=st.integers(1, 5))
-    def publish(self, qos: int, n_messages: int) -> None:
-        """Jobs come."""
-        for _ in range(n_messages):
+    @rule(qos=st.integers(0, 2), n_bytes=st.lists(st.sampled_from([1, 20]), min_size=1, max_size=5))
+    def publish(self, qos: int, n_bytes: list[int]) -> None:
+        """Jobs come, small and large."""
+        for width in n_bytes:
             self.number += 1
-            payload = b"%d" % self.number
+            payload = b"%*d" % (width, self.number)
             self.publisher.publish("jobs", payload, qos=qos)
             if qos == 1:
                 self.expected.add(payload)
@@ -391,6 +392,15 @@ class ShareMachine(RuleBasedStateMachine):
         else:
             client.connection.resume_sending(self.broker.now)
             self.broker.settle()
+        self.read()
+
+    @rule(bad=st.sets(st.sampled_from("abc")))
+    def paths(self, bad: set[str]) -> None:
+        """Paths become good or bad."""
+        self.gate.held = tuple(bad)
+        for session in self.broker.core.sessions:
+            session.link_changed()
+        self.broker.settle()
         self.read()
 
     @precondition(lambda self: self.clients)

@@ -5,27 +5,9 @@ from __future__ import annotations
 from broker.extensions import Verdict
 from broker.link import Link
 from broker.message import Message
-from broker.outbox_rules import OpenGate
 from broker.redelivery import ASKED_AGAIN
-from tests.helpers.shares import check_books, member
+from tests.helpers.shares import Closed, check_books, member
 from tests.helpers.virtual import VirtualBroker
-
-
-class Closed(OpenGate):
-    """A gate that holds every large message back from some clients."""
-
-    def __init__(self, *client_ids: str) -> None:
-        self.held = client_ids
-
-    def threshold_s(self, topic: str) -> int | None:
-        """The same for every topic."""
-        del topic
-        return 10
-
-    def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
-        """Hold back."""
-        del message, sojourn
-        return Verdict(link.client_id not in self.held, now + 60, "test")
 
 
 def test_a_withheld_message_goes_to_a_member_that_may_have_it() -> None:

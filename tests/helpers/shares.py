@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from broker.extensions import Verdict
+from broker.link import Link
+from broker.message import Message
+from broker.outbox_rules import OpenGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 SHARE = "$share/workers/jobs"
@@ -24,3 +28,20 @@ def check_books(broker: VirtualBroker) -> None:
         session.check_invariants()
         outstanding += session.ledger.outstanding()
     assert broker.core.ledger().outstanding() == outstanding
+
+
+class Closed(OpenGate):
+    """A gate that holds every large message back from some clients."""
+
+    def __init__(self, *client_ids: str) -> None:
+        self.held = client_ids
+
+    def threshold_s(self, topic: str) -> int | None:
+        """The same for every topic."""
+        del topic
+        return 10
+
+    def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
+        """Hold back."""
+        del message, sojourn
+        return Verdict(link.client_id not in self.held, now + 60, "test")
