@@ -294,6 +294,12 @@ class Measures:
         return Verdict(target, value, over_value, is_met, is_judged, text)
 
 
+def percent(share: float) -> float:
+    """Return per cent with one decimal, rounded down: 100 % is said of all alone."""
+    # 0.57 is less by as much as it cannot be written.
+    return math.floor(1000 * share + 1e-9) / 10
+
+
 def show(figure: str, value: float) -> str:
     """Return a figure in words, with its unit; a dash for what is not known."""
     kind = figure.rpartition(" ")[2]
@@ -308,7 +314,7 @@ def show(figure: str, value: float) -> str:
         # Nothing has no sign.
         return f"{megabytes:.0f} MB" if megabytes >= 100 else f"{round(megabytes, 1) + 0:.1f} MB"
     if kind in (SHARE_AS_FAST, "withheld_share"):
-        return f"{100 * value:.1f} %"
+        return f"{percent(value):.1f} %"
     if kind == "withheld_outside":
         return f"{value:.1f} s"
     return f"{value:.0f}"

@@ -22,6 +22,9 @@ Place: TypeAlias = tuple[int | str, ...]
 STRICT: Final[dict[str, Any]] = {"extra": "forbid", "strict": True}
 """`__pydantic_config__` of what stands in a file: no other keys, and no guessing at types."""
 
+NO_KEY: Final[dict[str, Any]] = {"is_key": False}
+"""Metadata of a field that is not given in the file."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
@@ -156,7 +159,7 @@ def _in_words(place: Place, kind: Any, detail: ErrorDetails) -> Mistake:
                 else Mistake(place, f"{detail['ctx']['error']}")
             )
         case "unexpected_keyword_argument":
-            keys = ", ".join(each.name for each in fields(kind))
+            keys = ", ".join(each.name for each in fields(kind) if each.metadata != NO_KEY)
             return Mistake(place, f"no such key; allowed: {keys}")
         case "missing_argument" | "missing":
             return Mistake(place, "missing")

@@ -34,7 +34,7 @@ from netem.canvas import (
     spread,
     tidy,
 )
-from netem.measures import Measures, show
+from netem.measures import Measures, percent, show
 from netem.outcomes import Outcome
 from netem.run_file import RunInfo
 from netem.size_plots import draw_memory_by_latency, draw_sizes
@@ -302,9 +302,8 @@ def _share_title(measures: Measures) -> str:
     if over is not None:
         share = measures.figure(f"{small} share_as_fast", focus, over=over)
         if not math.isnan(share):
-            # Rounded down: 100 % is said of all alone.
-            percent = math.floor(1000 * share) / 10
-            return f"{percent:g} % of {small} messages at least as fast with {focus} as with {over}"
+            much = f"{percent(share):g} %"
+            return f"{much} of {small} messages at least as fast with {focus} as with {over}"
     return begin(f"{small} messages: p50 of {compare(measures, f'{small} p50')}")
 
 

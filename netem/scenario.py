@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
 from netem.changes import Changes, OnOff, Trace
-from netem.mistakes import STRICT, Mistake, MistakesError, Place
+from netem.mistakes import NO_KEY, STRICT, Mistake, MistakesError, Place
 from netem.profiles import Direction, Profile
 
 LEAST_PAYLOAD_BYTES: Final = 24
@@ -369,7 +369,7 @@ class Scenario:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
-    name: str
+    name: str = field(metadata=NO_KEY)
     title: str
     about: str
     topology: Topology

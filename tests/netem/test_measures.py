@@ -209,7 +209,9 @@ def test_figures_are_shown_with_their_unit() -> None:
     assert show("large mean", math.inf) == "∞"
     assert show("memory", 12_340_000) == "12.3 MB"
     assert show("lost", 3.0) == "3"
-    assert show("small share_as_fast", 0.954) == "95.4 %"
+    assert show("small share_as_fast", 0.57) == "57.0 %"
+    assert show("small share_as_fast", 0.9999) == "99.9 %"
+    assert show("small share_as_fast", 1.0) == "100.0 %"
     assert show("withheld_outside", 1.25) == "1.2 s"
     assert show("memory", math.nan) == "-"
 

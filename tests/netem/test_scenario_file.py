@@ -168,7 +168,7 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     (
         "title: A",
         "titel: A",
-        ["title: missing", "titel: no such key; allowed: name, title, about, "],
+        ["title: missing", "titel: no such key; allowed: title, about, "],
     ),
     ("title: A", "name: x\ntitle: A", ["name: no such key; "]),
     (
@@ -532,7 +532,7 @@ def test_a_mistake_is_told_with_file_place_and_what_is_allowed(
             "short.brokers.third.command: no key of kind mosquitto; allowed: beside command",
         ),
         ("short: {name: x}", "name: no such key; the name is that of the file"),
-        ("short: {nane: x}", "short.nane: no such key; allowed: name, title"),
+        ("short: {nane: x}", "short.nane: no such key; allowed: title, about"),
     ],
 )
 def test_a_mistake_of_the_short_length_is_told_where_it_stands(
