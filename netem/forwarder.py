@@ -291,9 +291,10 @@ def main() -> None:
 
     The one argument is what the names of its namespaces begin with.
     """
-    # Ctrl-C reaches every process of the terminal; this one ends with the program it serves.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # What a terminal sends, when it is closed too, reaches all of its processes; this one ends with
+    # the program it serves, and takes down what that has left.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
     try:
         Forwarder(0, 1).run()
     except BrokenPipeError:  # whoever asked has ended

@@ -410,6 +410,19 @@ def test_nothing_is_left_when_the_program_is_killed(
     assert not our_devices(owner.pid)
 
 
+def test_nothing_is_left_when_the_terminal_is_closed(own_names: str) -> None:
+    """All of its processes are told, the forwarder too; brokers take it as a wish to read again."""
+    command = python(OWNER, "tun", own_names)
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True
+    ) as owner:
+        assert owner.stdout is not None
+        namespace, forwarder, _ = owner.stdout.readline().decode().split()
+        os.killpg(owner.pid, signal.SIGHUP)
+    wait_until(lambda: not is_running(int(forwarder)))
+    assert not (FOLDER / namespace).exists()
+
+
 def test_what_a_crash_has_left_is_removed_by_the_next_network(engine: str, own_names: str) -> None:
     """Program and forwarder are killed at once: the next start removes their namespaces."""
     command = python(OWNER, engine, own_names)
