@@ -187,8 +187,10 @@ def ended_by_signals() -> Iterator[None]:
     Raises:
         SystemExit: after a signal, with 128 and its number.
     """
-    # The last is that of a terminal that goes away.
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    # A terminal that goes away; under nohup the run goes on.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
         # Whoever is impatient would only stop what is being taken down.

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -144,6 +145,15 @@ def test_the_command_that_makes_it_again_says_what_was_chosen() -> None:
     assert plain == "penstock netem run field-run"
 
 
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Restore what SIGHUP does, which differs by how tests are started."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_run_once(
     number: signal.Signals, capsys: pytest.CaptureFixture[str]
@@ -166,3 +176,12 @@ def test_a_signal_ends_the_run_once(
     assert taken_down == ["everything"]
     assert signal.getsignal(number) == before
     assert capsys.readouterr().err == "penstock netem: taken down\n"
+
+
+@pytest.mark.usefixtures("handlers")
+def test_under_nohup_a_run_outlives_its_terminal() -> None:
+    """Half an hour is long for a connection to the machine where it is run."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with ended_by_signals():
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
