@@ -122,6 +122,8 @@ class Held:
     ) -> tuple[list[Delivery], list[deque[Delivery]]]:
         """Take out messages wherever they stand, the oldest first where not all may go.
 
+        Where all may, they are asked for topic by topic, beginning with the oldest large message.
+
         Args:
             is_wanted: says of a message whether it goes.
             n_messages: how many at most.
