@@ -573,13 +573,18 @@ class Plugin:
             PenstockError: the plugin cannot work; the broker ends with status 2.
         """
 
-    async def reload(self) -> None:
+    async def reload(self) -> Sequence[str]:
         """Read again what the plugin took from files, at SIGHUP, with clients connected.
+
+        Returns:
+            What was read, for the log: each file behind the key that names it, such as
+            ``password_file /etc/penstock/passwords``.
 
         Raises:
             PenstockError: what is there now cannot be used; the plugin goes on with what it
                 has. The broker logs it.
         """
+        return ()
 
     async def close(self) -> None:
         """Finish what was accepted and free everything; called after all listeners closed."""

@@ -85,6 +85,11 @@ class Tls:
     minimum_version: float = 1.2
     ciphers: str | None = None
 
+    def files(self) -> list[str]:
+        """Return each file that is read, behind its key."""
+        named = ("certfile", "keyfile", "cafile", "capath")
+        return [f"{key} {getattr(self, key)}" for key in named if getattr(self, key)]
+
 
 @dataclass(frozen=True, slots=True)
 class Listener:

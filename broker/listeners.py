@@ -224,24 +224,24 @@ class Listening:
             )
         return context
 
-    def reload(self) -> bool:
+    def reload(self) -> list[str] | None:
         """Read the files of TLS again, for connections from now on.
 
         Returns:
-            False where they cannot be used: that is logged, and those of before stay in use.
+            The files behind their keys; None where they cannot be used: that is logged, and
+            those of before stay in use.
         """
         tls = self.listener.tls
         if tls is None:
-            return True
+            return []
         try:
             self._context = self._new_context(tls)
         except TlsFilesError as error:
             self._logger.error(  # noqa: TRY400 (a user's mistake)
                 "listener %s: %s; the certificate of before stays in use", self.listener.name, error
             )
-            return False
-        self._logger.info("listener %s: certificate read again", self.listener.name)
-        return True
+            return None
+        return tls.files()
 
     def close(self) -> None:
         """Listen no more; connections stay."""

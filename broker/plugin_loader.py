@@ -59,6 +59,7 @@ class LoadedPlugins:
 
     Attributes:
         plugins: in the order of the file.
+        names: of each of them, under `plugins`.
         gate: the one delivery gate, or None.
         samplers: in the order of the file.
         payload_store: a plugin's, or the broker's own.
@@ -68,6 +69,7 @@ class LoadedPlugins:
     """
 
     plugins: tuple[Plugin, ...] = ()
+    names: tuple[str, ...] = ()
     gate: DeliveryGate | None = None
     samplers: tuple[LinkSampler, ...] = ()
     payload_store: PayloadStore = field(default_factory=ReferenceStore)
@@ -75,28 +77,41 @@ class LoadedPlugins:
     access: tuple[AccessControl, ...] = ()
     authenticators: tuple[Authenticator, ...] = ()
 
-    async def reload(self, logger: logging.Logger, *, is_rest_taken: bool = True) -> None:
-        """Let every plugin read its files again, and log whether all could be used.
+    async def reload(
+        self,
+        logger: logging.Logger,
+        *,
+        at_start_alone: str,
+        read: Iterable[str] = (),
+        failed: Iterable[str] = (),
+    ) -> None:
+        """Let every plugin read its files again, and log what was read and what was not.
 
         Args:
-            logger: told of each plugin whose files could not; it goes on with what it has.
-            is_rest_taken: whether what the program itself has read again could be used.
+            logger: told why a plugin's files could not be used; it goes on with what it has.
+            at_start_alone: what the program reads at its start and not here, for the log.
+            read: what the program itself has read again, as `Plugin.reload` names it.
+            failed: keys of what it could not use.
         """
-        is_taken = is_rest_taken
-        for plugin in self.plugins:
+        read, failed = list(read), list(failed)
+        for name, plugin in zip(self.names, self.plugins, strict=True):
+            path = f"plugins.{name}"
             try:
-                await plugin.reload()
+                read += [f"{path}.{file}" for file in await plugin.reload()]
             except PenstockError as error:
                 logger.error("not reloaded: %s", error)  # noqa: TRY400 (a user's mistake)
+                failed.append(path)
             except Exception:  # one plugin's fault must not end the program
                 logger.exception("plugin %s did not reload", type(plugin).__name__)
-            else:
-                continue
-            is_taken = False
-        if is_taken:
-            logger.info("reloaded")
-        else:
-            logger.warning("reloaded, but for what is named above")
+                failed.append(path)
+        told = "; ".join(
+            (
+                f"reloaded: {', '.join(read) or 'nothing'}",
+                *([f"failed, and as before: {', '.join(failed)}"] if failed else []),
+                f"read at the start alone: {at_start_alone}",
+            )
+        )
+        logger.log(logging.WARNING if failed else logging.INFO, "%s", told)
 
 
 def load_plugins(
@@ -145,6 +160,7 @@ def load_plugins(
     _warn_of_blind_gate(made, policy.file)
     return LoadedPlugins(
         plugins=tuple(made.values()),
+        names=tuple(made),
         gate=next((plugin.gate for plugin in made.values() if plugin.gate), None),
         samplers=tuple(plugin.sampler for plugin in made.values() if plugin.sampler),
         payload_store=next(

@@ -202,8 +202,21 @@ class Server:
 
         What cannot be used is logged and changes nothing.
         """
-        taken = [listening.reload() for listening in self._listening]
-        await self._plugins.reload(self._logger, is_rest_taken=all(taken))
+        read: list[str] = []
+        failed: list[str] = []
+        for listening in self._listening:
+            files = listening.reload()
+            path = f"listeners.{listening.listener.name}"
+            if files is None:
+                failed.append(path)
+            else:
+                read += [f"{path}.{file}" for file in files]
+        at_start_alone = self._policy.file
+        if self._host is not None:
+            at_start_alone += ", what aMQTT's plugins read"
+        await self._plugins.reload(
+            self._logger, at_start_alone=at_start_alone, read=read, failed=failed
+        )
 
     async def stop(self) -> None:
         """Stop listening, finish what was accepted, say goodbye and free everything."""

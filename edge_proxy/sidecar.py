@@ -105,7 +105,7 @@ class Sidecar:
 
     async def reload(self) -> None:
         """Let every plugin read its files again; what cannot be used is logged, no more."""
-        await self._plugins.reload(self._logger)
+        await self._plugins.reload(self._logger, at_start_alone=self._config.file)
 
     async def stop(self) -> None:
         """Stop listening, say goodbye, free everything and log the totals."""

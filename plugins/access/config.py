@@ -43,6 +43,11 @@ class Rules:
     certificate_username: Literal["cn", "subject"] | None = None
     username_as_client_id: bool = False
 
+    def files(self) -> list[str]:
+        """Return each file that is named, behind its key."""
+        keys = ("password_file", "acl_file", "scram_file")
+        return [f"{key} {getattr(self, key)}" for key in keys if getattr(self, key) is not None]
+
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class AccessConfig(Rules):

@@ -293,13 +293,22 @@ class AccessPlugin(Plugin):
         """
         await self.reload()
 
-    async def reload(self) -> None:
+    async def reload(self) -> list[str]:
         """Read every file again, and take all or none of them.
+
+        Returns:
+            The files behind their keys.
 
         Raises:
             ConfigError: one cannot be read or used.
         """
         self.access.scopes = await asyncio.to_thread(self._read_all)
+        config = self.config
+        return config.files() + [
+            f"listeners.{name}.{file}"
+            for name, rules in config.listeners.items()
+            for file in rules.files()
+        ]
 
     def _read_all(self) -> dict[str, Scope]:
         config = self.config

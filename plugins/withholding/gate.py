@@ -299,12 +299,14 @@ class WithholdingPlugin(Plugin):
         """
         await self.reload()
 
-    async def reload(self) -> None:
-        """Read the profile's file again.
+    async def reload(self) -> list[str]:
+        """Read the profile's file again, and return it behind its key.
 
         Raises:
             ConfigError: it cannot be read or used; the profile stays as it is.
         """
         name = self.config.profile
-        if isinstance(name, str) and name != LEARNED:
-            self.gate.profile = LatencyProfile(_read_profile(name))
+        if not isinstance(name, str) or name == LEARNED:
+            return []
+        self.gate.profile = LatencyProfile(_read_profile(name))
+        return [f"profile {name}"]

@@ -191,6 +191,7 @@ async def test_files_of_plugins_are_read_again_with_clients_connected(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At SIGHUP; a file that cannot be used is told, and the one before holds."""
+    caplog.set_level(logging.INFO)
     profile = tmp_path / "sizes.csv"
     profile.write_text("10000,1\n1000000,10\n")
     async with running(f"plugins: {{withholding: {{profile: '{profile}'}}}}") as (proxy, _):
@@ -204,6 +205,9 @@ async def test_files_of_plugins_are_read_again_with_clients_connected(
         await proxy.reload()
         assert gate.profile.relative(1_000_000) == pytest.approx(3.0)
     assert any("not reloaded: " in message for message in caplog.messages)
+    read = f"reloaded: plugins.withholding.profile {profile}; read at the start alone: "
+    assert read in caplog.text
+    assert "reloaded: nothing; failed, and as before: plugins.withholding; " in caplog.text
 
 
 async def test_plugins_are_found_by_their_short_names() -> None:

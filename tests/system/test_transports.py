@@ -230,7 +230,7 @@ async def test_certificates_are_read_again_at_sighup(tmp_path: Path) -> None:
             before = await shown()
             files = authority.issue()
             broker.process.send_signal(signal.SIGHUP)
-            await asyncio.to_thread(broker.wait_for_log, "certificate read again")
+            await asyncio.to_thread(broker.wait_for_log, "reloaded: listeners.default.certfile")
             after = await shown()
             assert after != before
             with open(files.certfile, "w") as broken:  # noqa: ASYNC230, PTH123 (a small file)

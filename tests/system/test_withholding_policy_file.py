@@ -139,5 +139,5 @@ def test_profile_is_read_again_at_sighup(tmp_path: Path) -> None:
         broker.wait_for_log("not reloaded: sizes.csv: line 2: read 1000000: 1; allowed: latencies")
         profile.write_text("10000,2\n1000000,3\n")
         broker.process.send_signal(signal.SIGHUP)
-        broker.wait_for_log(" reloaded\n")
+        broker.wait_for_log(" reloaded: plugins.withholding.profile sizes.csv;")
         assert broker.stop() == 0

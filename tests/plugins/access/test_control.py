@@ -397,7 +397,9 @@ async def test_a_reload_holds_for_clients_that_are_connected(
         files.passwords.write_text(f"eve:{make_hash(b'e', b'salt', 10)}\n")
         with caplog.at_level(logging.INFO):
             await server.reload()
-        assert "reloaded" in caplog.text
+        keys_read = [f"plugins.access.{key} {name}" for key, name in keys.items()]
+        not_read = "read at the start alone: policy.yaml"
+        assert f"reloaded: {', '.join(keys_read)}; {not_read}" in caplog.messages
         assert (await echo(client, "new", b"2")) == b"2"
         async with await WireClient.dial(port_of(server)) as other:
             assert (await other.connect(username="ann", password=b"a")).reason_code == REFUSED
@@ -417,6 +419,7 @@ async def test_a_wrong_file_at_reload_changes_nothing(
         files.acl.write_text("topic #\nnonsense\n")
         await server.reload()
         assert f"not reloaded: {files.acl}: line 2: read 'nonsense'; allowed:" in caplog.text
+        assert "reloaded: nothing; failed, and as before: plugins.access; " in caplog.text
         assert (await client.publish("new", b"1")).reason_code == REFUSED
         (await connected(port_of(server), username="bob", password=b"b")).close()
 
