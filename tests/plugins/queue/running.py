@@ -27,10 +27,13 @@ LONG_SECONDS: Final = 30.0
 
 
 class Clock:
-    """Monotonic seconds that pass when the test says so."""
+    """Monotonic seconds that pass when the test says so.
+
+    They begin at a round number: how far a real clock is decides how sums with it are rounded.
+    """
 
     def __init__(self) -> None:
-        self.now = time.monotonic()
+        self.now = 1000.0
 
     def __call__(self) -> float:
         """Return the time."""
@@ -68,7 +71,7 @@ class LostPayload:
 
 
 def message(payload: bytes = b"21.5", topic: str = "plant/1", **more: Any) -> Message:
-    """Return a message that arrives now."""
+    """Return a message that arrives now, on the real clock, or `arrived_at` on the test's own."""
     more.setdefault("arrived_at", time.monotonic())
     return Message(topic, payload, **more)
 
@@ -96,9 +99,11 @@ async def running_engine(
         await engine.close()
 
 
-async def store_messages(engine: Engine, payloads: Sequence[bytes], number: int = 0) -> None:
+async def store_messages(
+    engine: Engine, payloads: Sequence[bytes], number: int = 0, **more: Any
+) -> None:
     """Have messages stored in a physical queue of `q`."""
-    await engine.append("q", number, [message(payload) for payload in payloads])
+    await engine.append("q", number, [message(payload, **more) for payload in payloads])
 
 
 def queue_config(**keys: Any) -> QueueConfig:
