@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from broker.config_file import (
+    NamedBy,
     check_listeners,
     join,
     parse_mapping,
@@ -32,6 +33,7 @@ from broker.mqtt_options import MqttOptions
 from broker.persistence_config import Persistence
 
 __all__ = [
+    "NamedBy",
     "Policy",
     "check_listeners",
     "load_policy",

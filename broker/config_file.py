@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import difflib
 import json
+import stat
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -26,6 +27,18 @@ _NO_VALUES = (":merge", ":value")
 """Ends of the tags of the keys `<<` and `=`, which YAML resolves as it reads their mapping."""
 
 
+class NamedBy(NamedTuple):
+    """The key of a configuration file under which the name of another file stands.
+
+    Attributes:
+        file: name of the configuration file.
+        key: keys from its root, joined by dots, such as ``plugins.access.password_file``.
+    """
+
+    file: str
+    key: str
+
+
 def read_mapping(path: str | Path) -> dict[str, Any]:
     """Return the top level of a YAML file, {} where the file is empty.
 
@@ -36,24 +49,43 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     return parse_mapping(read_text(path, form="YAML"), str(path))
 
 
-def read_text(path: str | Path, *, form: str = "text") -> str:
+def read_text(path: str | Path, *, form: str = "text", named_by: NamedBy | None = None) -> str:
     """Return a file's text, without the U+FEFF that editors and spreadsheets may put first.
 
     Args:
         path: of the file.
         form: what it is to hold, for errors.
+        named_by: the key that names it: the file must then be a regular one, and an error that
+            it cannot be read names the key. None for a file that a command line names, which may
+            be a pipe.
 
     Raises:
         ConfigError: it cannot be read, or is not UTF-8.
     """
     try:
+        if named_by is not None:
+            check_is_no_pipe(path)
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
-        problem = ConfigProblem("file", error.strerror or str(error), "a file that can be read")
-        raise ConfigError(str(path), [problem]) from error
+        reason, allowed = error.strerror or str(error), "a file that can be read"
+        if named_by is not None:
+            problem = ConfigProblem(named_by.key, f"{path}: {reason}", allowed)
+            raise ConfigError(named_by.file, [problem]) from error
+        raise ConfigError(str(path), [ConfigProblem("file", reason, allowed)]) from error
     except UnicodeDecodeError as error:
         problem = ConfigProblem(f"byte {error.start}", "no UTF-8", f"{form} in UTF-8")
         raise ConfigError(str(path), [problem]) from error
+
+
+def check_is_no_pipe(path: str | Path) -> None:
+    """Refuse what may keep its reader waiting: a FIFO, a socket, a device.
+
+    Raises:
+        OSError: it is one of these, or nothing can be found out about it.
+    """
+    mode = Path(path).stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError("Not a regular file")
 
 
 def parse_mapping(text: str, file: str) -> dict[str, Any]:

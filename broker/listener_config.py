@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from broker.config_file import join, show
+from broker.config_file import check_is_no_pipe, join, show
 
 DEFAULT_PORT: Final = 1883
 DEFAULT_WEBSOCKET_PORT: Final = 8883
@@ -304,8 +303,14 @@ def _check_own_keys(keys: ListenerKeys, own: Mapping[str, Any], path: str, wrong
         wrong(join(path, missing), "nothing", "both certfile and keyfile, or neither")
     for key in ("cafile", "capath", "certfile", "keyfile"):
         read = getattr(keys, key)
-        if read is not None and not Path(read).exists():
+        if read is None:
+            continue
+        try:
+            check_is_no_pipe(read)
+        except FileNotFoundError:
             wrong(join(path, key), read, "a path that exists")
+        except OSError as error:
+            wrong(join(path, key), f"{read}: {error.strerror or error}", "a file that can be read")
 
 
 def _tls(keys: ListenerKeys, path: str, wrong: Wrong) -> Tls:

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
 from broker.arrival import Arrival, Layer
+from broker.config_file import check_is_no_pipe
 from broker.errors import PenstockError
 from broker.listener_config import Tls
 
@@ -74,10 +75,11 @@ def make_context(tls: Tls, protocols: tuple[str, ...]) -> ssl.SSLContext:
 def _load_certificate(context: ssl.SSLContext, tls: Tls) -> None:
     for key, file in (("certfile", tls.certfile), ("keyfile", tls.keyfile)):
         try:
+            check_is_no_pipe(file)
             with open(file, "rb"):  # noqa: PTH123 (opened for its error alone)
                 pass
         except OSError as error:
-            raise TlsFilesError(f"{key} {file}: {error.strerror}") from error
+            raise TlsFilesError(f"{key} {file}: {error.strerror or error}") from error
     try:
         # Without a password OpenSSL would ask for one on the terminal.
         context.load_cert_chain(tls.certfile, tls.keyfile, password=lambda: "")
@@ -100,6 +102,8 @@ def _what_is_wrong(tls: Tls, error: ssl.SSLError) -> str:
 
 def _load_authorities(context: ssl.SSLContext, tls: Tls) -> None:
     try:
+        if tls.cafile:
+            check_is_no_pipe(tls.cafile)
         context.load_verify_locations(tls.cafile, tls.capath, tls.cadata)
     except OSError as error:  # as OpenSSL's own errors are
         reason = error.strerror if error.filename or error.errno else str(error)

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from broker.addresses import address_key
-from broker.config import check_listeners, read_text
+from broker.config import NamedBy, check_listeners, read_text
 from broker.extensions import (
     PUBLISH,
     Accepted,
@@ -51,6 +51,10 @@ MAX_ITERATIONS_AT_ONCE: Final = 1_000
 """What is verified without a thread: about a millisecond, as for mosquitto's own 101."""
 
 
+_PATH: Final = "plugins.access"
+"""Of the plugin's keys in a policy file."""
+
+
 class Scope:
     """The rules of one or more listeners, with what their files hold.
 
@@ -62,24 +66,35 @@ class Scope:
         verified: digests of passwords that were right, by user name.
     """
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, policy_file: str, path: str) -> None:
         """Read the files.
+
+        Args:
+            rules: from the policy file.
+            policy_file: its name, for errors.
+            path: of the rules in it, for errors.
 
         Raises:
             ConfigError: a file cannot be read or used.
         """
+
+        def text_of(key: str, file: str) -> str:
+            return read_text(file, named_by=NamedBy(policy_file, f"{path}.{key}"))
+
         self.rules = rules
         self.passwords: dict[str, PasswordHash] = {}
         self.access_list: AccessList | None = None
         self.scram_users: Users | None = None
         if rules.password_file is not None:
             file = rules.password_file
-            self.passwords = parse_users(read_text(file), file, parse_hash)
+            self.passwords = parse_users(text_of("password_file", file), file, parse_hash)
         if rules.acl_file is not None:
-            self.access_list = parse_acl(read_text(rules.acl_file), rules.acl_file)
+            file = rules.acl_file
+            self.access_list = parse_acl(text_of("acl_file", file), file)
         if rules.scram_file is not None:
             file = rules.scram_file
-            self.scram_users = Users(parse_users(read_text(file), file, parse_credentials))
+            users = parse_users(text_of("scram_file", file), file, parse_credentials)
+            self.scram_users = Users(users)
         self.verified: dict[str, bytes] = {}
         self._hashes = tuple(self.passwords.values())
         self._secret = hashlib.sha256(b"".join(stored.digest for stored in self._hashes)).digest()
@@ -278,8 +293,10 @@ class AccessPlugin(Plugin):
 
     def __init__(self, config: AccessConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        path, file = "plugins.access.listeners", context.policy_file
-        check_listeners(path, config.listeners, context.listeners, file)
+        self._policy_file = context.policy_file
+        check_listeners(
+            f"{_PATH}.listeners", config.listeners, context.listeners, context.policy_file
+        )
         self.access = FileAccess(config)
         has_scram = any(rules.scram_file is not None for rules in config.all_rules())
         offered: list[Authenticator] = [ScramAuthenticator(self.access)] if has_scram else []
@@ -311,9 +328,10 @@ class AccessPlugin(Plugin):
         ]
 
     def _read_all(self) -> dict[str, Scope]:
-        config = self.config
-        return {"": Scope(config)} | {
-            name: Scope(rules) for name, rules in config.listeners.items()
+        file = self._policy_file
+        return {"": Scope(self.config, file, _PATH)} | {
+            name: Scope(rules, file, f"{_PATH}.listeners.{name}")
+            for name, rules in self.config.listeners.items()
         }
 
     async def close(self) -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from broker.config import check_listeners, parse_mapping, read_text
+from broker.config import NamedBy, check_listeners, parse_mapping, read_text
 from broker.errors import ConfigError, ConfigProblem
 from broker.extensions import (
     BreakingGate,
@@ -259,13 +259,13 @@ def _bytes_to_send(message: Message, link: Link) -> int:
     return message.payload_bytes + link.unsent_bytes + link.tcp.unsent_bytes
 
 
-def _read_profile(name: str) -> dict[int, float]:
-    """Return the table of a profile's file.
+def _read_profile(name: str, policy_file: str) -> dict[int, float]:
+    """Return the table of a profile's file, which a policy file names.
 
     Raises:
         ConfigError: it cannot be read or used.
     """
-    text = read_text(name)
+    text = read_text(name, named_by=NamedBy(policy_file, "plugins.withholding.profile"))
     if is_csv(name):
         return parse_csv_profile(text, name)
     return table_of_mapping(parse_mapping(text, name), name)
@@ -281,6 +281,7 @@ class WithholdingPlugin(Plugin):
     def __init__(self, config: WithholdingConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         path, file = "plugins.withholding.listeners", context.policy_file
+        self._policy_file = file
         check_listeners(path, config.listeners, context.listeners, file)
         if config.break_off_after is not None and context.clients is None:
             path = "plugins.withholding.break_off_after"
@@ -308,5 +309,5 @@ class WithholdingPlugin(Plugin):
         name = self.config.profile
         if not isinstance(name, str) or name == LEARNED:
             return []
-        self.gate.profile = LatencyProfile(_read_profile(name))
+        self.gate.profile = LatencyProfile(_read_profile(name, self._policy_file))
         return [f"profile {name}"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -8,6 +9,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from broker.config_file import (
+    NamedBy,
     check_listeners,
     parse_mapping,
     read_text,
@@ -182,6 +184,21 @@ def test_text_that_cannot_be_read_names_its_file(
     assert [(problem.path, problem.allowed) for problem in caught.value.problems] == [
         (path, allowed)
     ]
+
+
+def test_file_that_a_key_names_is_told_by_the_key(tmp_path: Path) -> None:
+    """The key is what has to be corrected; a FIFO would be waited for."""
+    file = tmp_path / "users"
+    named_by = NamedBy("policy.yaml", "plugins.access.password_file")
+    for reason in ("No such file or directory", "Not a regular file"):
+        if reason == "Not a regular file":
+            os.mkfifo(file)
+        with pytest.raises(ConfigError) as caught:
+            read_text(file, named_by=named_by)
+        assert str(caught.value) == (
+            f"policy.yaml: plugins.access.password_file: read {file}: {reason}; "
+            "allowed: a file that can be read"
+        )
 
 
 def test_each_unknown_listener_is_named_with_those_there_are() -> None:

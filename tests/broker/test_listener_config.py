@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from pathlib import Path
@@ -209,6 +210,17 @@ def test_wrong_key_of_a_listener(keys: str, key: str, read: str, allowed: str) -
     assert path in problems, problems
     assert read in problems[path][0]
     assert allowed in problems[path][1]
+
+
+@pytest.mark.parametrize("key", ["certfile", "keyfile", "cafile"])
+def test_fifo_in_place_of_a_file_of_tls_is_refused(files: dict[str, Any], key: str) -> None:
+    """To open it would wait for somebody who writes."""
+    keys = files | {key: f"{files[key]}.fifo"}
+    os.mkfifo(keys[key])
+    written = ", ".join(f"{name}: {keys[name]}" for name in ("certfile", "keyfile", "cafile"))
+    problems = problems_of(f"listeners: {{default: {{ssl: true, {written}}}}}")
+    path = f"listeners.default.{key}"
+    assert problems[path] == (f"{keys[key]}: Not a regular file", "a file that can be read")
 
 
 def test_policy_of_the_documentation_is_one_that_loads(files: dict[str, Any]) -> None:

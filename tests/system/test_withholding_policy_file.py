@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,8 +83,6 @@ def test_mistake_is_told_with_its_place(
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("none.csv", None, "file: read No such file or directory; allowed: a file that can be"),
-        ("folder.csv", "", "file: read Is a directory; allowed: a file that can be read"),
         ("sizes.csv", b"10000,1\n1000000\n", "line 2: read '1000000'; allowed: payload bytes, a"),
         ("sizes.csv", b"10000,1\n\xff\n", "byte 8: read no UTF-8; allowed: text in UTF-8"),
         ("sizes.yaml", b"10000: slow\n", "10000: read 'slow'; allowed: a latency, such as 1.0"),
@@ -91,22 +91,41 @@ def test_mistake_is_told_with_its_place(
         ("sizes.yml", b"", "file: read no rows; allowed: at least one row of payload bytes"),
     ],
 )
-def test_unreadable_profile_is_told_with_file_and_line(
+def test_wrong_profile_is_told_with_file_and_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     name: str,
-    content: bytes | str | None,
+    content: bytes,
     told: str,
 ) -> None:
     """The profile's own file is named, and where in it the mistake is."""
     profile = tmp_path / name
-    if isinstance(content, bytes):
-        profile.write_bytes(content)
-    elif content is not None:
-        profile.mkdir()
+    profile.write_bytes(content)
     assert main(["-c", str(policy_file(tmp_path, f"{{profile: {profile}}}"))]) == 2
     errors = capsys.readouterr().err
     assert f"{profile}: {told}" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda _: None, "No such file or directory"),
+        (lambda path: path.mkdir(), "Is a directory"),
+        (os.mkfifo, "Not a regular file"),
+    ],
+)
+def test_profile_that_cannot_be_read_is_told_with_its_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], None], told: str
+) -> None:
+    """The start ends, with the key to correct; a FIFO, which nobody writes, is not waited for."""
+    profile = tmp_path / "sizes.csv"
+    make(profile)
+    path = policy_file(tmp_path, f"{{profile: {profile}}}")
+    assert main(["-c", str(path)]) == 2
+    errors = capsys.readouterr().err
+    allowed = "allowed: a file that can be read"
+    assert f"{path}: plugins.withholding.profile: read {profile}: {told}; {allowed}" in errors
     assert "Traceback" not in errors
 
 

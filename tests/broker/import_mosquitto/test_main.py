@@ -74,7 +74,7 @@ def test_what_the_broker_would_refuse_here_is_told_with_status_1(
     ("line", "told"),
     [
         ("persistence_location /no/such/folder", "persistence.path: read no folder /no/such"),
-        ("password_file none", "none: file: read No such file"),
+        ("password_file none", "plugins.access.password_file: read none: No such file"),
         ("password_file plain", "plain: line 1: read something else for user ann"),
         ("acl_file plain", "plain: line 1: read 'ann:secret'"),
     ],

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -426,10 +427,18 @@ async def test_a_wrong_file_at_reload_changes_nothing(
 
 @pytest.mark.parametrize("key", ["password_file", "acl_file", "scram_file"])
 async def test_a_file_that_cannot_be_used_ends_the_start(tmp_path: Path, key: str) -> None:
-    """Its name and what is wrong with it are told."""
+    """The key that names it, its name and what is wrong with it are told."""
     file = tmp_path / "file"
-    with pytest.raises(ConfigError, match=r"file: read No such file"):
+    told = rf"policy\.yaml: plugins\.access\.{key}: read {file}: No such file"
+    with pytest.raises(ConfigError, match=told):
         await plugin_of(**{key: str(file)})
+    told = rf"policy\.yaml: plugins\.access\.listeners\.default\.{key}: read {file}: No such file"
+    with pytest.raises(ConfigError, match=told):
+        await plugin_of(listeners={"default": {key: str(file)}})
+    os.mkfifo(file)
+    with pytest.raises(ConfigError, match=rf"{key}: read {file}: Not a regular file"):
+        await plugin_of(**{key: str(file)})
+    file.unlink()
     file.write_bytes(b"ab\xff")
     with pytest.raises(ConfigError, match=r"byte 2: read no UTF-8"):
         await plugin_of(**{key: str(file)})
