@@ -154,8 +154,8 @@ class BreakingOff:
             if not len(sending.reader):
                 self._end(sender)
                 return
-            sender.want_pump()
             self._set_timer(sender, sending, at)
+            sender.want_pump()
 
         sending.timer = self._core.timers.at(now + LOOK_SECONDS, due)
 

@@ -28,6 +28,7 @@ from broker.core import Core
 from broker.message import Message
 from broker.mqtt.enums import MAX_STRING_BYTES
 from broker.reporting import ledger_figures, link_figures, withholding_figures
+from broker.rounds import Rounds
 
 if TYPE_CHECKING:
     from broker.session import Session
@@ -60,6 +61,7 @@ class ClientTopics:
         self._interval = self._began_at = 0.0
         self._round: list[str] = []
         self._asked: dict[str, None] = {}
+        self._rounds = Rounds(core.timers, self._begin_round, self._go_on, self._failed)
 
     def start(self, now: float, interval: float) -> None:
         """Publish from now on.
@@ -70,7 +72,7 @@ class ClientTopics:
         """
         self._interval = interval
         self._core.on_sys_subscribed = self._subscribed
-        self._core.timers.at(now + interval, self._begin_round)
+        self._rounds.start(now + interval, interval)
 
     def _subscribed(self, topic_filter: str) -> None:
         """Publish a client's documents soon: it was named in a SUBSCRIBE."""
@@ -88,11 +90,12 @@ class ClientTopics:
         self._asked[client_id] = None
 
     def _answer(self, now: float) -> None:
-        for client_id in list(self._asked)[:SLICE]:
+        client_ids = list(self._asked)[:SLICE]
+        for client_id in client_ids:
             del self._asked[client_id]
-            self._publish(client_id, now)
         if self._asked:
             self._core.timers.at(now, self._answer)
+        self._publish_all(client_ids, now)
 
     def _begin_round(self, now: float) -> None:
         levels = self._core.tree.levels_below(ROOT)
@@ -101,18 +104,26 @@ class ClientTopics:
         else:
             self._round = [unquote(level) for level in levels]
         self._began_at = now
-        self._go_on(now)
 
-    def _go_on(self, now: float) -> None:
+    def _go_on(self, now: float) -> float | None:
         n_slices = len(self._round) // SLICE + 1
-        for client_id in self._round[-SLICE:]:
-            self._publish(client_id, now)
+        client_ids = self._round[-SLICE:]
         del self._round[-SLICE:]
+        self._publish_all(client_ids, now)
+        if not self._round:
+            return None
         rest = max(0.0, self._began_at + self._interval - now)
-        if self._round:
-            self._core.timers.at(now + rest / n_slices, self._go_on)
-        else:
-            self._core.timers.at(now + rest, self._begin_round)
+        return now + rest / n_slices
+
+    def _publish_all(self, client_ids: list[str], now: float) -> None:
+        for client_id in client_ids:
+            try:
+                self._publish(client_id, now)
+            except Exception as error:  # noqa: BLE001 (one client's must not stop the others')
+                self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self._core.on_fault("$SYS of clients", error)
 
     def _publish(self, client_id: str, now: float) -> None:
         """Publish those documents of a client that somebody has subscribed to."""

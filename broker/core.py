@@ -32,6 +32,7 @@ from broker.extensions import (
     SessionView,
     SparingSampler,
 )
+from broker.faults import note_fault
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
@@ -305,22 +306,12 @@ class Core:
         self.tell_samplers(lambda sampler: sampler.forget(link))
 
     def on_extension_error(self, name: str, error: Exception) -> None:
-        """Count what a plugin raised, and log it: the first time whole, then ever less often.
+        """Count what a plugin raised, and log it: the first time whole, then ever less often."""
+        note_fault(self.logger, self.counters.extension_errors, name, error, kind="extension ")
 
-        Of what the system refuses, such as a full disk, the log names the file and not the code.
-        """
-        errors = self.counters.extension_errors
-        count(errors, name)
-        n_errors = errors[name]
-        if n_errors & (n_errors - 1):
-            return
-        is_of_system = isinstance(error, OSError) and error.strerror
-        told = str(error) if is_of_system else repr(error)
-        if n_errors == 1:
-            trace = None if is_of_system else error
-            self.logger.error("extension %s failed: %s", name, told, exc_info=trace)
-        else:
-            self.logger.error("extension %s failed %d times: %s", name, n_errors, told)
+    def on_fault(self, name: str, error: Exception) -> None:
+        """Count and log in the same way what a part of the broker raised that others outlive."""
+        note_fault(self.logger, self.counters.faults, name, error)
 
     def on_event_dropped(self, name: str) -> None:
         """Count an event that a plugin is not told of, and log it ever less often."""

@@ -30,6 +30,7 @@ class Counters:
         extension_events_dropped: events that a plugin which was behind was not told of, by the
             name of what was not called.
         extension_errors: exceptions raised by plugins, by the name of what raised.
+        faults: exceptions raised by parts of the broker that the rest outlives, by name.
     """
 
     __slots__ = (
@@ -41,6 +42,7 @@ class Counters:
         "connections_total",
         "extension_errors",
         "extension_events_dropped",
+        "faults",
         "packets_received",
         "packets_sent",
         "peer_errors",
@@ -74,6 +76,7 @@ class Counters:
         self.user_properties_ignored = 0
         self.extension_events_dropped: dict[str, int] = {}
         self.extension_errors: dict[str, int] = {}
+        self.faults: dict[str, int] = {}
 
 
 def count(by_name: dict[str, int], name: str) -> None:

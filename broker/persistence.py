@@ -167,8 +167,8 @@ class PersistentState:
                 error,
                 exc_info=None if isinstance(error, DatabaseWriteError) else error,
             )
-        self._settle(self.journal.failed)
         self._timer = self._loop.call_later(RETRY_SECONDS, self._write, batch)
+        self._settle(self.journal.failed)
 
     def _committed(self, batch: Batch) -> None:
         self._n_committed = batch.number

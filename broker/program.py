@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import sys
 from typing import Annotated, Protocol, TypeAlias, runtime_checkable
@@ -12,6 +13,7 @@ import typer
 
 from broker.collector import Collector
 from broker.errors import PenstockError
+from broker.faults import note_fault
 from broker.log_lines import log_to_stderr
 from broker.spare_memory import LOOK_SECONDS, SpareMemory, keep_a_little
 
@@ -95,10 +97,15 @@ async def _serve(service: Service) -> None:
     collector = Collector()
     spare_memory = SpareMemory(collect=collector.collect_all)
 
+    faults: dict[str, int] = {}
+
     def look() -> None:
-        collector.look()
-        spare_memory.look()
-        loop.call_later(LOOK_SECONDS, look)
+        loop.call_later(LOOK_SECONDS, look)  # first, whatever the rest raises
+        for name, part in (("collector", collector), ("spare memory", spare_memory)):
+            try:
+                part.look()
+            except Exception as error:  # noqa: BLE001 (as for want of a file; it looks again)
+                note_fault(logging.getLogger("penstock"), faults, name, error)
 
     look()
     while await asked.get() == signal.SIGHUP:

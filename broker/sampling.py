@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from broker.core import Core
 from broker.extensions import LinkSampler, ProbingSampler
 from broker.probes import Probes
+from broker.rounds import Rounds
 from broker.session import Session
 
 if TYPE_CHECKING:
@@ -39,18 +40,18 @@ class Sampling:
             self._probes = Probes(core, sampler, sampler.probe_topic)
         self._round: list[Session] = []  # the next one last
         self._round_began = 0.0
+        self._rounds = Rounds(core.timers, self._begin_round, self._sample_slice, self._failed)
 
     def start(self, now: float) -> None:
         """Begin the first round one period from now."""
-        self._core.timers.at(now + self._period, self._begin_round)
+        self._rounds.start(now + self._period, self._period)
 
     def _begin_round(self, now: float) -> None:
         self._round = list(self._core.sessions)
         self._round.reverse()
         self._round_began = now
-        self._sample_slice(now)
 
-    def _sample_slice(self, now: float) -> None:
+    def _sample_slice(self, now: float) -> float | None:
         waiting = self._round
         n_slices = len(waiting) // SLICE + 1
         n_sampled = 0
@@ -64,18 +65,19 @@ class Sampling:
                 self._sample(session, connection, now)
         if waiting:
             rest = self._round_began + self._period - now
-            self._core.timers.at(now + max(0.0, rest) / n_slices, self._sample_slice)
-        else:
-            if self._probes is not None:
-                self._probes.end_round()
-            at = max(now, self._round_began + self._period)
-            self._core.timers.at(at, self._begin_round)
+            return now + max(0.0, rest) / n_slices
+        if self._probes is not None:
+            self._probes.end_round()
+        return None
+
+    def _failed(self, error: Exception) -> None:
+        self._core.on_extension_error(type(self._sampler).__name__, error)
 
     def _sample(self, session: Session, connection: Connection, now: float) -> None:
         try:
             has_news = self._sampler.sample(session.link, connection.driver.fileno, now)
         except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop the rest)
-            self._core.on_extension_error(type(self._sampler).__name__, error)
+            self._failed(error)
             return
         if has_news:
             session.link_changed()

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-import psutil
-
+from broker.collector import resident_bytes
 from broker.core import Core
 from broker.extensions import CountingStore
 from broker.ledger import Ledger
 from broker.message import Message
+from broker.rounds import Rounds
 from broker.session import Session
 
 ROOT = "$SYS/broker/"
@@ -88,10 +88,11 @@ class SysTopics:
         self._core = core
         self._version = version
         self._started_at = started_at
-        self._process = psutil.Process()
         self._published: dict[str, str] = {}
-        self._interval = self._began_at = 0.0
         self._totals = Totals(core)
+        self._rounds = Rounds(
+            core.timers, self._begin, self._go_on, lambda error: core.on_fault("$SYS", error)
+        )
 
     def start(self, now: float, interval: float) -> None:
         """Publish from now on.
@@ -100,20 +101,16 @@ class SysTopics:
             now: monotonic seconds.
             interval: seconds from one publication to the next.
         """
-        self._interval = interval
-        self._begin(now)
+        self._rounds.begin(now, interval)
 
-    def _begin(self, now: float) -> None:
-        self._began_at = now
+    def _begin(self, _now: float) -> None:
         self._totals = Totals(self._core)
-        self._go_on(now)
 
-    def _go_on(self, now: float) -> None:
+    def _go_on(self, now: float) -> float | None:
         if self._totals.read_some():
-            self._core.timers.at(now, self._go_on)  # when others have had their turn
-            return
+            return now  # when others have had their turn
         self._publish(now)
-        self._core.timers.at(max(now, self._began_at + self._interval), self._begin)
+        return None
 
     def _publish(self, now: float) -> None:
         for name, value in self._figures(now):
@@ -148,7 +145,7 @@ class SysTopics:
         yield "retained messages/count", str(len(core.retained))
         yield "messages/retained/count", str(len(core.retained))
         yield "subscriptions/count", str(core.tree.n_subscriptions)
-        yield "heap/size", str(self._process.memory_info().rss)
+        yield "heap/size", str(resident_bytes())
 
     def _ledger(self) -> Iterator[tuple[str, str]]:
         totals = self._totals
@@ -206,3 +203,5 @@ class SysTopics:
             yield f"penstock/extension_events_dropped/{name.replace('/', '.')}", str(n_events)
         for name, n_errors in sorted(core.counters.extension_errors.items()):
             yield f"penstock/extension_errors/{name.replace('/', '.')}", str(n_errors)
+        for name, n_errors in sorted(core.counters.faults.items()):
+            yield f"penstock/faults/{name}", str(n_errors)

@@ -122,20 +122,25 @@ class Throttle:
 
     def _judge(self, now: float) -> None:
         """Give up on subscribers that have not drained; go on waiting for the others."""
-        self._timer = None
+        checked_at = self._checked_at
+        self._set_timer(now)
         is_over = now - self._waits_since >= MAX_WAIT_SECONDS
         for blocker in list(self.blockers):
-            has_drained = blocker._resumed_at > self._checked_at
+            has_drained = blocker._resumed_at > checked_at
             is_slow = not has_drained and not blocker.blockers
             if is_slow:
                 blocker.is_slow = True
             if is_over or is_slow:
                 blocker._held.pop(self, None)
                 self.blockers.pop(blocker, None)
-        if self.blockers:
-            self._set_timer(now)
-        else:
+        if not self.blockers:
+            self._cancel_timer()
             self._touch()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def let_go(self) -> None:
         """Let every publisher go on that waits for this connection."""
@@ -153,9 +158,7 @@ class Throttle:
         for blocker in self.blockers:
             blocker._held.pop(self, None)
         self.blockers.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._cancel_timer()
 
     def end(self) -> None:
         """Leave, and let go of the connection: nothing is done for it any more.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from broker.extensions import DeliveryGate, LinkSampler, SubscriberGate
+from broker.faults import note_fault
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.outbox_rules import OpenGate, OutboxRules
@@ -99,5 +100,4 @@ class Shared:
     def on_extension_error(self, extension: object, error: Exception) -> None:
         """Log and count what a plugin raised."""
         name = type(extension).__name__
-        self.extension_errors[name] = self.extension_errors.get(name, 0) + 1
-        self.logger.error("extension %s failed: %r", name, error, exc_info=error)
+        note_fault(self.logger, self.extension_errors, name, error, kind="extension ")

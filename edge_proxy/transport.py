@@ -150,12 +150,8 @@ class PairDriver:
 
     def received(self, direction: Direction, chunk: bytes) -> None:
         """Bytes have come that go `direction`."""
-        try:
-            self.pair.receive_data(direction, chunk, self._driver.clock())
-        except Exception:  # the proxy's own fault must end one pair, not all
-            self.logger.exception("%s: closed after a fault of the proxy", self.pair)
-            self.pair.close(ReasonCode.UNSPECIFIED_ERROR)
-        self.serve()
+        now = self._driver.clock()
+        self._call(lambda: self.pair.receive_data(direction, chunk, now))
 
     def paused(self, direction: Direction) -> None:
         """The transport that takes what goes `direction` is full.
@@ -256,7 +252,16 @@ class PairDriver:
 
     def _timer_due(self) -> None:
         self._timer = None
-        self.pair.handle_timeout(self._driver.clock())
+        now = self._driver.clock()
+        self._call(lambda: self.pair.handle_timeout(now))
+
+    def _call(self, call: Callable[[], None]) -> None:
+        """Call the pair, then do what it wants; the proxy's own fault ends one pair, not all."""
+        try:
+            call()
+        except Exception:
+            self.logger.exception("%s: closed after a fault of the proxy", self.pair)
+            self.pair.close(ReasonCode.UNSPECIFIED_ERROR)
         self.serve()
 
     def _close(self) -> None:

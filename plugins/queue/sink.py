@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from logging import Logger
 
 from broker.extensions import MessageSink, Plugin, PluginContext, Receipt, SinkCounts
+from broker.faults import note_fault
 from broker.message import Message
 from plugins.queue.config import QueueConfig
 from plugins.queue.engine import Engine, StorageError
@@ -147,11 +148,14 @@ class QueuePlugin(Plugin):
         """Remove what is too old, again and again."""
         retention = queue.config.retention_seconds or 0.0
         step = min(retention / RETENTION_STEPS, LONGEST_RETENTION_STEP_SECONDS)
+        faults: dict[str, int] = {}
         while True:
             try:
                 await queue.expire_old()
             except StorageError as error:
                 self.context.logger.warning("queue %s: cannot expire: %s", queue.name, error)
+            except Exception as error:  # noqa: BLE001 (its next try must come, whatever it was)
+                note_fault(self.context.logger, faults, f"retention of queue {queue.name}", error)
             await asyncio.sleep(step)
 
 

@@ -202,3 +202,35 @@ def test_no_plan_is_kept_for_a_topic_of_a_client() -> None:
     broker.advance(1.9 * INTERVAL)
     assert documents(watcher)
     assert not [topic for topic in broker.core.tree.plans if topic.startswith(ROOT.encode())]
+
+
+@pytest.mark.parametrize("is_all", [True, False])
+def test_a_document_that_cannot_be_made_does_not_stop_those_that_follow(
+    monkeypatch: pytest.MonkeyPatch, *, is_all: bool
+) -> None:
+    """Neither other clients' nor its own at the next interval; it is counted."""
+    broker, watcher = broker_of("dev7", "dev8")
+    is_failing = True
+
+    def link(session: Any, now: float) -> Any:
+        if is_failing and session.client_id == "dev7":
+            raise OSError(24, "Too many open files")
+        return DOCUMENTS["ledger"](session, now)
+
+    monkeypatch.setitem(DOCUMENTS, "link", link)
+    filters = [f"{ROOT}/#"] if is_all else [f"{ROOT}/dev7/#", f"{ROOT}/dev8/#"]
+    for topic_filter in filters:
+        watcher.subscribe(topic_filter)
+    broker.advance(1.5 * INTERVAL)
+    found = documents_seen(watcher)
+    assert "dev7/link" not in found
+    assert named("dev8") <= found
+    assert broker.core.counters.faults["$SYS of clients"]
+    is_failing = False
+    broker.advance(INTERVAL)
+    assert named("dev7", "dev8") <= documents_seen(watcher)
+
+
+def documents_seen(client: VirtualClient) -> set[str]:
+    """Take what has come; return its topics below `ROOT`."""
+    return {one.topic.removeprefix(f"{ROOT}/") for one in client.take_all(Publish)}

@@ -56,8 +56,11 @@ class Resting(Service):
 class EndingLook:
     """Takes the place of what gives memory back: its first look ends the process."""
 
-    def __init__(self, collect: Callable[[], object]) -> None:
+    def __init__(self, collect: Callable[[], object] = gc.collect) -> None:
         """Take what collects."""
+
+    def collect_all(self) -> None:
+        """Nothing."""
 
     def look(self) -> None:
         """End it."""
@@ -80,6 +83,40 @@ def test_a_service_at_rest_looks_for_memory_to_give_back(monkeypatch: pytest.Mon
     service = Resting()
     run_until_stopped(service)
     assert service.steps == ["start", "stop"]
+
+
+class NoCollector(EndingLook):
+    """Leaves Python's collector alone."""
+
+    def look(self) -> None:
+        """Nothing."""
+
+
+class FailingOnce(EndingLook):
+    """Has no file descriptor at its first look, and ends the process at its second."""
+
+    has_failed = False
+
+    def look(self) -> None:
+        """Fail, or end the process."""
+        if self.has_failed:
+            super().look()
+        self.has_failed = True
+        raise OSError(24, "Too many open files", "/proc/self/statm")
+
+
+@pytest.mark.parametrize("part", ["Collector", "SpareMemory"])
+def test_a_look_that_fails_is_logged_and_comes_again(
+    part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One moment without files must not stop what looks after the memory, nor the other part."""
+    monkeypatch.setattr("broker.program.LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("broker.program.Collector", NoCollector)
+    monkeypatch.setattr(f"broker.program.{part}", FailingOnce)
+    service = Resting()
+    run_until_stopped(service)
+    assert service.steps == ["start", "stop"]
+    assert "failed: [Errno 24] Too many open files" in caplog.text
 
 
 class Reloading(Service):

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from broker.extensions import CountingStore
 from broker.ledger import DROP_REASONS
 from broker.mqtt.packets import Publish
@@ -175,3 +177,24 @@ def test_figures_of_a_payload_store_are_published_and_a_fault_of_it_counted() ->
     broker.advance(10.0)
     assert broker.core.counters.extension_errors == {"Store": 1}
     assert figures(broker)["penstock/extension_errors/Store"] == "2"
+
+
+def test_figures_that_cannot_be_read_once_are_published_at_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One moment without files must not stop $SYS; it is counted there."""
+    broker = VirtualBroker()
+    is_failing = True
+
+    def resident_bytes() -> int:
+        if is_failing:
+            raise OSError(24, "Too many open files")
+        return 12_345
+
+    monkeypatch.setattr("broker.sys_topics.resident_bytes", resident_bytes)
+    assert "heap/size" not in figures(broker)
+    is_failing = False
+    broker.advance(10)
+    retained = broker.core.retained.by_topic
+    assert retained[f"{ROOT}heap/size"].read_payload() == b"12345"
+    assert retained[f"{ROOT}penstock/faults/$SYS"].read_payload() == b"1"

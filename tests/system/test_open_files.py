@@ -1,0 +1,40 @@
+"""What programs do when the kernel lets them open no more files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiomqtt
+
+from tests.helpers.open_files import no_free_files
+from tests.helpers.process import anonymous_policy, running_broker
+from tests.helpers.scripted import SECONDS
+
+CHANGES = "$SYS/broker/load/bytes/sent"
+"""A figure that is another each time, as its own publication changes it."""
+
+
+async def several(figures: AsyncIterator[aiomqtt.Message]) -> None:
+    """Wait for some publications."""
+    async with asyncio.timeout(SECONDS):
+        for _ in range(4):
+            await anext(figures)
+
+
+async def test_a_moment_without_free_files_stops_neither_sys_nor_the_listener(
+    tmp_path: Path,
+) -> None:
+    """Figures go on meanwhile for those who have a connection; afterwards others connect again."""
+    with running_broker(anonymous_policy(sys_interval=0.05), tmp_path) as broker:
+        async with aiomqtt.Client("127.0.0.1", broker.port, timeout=SECONDS) as watcher:
+            await watcher.subscribe(CHANGES)
+            figures = aiter(watcher.messages)
+            with no_free_files(broker.process.pid):
+                # The first may have been published before; the others come one a round.
+                await several(figures)
+            await several(figures)
+            async with aiomqtt.Client("127.0.0.1", broker.port, timeout=SECONDS) as other:
+                await other.publish("t")
+        assert "failed" not in broker.log
