@@ -1,15 +1,29 @@
 """What waits in all outboxes of one broker together, and how much that may be.
 
-Theory of operation. A payload is stored once for all of its subscribers, so that it counts once
-here, from the first outbox that takes it to the last that gives it away; each outbox's own limit
-counts it in full. To know the first from the last, references are counted by message.
+Theory of operation. A message is stored once for all of its subscribers, so that it counts once
+here, from the first outbox that takes it to the last that gives it away, with all that it takes of
+the memory (`Message.memory_bytes`); each outbox's own limit counts its payload in full. What takes
+memory for each subscriber is the reference to it, a `Delivery`: of small messages with very many
+subscribers that is nearly everything. To know the first outbox from the last, a message counts
+those it waits in.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Final
 
 from broker.message import Message
+
+DELIVERY_BYTES: Final = 144
+"""What a delivery that waits takes in CPython, with its place in a queue."""
+
+LARGE_DELIVERY_BYTES: Final = 1200
+"""The same of a large message, which may be the first of a topic: that has a queue of its own."""
+
+_MOST_TEXT_BYTES: Final = 512 * 1024
+"""More than a message without properties ever takes beside its payload: its topic at its longest,
+four bytes a character, and once more as it is sent."""
 
 
 class Backlog:
@@ -17,19 +31,19 @@ class Backlog:
 
     Attributes:
         n_messages: deliveries that wait, a message counted for each subscriber.
-        n_bytes: of the messages that wait, each counted once.
+        n_bytes: about what these and their messages take of the memory.
         most_messages: limit of `n_messages`.
         most_bytes: limit of `n_bytes`; with `drops_oldest` it is exceeded by one message at most.
     """
 
-    __slots__ = ("_references", "most_bytes", "most_messages", "n_bytes", "n_messages")
+    __slots__ = ("_near_bytes", "most_bytes", "most_messages", "n_bytes", "n_messages")
 
     def __init__(self, most_messages: int, most_bytes: int) -> None:
         self.n_messages = 0
         self.n_bytes = 0
         self.most_messages = most_messages
         self.most_bytes = most_bytes
-        self._references: dict[Message, int] = {}
+        self._near_bytes = most_bytes - _MOST_TEXT_BYTES
 
     @classmethod
     def of(cls, most_messages: int | None, most_bytes: int | None) -> Backlog | None:
@@ -43,30 +57,39 @@ class Backlog:
 
     def enter(self, message: Message) -> None:
         """An outbox takes a message."""
-        references = self._references
-        n_references = references.get(message, 0)
-        references[message] = n_references + 1
         self.n_messages += 1
-        if not n_references:
-            self.n_bytes += message.size_bytes
+        n_bytes = LARGE_DELIVERY_BYTES if message.is_large else DELIVERY_BYTES
+        if not message.n_waiting:
+            n_bytes += message.memory_bytes
+        message.n_waiting += 1
+        self.n_bytes += n_bytes
 
     def leave(self, message: Message) -> None:
         """An outbox gives a message away that it has taken."""
-        references = self._references
-        n_references = references[message] - 1
         self.n_messages -= 1
-        if n_references:
-            references[message] = n_references
-        else:
-            del references[message]
-            self.n_bytes -= message.size_bytes
+        n_bytes = LARGE_DELIVERY_BYTES if message.is_large else DELIVERY_BYTES
+        message.n_waiting -= 1
+        if not message.n_waiting:
+            n_bytes += message.memory_bytes
+        self.n_bytes -= n_bytes
 
     def is_full_for(self, message: Message) -> bool:
-        """Say whether an outbox cannot take a message: one that waits already takes no bytes."""
+        """Say whether an outbox cannot take a message; of one that waits already, the reference."""
         if self.n_messages >= self.most_messages:
             return True
-        more_bytes = 0 if message in self._references else message.size_bytes
-        return self.n_bytes + more_bytes > self.most_bytes
+        if self.n_bytes + message.payload_bytes < self._near_bytes and not message.properties:
+            return False
+        return self.n_bytes + self._cost(message) > self.most_bytes
+
+    def is_too_small_for(self, message: Message) -> bool:
+        """Say whether an outbox could not take a message if nothing else waited."""
+        n_bytes = LARGE_DELIVERY_BYTES if message.is_large else DELIVERY_BYTES
+        return message.memory_bytes + n_bytes > self.most_bytes
+
+    def _cost(self, message: Message) -> int:
+        """Return the bytes that come with one more delivery of a message."""
+        n_bytes = LARGE_DELIVERY_BYTES if message.is_large else DELIVERY_BYTES
+        return n_bytes if message.n_waiting else n_bytes + message.memory_bytes
 
     def takes_in_exchange(self, message: Message, n_bytes: int) -> bool:
         """Say whether a message may take the place of others that an outbox has given away.
@@ -76,12 +99,12 @@ class Backlog:
 
         Args:
             message: to be taken.
-            n_bytes: of what was given away for it.
+            n_bytes: that the messages which were given away for it take of the memory.
         """
         return (
-            n_bytes >= message.size_bytes
+            n_bytes >= message.memory_bytes
             and self.n_messages < self.most_messages
-            and (message in self._references or self.n_bytes <= self.most_bytes)
+            and (message.n_waiting > 0 or self.n_bytes <= self.most_bytes)
         )
 
     def frees_nothing(self, oldest: Message, message: Message) -> bool:
@@ -89,6 +112,6 @@ class Backlog:
         return (
             self.n_messages < self.most_messages
             and self.n_bytes > self.most_bytes
-            and message not in self._references
-            and self._references[oldest] > 1
+            and not message.n_waiting
+            and oldest.n_waiting > 1
         )

@@ -6,6 +6,7 @@ meet, and that keeps what one client costs in bounds.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
@@ -22,6 +23,8 @@ _MAX_PACKET_SIZE: Final = MAX_REMAINING_LENGTH
 _STRICT: Final = ConfigDict(extra="forbid", strict=True)
 
 _Positive = Annotated[int, Field(ge=1)]
+
+_MEMORY_PER_QUEUED_BYTE: Final = 4
 
 QueueFull = Literal["drop_newest", "drop_oldest", "disconnect"]
 
@@ -61,9 +64,10 @@ class Limits:
             take of the memory, each message counted in full for each
             session though it is stored once. 100,000 messages of 1 KiB fit.
         total_queued_messages: messages that may wait for all sessions together, each counted for
-            every session that it waits for; None for any number.
-        total_queued_bytes: the same in bytes as for `queued_bytes`, but each message counted once,
-            as it is stored once. None, as only who runs a broker knows what memory it may fill.
+            every session that it waits for; None for any number: it is their memory that counts.
+        total_queued_bytes: the same in bytes of memory: each message once with all that it takes,
+            as it is stored once, and 144 bytes for each session that it waits for. None: a quarter
+            of the machine's memory.
         queue_full: what happens when a session is at one of its two, or all are at theirs:
             `drop_newest` drops what comes, `drop_oldest` what has waited longest for the session,
             QoS 0 first. `disconnect` drops what comes and lets the client know: its connection is
@@ -118,6 +122,17 @@ class Limits:
     maximum_keep_alive: Annotated[int, Field(ge=1, le=65_535)] | None = None
     write_high_bytes: _Positive = 32 * 1024
     write_low_bytes: Annotated[int, Field(ge=0)] = 8 * 1024
+
+    def for_memory(self, memory_bytes: int) -> Limits:
+        """Return the limits on a machine, with a number wherever None stands for a share of it.
+
+        Args:
+            memory_bytes: that the process may use.
+        """
+        return replace(
+            self,
+            total_queued_bytes=self.total_queued_bytes or memory_bytes // _MEMORY_PER_QUEUED_BYTE,
+        )
 
     def __post_init__(self) -> None:
         """Check the values against each other."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -17,12 +18,21 @@ NO_PROPERTIES: Final[Properties] = MappingProxyType({})
 """Those of a message without any: an empty dict of its own takes 64 bytes."""
 
 
+MESSAGE_BYTES: Final = 288
+"""What a message takes in CPython beside its payload and the texts it has: the object, and the
+headers of the others."""
+
+_PROPERTIES_BYTES: Final = 400
+_PROPERTY_BYTES: Final = 192
+"""What the table of properties takes, and each value and user property in it beside its text."""
+
+
 class Message(Storable):
     """An Application Message: stored once, referred to by every target.
 
     Immutable by agreement: nothing changes a message after the router has built it, but the
-    journal, which notes where it is stored. Very many may wait: a number that can be found out
-    is no attribute, as it would be an object of its own.
+    journal, which notes where it is stored, and the backlog, which counts where it waits. Very many
+    may wait: a number that can be found out is no attribute, as it would be an object of its own.
 
     Attributes:
         topic: Topic Name.
@@ -39,6 +49,7 @@ class Message(Storable):
         more_bytes: what it counts towards limits of bytes beside its payload: its properties,
             where they are not small.
         n_references: the journal's: deliveries and retained messages stored that refer to it.
+        n_waiting: the backlog's: deliveries of it that wait.
     """
 
     __slots__ = (
@@ -47,6 +58,7 @@ class Message(Storable):
         "is_large",
         "more_bytes",
         "n_references",
+        "n_waiting",
         "payload",
         "properties",
         "publisher",
@@ -80,7 +92,8 @@ class Message(Storable):
         self.expires_at = expires_at
         self.properties = properties or NO_PROPERTIES
         self.publisher = publisher
-        self.more_bytes = self.n_references = self.row_start = self.row_index = 0
+        self.more_bytes = self.n_references = self.n_waiting = 0
+        self.row_start = self.row_index = 0
 
     @property
     def payload_bytes(self) -> int:
@@ -91,6 +104,20 @@ class Message(Storable):
     def size_bytes(self) -> int:
         """What it counts towards limits of bytes."""
         return len(self.payload) + self.more_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what it takes of the memory, once, however many refer to it; the same at any time.
+
+        A payload in a store that bounds its memory itself takes none here. A topic counts in full
+        though others may share it, as those of a client that makes topics up do not.
+        """
+        payload = self.payload
+        n_bytes = MESSAGE_BYTES + sys.getsizeof(self.topic) + len(self.topic_bytes)
+        n_bytes += len(self.publisher)
+        if isinstance(payload, bytes):
+            n_bytes += len(payload)
+        return n_bytes + properties_bytes(self.properties) if self.properties else n_bytes
 
     def read_payload(self) -> bytes:
         """Return the payload as bytes, from wherever its store keeps it.
@@ -127,3 +154,17 @@ class Message(Storable):
     def __repr__(self) -> str:
         """Show topic, size and QoS; never the payload."""
         return f"<Message {self.topic!r} {self.payload_bytes} B QoS {self.qos}>"
+
+
+def properties_bytes(properties: Properties) -> int:
+    """Return about what properties take of the memory."""
+    n_bytes = _PROPERTIES_BYTES
+    for value in properties.values():
+        if isinstance(value, list | tuple):
+            for item in value:
+                n_bytes += _PROPERTY_BYTES
+                if isinstance(item, tuple):
+                    n_bytes += sum(map(len, item))
+        elif isinstance(value, str | bytes):
+            n_bytes += _PROPERTY_BYTES + len(value)
+    return n_bytes

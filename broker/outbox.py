@@ -204,9 +204,9 @@ class Outbox:
         rules = self._rules
         backlog = rules.backlog
         self._drop_expired(message.arrived_at)
-        most = rules.max_bytes if backlog is None else min(rules.max_bytes, backlog.most_bytes)
         reason = self._why_full(message)
-        if not rules.drops_oldest or message.size_bytes > most:
+        is_too_small = backlog is not None and backlog.is_too_small_for(message)
+        if not rules.drops_oldest or is_too_small or message.size_bytes > rules.max_bytes:
             return reason
         n_bytes = 0
         while reason:
@@ -220,7 +220,7 @@ class Outbox:
                 self._leave_large(oldest)
             else:
                 self._remove(source.popleft())
-            n_bytes += oldest.message.size_bytes
+            n_bytes += oldest.message.memory_bytes
             self._ledger.drop("pushed_out")
             reason = self._why_full(message)
         return ""

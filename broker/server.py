@@ -7,6 +7,7 @@ import contextlib
 import importlib.metadata
 import logging
 import secrets
+from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
 from broker.access import combine
@@ -19,6 +20,7 @@ from broker.core import Core
 from broker.driver import Driver
 from broker.events import Listeners
 from broker.listeners import Listening
+from broker.machine_memory import machine_memory_bytes
 from broker.open_files import most_connections
 from broker.plugin_loader import LoadedPlugins, load_plugins
 from broker.reporting import Reports
@@ -42,15 +44,25 @@ class Server:
         core: the broker without its sockets, once started.
     """
 
-    def __init__(self, policy: Policy, logger: logging.Logger | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        logger: logging.Logger | None = None,
+        *,
+        memory_bytes: int | None = None,
+    ) -> None:
         """Make a broker that is not running.
 
         Args:
             policy: a checked policy file.
             logger: for what an operator should know; None for one named ``penstock``.
+            memory_bytes: that the process may use, of which some limits are a share; None to ask
+                the system.
         """
         self._policy = policy
         self._logger = logger or logging.getLogger("penstock")
+        self._memory_bytes = memory_bytes or machine_memory_bytes()
+        self._limits = policy.limits.for_memory(self._memory_bytes)
         self._driver: Driver
         self._host: AmqttHost | None = None
         self._state: PersistentState | None = None
@@ -76,7 +88,8 @@ class Server:
 
     async def _start(self) -> None:
         policy = self._policy
-        self._driver = Driver(policy.limits, self._logger)
+        self._log_limits()
+        self._driver = Driver(self._limits, self._logger)
         reports = Reports(self._driver.clock)
         self._plugins = load_plugins(
             policy, clock=self._driver.clock, listeners=policy.listeners, clients=reports
@@ -99,6 +112,17 @@ class Server:
         self._start_sys_topics(now)
         self._driver.settle(now)
 
+    def _log_limits(self) -> None:
+        """Say once what the limits are that the policy file leaves to the machine."""
+        asked, limits = self._policy.limits, self._limits
+        names = [field.name for field in fields(limits)]
+        chosen = [name for name in names if getattr(asked, name) != getattr(limits, name)]
+        self._logger.info(
+            "limits of this machine, with %d bytes of memory: %s",
+            self._memory_bytes,
+            ", ".join(f"{name} {getattr(limits, name)}" for name in chosen) or "none",
+        )
+
     def _load_amqtt(self) -> AmqttHost | None:
         """Bring aMQTT in, only where the policy file names one of its plugins."""
         is_alone = not (self._plugins.access or self._plugins.authenticators)
@@ -120,7 +144,7 @@ class Server:
         host = self._host
         plugins = self._plugins
         self.core = self._driver.core = Core(
-            policy.limits,
+            self._limits,
             logger=self._logger,
             wake=self._driver.wake,
             spawn=self._driver.spawn,
@@ -162,7 +186,7 @@ class Server:
 
     async def _listen(self) -> None:
         driver = self._driver
-        limits = self._policy.limits
+        limits = self._limits
         most = most_connections()
         if limits.connections is not None and limits.connections > most:
             self._logger.warning(

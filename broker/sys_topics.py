@@ -157,6 +157,9 @@ class SysTopics:
         yield root + "withheld", str(totals.withheld)
         yield root + "queued", str(totals.queued)
         yield root + "queued_bytes", str(totals.queued_bytes)
+        backlog = self._core.outbox_rules.backlog
+        if backlog is not None:
+            yield root + "queued_memory_bytes", str(backlog.n_bytes)
         yield root + "expired", str(ledger.expired)
         yield root + "moved", str(ledger.moved)
         for reason, n_messages in sorted(ledger.dropped.items()):

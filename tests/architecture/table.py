@@ -100,6 +100,7 @@ LAYERS: Final = (
             "import_mosquitto",
             "lingering",
             "listeners",
+            "machine_memory",
             "open_files",
             "persistence",
             "plugin_loader",

@@ -34,3 +34,11 @@ def test_a_wrong_limit_is_named_with_what_is_allowed(
     assert problem.path == path
     assert read in problem.read
     assert allowed in problem.allowed
+
+
+def test_what_the_file_leaves_open_is_a_share_of_the_memory() -> None:
+    """What it names is taken as it stands, on any machine."""
+    limits = Limits().for_memory(1 << 30)
+    assert limits.total_queued_bytes == 1 << 28
+    own = Limits(total_queued_bytes=1000).for_memory(1 << 30)
+    assert own.total_queued_bytes == 1000

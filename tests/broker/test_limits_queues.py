@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from broker.backlog import DELIVERY_BYTES
 from broker.limits import Limits
+from broker.message import Message
 from broker.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec
 from broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
+
+TWICE = Message("t", bytes(10), publisher="p").memory_bytes + 2 * DELIVERY_BYTES
+"""What a message of 10 bytes takes that waits for two sessions."""
 
 
 def flood(broker: VirtualBroker, n_messages: int, *, size: int = 1) -> None:
@@ -128,10 +133,10 @@ def test_disconnect_closes_a_client_that_does_not_keep_up(version: int) -> None:
 @pytest.mark.parametrize(
     ("limits", "kept", "dropped"),
     [
-        (Limits(total_queued_bytes=29), [b"0.........", b"1........."], 4),
+        (Limits(total_queued_bytes=2 * TWICE), [b"0.........", b"1........."], 4),
         (Limits(total_queued_messages=4), [b"0.........", b"1........."], 4),
         (
-            Limits(total_queued_bytes=20, queue_full="drop_oldest"),
+            Limits(total_queued_bytes=2 * TWICE, queue_full="drop_oldest"),
             [b"2.........", b"3........."],
             0,
         ),

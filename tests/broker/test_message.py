@@ -42,3 +42,16 @@ def test_a_payload_kept_elsewhere_is_read_when_it_is_needed() -> None:
     message = Message("t", _Handle())
     assert message.payload_bytes == 3
     assert message.read_payload() == b"abc"
+
+
+def test_a_message_counts_what_it_takes_of_the_memory() -> None:
+    """Its payload, its topic twice, small properties too; not what a store keeps elsewhere."""
+    small = Message("t", b"").memory_bytes
+    assert 200 < small < 500
+    assert Message("t", bytes(1000)).memory_bytes == small + 1000
+    assert Message("t" * 1001, b"").memory_bytes == small + 2000
+    wide = Message("\N{GRINNING FACE}" + "t" * 1000, b"").memory_bytes
+    assert wide > small + 5000  # one such character makes each take four bytes
+    assert Message("t", _Handle()).memory_bytes == small
+    properties = {"user_property": [("k", "v")] * 200, "content_type": "x" * 500}
+    assert 200 * 150 < Message("t", b"", properties=properties).memory_bytes - small < 200 * 250

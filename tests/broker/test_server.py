@@ -19,6 +19,7 @@ from broker.mqtt.reason_codes import ReasonCode
 from broker.server import Server
 from plugins.queue.client import QueueClient
 from tests.broker.serving import make_server, port_of, serving, until
+from tests.helpers.process import anonymous_policy
 from tests.helpers.wire import WireClient, connected
 
 LOCAL = "127.0.0.1"
@@ -230,3 +231,20 @@ async def test_start_and_stop_are_logged(caplog: pytest.LogCaptureFixture) -> No
         port = port_of(server)
     assert f"listener default: listening on 127.0.0.1:{port}" in caplog.text
     assert "stopping" in caplog.text
+
+
+async def test_limits_are_those_of_the_machine_and_the_log_says_which(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once, at the start: the policy file does not have the numbers."""
+    caplog.set_level(logging.INFO)
+    policy = parse_policy(anonymous_policy(), "policy.yaml")
+    server = Server(policy, memory_bytes=1 << 30)
+    await server.start()
+    try:
+        assert server.core.limits.total_queued_bytes == 1 << 28
+    finally:
+        await server.stop()
+    (line,) = [r.getMessage() for r in caplog.records if "limits of this machine" in r.msg]
+    assert "1073741824 bytes of memory" in line
+    assert "total_queued_bytes 268435456" in line
