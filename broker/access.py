@@ -1,4 +1,4 @@
-"""Access control from several sources, and where there is none.
+"""Access control from several sources.
 
 A policy file may name several plugins that answer for clients: aMQTT's, which the aMQTT host
 speaks for as one source, and Penstock's own. Their answers combine as aMQTT combines those of
@@ -26,27 +26,6 @@ from broker.extensions import (
     ConnectAttempt,
     SessionView,
 )
-
-
-class NobodyConnects:
-    """Refuses every CONNECT, as aMQTT does when no authentication plugin answers."""
-
-    checks_publish = False
-    checks_subscribe = False
-    checks_receive = False
-
-    def authenticate(self, attempt: ConnectAttempt) -> bool:  # noqa: ARG002 (AccessControl's)
-        """Refuse."""
-        return False
-
-    def authorize(
-        self,
-        session: SessionView,  # noqa: ARG002 (AccessControl's signature)
-        topic: str,  # noqa: ARG002
-        action: Action,  # noqa: ARG002
-    ) -> bool:
-        """Refuse."""
-        return False
 
 
 class SeveralSources:
@@ -136,8 +115,11 @@ def _combined(answers: Iterable[Admittance]) -> Admittance:
     return next((answer for answer in said if isinstance(answer, Accepted)), True)
 
 
-def combine(sources: Sequence[AccessControl]) -> AccessControl:
-    """Return the access control for the core: no source at all lets nobody in."""
+def combine(sources: Sequence[AccessControl]) -> AccessControl | None:
+    """Return the access control for the core: without a source none, and everybody is let in.
+
+    The listeners are then local: see `broker.local_only`.
+    """
     if not sources:
-        return NobodyConnects()
+        return None
     return sources[0] if len(sources) == 1 else SeveralSources(sources)

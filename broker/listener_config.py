@@ -97,6 +97,7 @@ class Listener:
     Attributes:
         name: its key under `listeners`.
         host: address or name to bind; None for all interfaces.
+        is_loopback: a `host` of None stands for the addresses of loopback instead.
         port: TCP port; 0 lets the kernel choose.
         max_connections: connections at a time; 0 for no limit.
         when_full: whether a client above them waits for a place, as with aMQTT, or is told
@@ -133,6 +134,7 @@ class Listener:
     send_buffer_bytes: int | None = None
     congestion_control: str | None = None
     rto_max_seconds: float | None = None
+    is_loopback: bool = False
 
 
 @checked_dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid", strict=True))

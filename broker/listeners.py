@@ -147,14 +147,17 @@ class Listening:
         port = listener.port
         try:
             found = await loop.getaddrinfo(
-                listener.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+                listener.host,
+                port,
+                type=socket.SOCK_STREAM,
+                flags=0 if listener.is_loopback else socket.AI_PASSIVE,
             )
             for family, *_, address in dict.fromkeys(found):
                 try:
                     sock = _bound_socket(family, (address[0], port, *address[2:]), listener, plan)
                 except OSError as error:
                     if listener.host is None and error.errno in _NO_SUCH_FAMILY:
-                        continue  # all interfaces of a machine without IPv6
+                        continue  # all addresses of a machine without IPv6
                     raise
                 self._servers.append(
                     await loop.create_server(self._new_protocol, sock=sock, backlog=BACKLOG)

@@ -77,6 +77,11 @@ class LoadedPlugins:
     access: tuple[AccessControl, ...] = ()
     authenticators: tuple[Authenticator, ...] = ()
 
+    @property
+    def has_authentication(self) -> bool:
+        """Whether one of them says who may connect."""
+        return bool(self.access or self.authenticators)
+
     async def reload(
         self,
         logger: logging.Logger,

@@ -7,6 +7,7 @@ import contextlib
 import importlib.metadata
 import logging
 import secrets
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +20,9 @@ from broker.config import Policy
 from broker.core import Core
 from broker.driver import Driver
 from broker.events import Listeners
+from broker.listener_config import Listener
 from broker.listeners import Listening
+from broker.local_only import WHAT_TO_WRITE, is_local, local_listeners
 from broker.machine_memory import machine_memory_bytes
 from broker.open_files import most_connections
 from broker.plugin_loader import LoadedPlugins, load_plugins
@@ -68,6 +71,7 @@ class Server:
         self._state: PersistentState | None = None
         self._plugins = LoadedPlugins()
         self._started_plugins: list[str] = []
+        self._listeners: Mapping[str, Listener] = {}
         self._listening: list[Listening] = []
         self._reception: Reception
         self.addresses: dict[str, tuple[str, int]] = {}
@@ -95,6 +99,7 @@ class Server:
             policy, clock=self._driver.clock, listeners=policy.listeners, clients=reports
         )
         self._host = self._load_amqtt()
+        self._listeners = self._listeners_to_open()
         self._build_core()
         reports.attach(self.core)
         for plugin in self._plugins.plugins:
@@ -125,19 +130,38 @@ class Server:
 
     def _load_amqtt(self) -> AmqttHost | None:
         """Bring aMQTT in, only where the policy file names one of its plugins."""
-        is_alone = not (self._plugins.access or self._plugins.authenticators)
         if self._policy.amqtt is None:
-            if is_alone:
-                self._logger.warning(
-                    "%s: no authentication plugin under plugins: every client is refused; name "
-                    "one, such as access, or "
-                    "amqtt.plugins.authentication.AnonymousAuthPlugin to let everybody in",
-                    self._policy.file,
-                )
             return None
         from broker.amqtt_host.host import AmqttHost  # noqa: PLC0415 (aMQTT costs time and memory)
 
+        is_alone = not self._plugins.has_authentication
         return AmqttHost(self._policy, self._logger, clock=self._driver.clock, is_alone=is_alone)
+
+    def _listeners_to_open(self) -> Mapping[str, Listener]:
+        """Return the policy's listeners; local ones where nothing authenticates clients.
+
+        Raises:
+            ConfigError: nothing does, and a listener cannot be kept to this machine.
+        """
+        policy, host = self._policy, self._host
+        if not self._plugins.has_authentication and (host is None or not host.authenticates):
+            listeners = local_listeners(policy.listeners, policy.file)
+            self._logger.warning(
+                "%s names nothing that authenticates clients: this machine alone is served, with "
+                "any user name and password; %s",
+                policy.file,
+                WHAT_TO_WRITE,
+            )
+            return listeners
+        if host is not None and host.lets_anybody_in:
+            for listener in policy.listeners.values():
+                if not is_local(listener):
+                    self._logger.warning(
+                        "listener %s: AnonymousAuthPlugin lets in whoever can reach it, from other "
+                        "machines too",
+                        listener.name,
+                    )
+        return policy.listeners
 
     def _build_core(self) -> None:
         policy = self._policy
@@ -206,7 +230,7 @@ class Server:
             clock=driver.clock,
             timeout=limits.connect_timeout_seconds,
         )
-        for listener in self._policy.listeners.values():
+        for listener in self._listeners.values():
             listening = Listening(listener, driver, self._reception)
             self._listening.append(listening)
             await listening.open()

@@ -70,6 +70,9 @@ class AmqttHost:
         manager: aMQTT's, with the plugins.
         clock: monotonic seconds.
         has_sys_plugin: whether aMQTT's own plugin publishes `$SYS` topics.
+        authenticates: whether the policy file names a plugin that does; one that stands among
+            aMQTT's defaults, or beside a `topic_check` alone, nobody has asked for.
+        lets_anybody_in: whether it names one that lets in clients without a user name.
         checks_publish: see `AccessControl`.
         checks_subscribe: see `AccessControl`.
         checks_receive: see `AccessControl`.
@@ -109,20 +112,16 @@ class AmqttHost:
         self._authenticators = [
             handler_of(plugin, "authenticate") for plugin in self.manager.auth_plugins
         ]
-        if not self._authenticators and is_alone:
-            self._logger.warning(
-                "no plugin authenticates: every client will be refused; "
-                "amqtt.plugins.authentication.AnonymousAuthPlugin lets everybody in"
-            )
-        elif self._authenticators and not {"plugins", "auth", "topic_check"}.intersection(
-            policy.amqtt or {}
-        ):
-            self._logger.warning(
-                "%s: no plugins, so aMQTT's default ones apply, which let everybody in; "
-                "name one that authenticates under plugins",
-                policy.file,
-            )
-        elif not is_alone and any(
+        named = policy.amqtt or {}
+        self.authenticates = bool(self._authenticators) and bool(
+            named.get("plugins") or "auth" in named
+        )
+        self.lets_anybody_in = self.authenticates and any(
+            isinstance(plugin, AnonymousAuthPlugin) and plugin._allow_anonymous  # noqa: SLF001
+            for plugin in self.manager.auth_plugins
+        )
+        self._asks_nobody = is_alone and not self._authenticators
+        if not is_alone and any(
             isinstance(plugin, AnonymousAuthPlugin) for plugin in self.manager.auth_plugins
         ):
             self._logger.warning(
@@ -176,12 +175,15 @@ class AmqttHost:
         """Ask every authentication plugin.
 
         aMQTT's rule: nobody says False, and somebody says True. A plugin that raises says
-        False. Where none says anything, neither does this.
+        False. Where none says anything, neither does this. Where none is there, nor anything else
+        that authenticates, only clients of this machine are served, and this lets them in.
         """
         session = session_of_attempt(attempt, self._keep_alive_grace)
         known = self._sessions.get(attempt.client_id)
         if known is not None and not attempt.clean_start:
             session.attributes = dict(known.attributes)
+        if self._asks_nobody:
+            return self._admit(session, [True])
         answers = self._calls.ask(self._authenticators, {"session": session})
         if isinstance(answers, Awaitable):
             return self._admit_later(session, answers)

@@ -101,6 +101,7 @@ LAYERS: Final = (
             "lingering",
             "listeners",
             "machine_memory",
+            "local_only",
             "open_files",
             "persistence",
             "plugin_loader",

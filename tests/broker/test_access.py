@@ -4,7 +4,7 @@ from collections.abc import Awaitable
 
 import pytest
 
-from broker.access import NobodyConnects, SeveralSources, combine
+from broker.access import SeveralSources, combine
 from broker.extensions import PUBLISH, SUBSCRIBE, Accepted, Admittance, ConnectAttempt
 from broker.mqtt.packets import ConnAck, Connect
 from broker.mqtt.reason_codes import ReasonCode
@@ -33,13 +33,9 @@ def connected(*sources: Source, client_id: str = "c") -> VirtualClient:
     return client
 
 
-def test_without_an_authentication_plugin_nobody_connects() -> None:
-    """As in aMQTT: no answer is a refusal."""
-    client = VirtualClient(VirtualBroker(access=combine([])))
-    client.send(Connect(client_id="c", username="admin", password=b"admin"))
-    assert client.take(ConnAck).reason_code == ReasonCode.NOT_AUTHORIZED
-    assert client.is_lost
-    assert not NobodyConnects().authorize(None, "t", None)  # type: ignore[arg-type]
+def test_without_a_source_everybody_is_let_in() -> None:
+    """The listeners are then of this machine alone."""
+    assert combine([]) is None
 
 
 @pytest.mark.parametrize("waiting", [(), (0,), (1,), (0, 1)])

@@ -225,12 +225,13 @@ def test_fifo_in_place_of_a_file_of_tls_is_refused(files: dict[str, Any], key: s
 
 def test_policy_of_the_documentation_is_one_that_loads(files: dict[str, Any]) -> None:
     """What is copied from docs/listeners.md starts a broker, where the files are there."""
-    (text,) = re.findall(
+    text, access = re.findall(
         r"^```yaml\n(.*?)^```$", DOCUMENTATION.read_text(), flags=re.MULTILINE | re.DOTALL
     )
     for key in ("certfile", "keyfile"):
         text = re.sub(rf"{key}: \S+", f"{key}: {files[key]}", text)
-    policy = parse_policy(text, "listeners.md")
+    policy = parse_policy(text + access, "listeners.md")
+    assert list(policy.plugins) == ["access"]
     assert list(policy.listeners) == ["default", "secure", "web", "local", "balanced"]
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from broker import server as server_module
 from broker.config import parse_policy
-from broker.errors import PenstockError
+from broker.errors import ConfigError, PenstockError
 from broker.extensions import Plugin
 from broker.listeners import ListenError
 from broker.mqtt.packets import Disconnect, PubAck, Publish
@@ -19,10 +20,11 @@ from broker.mqtt.reason_codes import ReasonCode
 from broker.server import Server
 from plugins.queue.client import QueueClient
 from tests.broker.serving import make_server, port_of, serving, until
-from tests.helpers.process import anonymous_policy
+from tests.helpers.process import ANONYMOUS, anonymous_policy
 from tests.helpers.wire import WireClient, connected
 
 LOCAL = "127.0.0.1"
+SYS = "amqtt.plugins.sys.broker.BrokerSysPlugin"
 
 
 def queue_plugin(folder: Path, **keys: Any) -> dict[str, Any]:
@@ -46,22 +48,64 @@ async def test_every_listener_leads_to_the_same_broker() -> None:
             assert (await subscriber.take(Publish)).payload == b"data"
 
 
-async def test_without_an_authentication_plugin_every_client_is_refused(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    "keys", [{}, {"plugins": {}}, {"plugins": {"probing": None}}, {"plugins": {SYS: None}}]
+)
+async def test_without_a_way_to_authenticate_this_machine_alone_is_served(
+    caplog: pytest.LogCaptureFixture, keys: dict[str, Any]
 ) -> None:
-    """As with aMQTT nobody may connect unasked; the log says what to name."""
-    policy = parse_policy({"listeners": {"default": {"bind": "127.0.0.1:0"}}, "plugins": {}}, "p")
-    server = Server(policy)
+    """Whatever the listeners bind; the log says what to write."""
+    listeners = {"default": {"bind": ":0"}, "web": {"type": "ws", "bind": "0.0.0.0:0"}}
+    server = Server(parse_policy({"listeners": listeners} | keys, "p"))
     await server.start()
     try:
+        bound = [
+            sock.getsockname()[0]
+            for listening in server._listening
+            for opened in listening._servers
+            for sock in opened.sockets
+        ]
+        assert bound
+        assert {*bound} <= {LOCAL, "::1"}
         for version in (4, 5):
-            async with await WireClient.dial(port_of(server), version) as client:
-                assert (await client.connect("c")).reason_code == ReasonCode.NOT_AUTHORIZED
-                assert await client.receive() is None
+            (await connected(port_of(server), version=version, username="any")).close()
     finally:
         await server.stop()
-    assert "p: no authentication plugin under plugins: every client is refused" in caplog.text
-    assert "AnonymousAuthPlugin" in caplog.text
+    (told,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert told.startswith("p names nothing that authenticates clients: this machine alone")
+    assert "plugins: {access: {password_file: FILE}}" in told
+
+
+async def test_without_a_way_to_authenticate_an_address_of_a_network_ends_the_start(
+    tmp_path: Path,
+) -> None:
+    """Before anything is started; the error names the listener and what to write."""
+    text = {"listeners": {"default": {"bind": "192.0.2.1:0"}}, "plugins": queue_plugin(tmp_path)}
+    told = r"^p: listeners\.default\.bind: read 192\.0\.2\.1:0; allowed: .*allow_anonymous"
+    with pytest.raises(ConfigError, match=told):
+        await Server(parse_policy(text, "p")).start()
+    assert not os.listdir(tmp_path)  # noqa: PTH208 (nothing was made)
+
+
+@pytest.mark.parametrize(
+    ("plugins", "is_warned"),
+    [
+        ({ANONYMOUS: None}, True),
+        ({"access": {"allow_anonymous": True}}, False),
+        ({"access": {}, ANONYMOUS: {"allow_anonymous": False}}, False),
+    ],
+)
+async def test_who_asks_for_anonymity_gets_it(
+    caplog: pytest.LogCaptureFixture, plugins: dict[str, Any], *, is_warned: bool
+) -> None:
+    """On the addresses of the file; aMQTT's plugin, whose default it is, with a warning."""
+    listeners = {"default": {"bind": "0.0.0.0:0"}, "local": {"bind": "127.0.0.1:0"}}
+    server = Server(parse_policy({"listeners": listeners, "plugins": plugins}, "p"))
+    await server.start()
+    await server.stop()
+    assert server.addresses["default"][0] == "0.0.0.0"
+    told = [record.message for record in caplog.records if "can reach it" in record.message]
+    assert [message.split(":")[0] for message in told] == ["listener default"] * is_warned
 
 
 async def test_address_in_use_is_told_and_nothing_stays_behind(tmp_path: Path) -> None:

@@ -83,7 +83,6 @@ def attempt(client_id: str = "c") -> ConnectAttempt:
         ([AnonymousAuthPlugin, SaysNo], False),
         ([SaysNone], False),
         ([AnonymousAuthPlugin, Raises], False),
-        ([], False),
     ],
 )
 async def test_client_connects_where_somebody_says_true_and_nobody_false(
@@ -108,24 +107,36 @@ async def test_plugin_that_fails_to_authenticate_is_counted(
     assert "Raises.authenticate failed: RuntimeError('who')" in caplog.text
 
 
-async def test_file_without_authentication_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    """A broker that will refuse everybody warns of it at start."""
-    with caplog.at_level(logging.WARNING):
-        Broker({named(Recorder): None})
-    assert "every client will be refused" in caplog.text
+async def test_where_nothing_authenticates_clients_are_let_in() -> None:
+    """The broker then listens on this machine alone; beside another plugin it is that one's say."""
+    assert (await Broker({named(Recorder): None}).connect()).is_connected
+    policy = parse_policy({"plugins": {named(Recorder): None}}, "policy.yaml")
+    host = AmqttHost(policy, is_alone=False)
+    assert host.authenticate(attempt()) is None
+    host.manager.forget()
 
 
 @pytest.mark.parametrize(
-    ("text", "is_told"),
-    [("", True), ("limits: {}", True), ("auth: {allow-anonymous: true}", False)],
+    ("text", "authenticates", "lets_anybody_in"),
+    [
+        ("", False, False),
+        ("limits: {}", False, False),
+        ("topic-check: {enabled: true}", False, False),
+        (f"plugins: {{{SYS}: null}}", False, False),
+        ("auth: {allow-anonymous: true}", True, True),
+        ("auth: {allow-anonymous: false}", True, False),
+        (f"plugins: [{ANONYMOUS}]", True, True),
+        (f"plugins: {{{ANONYMOUS}: {{allow_anonymous: false}}}}", True, False),
+        (f"plugins: {{{FILE}: null}}", True, False),
+    ],
 )
-async def test_file_that_leaves_the_choice_to_amqtt_says_who_is_let_in(
-    text: str, *, is_told: bool, caplog: pytest.LogCaptureFixture
+async def test_what_the_file_itself_says_of_authentication(
+    text: str, *, authenticates: bool, lets_anybody_in: bool
 ) -> None:
     """AMQTT's default plugins let everybody in; nobody asked for it in so many words."""
-    with caplog.at_level(logging.WARNING):
-        AmqttHost(parse_policy(text, "policy.yaml")).manager.forget()
-    assert ("policy.yaml: no plugins, so" in caplog.text) == is_told
+    host = AmqttHost(parse_policy(text, "policy.yaml"))
+    host.manager.forget()
+    assert (host.authenticates, host.lets_anybody_in) == (authenticates, lets_anybody_in)
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
