@@ -9,11 +9,13 @@ its own plugins:
   and a directory service may stand side by side, each for the users that it knows.
 * A session may do something with a topic if every source that checks such an action agrees.
 * Names that a source gives a client hold, those of the first source that gives any.
+* A client stays as long as each source that has let it in stands by that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 
 from broker.extensions import (
     PUBLISH,
@@ -57,9 +59,9 @@ class SeveralSources:
             answer = source.authenticate(attempt)
             if isinstance(answer, Awaitable):
                 return self._authenticate_later(attempt, answers, answer, index + 1)
-            if answer is False:
-                return False
             answers.append(answer)
+            if _is_refusal(answer):
+                break
         return _combined(answers)
 
     async def _authenticate_later(
@@ -71,7 +73,7 @@ class SeveralSources:
     ) -> Admittance:
         answers.append(await awaited)
         for source in self._sources[n_asked:]:
-            if answers[-1] is False:
+            if _is_refusal(answers[-1]):
                 break
             answer = source.authenticate(attempt)
             answers.append(await answer if isinstance(answer, Awaitable) else answer)
@@ -110,9 +112,24 @@ def _combined(answers: Iterable[Admittance]) -> Admittance:
     said = [answer for answer in answers if answer is not None]
     if not said:
         return None
-    if False in said:
-        return False
-    return next((answer for answer in said if isinstance(answer, Accepted)), True)
+    refusal = next((answer for answer in said if _is_refusal(answer)), None)
+    if refusal is not None:
+        return refusal
+    accepted = [answer for answer in said if isinstance(answer, Accepted)]
+    if not accepted:
+        return True
+    named = (one for one in accepted if one.username is not None or one.client_id is not None)
+    checks = [one.holds for one in accepted if one.holds is not None]
+    holds = partial(_all_hold, checks) if checks else None
+    return next(named, accepted[0])._replace(holds=holds)
+
+
+def _is_refusal(answer: Admittance) -> bool:
+    return answer is not None and not answer
+
+
+def _all_hold(checks: Sequence[Callable[[], bool]]) -> bool:
+    return all(holds() for holds in checks)
 
 
 def combine(sources: Sequence[AccessControl]) -> AccessControl | None:

@@ -36,9 +36,21 @@ LetIn: TypeAlias = Callable[[Accepted, dict[str, Any], float], Awaitable[None]]
 
 
 class AuthenticationRefusedError(PeerError):
-    """The exchange has failed: the connection closes, with this reason code."""
+    """The exchange has failed: the connection closes, with this reason code.
+
+    Attributes:
+        why: for the log alone: the client is told `detail`.
+    """
 
     reason_code = ReasonCode.NOT_AUTHORIZED
+
+    def __init__(self, message: str, reason_code: ReasonCode, why: str) -> None:
+        super().__init__(message, reason_code)
+        self.why = why
+
+    def __str__(self) -> str:
+        """Say why, too."""
+        return f"{super().__str__()}: {self.why}" if self.why else super().__str__()
 
 
 class Authentication:
@@ -179,6 +191,7 @@ async def _step(
     if step.username not in (None, username):
         # What the session may do was granted to that user; 4.12.1 lets a server refuse.
         raise _refused(connection, authentication, Refused())
+    connection.holds = step.holds
     connection.send_packet(Auth(ReasonCode.SUCCESS, properties))
 
 
@@ -201,8 +214,15 @@ def _refused(
 ) -> AuthenticationRefusedError:
     """Return what closes the connection, with a reason code that its packet may have."""
     packet_type = PacketType.DISCONNECT if connection.is_open else PacketType.CONNACK
-    is_known = step.reason_code >= 0x80 and step.reason_code in REASON_CODES[packet_type]
     return AuthenticationRefusedError(
         f"client {authentication.attempt.client_id}: authentication by {authentication.method}",
-        step.reason_code if is_known else ReasonCode.NOT_AUTHORIZED,
+        refusal_code(step, packet_type),
+        step.why,
     )
+
+
+def refusal_code(refused: Refused, packet_type: PacketType) -> ReasonCode:
+    """Return the reason code of a refusal, if a packet of this type may have it."""
+    code = refused.reason_code
+    is_known = code >= 0x80 and code in REASON_CODES[packet_type]
+    return code if is_known else ReasonCode.NOT_AUTHORIZED

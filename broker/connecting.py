@@ -6,7 +6,7 @@ back here to be let in.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,9 +14,9 @@ from broker import authenticating
 from broker.capabilities import check_connect, connack_properties, redirection
 from broker.errors import ProtocolError
 from broker.events import ClientConnected
-from broker.extensions import Accepted, Admittance, ConnectAttempt, SubscriberGate
+from broker.extensions import Accepted, Admittance, ConnectAttempt, Refused, SubscriberGate
 from broker.fitting import fit_packet
-from broker.mqtt.enums import MQTT_3_1, MQTT_5
+from broker.mqtt.enums import MQTT_3_1, MQTT_5, PacketType
 from broker.mqtt.packets import ConnAck, Connect
 from broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
 from broker.succession import hand_over
@@ -124,14 +124,11 @@ async def _connect(connection: Connection, packet: Connect, now: float) -> None:
     if connection.is_closing:
         return
     if not answer:
-        core.logger.info(
-            "client %s: %s not authorized, from %s",
-            client_id,
-            "no user name:" if packet.username is None else f"user {packet.username!r}",
-            connection.peer(),
-        )
-        refuse_connect(connection, ReasonCode.NOT_AUTHORIZED)
-        connection.disconnected(now)
+        why = answer.why if isinstance(answer, Refused) else ""
+        if answer is None and packet.username is not None:
+            why = "unknown user"
+        refused = answer if isinstance(answer, Refused) else Refused()
+        _refuse_login(connection, client_id, packet.username, refused._replace(why=why), now)
         return
     accepted = answer if isinstance(answer, Accepted) else Accepted()
     await let_in(connection, packet, client_id, accepted, {}, now)
@@ -170,6 +167,10 @@ async def let_in(
         await hand_over(core, client_id, username, connection.listener, now)
         if connection.is_closing:
             return
+    if not _holds(core, accepted.holds):  # files were read again meanwhile
+        _refuse_login(connection, client_id, username, Refused(), now)
+        return
+    connection.holds = accepted.holds
     journal = core.journal
     n_changes = journal.n_changes if journal is not None else 0
     session, session_present = core.sessions.open(
@@ -197,6 +198,50 @@ async def let_in(
     )
     if core.listeners.client_connected:
         core.tell(core.listeners.client_connected, ClientConnected(session))
+
+
+def _refuse_login(
+    connection: Connection, client_id: str, username: str | None, refused: Refused, now: float
+) -> None:
+    connection.core.logger.info(
+        "client %s: %s: %s, from %s",
+        client_id,
+        "no user name" if username is None else f"user {username!r}",
+        refused.why or "not authorized",
+        connection.peer(),
+    )
+    refuse_connect(connection, authenticating.refusal_code(refused, PacketType.CONNACK))
+    connection.disconnected(now)
+
+
+def close_if_revoked(connection: Connection, now: float) -> None:
+    """Disconnect a client that access control would not let in any more, after a reload.
+
+    Its will is published and its session stays, as at any other end of a connection.
+    """
+    if _holds(connection.core, connection.holds):
+        return
+    revoke(connection, "its user may no longer connect", now)
+
+
+def revoke(connection: Connection, why: str, now: float) -> None:
+    """Disconnect a client whose leave to be connected has ended; log and count it."""
+    if connection.is_closing:
+        return
+    core = connection.core
+    core.counters.revoked += 1
+    core.logger.info("%s: disconnected: %s", connection.peer(), why)
+    connection.close(ReasonCode.NOT_AUTHORIZED, now)
+
+
+def _holds(core: Core, holds: Callable[[], bool] | None) -> bool:
+    if holds is None:
+        return True
+    try:
+        return holds()
+    except Exception as error:  # noqa: BLE001 (a plugin's fault must not let a client in)
+        core.on_extension_error("access control, holds", error)
+        return False
 
 
 def _assigned_client_id(core: Core) -> str:

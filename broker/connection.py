@@ -15,7 +15,7 @@ turn, and the driver calls `go_on`. How packets leave is the other half, `broker
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from broker import eager, redelivery
@@ -56,6 +56,7 @@ class Connection(Sender):
         ssl_object: the TLS connection, or None.
         certificate_name: common name of the client's verified certificate, or None.
         refusal: what its CONNECT is to be answered with, whatever it says; or None.
+        holds: says whether access control would still let the client in; or None.
         inherited: packet identifiers of QoS 2 messages that earlier connections left unreleased.
         receive_maximum: QoS 1 and 2 messages the client may have unacknowledged.
         receipts: QoS 1 and 2 messages that are owed an acknowledgement, oldest first.
@@ -80,6 +81,7 @@ class Connection(Sender):
         "_waits_for_disk",
         "authentication",
         "certificate_name",
+        "holds",
         "incoming_aliases",
         "inherited",
         "is_answered",
@@ -129,6 +131,7 @@ class Connection(Sender):
         self.ssl_object = ssl_object
         self.certificate_name = certificate_name
         self.refusal = refusal
+        self.holds: Callable[[], bool] | None = None
         self.remote_address = remote_address
         self.remote_port = remote_port
         self.receipts: deque[PublishReceipt] = NO_QUEUE

@@ -23,6 +23,7 @@ class Counters:
             they were above (`all`, `listener`, `address`), `cut_off` for those of them that were
             not even told, or what went wrong (`tls`, `websocket`, `proxy_header`, `timeout`).
         clients_connected: clients connected now.
+        revoked: clients disconnected after a reload, as they would not be let in any more.
         peer_errors: connections closed for what the peer sent, by reason code.
         unexpected_acknowledgements: acknowledgements of packet identifiers not inflight.
         user_properties_ignored: CONNECT packets with a user property that the gate reads and that
@@ -51,6 +52,7 @@ class Counters:
         "publish_sent",
         "publishers_slowed",
         "retained_discarded",
+        "revoked",
         "subscribe_refused",
         "unexpected_acknowledgements",
         "user_properties_ignored",
@@ -71,6 +73,7 @@ class Counters:
         self.connections_total = 0
         self.connections_refused: dict[str, int] = {}
         self.clients_connected = 0
+        self.revoked = 0
         self.peer_errors: dict[int, int] = {}
         self.unexpected_acknowledgements = 0
         self.user_properties_ignored = 0

@@ -409,14 +409,33 @@ class Accepted(NamedTuple):
             leaves the one that CONNECT brought.
         client_id: the same for the Client Identifier.
         data: last Authentication Data of an exchange, for the client to check the server by.
+        holds: says whether the client would still be let in for the same reason; asked after each
+            reload of files, to disconnect it else. None where no reload changes anything.
     """
 
     username: str | None = None
     client_id: str | None = None
     data: bytes | None = None
+    holds: Callable[[], bool] | None = None
 
 
-Admittance: TypeAlias = bool | Accepted | None
+class Refused(NamedTuple):
+    """A client is not let in; it is false, so that no test of truth lets the client in.
+
+    Attributes:
+        reason_code: told to the client, where its packet may say it.
+        why: for the log alone, such as ``wrong password``; never a part of a secret.
+    """
+
+    reason_code: ReasonCode = ReasonCode.NOT_AUTHORIZED
+    why: str = ""
+
+    def __bool__(self) -> bool:
+        """Return False."""
+        return False
+
+
+Admittance: TypeAlias = bool | Accepted | Refused | None
 """Whether a client may connect; None of one that is not this access control's to judge."""
 
 
@@ -473,16 +492,6 @@ class Challenge(NamedTuple):
     """
 
     data: bytes | None = None
-
-
-class Refused(NamedTuple):
-    """The exchange has failed, and with it the connection.
-
-    Attributes:
-        reason_code: told to the client, where its packet may say it.
-    """
-
-    reason_code: ReasonCode = ReasonCode.NOT_AUTHORIZED
 
 
 AuthStep: TypeAlias = Challenge | Accepted | Refused
@@ -577,8 +586,7 @@ class Plugin:
         """Read again what the plugin took from files, at SIGHUP, with clients connected.
 
         Returns:
-            What was read, for the log: each file behind the key that names it, such as
-            ``password_file /etc/penstock/passwords``.
+            For the log, each file that was read behind its key: ``password_file /etc/users``.
 
         Raises:
             PenstockError: what is there now cannot be used; the plugin goes on with what it

@@ -17,6 +17,7 @@ from broker.arrival import Reception
 from broker.client_log import ClientLog
 from broker.client_topics import ClientTopics
 from broker.config import Policy
+from broker.connecting import close_if_revoked
 from broker.core import Core
 from broker.driver import Driver
 from broker.events import Listeners
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 DRAIN_SECONDS: Final = 5.0
 """How long a stop waits for clients to take what is on its way to them."""
+
+CHECKED_AT_ONCE: Final = 500
+"""Clients that are looked at after a reload before others have their turn: a millisecond's work."""
 
 
 class Server:
@@ -265,6 +269,15 @@ class Server:
         await self._plugins.reload(
             self._logger, at_start_alone=at_start_alone, read=read, failed=failed
         )
+        await self._close_revoked()
+
+    async def _close_revoked(self) -> None:
+        """Disconnect who would not be let in any more, some at a time."""
+        for number, protocol in enumerate(list(self._driver.protocols), 1):
+            if protocol.connection is not None:
+                close_if_revoked(protocol.connection, self._driver.clock())
+            if not number % CHECKED_AT_ONCE:
+                await asyncio.sleep(0)
 
     async def stop(self) -> None:
         """Stop listening, finish what was accepted, say goodbye and free everything."""

@@ -199,6 +199,7 @@ class SysTopics:
             yield f"penstock/subscribe_refused/{reason}", str(n_requests)
         for reason, n_connections in sorted(core.counters.connections_refused.items()):
             yield f"penstock/connections_refused/{reason}", str(n_connections)
+        yield "penstock/revoked", str(core.counters.revoked)
         yield "penstock/user_properties_ignored", str(core.counters.user_properties_ignored)
         for code, n_connections in sorted(core.counters.peer_errors.items()):
             yield f"penstock/peer_errors/0x{code:02X}", str(n_connections)

@@ -16,8 +16,9 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 from broker.addresses import address_key
@@ -49,6 +50,8 @@ VERIFYING_THREADS: Final = 2
 
 MAX_ITERATIONS_AT_ONCE: Final = 1_000
 """What is verified without a thread: about a millisecond, as for mosquitto's own 101."""
+
+_WRONG_PASSWORD: Final = Refused(why="wrong password")
 
 
 _PATH: Final = "plugins.access"
@@ -153,8 +156,11 @@ class FileAccess:
             return True if rules.allow_anonymous and not has_users else None
         stored = scope.passwords.get(username)
         if stored is not None:
-            answer = _named(rules, username) if rules.username_as_client_id else True
-            return self._verify(scope, attempt, username, stored, answer)
+            holds = partial(self._has_password, attempt.listener, username, stored)
+            accepted = Accepted(holds=holds)
+            if rules.username_as_client_id:
+                accepted = _named(rules, username)._replace(holds=holds)
+            return self._verify(scope, attempt, username, stored, accepted)
         decoy = scope.decoy(username)
         if decoy is None:
             return None
@@ -168,14 +174,14 @@ class FileAccess:
         stored: PasswordHash,
         answer: Admittance,
     ) -> Admittance | Awaitable[Admittance]:
-        """Return `answer` for the right password, False for a wrong one.
+        """Return `answer` for the right password, a refusal for a wrong one.
 
         Where there is no such user, `answer` is None, and so is what is returned.
         """
         password = attempt.password or b""
         if stored.iterations <= MAX_ITERATIONS_AT_ONCE:
             is_right = verify(password, stored)
-            return answer if is_right or answer is None else False
+            return answer if is_right or answer is None else _WRONG_PASSWORD
         digest = hmac.digest(self._digest_key, password, "sha256")
         if hmac.compare_digest(digest, scope.verified.get(username, b"")):
             return answer
@@ -198,7 +204,22 @@ class FileAccess:
             return None
         if is_right:
             scope.verified[username] = digest
-        return answer if is_right else False
+        return answer if is_right else _WRONG_PASSWORD
+
+    def _has_password(self, listener: str, username: str, stored: PasswordHash) -> bool:
+        """Say whether a user's line in the password file is still the one that let it in."""
+        return self.scope_of(listener).passwords.get(username) == stored
+
+    def has_credentials(self, listener: str, before: Users, username: str) -> bool:
+        """Say the same of the file of SCRAM's users.
+
+        Args:
+            listener: of the client.
+            before: the users among whom it was let in.
+            username: its own.
+        """
+        users = self.scope_of(listener).scram_users
+        return users is not None and users.get(username) == before.get(username)
 
     def authorize(self, session: SessionView, topic: str, action: Action) -> bool:
         """Ask the ACL file of the session's listener, if it has one."""
@@ -235,7 +256,8 @@ class ScramAuthenticator:
             certified = _certificate_name(attempt, rules)
             if not certified:
                 return _NoExchange()
-        return _Named(ScramExchange(scope.scram_users), rules, certified)
+        holds = partial(self._access.has_credentials, attempt.listener, scope.scram_users)
+        return _Named(ScramExchange(scope.scram_users), rules, certified, holds)
 
 
 class _NoExchange:
@@ -249,26 +271,36 @@ class _NoExchange:
 class _Named:
     """An exchange after which the listener's rules give the client its names."""
 
-    def __init__(self, exchange: AuthExchange, rules: Rules, certified: str | None) -> None:
+    def __init__(
+        self,
+        exchange: AuthExchange,
+        rules: Rules,
+        certified: str | None,
+        holds: Callable[[str], bool],
+    ) -> None:
         """Begin.
 
         Args:
             exchange: with the client.
             rules: of its listener.
             certified: the only user it may prove to be, as its certificate says; None for any.
+            holds: says of a user whether it still has the same credentials.
         """
         self._exchange = exchange
         self._rules = rules
         self._certified = certified
+        self._holds = holds
 
     def step(self, data: bytes | None) -> AuthStep | Awaitable[AuthStep]:
         """Take the step, and name who is let in."""
         step = self._exchange.step(data)
-        if isinstance(step, Accepted) and self._certified not in (None, step.username):
-            return Refused()
-        if isinstance(step, Accepted) and self._rules.username_as_client_id:
-            return step._replace(client_id=step.username)
-        return step
+        if not isinstance(step, Accepted) or step.username is None:
+            return step
+        if self._certified not in (None, step.username):
+            return Refused(why=f"user {step.username!r}: not that of the certificate")
+        client_id = step.username if self._rules.username_as_client_id else None
+        holds = partial(self._holds, step.username)
+        return step._replace(client_id=client_id, holds=holds)
 
 
 def _named(rules: Rules, username: str) -> Accepted:

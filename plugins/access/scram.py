@@ -30,6 +30,9 @@ MAX_ITERATIONS: Final = 10_000_000
 
 SALT_BYTES: Final = 16
 
+_WRONG_PROOF: Final = "invalid-proof"
+"""What RFC 5802 calls the answer of a client that does not know the password."""
+
 _KEY_BYTES: Final = 32
 _MIN_SALT_BYTES: Final = 12
 
@@ -110,6 +113,10 @@ class Users:
         known = b"".join(credentials.server_key for credentials in self._models)
         self._secret = hashlib.sha256(known).digest()
 
+    def get(self, username: str) -> Credentials | None:
+        """Return a user's credentials; None for a stranger."""
+        return self._users.get(username)
+
     def find(self, username: str) -> Credentials:
         """Return a user's credentials; for a stranger some that no password meets."""
         found = self._users.get(username)
@@ -152,5 +159,14 @@ class ScramExchange:
             self._has_begun = True
             self._server.set_client_first(text)
             return Challenge(self._server.get_server_first().encode())
-        except (ScramException, UnicodeDecodeError):
-            return Refused()
+        except ScramException as error:
+            return Refused(why=self._why(is_proof=_WRONG_PROOF in str(error)))
+        except UnicodeDecodeError:
+            return Refused(why=self._why(is_proof=False))
+
+    def _why(self, *, is_proof: bool) -> str:
+        """Say for the log why an exchange has failed: by the client's proof, or before."""
+        if not is_proof:
+            return f"not as {METHOD} has it"
+        is_known = self._users.get(self._username) is not None
+        return f"user {self._username!r}: {'wrong password' if is_known else 'unknown user'}"

@@ -5,10 +5,11 @@ from collections.abc import Awaitable
 import pytest
 
 from broker.access import SeveralSources, combine
-from broker.extensions import PUBLISH, SUBSCRIBE, Accepted, Admittance, ConnectAttempt
+from broker.connecting import close_if_revoked
+from broker.extensions import PUBLISH, SUBSCRIBE, Accepted, Admittance, Refused
 from broker.mqtt.packets import ConnAck, Connect
 from broker.mqtt.reason_codes import ReasonCode
-from tests.helpers.access import Access, Later, finish
+from tests.helpers.access import Access, finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 
@@ -18,11 +19,6 @@ class Source(Access):
     def __init__(self, answer: Admittance, **checks: bool) -> None:
         super().__init__(**checks)
         self.answer = answer
-
-    def authenticate(self, attempt: ConnectAttempt) -> Admittance | Awaitable[Admittance]:
-        """Give it, or something that waits for it."""
-        self.attempts.append(attempt)
-        return Later(self.answer) if self.waits else self.answer
 
 
 def connected(*sources: Source, client_id: str = "c") -> VirtualClient:
@@ -78,6 +74,34 @@ def test_the_first_names_that_a_source_gives_hold() -> None:
     plain = connected(Source(True))
     assert (plain.session.username, plain.session.client_id) == ("sent", "c")
     assert plain.session.listener == "default"
+
+
+@pytest.mark.parametrize("waiting", [(), (0,), (1,)])
+def test_a_refusal_says_why(waiting: tuple[int, ...]) -> None:
+    """As its source does; the others are not asked any more."""
+    refused = Refused(ReasonCode.BANNED, "wrong password")
+    sources = [Source(True), Source(refused), Source(True)]
+    for index in waiting:
+        sources[index].waits = True
+    assert connected(*sources).take(ConnAck).reason_code == ReasonCode.BANNED
+    assert not sources[2].attempts
+
+
+@pytest.mark.parametrize("gone", [(), (0,), (1,)])
+def test_a_client_stays_as_long_as_each_source_stands_by_it(gone: tuple[int, ...]) -> None:
+    """One that names nobody may stand by it, too."""
+    held = [True, True]
+    client = connected(
+        Source(Accepted(holds=lambda: held[0])),
+        Source(Accepted("first", holds=lambda: held[1])),
+        Source(True),
+    )
+    assert client.session.username == "first"
+    for index in gone:
+        held[index] = False
+    close_if_revoked(client.connection, 0.0)
+    client.broker.settle()
+    assert client.is_lost is bool(gone)
 
 
 def test_only_sources_that_check_an_action_are_asked_for_it() -> None:

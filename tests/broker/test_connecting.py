@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker.extensions import SubscriberGate
+from broker.connecting import close_if_revoked
+from broker.extensions import Accepted, Admittance, Refused, SubscriberGate
 from broker.limits import Limits
 from broker.link import Link
 from broker.message import Message
@@ -25,7 +26,7 @@ from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt_options import MqttOptions
 from broker.outbox_rules import OpenGate
 from tests.helpers.access import Access, finish
-from tests.helpers.virtual import VirtualBroker, VirtualClient
+from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 
 @pytest.mark.mqtt5("3.2.2-2", "3.2.2-3")
@@ -205,6 +206,67 @@ def test_who_is_refused_stands_in_the_log(caplog: pytest.LogCaptureFixture) -> N
     assert "'ada'" in line
     assert client.connection.peer() in line
     assert "secret" not in line
+
+
+@pytest.mark.parametrize(
+    ("answer", "username", "told"),
+    [
+        (Refused(why="wrong password"), "ada", "user 'ada': wrong password, from"),
+        (None, "ada", "user 'ada': unknown user, from"),
+        (False, "ada", "user 'ada': not authorized, from"),
+        (None, None, "no user name: not authorized, from"),
+    ],
+)
+def test_the_log_says_why_a_client_is_refused(
+    caplog: pytest.LogCaptureFixture, answer: Admittance, username: str | None, told: str
+) -> None:
+    """To the client it is the same in every case."""
+    access = Access()
+    access.answer = answer
+    client = VirtualClient(VirtualBroker(access=access))
+    with caplog.at_level("INFO"):
+        client.send(Connect(client_id="pump", username=username, password=b"secret"))
+    assert f"client pump: {told} {client.connection.peer()}" in caplog.messages
+    assert "secret" not in caplog.text
+    assert client.take(ConnAck) == ConnAck(reason_code=ReasonCode.NOT_AUTHORIZED)
+
+
+@pytest.mark.parametrize("fault", [None, ZeroDivisionError()])
+def test_who_may_no_longer_connect_is_disconnected(fault: Exception | None) -> None:
+    """The will is published and the session stays; a plugin's fault lets no client stay."""
+    held = [True]
+
+    def holds() -> bool:
+        if not held and fault is not None:
+            raise fault
+        return bool(held)
+
+    access = Access()
+    access.answer = Accepted(holds=holds)
+    broker = VirtualBroker(access=access)
+    watcher = broker.connect("w")
+    watcher.subscribe("will")
+    client = broker.connect("c", will=will("will"), properties={"session_expiry_interval": 100})
+    for is_held in (True, False):
+        if not is_held:
+            held.clear()
+        close_if_revoked(client.connection, broker.now)
+        broker.settle()
+        assert client.is_lost is not is_held
+    assert client.take(Disconnect).reason_code == ReasonCode.NOT_AUTHORIZED
+    assert watcher.payloads() == [b"gone"]
+    assert not broker.session("c").is_connected
+    assert broker.core.counters.revoked == 1
+    assert sum(broker.core.counters.extension_errors.values()) == (fault is not None)
+
+
+def test_who_may_no_longer_connect_as_it_is_let_in_is_refused() -> None:
+    """Files were read again while access control took its time."""
+    access = Access()
+    access.answer = Accepted(holds=lambda: False)
+    broker = VirtualBroker(access=access)
+    assert broker.connect("c").connack.reason_code == ReasonCode.NOT_AUTHORIZED
+    assert broker.core.sessions.get("c") is None
 
 
 def test_a_connection_that_waits_is_not_read_from() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Awaitable, Generator
 from typing import Generic, TypeVar
 
@@ -19,6 +20,7 @@ class Access:
         waits: answers take a wait; `finish` ends it.
         is_open: whether clients may connect.
         refused: (action, topic) or (action, topic, client id) that is refused.
+        answer: to every CONNECT; `is_open` where it is ``...``.
         error: raised instead of an answer, if set.
         attempts: every CONNECT that was asked about.
     """
@@ -33,12 +35,15 @@ class Access:
         self.waits = False
         self.is_open = True
         self.refused: set[tuple[str, ...]] = set()
+        self.answer: Admittance | types.EllipsisType = ...
         self.error: Exception | None = None
         self.attempts: list[ConnectAttempt] = []
 
     def authenticate(self, attempt: ConnectAttempt) -> Admittance | Awaitable[Admittance]:
         """Answer for a CONNECT."""
         self.attempts.append(attempt)
+        if not isinstance(self.answer, types.EllipsisType):
+            return Later(self.answer) if self.waits else self.answer
         return self._answer(is_allowed=self.is_open)
 
     def authorize(self, session: SessionView, topic: str, action: Action) -> bool | Awaitable[bool]:

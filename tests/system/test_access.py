@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from scramp import ScramClient
 
-from broker.mqtt.packets import Auth, ConnAck, Connect, Publish
+from broker.mqtt.packets import Auth, ConnAck, Connect, Disconnect, Publish
 from broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.process import ROOT, running_broker
 from tests.helpers.wire import WireClient, connected
@@ -91,6 +91,14 @@ async def test_users_topics_and_a_reload(tmp_path: Path, policy: dict[str, Any])
                 pass
             assert (await bob.take(Publish)).payload == b"3"
             assert (await ann.publish("ann/x", b"")).reason_code == REFUSED
+            (await connected(broker.port, "eve", username="eve", password=b"e")).close()
+
+            passwd(tmp_path, "-D", "passwords", "ann", password="")
+            passwd(tmp_path, "-D", "scram", "bob", password="")
+            broker.process.send_signal(signal.SIGHUP)
+            for gone in (ann, bob):
+                assert (await gone.take(Disconnect)).reason_code == REFUSED
+                assert await gone.receive() is None
             (await connected(broker.port, "eve", username="eve", password=b"e")).close()
 
 

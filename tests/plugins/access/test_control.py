@@ -12,6 +12,7 @@ import pytest
 from scramp import ScramClient
 
 from broker.config import parse_policy, validate_config
+from broker.connecting import close_if_revoked
 from broker.errors import ConfigError
 from broker.extensions import Accepted, Admittance, ConnectAttempt, PluginContext
 from broker.mqtt.packets import Auth, ConnAck, Connect, Disconnect, PubAck, Publish
@@ -107,6 +108,11 @@ async def answer(
     return await said if isinstance(said, Awaitable) else said
 
 
+def verdict(said: Admittance) -> bool | None:
+    """Return whether an answer lets a client in, or None where it leaves it to others."""
+    return None if said is None else bool(said)
+
+
 @asynccontextmanager
 async def serving(**keys: Any) -> AsyncIterator[Server]:
     """Run a broker whose only plugin this is."""
@@ -117,6 +123,12 @@ async def serving(**keys: Any) -> AsyncIterator[Server]:
         yield server
     finally:
         await server.stop()
+
+
+async def echo_of(client: WireClient) -> bytes:
+    """Return what a client gets back of a message of its own."""
+    await client.subscribe("t")
+    return await echo(client, "t", b"x")
 
 
 async def echo(client: WireClient, topic: str, payload: bytes) -> bytes:
@@ -166,12 +178,17 @@ async def test_where_no_file_names_users_any_name_is_as_good_as_none(files: File
     ],
 )
 async def test_the_password_file_decides_on_its_users(
-    files: Files, username: str | None, password: bytes | None, said: Admittance, iterations: int
+    files: Files,
+    username: str | None,
+    password: bytes | None,
+    iterations: int,
+    *,
+    said: bool | None,
 ) -> None:
     """All others are left to other sources; the same in a thread."""
     files.write_passwords(iterations)
     plugin = await plugin_of(password_file=str(files.passwords))
-    assert await answer(plugin, username, password) is said
+    assert verdict(await answer(plugin, username, password)) is said
     await plugin.close()
 
 
@@ -198,16 +215,16 @@ async def test_a_fleet_that_comes_back_is_known_again(files: Files) -> None:
     for asked, said in ((wrong, False), (ann, True), (wrong, False)):
         waited = ask(asked)
         assert isinstance(waited, Awaitable)
-        assert await waited is said
-    assert ask(ann) is True
+        assert verdict(await waited) is said
+    assert isinstance(ask(ann), Accepted)
     other = ask(attempt("bob", b"a"))
     assert isinstance(other, Awaitable)
-    assert await other is False
+    assert verdict(await other) is False
     files.passwords.write_text(f"ann:{make_hash(b'new', b'salt', MAX_ITERATIONS_AT_ONCE + 1)}\n")
     await plugin.reload()
     waited = ask(ann)
     assert isinstance(waited, Awaitable)
-    assert await waited is False
+    assert verdict(await waited) is False
     await plugin.close()
 
 
@@ -217,7 +234,7 @@ async def test_a_byte_order_mark_is_no_part_of_a_name(files: Files) -> None:
     for file in (files.passwords, files.acl):
         file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
     plugin = await plugin_of(password_file=str(files.passwords), acl_file=str(files.acl))
-    assert await answer(plugin, "ann", b"a") is True
+    assert verdict(await answer(plugin, "ann", b"a")) is True
     await plugin.close()
 
 
@@ -285,7 +302,7 @@ async def test_a_listener_may_have_rules_of_its_own(files: Files) -> None:
     assert await answer(plugin, listener="default") is True
     assert await answer(plugin, listener="other") is None
     assert await answer(plugin, "ann", b"x", listener="default") is True
-    assert await answer(plugin, "ann", b"a", listener="other") is True
+    assert verdict(await answer(plugin, "ann", b"a", listener="other")) is True
     broker = VirtualBroker(access=plugin.access)
     client = broker.connect()
     client.publish("any", b"x", qos=1)
@@ -386,7 +403,7 @@ async def test_without_an_acl_file_no_message_is_looked_at() -> None:
 async def test_a_reload_holds_for_clients_that_are_connected(
     files: Files, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """New rules at once; the clients stay, with names that the file has no longer."""
+    """New rules at once; a client stays whose line of the password file is as it was."""
     keys = {"password_file": str(files.passwords), "acl_file": str(files.acl)}
     async with (
         serving(**keys) as server,
@@ -395,16 +412,76 @@ async def test_a_reload_holds_for_clients_that_are_connected(
         await client.subscribe("#")
         assert (await client.publish("new", b"1")).reason_code == REFUSED
         files.acl.write_text("user ann\ntopic new\n")
-        files.passwords.write_text(f"eve:{make_hash(b'e', b'salt', 10)}\n")
+        with files.passwords.open("a") as passwords:
+            passwords.write(f"eve:{make_hash(b'e', b'salt', 10)}\n")
         with caplog.at_level(logging.INFO):
             await server.reload()
         keys_read = [f"plugins.access.{key} {name}" for key, name in keys.items()]
         not_read = "read at the start alone: policy.yaml"
         assert f"reloaded: {', '.join(keys_read)}; {not_read}" in caplog.messages
         assert (await echo(client, "new", b"2")) == b"2"
-        async with await WireClient.dial(port_of(server)) as other:
-            assert (await other.connect(username="ann", password=b"a")).reason_code == REFUSED
         await (await connected(port_of(server), username="eve", password=b"e")).send(Disconnect())
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("changed", [b"", b"new"])
+async def test_a_user_who_may_no_longer_connect_is_disconnected_at_a_reload(
+    files: Files, caplog: pytest.LogCaptureFixture, changed: bytes, version: int
+) -> None:
+    """One taken out of the file, or whose password is another; with 0x87 in MQTT 5, and a line."""
+    async with (
+        serving(password_file=str(files.passwords)) as server,
+        await connected(port_of(server), "a", version, username="ann", password=b"a") as ann,
+        await connected(port_of(server), "b", version, username="bob", password=b"b") as bob,
+    ):
+        lines = files.passwords.read_text().splitlines()[1:]
+        if changed:
+            lines.append(f"ann:{make_hash(changed, b'salt', 10)}")
+        files.passwords.write_text("\n".join(lines))
+        caplog.set_level(logging.INFO)
+        await server.reload()
+        if version == 5:
+            assert (await ann.take(Disconnect)).reason_code == REFUSED
+        assert await ann.receive() is None
+        assert (await echo_of(bob)) == b"x"
+        assert server.core.counters.revoked == 1
+        async with await WireClient.dial(port_of(server), version=version) as other:
+            again = await other.connect("a", username="ann", password=b"a")
+            assert again.reason_code == REFUSED
+    assert "disconnected: its user may no longer connect" in caplog.text
+    assert f"{'wrong password' if changed else 'unknown user'}, from" in caplog.text
+
+
+async def test_a_reload_while_a_password_is_verified_counts(files: Files) -> None:
+    """By what the file says as the client is let in, not as it said when the thread began."""
+    files.write_passwords(MAX_ITERATIONS_AT_ONCE + 1)
+    plugin = await plugin_of(password_file=str(files.passwords))
+    waiting = answer(plugin, "ann", b"a")
+    task = asyncio.create_task(waiting)
+    await asyncio.sleep(0)
+    files.passwords.write_text("")
+    await plugin.reload()
+    said = await task
+    assert isinstance(said, Accepted)
+    assert said.holds is not None
+    assert not said.holds()
+    await plugin.close()
+
+
+@pytest.mark.parametrize(("user", "stays"), [("ann", True), ("eve", False)])
+async def test_a_user_of_scram_stays_as_long_as_the_file_has_it(
+    files: Files, user: str, *, stays: bool
+) -> None:
+    """With the same credentials."""
+    plugin = await plugin_of(scram_file=str(files.scram))
+    broker = VirtualBroker(access=plugin.access, authenticators=plugin.authenticators)
+    client = scram(broker, "c", "a")
+    assert client.take(ConnAck).reason_code == 0
+    files.scram.write_text(files.scram.read_text().replace("ann", user))
+    await plugin.reload()
+    close_if_revoked(client.connection, broker.now)
+    broker.settle()
+    assert client.is_lost is not stays
 
 
 async def test_a_wrong_file_at_reload_changes_nothing(
