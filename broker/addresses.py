@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from typing import Final
 
 _IPV6_NETWORK_BITS: Final = 64
 
 
+@functools.lru_cache(1024)
 def address_key(address: str) -> str:
     """Return what an address is counted by: itself, or the network of an IPv6 address.
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker import authenticating
 from broker.capabilities import check_connect, connack_properties, redirection
+from broker.counters import count
 from broker.errors import ProtocolError
 from broker.events import ClientConnected
 from broker.extensions import Accepted, Admittance, ConnectAttempt, Refused, SubscriberGate
-from broker.fitting import fit_packet
+from broker.fitting import explained, fit_packet
 from broker.mqtt.enums import MQTT_3_1, MQTT_5, PacketType
 from broker.mqtt.packets import ConnAck, Connect
 from broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
@@ -171,6 +172,8 @@ async def let_in(
         _refuse_login(connection, client_id, username, Refused(), now)
         return
     connection.holds = accepted.holds
+    if _refuse_session(connection, client_id, username, now):
+        return
     journal = core.journal
     n_changes = journal.n_changes if journal is not None else 0
     session, session_present = core.sessions.open(
@@ -178,6 +181,7 @@ async def let_in(
     )
     session.expiry_interval = expiry_interval
     _set_up(session, connection, packet, username)
+    core.sessions.quota.count(session, username, connection.remote_address)
     connack = ConnAck(session_present, properties=properties)
     if (
         journal is not None
@@ -242,6 +246,29 @@ def _holds(core: Core, holds: Callable[[], bool] | None) -> bool:
     except Exception as error:  # noqa: BLE001 (a plugin's fault must not let a client in)
         core.on_extension_error("access control, holds", error)
         return False
+
+
+def _refuse_session(
+    connection: Connection, client_id: str, username: str | None, now: float
+) -> bool:
+    """Refuse a client that would get a new session where there are as many as there may be.
+
+    Returns:
+        False where it is let in.
+    """
+    core = connection.core
+    if core.sessions.get(client_id) is not None:
+        return False
+    limit, allowed = core.sessions.quota.refusal(
+        len(core.sessions), username, connection.remote_address
+    )
+    if not limit:
+        return False
+    count(core.counters.connections_refused, limit)
+    core.logger.info("client %s: refused, %s, from %s", client_id, allowed, connection.peer())
+    refuse_connect(connection, ReasonCode.QUOTA_EXCEEDED, **explained(allowed))
+    connection.disconnected(now)
+    return True
 
 
 def _assigned_client_id(core: Core) -> str:

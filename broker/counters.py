@@ -20,7 +20,8 @@ class Counters:
         subscribe_refused: requested subscriptions by the reason why they were not made.
         connections_total: network connections accepted.
         connections_refused: network connections by the reason why they came to nothing: the limit
-            they were above (`all`, `listener`, `address`), `cut_off` for those of them that were
+            they were above (`all`, `listener`, `address`; of sessions: `sessions`, `user_sessions`,
+            `address_sessions`), `cut_off` for those of them that were
             not even told, or what went wrong (`tls`, `websocket`, `proxy_header`, `timeout`).
         clients_connected: clients connected now.
         revoked: clients disconnected after a reload, as they would not be let in any more.

@@ -24,7 +24,11 @@ _STRICT: Final = ConfigDict(extra="forbid", strict=True)
 
 _Positive = Annotated[int, Field(ge=1)]
 
+_MEMORY_PER_SESSION: Final = 32 * 1024
 _MEMORY_PER_QUEUED_BYTE: Final = 4
+
+OF_MEMORY: Final = ("sessions", "sessions_per_address", "total_queued_bytes")
+"""Limits that are a share of the machine's memory where the policy file has no number."""
 
 QueueFull = Literal["drop_newest", "drop_oldest", "disconnect"]
 
@@ -38,6 +42,14 @@ class Limits:
             open, less some for everything else; more could not be accepted.
         connections_per_address: the same from one address; the network of an IPv6 address, which
             is one host's, counts as one. None, as a whole site may stand behind one address.
+        sessions: in all, of clients that are connected and of those that are away. Above it a
+            client that has none is refused (0x97, return code 3 in MQTT 3.1.1), and one that has is
+            let in. None: one for each 32 KiB of the machine's memory, where one that is connected
+            takes 6 KB and one that is away 3.
+        sessions_per_user: the same of one user name. None, as all devices of a site may have one.
+        sessions_per_address: the same of those whose clients came from one address last, as
+            for `connections_per_address`. None: half of `sessions`: whoever leaves sessions behind
+            keeps nobody out who comes from elsewhere, and a gateway of a whole site is far from it.
         maximum_packet_size: bytes of the largest packet a client may send. As much as the
             format has by default: what aMQTT carried passes here too, and what a packet costs
             is bounded by what its sender has really sent.
@@ -98,6 +110,9 @@ class Limits:
 
     connections: _Positive | None = None
     connections_per_address: _Positive | None = None
+    sessions: _Positive | None = None
+    sessions_per_user: _Positive | None = None
+    sessions_per_address: _Positive | None = None
     maximum_packet_size: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = _MAX_PACKET_SIZE
     control_bytes: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = 1024 * 1024
     topic_bytes: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES)] = MAX_STRING_BYTES
@@ -129,8 +144,11 @@ class Limits:
         Args:
             memory_bytes: that the process may use.
         """
+        sessions = self.sessions or max(1, memory_bytes // _MEMORY_PER_SESSION)
         return replace(
             self,
+            sessions=sessions,
+            sessions_per_address=self.sessions_per_address or max(1, sessions // 2),
             total_queued_bytes=self.total_queued_bytes or memory_bytes // _MEMORY_PER_QUEUED_BYTE,
         )
 

@@ -47,6 +47,7 @@ def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: 
         session = sessions[known.row] = core.sessions.create(known.client_id)
         session.username = session.link.username = known.username
         session.listener = session.link.listener = known.listener
+        core.sessions.quota.count(session, known.username, "")
         session.version = known.version
         session.expiry_interval = known.expiry_interval
         lost_at = None if known.lost_at is None else known.lost_at - epoch

@@ -8,7 +8,6 @@ import importlib.metadata
 import logging
 import secrets
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
 from broker.access import combine
@@ -21,6 +20,7 @@ from broker.connecting import close_if_revoked
 from broker.core import Core
 from broker.driver import Driver
 from broker.events import Listeners
+from broker.limits import OF_MEMORY
 from broker.listener_config import Listener
 from broker.listeners import Listening
 from broker.local_only import WHAT_TO_WRITE, is_local, local_listeners
@@ -124,8 +124,7 @@ class Server:
     def _log_limits(self) -> None:
         """Say once what the limits are that the policy file leaves to the machine."""
         asked, limits = self._policy.limits, self._limits
-        names = [field.name for field in fields(limits)]
-        chosen = [name for name in names if getattr(asked, name) != getattr(limits, name)]
+        chosen = [name for name in OF_MEMORY if getattr(asked, name) is None]
         self._logger.info(
             "limits of this machine, with %d bytes of memory: %s",
             self._memory_bytes,

@@ -40,6 +40,8 @@ class Session:
         client_id: Client Identifier.
         username: user name of the newest connection, or None.
         listener: name of the newest connection's listener; "" before there was one.
+        counted_user: user for whom `SessionQuota` counts the session; "" for none.
+        counted_address: address for which it does; "" for none.
         version: protocol version of the newest connection.
         connection: the network connection, or None.
         is_direct: a small message may be written at once, with nothing to overtake.
@@ -70,6 +72,8 @@ class Session:
         "client_id",
         "connection",
         "core",
+        "counted_address",
+        "counted_user",
         "expiry_interval",
         "expiry_timer",
         "incoming",
@@ -99,6 +103,7 @@ class Session:
         self.client_id = client_id
         self.core = core
         self.username: str | None = None
+        self.counted_user = self.counted_address = ""
         self.listener = ""
         self.version = 4
         self.connection: Connection | None = None

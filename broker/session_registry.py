@@ -9,6 +9,7 @@ from broker import redelivery, retained_delivery
 from broker.events import ClientDisconnected, ClientUnsubscribed, SessionEnded
 from broker.mqtt.reason_codes import ReasonCode
 from broker.session import Session
+from broker.session_quota import SessionQuota
 from broker.wills import send_will, will_delay
 
 if TYPE_CHECKING:
@@ -17,11 +18,16 @@ if TYPE_CHECKING:
 
 
 class SessionRegistry:
-    """All sessions of one broker, at most one for each Client Identifier [MQTT-3.1.4-3]."""
+    """All sessions of one broker, at most one for each Client Identifier [MQTT-3.1.4-3].
+
+    Attributes:
+        quota: how many there may be.
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._sessions: dict[str, Session] = {}
+        self.quota = SessionQuota(core.limits)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -152,6 +158,7 @@ class SessionRegistry:
         if self._sessions.get(session.client_id) is not session:
             return
         del self._sessions[session.client_id]
+        self.quota.forget(session)
         core = self._core
         for timer in (session.expiry_timer, session.look_timer, session.overflow_timer):
             if timer is not None:

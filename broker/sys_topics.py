@@ -13,6 +13,7 @@ from broker.collector import resident_bytes
 from broker.core import Core
 from broker.extensions import CountingStore
 from broker.ledger import Ledger
+from broker.limits import OF_MEMORY
 from broker.message import Message
 from broker.rounds import Rounds
 from broker.session import Session
@@ -194,6 +195,10 @@ class SysTopics:
         yield "penstock/publishers_slowed", str(core.counters.publishers_slowed)
         yield "penstock/retained_discarded", str(core.counters.retained_discarded)
         yield "penstock/retained_expired", str(core.retained.expired_total)
+        for name in OF_MEMORY:
+            limit = getattr(core.limits, name)
+            if limit is not None:
+                yield f"penstock/limits/{name}", str(limit)
         yield "penstock/retained_bytes", str(core.retained.n_bytes)
         for reason, n_requests in sorted(core.counters.subscribe_refused.items()):
             yield f"penstock/subscribe_refused/{reason}", str(n_requests)

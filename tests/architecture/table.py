@@ -77,6 +77,7 @@ LAYERS: Final = (
             "sending",
             "session",
             "session_journal",
+            "session_quota",
             "session_registry",
             "shared_subscriptions",
             "succession",

@@ -6,6 +6,7 @@ import pytest
 
 from broker.extensions import CountingStore
 from broker.ledger import DROP_REASONS
+from broker.limits import Limits
 from broker.mqtt.packets import Publish
 from broker.payload import ReferenceStore
 from broker.sys_topics import ROOT, SLICE, SysTopics
@@ -51,9 +52,8 @@ def test_figures_are_those_of_the_core() -> None:
 def test_every_figure_of_ours_and_every_reason_is_documented() -> None:
     """Who sees a number in a dashboard can look up what it counts."""
     text = DOCUMENTATION.read_text()
-    named = [
-        name.removeprefix("penstock/") for name in figures(VirtualBroker()) if "penstock/" in name
-    ]
+    broker = VirtualBroker(Limits().for_memory(1 << 30))
+    named = [name.removeprefix("penstock/") for name in figures(broker) if "penstock/" in name]
     assert named
     assert [name for name in (*named, *DROP_REASONS) if f"`{name}`" not in text] == []
 
