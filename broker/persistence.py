@@ -107,10 +107,17 @@ class PersistentState:
                 f"{error!r}; allowed: what this broker has written. To begin without what it "
                 "holds, move the file away"
             ) from error
-        except OSError as error:
-            raise DatabaseStartError(
-                f"persistence database {self._config.path}: a payload cannot be kept: {error}"
-            ) from error
+        if self._database.tightened:
+            self._logger.warning(
+                "persistence: others could read %s: its owner alone may from here on",
+                ", ".join(self._database.tightened),
+            )
+        if self._database.n_staying:
+            self._logger.warning(
+                "persistence: no room for %d payloads but in %s: they are sent from there",
+                self._database.n_staying,
+                self._config.path,
+            )
         self._logger.info(
             "persistence: %d sessions, %d messages for them, %d retained messages restored from %s",
             len(stored.sessions),

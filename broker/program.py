@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
+import stat
 import sys
-from typing import Annotated, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Final, Protocol, TypeAlias, runtime_checkable
 
 import typer
 
@@ -21,6 +23,9 @@ LogLevel: TypeAlias = Annotated[
     str, typer.Option(envvar="PENSTOCK_LOG_LEVEL", help="debug, info, warning or error.")
 ]
 Debug: TypeAlias = Annotated[bool, typer.Option("-d", help="The same as --log-level debug.")]
+
+NO_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+"""What group and others may not do with files that a service makes."""
 
 
 class Service(Protocol):
@@ -71,11 +76,13 @@ def set_up_log(log_level: str, *, debug: bool) -> None:
 def run_until_stopped(service: Service) -> None:
     """Run a service on uvloop, where there is one, until SIGINT or SIGTERM.
 
-    A `ReloadingService` is asked to reload at each SIGHUP.
+    A `ReloadingService` is asked to reload at each SIGHUP. Files that it makes, or a plugin of
+    others does, are nobody else's: they may hold messages.
 
     Raises:
         PenstockError: it cannot start.
     """
+    os.umask(os.umask(NO_OTHERS) | NO_OTHERS)  # as strict as it was, and for all that is made
     loop_factory = None
     with contextlib.suppress(ImportError):  # there is none for Windows
         import uvloop  # noqa: PLC0415

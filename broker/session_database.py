@@ -1,22 +1,26 @@
-"""The SQLite file behind a journal: its lock, its format, reading it whole and writing batches.
+"""The SQLite file behind a journal: its format, reading it whole and writing batches.
 
 The file is written in write-ahead mode. With `durability: full` the log is flushed on each
 commit, with `normal` it is left to the operating system, which outlives the process. One process
-has the file at a time, held by a lock on ``PATH.lock`` that goes with the process, however it
-ends: two brokers would each believe in sessions of their own.
+has the file at a time (`DatabaseFile`): two brokers would each believe in sessions of their own.
+
+A restart may find the disk full. Nothing is written before the first commit, and where there is
+not even room for the log's index, it is kept in memory. A payload for which there is no other room
+stays where it is (`StayingPayload`).
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
+import errno
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from typing import Any, Final
 
+from broker.database_file import DatabaseFile, DatabaseFileError
 from broker.errors import PenstockError
-from broker.payload import Payload
+from broker.payload import PIECE_BYTES, Payload
 from broker.records import (
     Batch,
     DeliveryRow,
@@ -108,6 +112,8 @@ _GONE_ROWS: Final = (
     ("gone_messages", "DELETE FROM message WHERE row = ?"),
 )
 
+_NO_ROOM_FOR_INDEX: Final = (sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP)
+
 
 class DatabaseStartError(PenstockError):
     """The database cannot be used; the program ends with status 2."""
@@ -118,10 +124,12 @@ class DatabaseWriteError(PenstockError):
 
 
 class SessionDatabase:
-    """One open database, for use by one thread at a time.
+    """One open database, for use by one thread at a time but for `read_payload`.
 
     Attributes:
         path: name of the file.
+        tightened: names of its files that others could read, and no longer can.
+        n_staying: payloads that `read` has left here.
     """
 
     def __init__(self, path: str, *, is_flushed: bool) -> None:
@@ -135,25 +143,44 @@ class SessionDatabase:
             DatabaseStartError: it is in use, not ours, damaged, or cannot be made.
         """
         self.path = path
-        self._lock = _lock_file(path)
-        # Messages are nobody else's business. What cannot be made, SQLite explains better.
-        with suppress(OSError):
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         try:
-            self._connection = sqlite3.connect(
-                path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
-            try:
-                self._prepare(is_flushed=is_flushed)
-            except BaseException:
-                self._connection.close()
-                raise
+            self._file = DatabaseFile(path)
+        except DatabaseFileError as error:
+            raise DatabaseStartError(f"persistence database {path}: {error}") from error
+        self.tightened = self._file.tightened
+        self.n_staying = 0
+        self._turn = threading.Lock()
+        try:
+            self._connection = self._open(is_flushed=is_flushed)
         except sqlite3.Error as error:
-            os.close(self._lock)
+            self._file.close()
             raise self._start_error(_text(error)) from error
         except BaseException:
-            os.close(self._lock)
+            self._file.close()
             raise
+        self._file.watch()
+
+    def _open(self, *, is_flushed: bool) -> sqlite3.Connection:
+        connection = self._connect()
+        try:
+            try:
+                self._prepare(connection, is_flushed=is_flushed)
+            except sqlite3.OperationalError as error:
+                if getattr(error, "sqlite_errorcode", 0) not in _NO_ROOM_FOR_INDEX:
+                    raise
+                connection.close()
+                connection = self._connect()
+                connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # the index is in memory
+                self._prepare(connection, is_flushed=is_flushed)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(
+            self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
 
     def _start_error(self, read: str) -> DatabaseStartError:
         return DatabaseStartError(
@@ -162,9 +189,8 @@ class SessionDatabase:
             "without what it holds, move the file away"
         )
 
-    def _prepare(self, *, is_flushed: bool) -> None:
+    def _prepare(self, connection: sqlite3.Connection, *, is_flushed: bool) -> None:
         """Set a new file up, or check that it is one of ours."""
-        connection = self._connection
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         (application_id,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -189,14 +215,14 @@ class SessionDatabase:
         connection.execute(f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES}")
         # Some builds overwrite what is deleted, which doubles the writes.
         connection.execute("PRAGMA secure_delete = OFF")
-        # Begins with a write, so that a file that cannot be written is refused at the start.
+        # Begins as a write does, so that a file that may not be written is refused at the start.
         connection.execute("BEGIN IMMEDIATE")
         if not n_tables:
             for table, _, columns in _TABLES.values():
                 suffix = "" if "row INTEGER" in columns else " WITHOUT ROWID"
                 connection.execute(f"CREATE TABLE {table} ({columns}){suffix}")
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")
 
     def read(self, keep: Callable[[bytes], Payload]) -> Stored:
@@ -204,11 +230,10 @@ class SessionDatabase:
 
         Args:
             keep: returns what stands for a payload, one at a time: all of them together may be
-                more than fits into memory.
+                more than fits into memory. Where it raises OSError, the payload stays here.
 
         Raises:
             DatabaseStartError: it is damaged.
-            OSError: a payload cannot be kept.
         """
         stored = Stored()
         try:
@@ -219,18 +244,56 @@ class SessionDatabase:
                 with closing(rows):
                     found: Iterator[Any] = map(kind._make, rows)
                     if kind is MessageRow:
-                        found = (_kept(row, keep) for row in found)
+                        found = (self._kept(row, keep) for row in found)
                     setattr(stored, name, list(found))
         except sqlite3.Error as error:
             raise self._start_error(_text(error)) from error
         return stored
 
-    def write(self, batch: Batch) -> None:
-        """Write a batch in one transaction, all of it or nothing.
+    def _kept(self, row: MessageRow, keep: Callable[[bytes], Payload]) -> MessageRow:
+        """Return a message's row with what stands for its payload."""
+        payload = row.payload
+        if not isinstance(payload, bytes):
+            return row
+        try:
+            return row._replace(payload=keep(payload))
+        except OSError:
+            self.n_staying += 1
+            return row._replace(payload=StayingPayload(self, row.row, len(payload)))
+
+    def read_payload(self, row: int, start: int, n_bytes: int) -> bytes:
+        """Return a part of a stored message's payload. Any thread may call this.
 
         Raises:
-            DatabaseWriteError: SQLite refused.
+            OSError: it is not there any more, or SQLite does not give it.
         """
+        try:
+            with (
+                self._turn,
+                self._connection.blobopen("message", "payload", row, readonly=True) as blob,
+            ):
+                blob.seek(start)
+                return blob.read(n_bytes)
+        except sqlite3.Error as error:
+            raise OSError(errno.EIO, f"a stored payload cannot be read: {error}") from error
+
+    def write(self, batch: Batch) -> None:
+        """Write a batch in one transaction, all of it or nothing; the same may be written again.
+
+        Raises:
+            DatabaseWriteError: SQLite refused, or the file is not there any more.
+        """
+        self._check_there()
+        with self._turn:
+            self._write(batch)
+        self._check_there()
+
+    def _check_there(self) -> None:
+        lost = self._file.why_lost()
+        if lost:
+            raise DatabaseWriteError(f"persistence database {self.path}: {lost}")
+
+    def _write(self, batch: Batch) -> None:
         connection = self._connection
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -268,37 +331,42 @@ class SessionDatabase:
         # A last checkpoint may fail on a full disk; the log is read at the next start.
         with suppress(sqlite3.Error):
             self._connection.close()
-        os.close(self._lock)
+        self._file.close()
 
 
-def _kept(row: MessageRow, keep: Callable[[bytes], Payload]) -> MessageRow:
-    """Return a message's row with what stands for its payload."""
-    payload = row.payload
-    return row._replace(payload=keep(payload)) if isinstance(payload, bytes) else row
+class StayingPayload:
+    """A payload that is read from the database as it is sent; see `broker.payload.StoredPayload`.
 
+    The message's row is there while anybody has a reference to the message that is stored.
+    """
 
-def _lock_file(path: str) -> int:
-    """Take the lock that keeps other processes out; return the descriptor that holds it."""
-    name = f"{path}.lock"
-    try:
-        lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise DatabaseStartError(
-            f"persistence database {path}: {name} cannot be written: {error.strerror}; "
-            "allowed: a path in a directory that is there, where this user may write"
-        ) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
-        os.close(lock)
-        raise DatabaseStartError(
-            f"persistence database {path}: in use by process {holder or 'unknown'}; allowed: one "
-            "broker at a time, each with a path of its own"
-        ) from error
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, str(os.getpid()).encode(), 0)
-    return lock
+    __slots__ = ("_database", "_n_bytes", "_row")
+
+    def __init__(self, database: SessionDatabase, row: int, n_bytes: int) -> None:
+        self._database = database
+        self._row = row
+        self._n_bytes = n_bytes
+
+    def __len__(self) -> int:
+        return self._n_bytes
+
+    def read(self) -> bytes:
+        """Return the payload.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return self._database.read_payload(self._row, 0, self._n_bytes)
+
+    def read_piece(self, start: int) -> bytes:
+        """Return a piece of the payload.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return self._database.read_payload(
+            self._row, start, min(PIECE_BYTES, self._n_bytes - start)
+        )
 
 
 def _text(error: sqlite3.Error) -> str:

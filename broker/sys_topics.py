@@ -192,6 +192,8 @@ class SysTopics:
         core = self._core
         for reason, n_messages in sorted(core.counters.publish_refused.items()):
             yield f"penstock/publish_refused/{reason}", str(n_messages)
+        if core.journal is not None:
+            yield "penstock/persistence/failing", str(int(core.journal.is_failing))
         yield "penstock/publishers_slowed", str(core.counters.publishers_slowed)
         yield "penstock/retained_discarded", str(core.counters.retained_discarded)
         yield "penstock/retained_expired", str(core.retained.expired_total)

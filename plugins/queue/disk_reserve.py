@@ -10,6 +10,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from broker.database_file import open_private
+
 
 class DiskReserve:
     """A file that holds space until it is needed.
@@ -25,11 +27,15 @@ class DiskReserve:
         self._is_held = False
 
     def hold(self) -> bool:
-        """Hold the space, where it is not held already; False where there is none."""
+        """Hold the space, where it is not held already; False where there is none.
+
+        Raises:
+            DatabaseFileError: there is a link, or no file, at the path.
+        """
         if self._is_held:
             return True
         try:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            file = open_private(str(self._path))
             try:
                 os.posix_fallocate(file, 0, self.n_bytes)
             finally:
@@ -45,6 +51,14 @@ class DiskReserve:
         was_held, self._is_held = self._is_held, False
         self._remove()
         return was_held
+
+    def give_up(self) -> bool:
+        """Free what the last run has held; False where there is nothing."""
+        if not self._path.is_file() or self._path.is_symlink():
+            return False
+        self._is_held = False
+        self._remove()
+        return True
 
     def _remove(self) -> None:
         with suppress(OSError):

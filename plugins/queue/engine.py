@@ -42,6 +42,24 @@ class StorageFullError(StorageError):
     """The storage has no space left."""
 
 
+class BrokenSegmentError(StorageError):
+    """A segment cannot be read; what lies behind it can, once it is set aside.
+
+    Attributes:
+        key: logical queue and number of the physical queue.
+        first_offset: of the segment.
+    """
+
+    def __init__(self, key: tuple[str, int], first_offset: int, why: str) -> None:
+        queue, number = key
+        super().__init__(
+            f"queue {queue}, physical queue {number}: the segment at offset {first_offset} cannot "
+            f"be read: {why}"
+        )
+        self.key = key
+        self.first_offset = first_offset
+
+
 class RangeGoneError(PenstockError):
     """A range begins below the earliest offset: it was committed, or its messages were too old.
 
@@ -185,5 +203,8 @@ class Engine(Protocol):
     def leased(self, queue: str) -> int:
         """Return how many messages are received and not deleted."""
 
+    def set_aside(self, queue: str) -> int:
+        """Return how many messages could not be read and are kept out of the queue."""
+
     def failure(self) -> str | None:
-        """Return why the storage refuses to write; None where it does not."""
+        """Return why the storage refuses to write or to read; None where it does not."""

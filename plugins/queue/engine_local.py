@@ -17,16 +17,17 @@ from typing import TypeVar
 
 from broker.message import Message
 from plugins.queue.batch_format import cut_frame
-from plugins.queue.client import Delivery, read_batch
+from plugins.queue.client import Batch, Delivery, read_batch
 from plugins.queue.engine import (
     AppendResult,
+    BrokenSegmentError,
     OffsetError,
     QueueLayout,
     RangeGoneError,
     StorageError,
     Usage,
 )
-from plugins.queue.group_commit import Append, Delete, GroupCommit, Truncate
+from plugins.queue.group_commit import Append, Delete, GroupCommit, SetAside, Truncate
 from plugins.queue.leases import Lease
 from plugins.queue.physical_queue import PhysicalQueue, ReadMessage
 from plugins.queue.store import Key, Mark, Store, StoredSegment, wanted_bits
@@ -69,11 +70,24 @@ class LocalEngine:
         self._lease_ids = itertools.count(time.time_ns())
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="penstock-queue-reader")
         self._commits: GroupCommit | None = None
+        self._read_failures: dict[Key, str] = {}
 
     async def open(self, queues: Mapping[str, QueueLayout]) -> None:
         """Open the store and make the queues ready."""
         numbers = {name: layout.physical_queues for name, layout in queues.items()}
         await asyncio.to_thread(self._store.open, numbers)
+        if self._store.tightened:
+            self._logger.warning(
+                "queue: others could read %s: its owner alone may from here on",
+                ", ".join(self._store.tightened),
+            )
+        for (name, number), n_messages in self._store.aside.items():
+            self._logger.warning(
+                "queue %s: %d messages of physical queue %d could not be read and are set aside",
+                name,
+                n_messages,
+                number,
+            )
         for key, usage in self._store.usage.items():
             name, number = key
             if name in queues:
@@ -166,9 +180,9 @@ class LocalEngine:
 
         def read() -> list[bytes]:
             segments = self._store.read(key, start, end, max_messages, RANGE_BYTES)
-            return _cut_to_range(segments, start, end, max_messages)
+            return _cut_to_range(key, segments, start, end, max_messages)
 
-        frames = await self._read(read)
+        frames = await self._read(key, read)
         # What was committed while this read may be missing from it.
         self._check_range(key, start, end)
         return frames
@@ -187,7 +201,7 @@ class LocalEngine:
         n_expired = 0
         for number in self._numbers[queue]:
             key = (queue, number)
-            below = await self._read(partial(self._store.older_than, key, enqueued_before))
+            below = await self._read(key, partial(self._store.older_than, key, enqueued_before))
             n_expired += await self._truncate(key, below)
         return n_expired
 
@@ -200,24 +214,53 @@ class LocalEngine:
         return sum(len(self._queues[queue, number].leases) for number in self._numbers[queue])
 
     def failure(self) -> str | None:
-        """Return why the last write failed."""
-        return None if self._commits is None else self._commits.failure
+        """Return why the last write failed, or the last read of any physical queue."""
+        lost = self._store.why_lost()
+        if lost or self._commits is None:
+            return lost or None
+        return self._commits.failure or next(iter(self._read_failures.values()), None)
+
+    def set_aside(self, queue: str) -> int:
+        """Return how many messages could not be read and are kept out of the queue."""
+        return sum(self._store.aside.get((queue, number), 0) for number in self._numbers[queue])
 
     def _writer(self) -> GroupCommit:
         if self._commits is None:
             raise StorageError("the queue is closed")
         return self._commits
 
-    async def _read(self, read: Callable[[], T]) -> T:
-        """Run a read of the store on a thread.
+    async def _read(self, key: Key, read: Callable[[], T]) -> T:
+        """Run a read of a physical queue on a thread; what is broken on its way is set aside.
 
         Raises:
-            StorageError: it failed, or what it found is no whole frame.
+            StorageError: it failed.
         """
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._readers, read)
-        except ValueError as error:
-            raise StorageError(f"queue storage holds a broken segment: {error}") from error
+            while True:
+                try:
+                    found = await loop.run_in_executor(self._readers, read)
+                except BrokenSegmentError as error:
+                    await self._set_aside(error)
+                else:
+                    self._read_failures.pop(key, None)
+                    return found
+        except StorageError as error:
+            self._read_failures[key] = str(error)
+            raise
+
+    async def _set_aside(self, broken: BrokenSegmentError) -> None:
+        """Take a broken segment out of the way of those behind it.
+
+        Raises:
+            StorageError: it stands where it is.
+        """
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._writer().submit(SetAside(broken.key, broken.first_offset, future))
+        n_messages = await asyncio.shield(future)
+        self._queues[broken.key].drop_segment(broken.first_offset)
+        if n_messages:
+            self._logger.error("%s; its %d messages are set aside", broken, n_messages)
 
     async def _read_ahead(self, key: Key, waiting: PhysicalQueue) -> None:
         start, end = waiting.cursor, self._store.usage[key].next
@@ -227,9 +270,10 @@ class LocalEngine:
             if not segments:
                 return [], end
             last = segments[-1]
-            return _read_messages(segments, start, end), last.first_offset + last.n_messages
+            messages = _read_messages(key, segments, start, end)
+            return messages, last.first_offset + last.n_messages
 
-        waiting.feed(*await self._read(read))
+        waiting.feed(*await self._read(key, read))
 
     async def _take_again(
         self, key: Key, again: Sequence[Lease], max_bytes: int
@@ -243,12 +287,12 @@ class LocalEngine:
             for lease in {lease.segment: lease for lease in again}.values():
                 segments = self._store.read(key, lease.offset, lease.offset + 1, 1, 1)
                 behind = lease.segment + lease.segment_count
-                messages = _read_messages(segments, lease.segment, behind)
+                messages = _read_messages(key, segments, lease.segment, behind)
                 found += [message for message in messages if message.offset in wanted]
             return found
 
         try:
-            messages = await self._read(read)
+            messages = await self._read(key, read)
         except BaseException:
             for lease in again:
                 if leases.is_current(lease):
@@ -343,12 +387,18 @@ def _delivery(physical_queue: int, message: ReadMessage, lease: Lease) -> Delive
     )
 
 
-def _read_messages(segments: Sequence[StoredSegment], start: int, end: int) -> list[ReadMessage]:
-    """Return the messages of segments that lie in ``[start, end)`` and are not deleted."""
+def _read_messages(
+    key: Key, segments: Sequence[StoredSegment], start: int, end: int
+) -> list[ReadMessage]:
+    """Return the messages of segments that lie in ``[start, end)`` and are not deleted.
+
+    Raises:
+        BrokenSegmentError: a segment is no frame of its messages.
+    """
     messages: list[ReadMessage] = []
     for first, n_messages, gone, frame in segments:
         wanted = wanted_bits(first, n_messages, gone, start, end)
-        columns = zip(*read_batch(frame), strict=True)
+        columns = zip(*_batch(key, first, n_messages, frame), strict=True)
         messages += [
             ReadMessage(
                 offset, topic, payload, qos, publisher, enqueued_at, properties, first, n_messages
@@ -359,12 +409,34 @@ def _read_messages(segments: Sequence[StoredSegment], start: int, end: int) -> l
     return messages
 
 
+def _batch(key: Key, first: int, n_messages: int, frame: bytes) -> Batch:
+    """Return what a segment's frame says.
+
+    Raises:
+        BrokenSegmentError: it does not say these messages.
+    """
+    try:
+        batch = read_batch(frame)
+    except ValueError as error:
+        raise BrokenSegmentError(key, first, str(error)) from error
+    if batch.offset != list(range(first, first + n_messages)):
+        raise BrokenSegmentError(
+            key, first, f"it does not hold offsets {first} to {first + n_messages - 1}"
+        )
+    return batch
+
+
 def _cut_to_range(
-    segments: Sequence[StoredSegment], start: int, end: int, max_messages: int
+    key: Key, segments: Sequence[StoredSegment], start: int, end: int, max_messages: int
 ) -> list[bytes]:
-    """Return the frames of segments, without what is deleted or outside ``[start, end)``."""
+    """Return the frames of segments, without what is deleted or outside ``[start, end)``.
+
+    Raises:
+        BrokenSegmentError: a segment is no frame of its messages: its reader could not go on.
+    """
     frames: list[bytes] = []
     for first, n_messages, gone, frame in segments:
+        _batch(key, first, n_messages, frame)
         wanted = wanted_bits(first, n_messages, gone, start, end)
         n_wanted = wanted.bit_count()
         if n_wanted == n_messages <= max_messages:

@@ -14,10 +14,14 @@ class MemoryStore:
 
     Attributes:
         usage: what each physical queue holds.
+        aside: messages that are set aside.
+        tightened: nothing: it has no files.
     """
 
     def __init__(self) -> None:
         self.usage: dict[Key, Usage] = {}
+        self.aside: dict[Key, int] = {}
+        self.tightened: Sequence[str] = ()
         self._segments: dict[Key, dict[int, tuple[NewSegment, int]]] = {}
         self._lock = threading.Lock()
 
@@ -56,6 +60,21 @@ class MemoryStore:
             usage = self.usage[key]
             self.usage[key] = usage._replace(earliest=max(usage.earliest, below))
             return before - usage.messages
+
+    def set_aside(self, key: Key, first_offset: int) -> int:
+        """Drop a segment: there is nothing to be mended in memory."""
+        with self._lock:
+            before = self.usage[key].messages
+            held = self._segments[key].get(first_offset)
+            if held is not None:
+                self._mark(key, first_offset, (1 << held[0].n_messages) - 1)
+            n_messages = before - self.usage[key].messages
+            self.aside[key] = self.aside.get(key, 0) + n_messages
+            return n_messages
+
+    def why_lost(self) -> str:
+        """Return "": there is no file."""
+        return ""
 
     def older_than(self, key: Key, enqueued_before: float) -> int:
         """Return the offset below which every segment is older."""

@@ -4,8 +4,8 @@ The write-ahead log is flushed on each commit that stores messages (``synchronou
 these survive a power cut. One that only deletes is flushed with the next of those: it survives
 the end of the process, and a power cut at worst brings deleted messages back, which delivery at
 least once allows. One process has the file at a time, held by a lock on ``PATH.lock``:
-leases live in memory, and two processes would give one message to two receivers. The lock goes
-with the process, however it ends. Other programs may look into the file while it is open.
+leases live in memory, and two processes would give one message to two receivers. Other programs may
+look into the file while it is open. Once it is deleted or replaced, nothing more is taken.
 
 On a full disk messages are refused, and readers go on with the space of a `DiskReserve`. Until
 that space can be held again, no message is taken.
@@ -13,21 +13,26 @@ that space can be held again, no message is taken.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Final, TypeVar
 
+from broker.database_file import DatabaseFile, DatabaseFileError
 from plugins.queue.disk_reserve import DiskReserve
-from plugins.queue.engine import EngineStartError, StorageError, StorageFullError, Usage
+from plugins.queue.engine import (
+    BrokenSegmentError,
+    EngineStartError,
+    StorageError,
+    StorageFullError,
+    Usage,
+)
 from plugins.queue.sqlite_file import (
     BUSY_SECONDS,
     CHECKPOINT_PAGES,
     PAGE_BYTES,
     connect,
-    lock_file,
     prepare,
 )
 from plugins.queue.store import Key, Mark, NewSegment, StoredSegment, wanted_bits
@@ -45,8 +50,18 @@ _READ: Final = """
     FROM segment LEFT JOIN gone USING (physical_queue, first_offset)
     WHERE physical_queue = ?1 AND first_offset < ?3 AND first_offset >= coalesce(
         (SELECT max(first_offset) FROM segment WHERE physical_queue = ?1 AND first_offset <= ?2),
-        ?2)
-    ORDER BY first_offset"""
+        ?2)"""
+_ASIDE: Final = """CREATE TABLE IF NOT EXISTS set_aside (
+    physical_queue INTEGER NOT NULL,
+    first_offset INTEGER NOT NULL,
+    n_messages INTEGER NOT NULL,
+    newest_at REAL NOT NULL,
+    frame BLOB NOT NULL,
+    n_missing INTEGER NOT NULL,
+    PRIMARY KEY (physical_queue, first_offset)
+)"""
+"""Segments that could not be read, in the columns of `segment`, and how many messages the queue
+lacks for each. Made with the first of them; who does not know it passes it over."""
 
 
 class SqliteStore:
@@ -59,19 +74,24 @@ class SqliteStore:
 
     Attributes:
         usage: what each physical queue holds.
+        aside: messages of each physical queue that are set aside.
+        tightened: names of its files that others could read, and no longer can.
     """
 
     def __init__(
         self, path: str, durability: str = "full", *, busy_seconds: float = BUSY_SECONDS
     ) -> None:
         self.usage: dict[Key, Usage] = {}
+        self.aside: dict[Key, int] = {}
+        self.tightened: Sequence[str] = ()
+        self._unreadable: dict[Key, set[int]] = {}
         self._path = path
         self._durability = durability
         self._busy_seconds = busy_seconds
         self._synchronous = ""
         self._reserve = DiskReserve(f"{path}.reserve", RESERVE_BYTES)
         self._ids: dict[Key, int] = {}
-        self._lock_file: int | None = None
+        self._file: DatabaseFile | None = None
         self._writer: sqlite3.Connection | None = None
         self._local = threading.local()
         self._readers: list[sqlite3.Connection] = []
@@ -79,11 +99,20 @@ class SqliteStore:
     def open(self, queues: Mapping[str, int]) -> None:
         """Open the file, or make it."""
         try:
-            self._lock_file = lock_file(self._path)
-            self._writer = connect(self._path, self._busy_seconds)
-            prepare(self._writer, self._path)
-            self._make_queues(self._writer, queues)
+            self._file = DatabaseFile(self._path)
+            self.tightened = self._file.tightened
+            try:
+                self._prepare(queues)
+            except (sqlite3.Error, StorageError):
+                # On a full disk not even the log's index can be made without the reserve.
+                if not self._reserve.give_up():
+                    raise
+                self._prepare(queues)
+            self._file.watch()
             self._reserve.hold()
+        except DatabaseFileError as error:
+            self.close()
+            raise EngineStartError(f"queue database {self._path}: {error}") from error
         except sqlite3.Error as error:
             self.close()
             raise EngineStartError(
@@ -97,6 +126,14 @@ class SqliteStore:
             self.close()
             raise
 
+    def _prepare(self, queues: Mapping[str, int]) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = connect(self._path, self._busy_seconds)
+        prepare(self._writer, self._path)
+        self._make_queues(self._writer, queues)
+        self._count_aside(self._writer)
+
     def close(self) -> None:
         """Close the file and let go of its lock."""
         for connection in (*self._readers, self._writer):
@@ -107,18 +144,30 @@ class SqliteStore:
         self._readers.clear()
         self._local = threading.local()
         self._writer = None
-        if self._lock_file is not None:
-            os.close(self._lock_file)
-            self._lock_file = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def why_lost(self) -> str:
+        """Say which file was deleted or replaced; "" for none."""
+        lost = "" if self._file is None else self._file.why_lost()
+        return f"queue database {self._path}: {lost}" if lost else ""
+
+    def _check_there(self) -> None:
+        lost = self.why_lost()
+        if lost:
+            raise StorageError(lost)
 
     def write(self, segments: Sequence[NewSegment], marks: Sequence[Mark]) -> None:
         """Store segments and delete messages in one transaction."""
+        self._check_there()
         if segments and not self._hold_reserve():
             raise StorageFullError(
                 f"queue database {self._path}: the disk has less than the "
                 f"{self._reserve.n_bytes:,} bytes left that are kept for readers"
             )
         self._with_space(lambda: self._write(segments, marks), is_for_readers=not segments)
+        self._check_there()  # else what it was written to is gone with the process
 
     def _write(self, segments: Sequence[NewSegment], marks: Sequence[Mark]) -> None:
         changed: dict[Key, Usage] = {}
@@ -145,6 +194,7 @@ class SqliteStore:
 
     def truncate(self, key: Key, below: int) -> int:
         """Delete messages below an offset, a bounded number of segments in one transaction."""
+        self._check_there()
         return self._with_space(lambda: self._truncate(key, below), is_for_readers=True)
 
     def _truncate(self, key: Key, below: int) -> int:
@@ -191,6 +241,54 @@ class SqliteStore:
         self.usage[key] = usage
         return n_removed
 
+    def set_aside(self, key: Key, first_offset: int) -> int:
+        """Move a segment into a table of its own; where SQLite cannot, it is passed over."""
+        self._check_there()
+        place = (self._ids[key], first_offset)
+        where = "physical_queue = ?1 AND first_offset = ?2"
+        with self._transaction() as connection:
+            row = connection.execute(
+                f"SELECT n_messages, length(frame), bits FROM segment LEFT JOIN gone"  # noqa: S608 (a text of ours)
+                f" USING (physical_queue, first_offset) WHERE {where}",
+                place,
+            ).fetchone()
+        if row is None:
+            return 0
+        n_messages: int = row[0] - int.from_bytes(row[2] or b"", "little").bit_count()
+        usage = self.usage[key]
+        usage = usage._replace(
+            messages=usage.messages - n_messages, stored_bytes=usage.stored_bytes - row[1]
+        )
+        try:
+            with self._transaction(must_flush=True) as connection:
+                connection.execute(_ASIDE)
+                connection.execute(
+                    f"INSERT INTO set_aside SELECT *, {n_messages} FROM segment WHERE {where}",  # noqa: S608
+                    place,
+                )
+                for table in ("segment", "gone"):
+                    connection.execute(f"DELETE FROM {table} WHERE {where}", place)  # noqa: S608
+                self._write_usage(connection, {key: usage})
+        except StorageError as error:
+            if not isinstance(error.__cause__, sqlite3.Error) or not _is_damage(error.__cause__):
+                raise
+            self._unreadable.setdefault(key, set()).add(first_offset)
+        else:
+            self.usage[key] = usage
+        self.aside[key] = self.aside.get(key, 0) + n_messages
+        return n_messages
+
+    def _count_aside(self, connection: sqlite3.Connection) -> None:
+        """Count what former runs have set aside."""
+        known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'set_aside'")
+        if known.fetchone() is not None:
+            for key, row_id in self._ids.items():
+                (n_messages,) = connection.execute(
+                    "SELECT total(n_missing) FROM set_aside WHERE physical_queue = ?", (row_id,)
+                ).fetchone()
+                if n_messages:
+                    self.aside[key] = int(n_messages)
+
     def older_than(self, key: Key, enqueued_before: float) -> int:
         """Return the offset below which every segment is older."""
         offset = self.usage[key].earliest
@@ -211,27 +309,55 @@ class SqliteStore:
         self, key: Key, start: int, end: int, max_messages: int, max_bytes: int
     ) -> list[StoredSegment]:
         """Return the segments that hold messages in a range."""
-        found: list[StoredSegment] = []
+        place = (self._ids[key], start, end)
+        statement = _READ
+        if key in self._unreadable:
+            passed = ", ".join(map(str, self._unreadable[key]))
+            statement += f" AND first_offset NOT IN ({passed})"
+        statement += " ORDER BY first_offset"
         with self._read_errors():
-            rows = self._reader().execute(_READ, (self._ids[key], start, end))
-            # An open cursor would keep the write-ahead log from being reused.
-            with closing(rows):
-                for first_offset, n_messages, bits, frame in rows:
-                    gone = int.from_bytes(bits or b"", "little")
-                    wanted = wanted_bits(first_offset, n_messages, gone, start, end)
-                    if not wanted:
-                        continue
-                    found.append(StoredSegment(first_offset, n_messages, gone, frame))
-                    max_messages -= wanted.bit_count()
-                    max_bytes -= len(frame)
-                    if max_messages <= 0 or max_bytes <= 0:
-                        break
-        return found
+            try:
+                with closing(self._reader().execute(statement, place)) as rows:
+                    return list(_wanted(rows, start, end, max_messages, max_bytes))
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error):
+                    raise
+            found: list[StoredSegment] = []
+            singly = self._read_singly(key, statement, place)
+            try:
+                for segment in _wanted(singly, start, end, max_messages, max_bytes):
+                    found.append(segment)  # noqa: PERF402 (what comes before an error counts)
+            except BrokenSegmentError:
+                if not found:
+                    raise
+            return found
+
+    def _read_singly(
+        self, key: Key, statement: str, place: tuple[int, int, int]
+    ) -> Iterator[tuple[int, int, bytes | None, bytes]]:
+        """Yield the rows of a statement, each read by itself.
+
+        Raises:
+            BrokenSegmentError: SQLite finds the next one damaged.
+            sqlite3.DatabaseError: more than frames is damaged.
+        """
+        reader = self._reader()
+        without_frames = statement.replace("bits, frame", "bits, NULL", 1)
+        for row in reader.execute(without_frames, place).fetchall():
+            try:
+                ((frame,),) = reader.execute(
+                    "SELECT frame FROM segment WHERE physical_queue = ? AND first_offset = ?",
+                    (place[0], row[0]),
+                ).fetchall()
+            except sqlite3.DatabaseError as error:
+                raise BrokenSegmentError(key, row[0], str(error)) from error
+            yield row[0], row[1], row[2], frame
 
     def _reader(self) -> sqlite3.Connection:
         """Return this thread's own connection for reading."""
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
+            self._check_there()  # else it would be made anew
             connection = connect(self._path, self._busy_seconds)
             connection.execute("PRAGMA query_only = ON")
             self._local.connection = connection
@@ -343,11 +469,18 @@ class SqliteStore:
         return change()
 
     def _hold_reserve(self) -> bool:
-        """Say whether there is space for messages beside that for readers."""
-        if self._reserve.hold():
-            return True
-        self._shorten_log()
-        return self._reserve.hold()
+        """Say whether there is space for messages beside that for readers.
+
+        Raises:
+            StorageError: something else is in its place.
+        """
+        try:
+            if self._reserve.hold():
+                return True
+            self._shorten_log()
+            return self._reserve.hold()
+        except DatabaseFileError as error:
+            raise StorageError(f"queue database {self._path}: {error}") from error
 
     def _shorten_log(self) -> None:
         """Move what the write-ahead log holds into the file, and give its space back."""
@@ -365,3 +498,29 @@ class SqliteStore:
     def _explain(self, error: sqlite3.Error) -> str:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
         return f"queue database {self._path}: {error} ({name})"
+
+
+def _wanted(
+    rows: Iterable[tuple[int, int, bytes | None, bytes]],
+    start: int,
+    end: int,
+    max_messages: int,
+    max_bytes: int,
+) -> Iterator[StoredSegment]:
+    """Yield the segments among rows that hold messages in a range, until it is enough."""
+    for first_offset, n_messages, bits, frame in rows:
+        gone = int.from_bytes(bits or b"", "little")
+        wanted = wanted_bits(first_offset, n_messages, gone, start, end)
+        if not wanted:
+            continue
+        yield StoredSegment(first_offset, n_messages, gone, frame)
+        max_messages -= wanted.bit_count()
+        max_bytes -= len(frame)
+        if max_messages <= 0 or max_bytes <= 0:
+            break
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    """Say whether SQLite found what it reads damaged, or the disk did."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF == sqlite3.SQLITE_CORRUPT or code == sqlite3.SQLITE_IOERR_READ

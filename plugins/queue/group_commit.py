@@ -52,7 +52,16 @@ class Truncate:
     n_removed: int = 0
 
 
-Request: TypeAlias = Append | Delete | Truncate
+@dataclass(eq=False, slots=True)
+class SetAside:
+    """Set a segment aside; the future's result is the number of messages."""
+
+    key: Key
+    first_offset: int
+    future: asyncio.Future[int]
+
+
+Request: TypeAlias = Append | Delete | Truncate | SetAside
 Outcome: TypeAlias = tuple[asyncio.Future[Any], Any, StorageError | None]
 """A request's future, its result, and the error that stands in its place."""
 
@@ -116,6 +125,7 @@ class GroupCommit:
         try:
             outcomes = self._write(group)
             outcomes += self._truncate(group)
+            outcomes += self._set_aside(group)
         except Exception as error:
             self._logger.exception("queue storage failed")
             failed = StorageError(f"{type(error).__name__}: {error}")
@@ -156,6 +166,19 @@ class GroupCommit:
                 self._requests.put(request)
             else:
                 outcomes.append((request.future, request.n_removed, None))
+        return outcomes
+
+    def _set_aside(self, group: Sequence[Request]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for request in group:
+            if not isinstance(request, SetAside):
+                continue
+            try:
+                n_messages = self._store.set_aside(request.key, request.first_offset)
+                outcomes.append((request.future, n_messages, None))
+            except StorageError as error:
+                self._failed(error, 0)
+                outcomes.append((request.future, None, _bare(error)))
         return outcomes
 
     def _write(self, group: Sequence[Request]) -> list[Outcome]:

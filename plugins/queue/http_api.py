@@ -9,7 +9,8 @@
 * ``GET /queues/{queue}/physical/{number}/range?start=&end=&max_messages=``: messages with
   ``start <= offset < end``; the answer may be cut and is asked on from behind its last offset.
 * ``POST /queues/{queue}/commit``: delete everything below ``offsets``.
-* ``GET /health``: 200, or 503 while the storage refuses to write.
+* ``GET /health``: 200, or 503 while the storage refuses to write or to read; ``status`` is
+  ``damaged`` where messages that could not be read are set aside.
 
 Answers are JSON; messages come in the batch format (see `batch_format`) where the request
 accepts ``application/vnd.penstock.batch``. An error is ``{"error": "..."}``.
@@ -150,6 +151,10 @@ class QueueApi:
         failure = self._engine.failure()
         if failure is not None:
             return error_answer(503, failure)
+        aside = {name: self._engine.set_aside(name) for name in self._queues}
+        if any(aside.values()):
+            found = {name: n_messages for name, n_messages in aside.items() if n_messages}
+            return web.json_response({"status": "damaged", "set_aside": found})
         return web.json_response({"status": "ok"})
 
     async def _list(self, _: web.Request) -> web.Response:

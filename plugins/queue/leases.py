@@ -126,7 +126,14 @@ class LeaseTable:
 
     def drop_below(self, offset: int) -> None:
         """Forget all messages below `offset`: they have left the queue."""
-        for gone in [held for held in self._leases if held < offset]:
+        self._drop([held for held in self._leases if held < offset])
+
+    def drop_segment(self, first_offset: int) -> None:
+        """Forget all messages of a segment."""
+        self._drop([o for o, lease in self._leases.items() if lease.segment == first_offset])
+
+    def _drop(self, offsets: list[int]) -> None:
+        for gone in offsets:
             del self._leases[gone]
             self._invisible.pop(gone, None)
 

@@ -238,6 +238,7 @@ class LogicalQueue:
             "stored_bytes": sum(held.stored_bytes for held in usage.values()),
             "deleted": self.deleted,
             "expired": self.expired,
+            "set_aside": self._engine.set_aside(self.name),
             "requests": controller.requests,
             "waiting": controller.waiting,
             "retries": controller.retries,

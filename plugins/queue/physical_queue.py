@@ -101,3 +101,8 @@ class PhysicalQueue:
         self.leases.drop_below(offset)
         while self._ready and self._ready[0].offset < offset:
             self._ready.popleft()
+
+    def drop_segment(self, first_offset: int) -> None:
+        """Forget the messages of a segment: it was set aside."""
+        self.leases.drop_segment(first_offset)
+        self._ready = deque(message for message in self._ready if message.segment != first_offset)

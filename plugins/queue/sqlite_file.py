@@ -1,9 +1,7 @@
-"""The file of the SQLite store: its lock, its format, how it is set up and checked."""
+"""The file of the SQLite store: its format, how it is set up and checked."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sqlite3
 from typing import Final
 
@@ -49,40 +47,6 @@ _SCHEMA: Final = (
         PRIMARY KEY (physical_queue, first_offset)
     ) WITHOUT ROWID""",
 )
-
-
-def lock_file(path: str) -> int:
-    """Take the lock that keeps other processes out of a database.
-
-    Args:
-        path: name of the database; the lock is on ``PATH.lock``.
-
-    Returns:
-        The descriptor that holds the lock until it is closed, or its process ends.
-
-    Raises:
-        EngineStartError: another process has it, or its file cannot be made.
-    """
-    name = f"{path}.lock"
-    try:
-        lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise EngineStartError(
-            f"queue database {path}: {name} cannot be written: {error.strerror}; allowed: a path "
-            "in a directory that is there, where this user may write"
-        ) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
-        os.close(lock)
-        raise EngineStartError(
-            f"queue database {path}: in use by process {holder or 'unknown'}; allowed: one process "
-            "at a time, because leases live in its memory"
-        ) from error
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, str(os.getpid()).encode(), 0)
-    return lock
 
 
 def connect(path: str, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connection:

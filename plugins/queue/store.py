@@ -78,13 +78,17 @@ def wanted_bits(first_offset: int, n_messages: int, gone: int, start: int, end: 
 class Store(Protocol):
     """Segments of all physical queues.
 
-    `write` and `truncate` are called by one thread at a time, `read` by any.
+    `write`, `truncate` and `set_aside` are called by one thread at a time, `read` by any.
 
     Attributes:
         usage: what each physical queue holds; entries are replaced when a change is safe.
+        aside: messages of each physical queue that are set aside, where there are any.
+        tightened: names of its files that others could read, and no longer can.
     """
 
     usage: dict[Key, Usage]
+    aside: dict[Key, int]
+    tightened: Sequence[str]
 
     def open(self, queues: Mapping[str, int]) -> None:
         """Open the storage and make the physical queues that are missing.
@@ -119,6 +123,19 @@ class Store(Protocol):
             StorageError: nothing has changed.
         """
 
+    def set_aside(self, key: Key, first_offset: int) -> int:
+        """Take a segment that cannot be read out of its physical queue, and keep what it is.
+
+        Returns:
+            Messages that are set aside by this; 0 where the segment is not there any more.
+
+        Raises:
+            StorageError: nothing has changed.
+        """
+
+    def why_lost(self) -> str:
+        """Say which file was deleted or replaced under the store; "" for none."""
+
     def older_than(self, key: Key, enqueued_before: float) -> int:
         """Return the offset below which every segment is older; the earliest where none is.
 
@@ -131,8 +148,10 @@ class Store(Protocol):
     ) -> list[StoredSegment]:
         """Return the segments that hold messages with offsets in ``[start, end)``, in order.
 
-        It stops after the segment with which `max_messages` or `max_bytes` is reached.
+        It stops after the segment with which `max_messages` or `max_bytes` is reached, and before
+        one that cannot be read.
 
         Raises:
+            BrokenSegmentError: the first one cannot be read.
             StorageError: the storage cannot be read.
         """

@@ -109,6 +109,7 @@ LAYERS: Final = (
             "program",
             "sampling",
             "server",
+            "database_file",
             "session_database",
             "spare_memory",
             "sys_topics",
@@ -260,6 +261,9 @@ ABOVE_THE_CONTRACT: Final = {
     "plugins.access.passwd": ("broker.program",),
     "plugins.console.why": ("broker.program",),
     "plugins.queue.gateway": ("broker.program",),
+    # A file that holds messages is kept from others in one way.
+    "plugins.queue.disk_reserve": ("broker.database_file",),
+    "plugins.queue.engine_sqlite": ("broker.database_file",),
 }
 """Modules outside the broker that may import these of its I/O layer, and why."""
 

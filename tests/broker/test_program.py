@@ -6,7 +6,9 @@ import asyncio
 import gc
 import os
 import signal
+import stat
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +45,29 @@ def test_a_service_runs_on_uvloop_until_a_signal() -> None:
     service = Service()
     run_until_stopped(service)
     assert service.steps == ["start on uvloop", "stop"]
+
+
+class Writing(Service):
+    """Makes a file, as a plugin of others does."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file = file
+
+    async def start(self) -> None:
+        """Make it."""
+        await asyncio.to_thread(self._file.touch)
+        await super().start()
+
+
+def test_files_that_a_service_makes_are_nobody_elses(tmp_path: Path) -> None:
+    """Whatever its umask was; a stricter one stays."""
+    before = os.umask(0o222)
+    try:
+        run_until_stopped(Writing(tmp_path / "file"))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o400
 
 
 class Resting(Service):

@@ -207,3 +207,51 @@ def test_only_its_owner_may_read_the_file(tmp_path: Path) -> None:
     database.close()
     assert {"s.db", "s.db-wal"} <= set(modes)
     assert set(modes.values()) == {0o600}
+
+
+def test_a_batch_is_not_stored_in_a_file_that_was_deleted(tmp_path: Path) -> None:
+    """It would be gone with the process: whoever waits for it is not told that it is safe."""
+    path = tmp_path / "s.db"
+    with closing(opened(path)) as database:
+        database.write(whole())
+        path.rename(tmp_path / "away")
+        with pytest.raises(DatabaseWriteError, match=r"s\.db was deleted or replaced"):
+            database.write(whole())
+        (tmp_path / "away").rename(path)
+        database.write(whole())
+
+
+def test_an_empty_file_beside_its_log_is_refused(tmp_path: Path) -> None:
+    """As after a restore of the database alone that came to nothing."""
+    path = tmp_path / "s.db"
+    with closing(opened(path)) as database:
+        database.write(whole())
+        log = (tmp_path / "s.db-wal").read_bytes()
+    path.write_bytes(b"")
+    (tmp_path / "s.db-wal").write_bytes(log)
+    with pytest.raises(DatabaseStartError, match=r"an empty one, beside \S+s\.db-wal"):
+        opened(path)
+
+
+def test_a_payload_without_room_elsewhere_stays_in_the_file(tmp_path: Path) -> None:
+    """It is read back in pieces, until its message is gone."""
+    payload = bytes(range(256)) * 300
+    database = opened(tmp_path / "s.db")
+    with closing(database):
+        row = MessageRow(3, "t", payload, 1, False, 1.0, None, None, "p")
+        database.write(Batch(messages=[row]))
+
+        def keep(_: bytes) -> bytes:
+            raise OSError("no room")
+
+        (found,) = database.read(keep).messages
+        stays = found.payload
+        assert stays is not None
+        assert not isinstance(stays, bytes)
+        assert database.n_staying == 1
+        assert len(stays) == len(payload)
+        assert stays.read() == payload
+        assert stays.read_piece(0) + stays.read_piece(65_536) == payload
+        database.write(Batch(gone_messages=array("q", [3])))
+        with pytest.raises(OSError, match="cannot be read"):
+            stays.read_piece(0)

@@ -15,7 +15,13 @@ import pytest
 
 from broker.mqtt.packets import PubAck, Publish
 from broker.mqtt.reason_codes import ReasonCode
-from tests.helpers.process import SECONDS, BrokerProcess, anonymous_policy, running_broker
+from tests.helpers.process import (
+    SECONDS,
+    BrokerProcess,
+    Program,
+    anonymous_policy,
+    running_broker,
+)
 from tests.helpers.wire import WireClient, connected
 
 N_SUBSCRIBERS = 10
@@ -247,6 +253,46 @@ async def test_persistence_and_spill_go_together(tmp_path: Path) -> None:
         assert "what waits longest goes to files" in broker.log
         async with await connected(broker.port, "away", **KEPT) as client:
             await read_messages(client, range(N_MESSAGES))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+@pytest.mark.parametrize("ending", ["kill", "stop"])
+async def test_a_restart_on_a_full_disk_serves_what_was_stored(ending: str, tmp_path: Path) -> None:
+    """Its payloads are sent from the database, where neither memory nor disk has room for them."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    ready = folder / "ready"
+    # Lives until the test ends: both brokers must see the disk.
+    hold = f'mount -t tmpfs -o size=40m tmpfs "{folder}" && touch "{ready}" && exec sleep 600'
+    holder = Program(["unshare", "--mount", "sh", "-c", hold])
+    try:
+        disk = Path(f"/proc/{holder.process.pid}/root{folder}")
+        await until((disk / "ready").exists)
+        wrapper = ("nsenter", f"--mount=/proc/{holder.process.pid}/ns/mnt", f"--wd={tmp_path}")
+        policy = spilling(folder, memory_limit=1_000_000)
+        policy["persistence"] = {"path": str(folder / "sessions.db")}
+        n_messages = 6
+        with running_broker(policy, tmp_path, wrapper) as broker:
+            await away(broker.port)
+            async with await connected(broker.port) as publisher:
+                for number in range(n_messages):
+                    answer = await publisher.publish("large/1", payload_of(number))
+                    assert answer.reason_code < 0x80
+            getattr(broker, ending)()
+        fill_disk(disk / "filler")
+        with running_broker(policy, tmp_path, wrapper) as broker:
+            assert "no room for 6 payloads but in" in broker.log
+            async with await connected(broker.port, "away", **KEPT) as client:
+                await read_messages(client, range(n_messages))
+    finally:
+        holder.kill()
+
+
+def fill_disk(path: Path) -> None:
+    """Leave not a byte of a disk."""
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
 
 
 def test_a_wrong_directory_ends_the_start_with_status_2(tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
+import stat
 import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import paho.mqtt.client as paho
+import pytest
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from benchmarks.peers import reserved_port
@@ -202,3 +205,86 @@ def test_a_database_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
     assert "sessions.db: read file is not a database" in damaged.log
     assert "move the file away" in damaged.log
     assert "Traceback" not in damaged.log
+
+
+async def test_a_database_that_is_deleted_while_it_runs_is_told(tmp_path: Path) -> None:
+    """No PUBACK for what would be gone with the process; with the file back, all goes on."""
+    policy = durable_policy() | {"sys_interval": 0.1}
+    failing = "$SYS/broker/penstock/persistence/failing"
+    path, away = tmp_path / "sessions.db", tmp_path / "away"
+    with running_broker(policy, tmp_path) as broker:
+        async with await kept_client(broker.port) as client:
+            await client.subscribe("t", 1)
+        async with (
+            await connected(broker.port) as publisher,
+            await connected(broker.port) as other,
+        ):
+            await publisher.publish("t", b"0")
+            path.rename(away)
+            await publisher.send(Publish("t", b"1", qos=1, packet_id=1))
+            await asyncio.to_thread(broker.wait_for_log, "sessions.db was deleted or replaced")
+            assert (await other.publish("t", b"refused")).reason_code == 0x97
+            await other.subscribe(failing, 0)
+            while (await other.take(Publish)).payload != b"1":
+                pass
+            away.rename(path)
+            assert (await publisher.take(PubAck)).reason_code == 0
+            while (await other.take(Publish)).payload != b"0":
+                pass
+        broker.kill()
+    with running_broker(policy, tmp_path) as broker:
+        async with await kept_client(broker.port) as client:
+            assert [(await client.take(Publish)).payload for _ in range(2)] == [b"0", b"1"]
+
+
+def test_a_log_without_its_database_ends_the_start(tmp_path: Path) -> None:
+    """Status 2 and what to do; the log is as it was."""
+    with running_broker(durable_policy(), tmp_path) as broker:
+        broker.kill()
+    (tmp_path / "sessions.db").write_bytes(b"")
+    log = (tmp_path / "sessions.db-wal").read_bytes()
+    assert log
+    refused = BrokerProcess(durable_policy(), tmp_path)
+    assert refused.wait() == 2
+    assert "sessions.db: read no database, or an empty one, beside sessions.db-wal" in refused.log
+    assert (tmp_path / "sessions.db-wal").read_bytes() == log
+
+
+def modes_of_files(broker: BrokerProcess, folder: Path) -> dict[str, int]:
+    """Return the permissions of a broker's files, also of those that have no name."""
+    found = [file for file in folder.iterdir() if file.name != "policy.yaml"]
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in found}
+    for opened in Path(f"/proc/{broker.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            name = str(opened.readlink())
+            if name.startswith(f"{folder}/"):
+                modes[name] = stat.S_IMODE(opened.stat().st_mode)
+    return modes
+
+
+@pytest.mark.parametrize("umask", ["000", "022"])
+async def test_files_that_hold_messages_are_the_brokers_alone(tmp_path: Path, umask: str) -> None:
+    """From their first byte, whatever the umask; those that a former version left open, too."""
+    queue = {"path": "queue.db", "queues": {"q": {"topics": ["t"]}}}
+    spill = {"store": "spill", "memory_limit": 0, "directory": "."}
+    policy = durable_policy()
+    policy["plugins"] |= {"queue": queue, "memory": spill}
+    wrapper = ("sh", "-c", f'umask {umask}; exec "$@"', "sh")
+    with running_broker(policy, tmp_path, wrapper) as broker:
+        async with await kept_client(broker.port) as client:
+            await client.subscribe("t", 1)
+        async with await connected(broker.port) as publisher:
+            assert (await publisher.publish("t", bytes(100_000))).reason_code == 0
+        modes = await asyncio.to_thread(modes_of_files, broker, tmp_path)
+        assert {"queue.db", "queue.db-wal", "queue.db-shm", "queue.db.lock"} <= modes.keys()
+        assert {"queue.db.reserve", "sessions.db", "sessions.db-wal"} <= modes.keys()
+        assert any("(deleted)" in name for name in modes), "the spilled payload"
+        assert set(modes.values()) == {0o600}
+        broker.kill()
+    (tmp_path / "queue.db").chmod(0o644)
+    (tmp_path / "sessions.db-wal").chmod(0o644)
+    with running_broker(policy, tmp_path, wrapper) as broker:
+        modes = await asyncio.to_thread(modes_of_files, broker, tmp_path)
+        assert set(modes.values()) == {0o600}
+        assert "others could read queue.db: its owner alone" in broker.log
+        assert "others could read sessions.db-wal: its owner alone" in broker.log

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.database_file import DatabaseFileError
 from plugins.queue.disk_reserve import DiskReserve
 
 N_BYTES = 200_000
@@ -59,3 +60,25 @@ def test_reserve_of_the_last_run_is_taken_over(path: Path) -> None:
 def test_missing_directory_is_no_space(tmp_path: Path) -> None:
     """Whatever stands in the way, the answer is that there is no space."""
     assert not DiskReserve(str(tmp_path / "missing" / "reserve"), N_BYTES).hold()
+
+
+def test_what_the_last_run_held_is_given_up_once(path: Path) -> None:
+    """For a start on a full disk; a link is no reserve."""
+    DiskReserve(str(path), N_BYTES).hold()
+    reserve = DiskReserve(str(path), N_BYTES)
+    assert reserve.give_up()
+    assert not path.exists()
+    assert not reserve.give_up()
+    path.symlink_to("elsewhere")
+    assert not reserve.give_up()
+    assert path.is_symlink()
+
+
+def test_a_link_is_not_followed(path: Path) -> None:
+    """Its target keeps its size."""
+    victim = path.with_name("victim")
+    victim.touch()
+    path.symlink_to(victim)
+    with pytest.raises(DatabaseFileError, match="read a symbolic link"):
+        DiskReserve(str(path), N_BYTES).hold()
+    assert victim.stat().st_size == 0

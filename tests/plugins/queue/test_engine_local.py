@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -205,15 +207,76 @@ async def test_failed_commit_keeps_what_is_there() -> None:
         assert read_batch(b"".join(frames)).payload == [b"a", b"b"]
 
 
-async def test_broken_segment_is_a_storage_error() -> None:
-    """A segment that is no whole frame is told, not taken for messages."""
-    store = HeldStore()
-    async with running_engine(store) as engine:
+def break_segment(path: Path, first_offset: int, frame: bytes = b"broken") -> None:
+    """Put something else in the place of a segment's frame."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(
+            "UPDATE segment SET frame = ? WHERE first_offset = ?", (frame, first_offset)
+        )
+
+
+async def test_a_broken_segment_is_set_aside_and_what_is_behind_it_received(tmp_path: Path) -> None:
+    """It holds up no reader of either kind, is told, and stays told after a restart."""
+    path = tmp_path / "queue.db"
+    async with running_engine(SqliteStore(str(path))) as engine:
+        for payload in (b"a", b"b", b"c"):
+            await store_messages(engine, [payload])
+    break_segment(path, 0)
+    with closing(sqlite3.connect(path)) as connection:
+        (frame,) = connection.execute("SELECT frame FROM segment WHERE first_offset = 2").fetchone()
+    break_segment(path, 1, frame)  # whole, and of other messages
+    async with running_engine(SqliteStore(str(path))) as engine:
+        assert [one.payload for one in await engine.take("q", 0, 9, 99)] == [b"c"]
+        assert engine.set_aside("q") == 2
+        assert engine.usage("q")[0].messages == 1
+        assert engine.failure() is None
+    async with running_engine(SqliteStore(str(path))) as engine:
+        assert engine.set_aside("q") == 2
+        frames = await engine.read_range("q", 0, 0, 3, 9)
+        assert read_batch(b"".join(frames)).payload == [b"c"]
+
+
+async def test_a_range_holds_no_broken_frame(tmp_path: Path) -> None:
+    """Its reader could not go on behind one."""
+    path = tmp_path / "queue.db"
+    async with running_engine(SqliteStore(str(path))) as engine:
+        for payload in (b"a", b"b", b"c"):
+            await store_messages(engine, [payload])
+        break_segment(path, 1)
+        frames = await engine.read_range("q", 0, 0, 3, 9)
+        assert read_batch(b"".join(frames)).payload == [b"a", b"c"]
+
+
+async def test_messages_whose_segment_breaks_while_they_are_leased_are_not_held_up(
+    tmp_path: Path,
+) -> None:
+    """What becomes visible again is read again: a broken segment then leaves, leases and all."""
+    path = tmp_path / "queue.db"
+    clock = Clock()
+    engine = running_engine(SqliteStore(str(path)), clock=clock, visibility_timeout=30.0)
+    async with engine as running:
+        await store_messages(running, [b"a", b"b"])
+        await store_messages(running, [b"c"])
+        assert len(await running.take("q", 0, 9, 99)) == 3
+        break_segment(path, 0)
+        clock.now += 31
+        assert [one.payload for one in await running.take("q", 0, 9, 99)] == [b"c"]
+        assert running.leased("q") == 1
+        assert running.set_aside("q") == 2
+
+
+async def test_a_physical_queue_that_cannot_be_read_is_a_failure_until_it_can() -> None:
+    """Who asks for the engine's health is told."""
+    held = HeldStore()
+    async with running_engine(held) as engine:
         await store_messages(engine, [b"a"])
-        segment, gone = store._segments["q", 0][0]
-        store._segments["q", 0][0] = (segment._replace(frame=segment.frame[:-1]), gone)
-        with pytest.raises(StorageError, match="broken segment"):
+        held.fails_from = 0
+        with pytest.raises(StorageError, match="unreadable"):
             await engine.take("q", 0, 9, 99)
+        assert engine.failure() == "unreadable"
+        held.fails_from = None
+        assert len(await engine.take("q", 0, 9, 99)) == 1
+        assert engine.failure() is None
 
 
 async def test_closed_engine_takes_no_more() -> None:

@@ -10,8 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from plugins.queue.engine import StorageError, StorageFullError, Usage
+from plugins.queue.engine import (
+    BrokenSegmentError,
+    EngineStartError,
+    StorageError,
+    StorageFullError,
+    Usage,
+)
 from plugins.queue.engine_sqlite import RESERVE_BYTES, TRUNCATE_SEGMENTS, SqliteStore
+from plugins.queue.sqlite_file import PAGE_BYTES
 from plugins.queue.store import Mark, NewSegment
 
 KEY = ("q", 0)
@@ -272,3 +279,72 @@ def test_closed_store_refuses_writes(path: Path) -> None:
         store.close()
         with pytest.raises(StorageError, match="closed"):
             store.write([segment(0)], [])
+
+
+def test_nothing_is_stored_in_a_file_that_was_deleted(path: Path) -> None:
+    """Neither messages nor deletes are acknowledged, until the file is back."""
+    with opened(path) as store:
+        store.write([segment(0)], [])
+        away = path.with_name("away")
+        path.rename(away)
+        for write in (
+            lambda: store.write([segment(1)], []),
+            lambda: store.write([], [Mark(KEY, 0, 1, 1)]),
+            lambda: store.truncate(KEY, 1),
+            lambda: store.read(KEY, 0, 1, 1, 1),  # its first: it would make a new file
+        ):
+            with pytest.raises(StorageError, match="was deleted or replaced"):
+                write()
+        assert not path.exists()
+        away.rename(path)
+        store.write([segment(1)], [])
+        assert [one.first_offset for one in store.read(KEY, 0, 9, 9, 10**6)] == [0, 1]
+
+
+def test_a_reserve_that_is_a_link_is_refused(path: Path) -> None:
+    """What it leads to would grow to the reserve's size."""
+    victim = path.with_name("victim")
+    victim.write_bytes(b"precious")
+    reserve = path.with_name("queue.db.reserve")
+    reserve.symlink_to(victim)
+    with (
+        pytest.raises(EngineStartError, match=r"queue\.db\.reserve: read a symbolic link"),
+        opened(path),
+    ):
+        pass
+    assert victim.read_bytes() == b"precious"
+
+
+def test_what_was_set_aside_is_kept_and_counted_after_a_restart(path: Path) -> None:
+    """Its bytes are in a table of their own, for whoever may mend them."""
+    with opened(path) as store:
+        store.write([segment(0, 3), segment(3)], [Mark(KEY, 0, 3, 1)])
+        assert store.set_aside(KEY, 0) == 2
+        assert store.set_aside(KEY, 0) == 0
+        assert store.usage[KEY] == Usage(0, 4, 1, 10)
+    with opened(path) as store:
+        assert store.aside == {KEY: 2}
+        assert store.usage[KEY] == Usage(0, 4, 1, 10)
+        assert [one.first_offset for one in store.read(KEY, 0, 9, 9, 10**6)] == [3]
+    with closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute("SELECT first_offset, frame FROM set_aside").fetchall()
+    assert rows == [(0, bytes(10))]
+
+
+def test_a_segment_on_a_damaged_page_is_passed_over(path: Path) -> None:
+    """Where SQLite cannot even move it: it stays where it is, and those around it are read."""
+    with opened(path) as store:
+        for offset in range(3):
+            store.write([NewSegment(KEY, offset, 1, 0.0, b"%d" % offset * 100_000)], [])
+    data = bytearray(path.read_bytes())
+    for page in range(0, len(data), PAGE_BYTES):
+        if data[page + 4 : page + PAGE_BYTES].strip(b"1") == b"":  # whole, in the middle of one
+            data[page : page + 4] = b"\xff" * 4  # the number of the page behind it
+    path.write_bytes(data)
+    with opened(path) as store:
+        assert [one.first_offset for one in store.read(KEY, 0, 9, 9, 10**6)] == [0]
+        with pytest.raises(BrokenSegmentError, match="segment at offset 1 cannot be read"):
+            store.read(KEY, 1, 9, 9, 10**6)
+        assert store.set_aside(KEY, 1) == 1
+        assert [one.first_offset for one in store.read(KEY, 0, 9, 9, 10**6)] == [0, 2]
+        assert store.aside == {KEY: 1}

@@ -313,3 +313,20 @@ async def test_failure_of_the_server_is_logged_and_told_without_details(
     assert answer.status == 500
     assert "secret" not in answer.json["error"]
     assert "secret" in caplog.text
+
+
+async def test_health_says_what_is_set_aside() -> None:
+    """The queue goes on, so the status of the answer is 200."""
+    async with running_plugin(queues=QUEUES) as plugin:
+        row = {"topic": "a", "text": "x"}
+        await ask(plugin, "POST", "/queues/work/messages", row)
+        segments = plugin.engine._store._segments  # type: ignore[attr-defined]
+        (key,) = [key for key, held in segments.items() if held]
+        segment, gone = segments[key][0]
+        segments[key][0] = (segment._replace(frame=b"broken"), gone)
+        answer = await ask(plugin, "POST", "/queues/work/dequeue", {})
+        assert answer.json == {"messages": []}
+        answer = await ask(plugin, "GET", "/health")
+        found = {"status": "damaged", "set_aside": {"work": 1}}
+        assert (answer.status, answer.json) == (200, found)
+        assert (await ask(plugin, "GET", "/queues/work")).json["set_aside"] == 1
