@@ -30,7 +30,7 @@ from broker.mqtt.enums import MQTT_5, PacketType, ProtocolVersion
 from broker.mqtt.packets import Disconnect
 from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from broker.mqtt.receive_buffer import ReceiveBuffer
-from broker.rate_limit import RateLimit
+from broker.rate_limit import RateLimit, n_publishes
 from broker.receipts import PublishReceipt
 from broker.scanning import scan
 from broker.sending import JOIN_BELOW_BYTES, UNREAD_BYTES, Sender
@@ -230,9 +230,34 @@ class Connection(Sender):
             or (len(self.receipts) >= self.receive_maximum and self.version != MQTT_5)
         )
 
-    def peer_left(self) -> None:
-        """Take what has come from the peer, which is gone, as one that nobody can slow down."""
+    def peer_left(self, now: float) -> None:
+        """The peer is gone: it is sent nothing more, and nobody can slow it down.
+
+        What has come from it is still handled, as far as the driver lets it: `connection_lost`
+        comes after that, or after `drop_input`.
+        """
         self._has_peer_left = True
+        self.throttle.let_go()
+        if self.is_open:
+            self.core.sessions.peer_left(self.session, self, now)
+
+    def drop_input(self, rest: bytes) -> None:
+        """Drop what has come from a peer that is gone, and count the messages in it.
+
+        Args:
+            rest: what the driver has not handed over yet.
+        """
+        if self.is_closing:
+            return
+        backlog, self._backlog = self._backlog, []
+        n_messages = n_publishes(self._buffer.receive_data(b"".join([*backlog, rest])))
+        if n_messages:
+            count(self.core.counters.publish_refused, "publisher gone", n_messages)
+            self.core.logger.info(
+                "%s: gone; of the messages that it had sent, %d were not handled in time",
+                self.peer(),
+                n_messages,
+            )
 
     def wait_for_disk(self, *, waits: bool) -> None:
         """Receive nothing while what is to be stored comes faster than it is."""

@@ -83,6 +83,6 @@ class Counters:
         self.faults: dict[str, int] = {}
 
 
-def count(by_name: dict[str, int], name: str) -> None:
-    """Add one to a counter that is kept by name."""
-    by_name[name] = by_name.get(name, 0) + 1
+def count(by_name: dict[str, int], name: str, number: int = 1) -> None:
+    """Add to a counter that is kept by name."""
+    by_name[name] = by_name.get(name, 0) + number

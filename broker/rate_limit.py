@@ -111,6 +111,11 @@ class RateLimit:
                 self._bytes.tokens += size
 
 
+def n_publishes(data: bytes) -> int:
+    """Return how many whole PUBLISH packets there are in bytes that begin with a packet."""
+    return sum(1 for _ in _publishes(data))
+
+
 def _publishes(data: bytes) -> Iterator[tuple[int, int]]:
     """Yield (position, size) of each whole PUBLISH packet, up to one that is malformed."""
     position = 0

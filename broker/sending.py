@@ -196,6 +196,8 @@ class Sender(Outgoing):
         if not self.is_open or self.is_paused or (self.held and not self._is_disk_failing()):
             return
         session = self.session
+        if session.connection is not self:  # its peer is gone
+            return
         is_refilled = False
         n_left = PUMP_MESSAGES
         inflight = session.inflight

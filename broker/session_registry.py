@@ -28,6 +28,7 @@ class SessionRegistry:
         self._core = core
         self._sessions: dict[str, Session] = {}
         self.quota = SessionQuota(core.limits)
+        self._leaving: dict[Session, tuple[Connection, float]] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -53,8 +54,7 @@ class SessionRegistry:
             (the session, without a connection; Session Present).
         """
         session = self._sessions.get(client_id)
-        if session is not None and session.connection is not None:
-            session.connection.close(ReasonCode.SESSION_TAKEN_OVER, now)
+        if session is not None and self.take_over(session, now):
             session = self._sessions.get(client_id)  # closing may have ended it
         if session is not None and clean_start:
             self.end(session, now)
@@ -66,6 +66,19 @@ class SessionRegistry:
             session.expiry_timer = session.will_timer = session.will = None
             return session, True
         return self.create(client_id), False
+
+    def take_over(self, session: Session, now: float) -> bool:
+        """Close the connection that a session has, or that is leaving it, for another client's.
+
+        Returns:
+            True where there was one; its end may have ended the session.
+        """
+        leaving = self._leaving.get(session)
+        connection = leaving[0] if leaving is not None else session.connection
+        if connection is None:
+            return False
+        connection.close(ReasonCode.SESSION_TAKEN_OVER, now)
+        return True
 
     def create(self, client_id: str) -> Session:
         """Make a session for a client that has none, and return it."""
@@ -91,6 +104,24 @@ class SessionRegistry:
             event = ClientUnsubscribed(session, topic_filter)
             core.tell(core.listeners.client_unsubscribed, event)
 
+    def peer_left(self, session: Session, connection: Connection, now: float) -> None:
+        """A client is gone, but what it has sent is not handled to its end: it gets nothing more.
+
+        Will and session wait for `connection_lost`, as what it has sent comes before its will.
+
+        Args:
+            session: of the client.
+            connection: its own.
+            now: monotonic seconds.
+        """
+        if session.connection is not connection:
+            return
+        self._leaving[session] = (connection, now)
+        self._part(session)
+        if session.expiry_interval == 0:  # it will not come back for what is published meanwhile
+            for topic_filter in session.subscriptions:
+                self._core.tree.remove(session, topic_filter)
+
     def connection_lost(self, session: Session, connection: Connection, now: float) -> None:
         """A session has lost its connection: decide on its will and its end.
 
@@ -99,14 +130,16 @@ class SessionRegistry:
             connection: the one that has ended.
             now: monotonic seconds.
         """
-        if session.connection is not connection:
+        since = now
+        leaving = self._leaving.get(session)
+        if leaving is not None and leaving[0] is connection:
+            del self._leaving[session]
+            since = leaving[1]
+        elif session.connection is connection:
+            self._part(session)
+        else:
             return
-        session.connection = None
-        session.is_direct = False
-        if session.probe is not None and not session.probe.packet_id:
-            session.probe = None  # it was for this connection
         core = self._core
-        core.counters.clients_connected -= 1
         if session.shares:
             redelivery.connection_lost(session, now)
         if core.breaking is not None:
@@ -114,14 +147,22 @@ class SessionRegistry:
         session.outbox.connection_lost(now, keeps_qos0=connection.is_broken_off)
         if not connection.is_broken_off:
             retained_delivery.connection_lost(session)
-        if session.look_timer is not None:
-            session.look_timer.cancel()
-            session.look_timer = None
         if core.listeners.client_disconnected:
             core.tell(core.listeners.client_disconnected, ClientDisconnected(session))
         if core.journal is not None:
-            core.journal.connection_lost(session, now)
-        self.count_absence(session, now, now)
+            core.journal.connection_lost(session, since)
+        self.count_absence(session, since, now)
+
+    def _part(self, session: Session) -> None:
+        """Part a session from its connection: nothing more is sent to the client."""
+        session.connection = None
+        session.is_direct = False
+        if session.probe is not None and not session.probe.packet_id:
+            session.probe = None  # it was for this connection
+        if session.look_timer is not None:
+            session.look_timer.cancel()
+            session.look_timer = None
+        self._core.counters.clients_connected -= 1
 
     def count_absence(self, session: Session, since: float, now: float) -> None:
         """Let the time run that will and session have without a connection.

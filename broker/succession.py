@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from broker import redelivery
 from broker.extensions import RECEIVE, SUBSCRIBE, AccessControl, Action
-from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.topics import matches, parse_share
 
 if TYPE_CHECKING:
@@ -46,8 +45,7 @@ async def hand_over(
         return
     answers: dict[_Question, bool] = {}
     while (session := core.sessions.get(client_id)) is not None:
-        if session.connection is not None:
-            session.connection.close(ReasonCode.SESSION_TAKEN_OVER, now)
+        if core.sessions.take_over(session, now):
             continue  # closing may have ended the session
         session.username = session.link.username = username
         session.listener = session.link.listener = listener

@@ -37,6 +37,11 @@ window of 100 acknowledged messages came in two parts, and a quarter as many mes
 MOST_SLICE_BYTES: Final = 65_536
 """Of the cheapest slices: what comes next may be dearer by a hundred times."""
 
+LEFTOVER_SECONDS: Final = 1.0
+"""So long after a client is gone, what it has sent is still handled, in its turns. That is far more
+than its turns take, unless more comes in than the broker can do: then the rest is dropped, or what
+clients left behind that come, publish and vanish would grow as long as they do."""
+
 
 class MqttProtocol(asyncio.Protocol):
     """One network connection on its transport.
@@ -58,6 +63,7 @@ class MqttProtocol(asyncio.Protocol):
         "_early",
         "_is_end_due",
         "_is_reading",
+        "_leftover_until",
         "_rest",
         "_rest_at",
         "_running",
@@ -91,6 +97,7 @@ class MqttProtocol(asyncio.Protocol):
         self._slice_bytes = LEAST_SLICE_BYTES
         self._is_reading = True
         self._is_end_due = False
+        self._leftover_until = math.inf
         self._running: Coroutine[Any, Any, None] | None = None
         self._close_timer: asyncio.TimerHandle | None = None
 
@@ -196,7 +203,10 @@ class MqttProtocol(asyncio.Protocol):
         connection = self.connection
         if connection is None:
             return
-        if connection.wants_turn:
+        if now >= self._leftover_until:
+            connection.drop_input(self._rest[self._rest_at :])
+            self._end(now)
+        elif connection.wants_turn:
             self._go_on(connection, connection.go_on, now)
         elif self._rest and connection.wants_reading:
             self._take_slice(connection, now)
@@ -260,12 +270,15 @@ class MqttProtocol(asyncio.Protocol):
         """The network connection is gone; what has come by it still counts."""
         self.arrival.leave_to_kernel()
         connection = self.connection
+        now = self.driver.clock()
         if connection is not None and not self._is_reading:
-            connection.peer_left()
+            connection.peer_left(now)
             self._is_end_due = bool(self._rest or connection.wants_turn)
+            if self._is_end_due:
+                self._leftover_until = now + LEFTOVER_SECONDS
             self._line_up(connection)
         if not self._is_end_due:
-            self._end(self.driver.clock())
+            self._end(now)
 
     def _end(self, now: float) -> None:
         """Nothing more is to be done for this connection."""

@@ -12,7 +12,7 @@ from broker.limits import Limits
 from broker.mqtt.packets import Disconnect, PingReq, PingResp, PubAck, Publish
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
-from broker.rate_limit import RateLimit
+from broker.rate_limit import RateLimit, n_publishes
 from tests.helpers.access import Access, finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
@@ -187,3 +187,12 @@ def test_no_more_than_rate_times_time_plus_a_burst(
         n_bytes_taken += len(data)
         assert n_taken <= max(1, messages * burst) + messages * now + 1e-3
         assert n_bytes_taken - len(data) <= max(1, n_bytes * burst) + n_bytes * now + 1e-3
+
+
+def test_whole_publish_packets_are_counted() -> None:
+    """Other packets, and one that has only begun, are none."""
+    data = packets(3) + write_packet(PingReq(), 5) + packets(2, qos=1, size=300)
+    assert n_publishes(data) == 5
+    assert n_publishes(data[:-1]) == 4
+    assert n_publishes(b"\x30") == 0
+    assert n_publishes(b"\x30\xff\xff\xff\xff") == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from broker.events import Listeners
 from broker.extensions import Verdict
 from broker.link import Link
 from broker.message import Message
-from broker.mqtt.packets import Disconnect, Publish, Will
+from broker.mqtt.packets import Disconnect, Packet, Publish, Will
+from broker.mqtt.writer import write_packet
 from broker.outbox_rules import OpenGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
@@ -236,3 +238,132 @@ def test_a_will_may_not_be_published_under_sys() -> None:
     assert watcher.payloads() == []
     assert len(broker.core.retained) == 0
     assert sum(broker.core.counters.publish_refused.values()) == 1
+
+
+# -- clients that vanish while what they sent is still handled ---------------------------------
+
+
+def vanish(client: VirtualClient, *packets: Packet) -> None:
+    """Send packets of which the first four are handled, and be gone."""
+    broker = client.broker
+    broker.core.most_steps = 4
+    broker.core.in_turn = True
+    data = b"".join(write_packet(packet, client.version) for packet in packets)
+    client.connection.receive_data(data, broker.now)
+    assert client.connection.wants_turn
+    client.connection.peer_left(broker.now)
+    broker.core.in_turn = False
+
+
+def take_turns(client: VirtualClient) -> None:
+    """Handle what a client has left, turn by turn, then end its connection."""
+    connection = client.connection
+    while connection.wants_turn:
+        connection.go_on(client.broker.now)
+    client.lose()
+
+
+def states(number: int) -> list[Publish]:
+    """Return retained messages, each of which is a step of its own."""
+    return [Publish("will/state", b"%d" % n, retain=True) for n in range(number)]
+
+
+@pytest.mark.parametrize(("seconds", "reason"), [(0, None), (60, "offline")])
+def test_a_vanished_client_is_no_subscriber_while_the_rest_of_its_input_is_handled(
+    seconds: int, reason: str | None
+) -> None:
+    """Nothing is sent to it, a clean session matches nothing; QoS 1 waits in a kept one."""
+    broker = VirtualBroker()
+    watcher = watched(broker)
+    client = broker.connect("s", **keep(seconds))
+    client.subscribe("t", 1)
+    client.subscribe("will/#", 0)
+    n_before = client.session.settle_direct().matched
+    vanish(client, *states(20))
+    session = client.session
+    n_handled = session.settle_direct().matched - n_before
+    assert broker.core.counters.clients_connected == 1
+    assert broker.core.tree.n_subscriptions == (3 if seconds else 1)
+    broker.connect("p").publish("t", b"kept", qos=1)
+    take_turns(client)
+    assert [int(payload) for payload in watcher.payloads()] == list(range(20))
+    if reason is None:
+        assert broker.core.sessions.get("s") is None
+        assert session.ledger.matched - n_before == n_handled
+    else:
+        assert session.ledger.dropped[reason] == 20 - n_handled
+        assert session.outbox.n_messages == 1
+        session.check_invariants()
+
+
+@pytest.mark.mqtt5("3.1.2-8")
+def test_the_will_of_a_vanished_client_comes_behind_all_that_it_has_sent() -> None:
+    """Else a retained "online" would replace the "gone" of its will."""
+    broker = VirtualBroker()
+    watcher = watched(broker)
+    client = broker.connect("s", will=will("will/state", b"gone", retain=True))
+    vanish(client, *states(20))
+    take_turns(client)
+    assert watcher.payloads()[-2:] == [b"19", b"gone"]
+
+
+@pytest.mark.mqtt5("3.14.4-3")
+def test_a_disconnect_in_what_a_vanished_client_has_left_takes_its_will_back() -> None:
+    """The end of what it sent counts like the beginning."""
+    broker = VirtualBroker()
+    watcher = watched(broker)
+    client = broker.connect("s", will=will("will/state", b"gone"))
+    vanish(client, *states(20), Disconnect())
+    take_turns(client)
+    assert watcher.payloads()[-1] == b"19"
+
+
+def test_a_session_interval_counts_from_when_the_client_vanished() -> None:
+    """Not from when the rest of what it had sent was handled."""
+    broker = VirtualBroker()
+    client = broker.connect("s", **keep(10))
+    vanish(client, *states(20))
+    broker.advance(4)
+    take_turns(client)
+    broker.advance(5.5)
+    assert broker.core.sessions.get("s") is not None
+    broker.advance(0.5)
+    assert broker.core.sessions.get("s") is None
+
+
+@pytest.mark.mqtt5("3.1.4-3")
+@pytest.mark.parametrize("is_clean", [False, True])
+def test_a_client_that_comes_back_ends_what_its_vanished_connection_has_left(
+    *, is_clean: bool
+) -> None:
+    """What the old connection sent must not come behind what the new one sends."""
+    broker = VirtualBroker()
+    watcher = watched(broker)
+    client = broker.connect("s", **keep(60))
+    vanish(client, *states(20))
+    options = keep(60) | {"clean_start": is_clean}
+    again = broker.connect("s", **options)
+    assert again.connack.session_present != is_clean
+    again.publish("will/state", b"new")
+    take_turns(client)
+    assert watcher.payloads()[-1] == b"new"
+    assert again.session.is_connected
+    assert broker.core.counters.clients_connected == 2
+
+
+def test_input_of_a_vanished_client_that_is_dropped_is_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whole messages, by their reason; what is left in the driver's hands too."""
+    caplog.set_level(logging.INFO)
+    broker = VirtualBroker()
+    client = broker.connect("s")
+    vanish(client, *states(20))
+    n_handled = broker.core.counters.publish_received
+    rest = write_packet(Publish("t", b"x", qos=1, packet_id=1), 5) + b"\x30\x10"
+    client.connection.drop_input(rest)
+    client.lose()
+    n_dropped = 21 - n_handled
+    assert broker.core.counters.publish_refused == {"publisher gone": n_dropped}
+    assert f"gone; of the messages that it had sent, {n_dropped} were not" in caplog.text
+    assert broker.core.sessions.get("s") is None

@@ -247,6 +247,30 @@ async def test_what_came_before_the_end_is_handled_though_a_subscriber_has_no_ro
         assert session.outbox.n_messages == n_messages
 
 
+async def test_what_a_vanished_client_has_left_is_handled_within_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It leaves every subscription at once, and what is not handled in time is counted."""
+    monkeypatch.setattr(transport_module, "LEFTOVER_SECONDS", 0.0)
+    n_messages = 5 * LEAST_SLICE_BYTES // 1024
+    packet = write_packet(Publish("t", bytes(1024), retain=True), 5)
+    async with serving() as server, await connected(port_of(server), "s") as subscriber:
+        await subscriber.subscribe("t")
+        async with await connected(port_of(server), "p") as publisher:
+            await publisher.subscribe("t")
+            core, driver = server.core, driver_of(server)
+            protocol = protocol_of(server, "p")
+            protocol.data_received(packet * n_messages)
+            assert protocol.is_in_line
+            protocol.transport.abort()
+            await until(lambda: protocol not in driver.protocols)
+        assert core.sessions.get("p") is None
+        assert core.tree.n_subscriptions == 1
+        n_dropped = core.counters.publish_refused["publisher gone"]
+        n_handled = core.counters.publish_received
+        assert 0 < n_dropped == n_messages - n_handled
+
+
 async def test_a_search_for_retained_messages_that_finds_none_for_long_goes_on() -> None:
     """A connection that has nothing to write yet is served again until it has."""
     async with serving() as server, await WireClient.dial(port_of(server)) as client:
