@@ -31,7 +31,8 @@ def acknowledged(
     """Finish a delivery: its PUBACK or PUBCOMP has come, or a PUBREC that refuses it.
 
     Raises:
-        ProtocolError: packet identifier 0 [MQTT-2.2.1-3].
+        ProtocolError: packet identifier 0 [MQTT-2.2.1-3], or one for which something else is
+            owed (`Inflight.finish`).
     """
     session = connection.session
     core = connection.core
@@ -91,12 +92,17 @@ def _taken_by_client(connection: Connection, packet_id: int, now: float) -> None
 def _received_by_client(
     connection: Connection, packet_id: int, now: float, reason_code: int = 0
 ) -> None:
-    """Take a PUBREC and answer it [MQTT-4.3.3-4]."""
+    """Take a PUBREC and answer it, unless it refuses the message [MQTT-4.3.3-4].
+
+    Raises:
+        ProtocolError: packet identifier 0 [MQTT-2.2.1-3], or that of a QoS 1 message.
+    """
     session = connection.session
     core = connection.core
     if session.inflight.release(packet_id) is None:
         _not_expected(core, packet_id)
-        connection.send_packet(PubRel(packet_id, _not_found(connection)))
+        if reason_code < 0x80:
+            connection.send_packet(PubRel(packet_id, _not_found(connection)))
         return
     if core.samplers:
         sample(session, core, packet_id, now)

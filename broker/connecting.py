@@ -42,6 +42,7 @@ def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
             what the broker does not offer.
     """
     connection.version = packet.protocol_version
+    connection.is_answered = True
     connection.is_bridge = packet.is_bridge
     connection.send_maximum = packet.properties.get("maximum_packet_size", connection.send_maximum)
     connection.is_explained = bool(packet.properties.get("request_problem_information", 1))

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from broker.delivery import NO_QUEUE, Delivery
+from broker.errors import ProtocolError
 from broker.message_run import MessageRun
 from broker.mqtt.enums import MAX_PACKET_ID
 from broker.mqtt.short_packets import ALL_PUBACK, ALL_PUBCOMP, ALL_PUBREC, n_equal_packets
@@ -113,16 +114,22 @@ class Inflight:
             self._released.add(packet_id)
 
     def finish(self, packet_id: int, qos: int) -> Delivery | None:
-        """Take a PUBACK (`qos` 1), a PUBCOMP or a PUBREC of refusal (`qos` 2).
+        """Take a PUBACK (`qos` 1) or a PUBCOMP (`qos` 2).
 
         Returns:
-            The delivery, which is inflight no more; None where none of that QoS was.
+            The delivery, which is inflight no more; None where none has that packet identifier.
+
+        Raises:
+            ProtocolError: one has, and something else is owed for it.
         """
         if self._parts:
             self._unfold()
         delivery = self._deliveries.get(packet_id)
-        if delivery is None or delivery.qos != qos:
+        if delivery is None:
             return None
+        # [MQTT-4.3.2-3] [MQTT-4.3.3-3] [MQTT-4.3.3-5]
+        if delivery.qos != qos or (qos == 2 and packet_id not in self._released):
+            raise self._not_owed("PUBACK" if qos == 1 else "PUBCOMP", delivery)
         del self._deliveries[packet_id]
         self._released.discard(packet_id)
         self.n_messages -= 1
@@ -130,6 +137,12 @@ class Inflight:
         if self.journal is not None:
             self.journal.finished(delivery)
         return delivery
+
+    def drop(self, delivery: Delivery) -> None:
+        """Let a delivery go that was given a packet identifier and could not be sent."""
+        if delivery.qos == 2:
+            self._released.add(delivery.packet_id)
+        self.finish(delivery.packet_id, delivery.qos)
 
     def take_back(self, delivery: Delivery) -> None:
         """Take a delivery out that is inflight, unacknowledged: somebody else may get it."""
@@ -143,18 +156,37 @@ class Inflight:
         """Take a PUBREC: from now on a PUBCOMP is owed [MQTT-4.3.3-4].
 
         Returns:
-            The delivery, or None where no QoS 2 message has that packet identifier. A PUBREC
-            that comes twice is answered by PUBREL twice.
+            The delivery, or None where none has that packet identifier. A PUBREC that comes
+            twice is answered by PUBREL twice.
+
+        Raises:
+            ProtocolError: one has, of QoS 1.
         """
         if self._parts:
             self._unfold()
         delivery = self._deliveries.get(packet_id)
-        if delivery is None or delivery.qos != 2:
+        if delivery is None:
             return None
+        if delivery.qos != 2:
+            raise self._not_owed("PUBREC", delivery)
         self._released.add(packet_id)
         if self.journal is not None:
             self.journal.changed(delivery)
         return delivery
+
+    def _not_owed(self, packet_name: str, delivery: Delivery) -> ProtocolError:
+        """Return the error for an acknowledgement that cannot be (MQTT 5.0, 4.13.1).
+
+        [MQTT-4.8.0-1] of MQTT 3.1.1.
+        """
+        packet_id = delivery.packet_id
+        owed = "PUBACK"
+        if delivery.qos == 2:
+            owed = "PUBCOMP" if packet_id in self._released else "PUBREC"
+        return ProtocolError(
+            f"{packet_name} of packet id {packet_id}; allowed: {owed}, as its message has QoS "
+            f"{delivery.qos}"
+        )
 
     def holds(self, delivery: Delivery) -> bool:
         """Say whether a delivery that was inflight still is."""

@@ -32,7 +32,12 @@ if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.session import Session
 
-_CONNECT_BYTE: Final = PacketType.CONNECT << 4
+_CONNECT: Final = int(PacketType.CONNECT)
+
+_CONNECT_BYTE: Final = _CONNECT << 4
+
+_TLS_RECORD: Final = b"\x16\x03"
+"""How a TLS connection begins. Of a CONNECT, it would be one of three bytes."""
 
 _HEAD_OF_CONNECT_BYTES: Final = 7
 """Of a CONNECT's variable header, up to the protocol version."""
@@ -60,7 +65,8 @@ def scan(connection: Connection, data: bytes, now: float) -> int:  # noqa: PLR09
     offset = 1 if connection.version == MQTT_5 else 0
     maximum = connection.maximum_packet_size
     if not connection.is_open:
-        if data[0] != _CONNECT_BYTE and connection.authentication is None:  # [MQTT-3.1.0-1]
+        is_connect = data[0] >> 4 == _CONNECT and not data.startswith(_TLS_RECORD)
+        if not is_connect and connection.authentication is None:  # [MQTT-3.1.0-1]
             # Said at the first byte: who speaks another protocol is not waited for.
             raise ProtocolError("the first packet is not CONNECT")
         maximum = min(maximum, core.limits.control_bytes)
@@ -204,8 +210,9 @@ def _handle(
     packet_type = first_byte >> 4
     if not connection.is_open:
         if connection.authentication is None:
-            connection.version = answer_version(data[start:stop])
-            connection.is_answered = True
+            head = data[start : min(stop, start + _HEAD_OF_CONNECT_BYTES)]
+            connection.version = answer_version(head)
+            connection.is_answered = first_byte == _CONNECT_BYTE
         else:
             check_packet_type(packet_type)
     if core.listeners.packet_received:

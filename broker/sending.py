@@ -437,14 +437,14 @@ class Sender(Outgoing):
         if in_pieces and len(payload) > SENT_PIECE_BYTES and isinstance(payload, bytes):
             payload = PieceReader(payload)
         session = self.session
-        packet_id = session.inflight.start(delivery)
+        session.inflight.start(delivery)
         is_held = delivery.qos == 2 and (session.journal is not None or delivery.row_start != 0)
         if self._put_publish(self._header(delivery, now, dup=False), payload, is_held=is_held):
             if self.core.samplers:
                 link = session.link
                 self.core.tell_samplers(lambda s: delivery.tell_sent(s, link, now))
             return payload
-        session.inflight.finish(packet_id, delivery.qos)
+        session.inflight.drop(delivery)
         return None
 
     def _send_again(self, delivery: Delivery, now: float) -> None:
@@ -464,7 +464,7 @@ class Sender(Outgoing):
         if payload is None or not self._put_publish(
             self._header(delivery, now, dup=True), payload, is_held=is_held
         ):
-            inflight.finish(delivery.packet_id, delivery.qos)
+            inflight.drop(delivery)
 
     def _read(self, message: Message) -> bytes | PayloadReader | None:
         """Return a payload; None, booked as dropped, where its store cannot read it back."""

@@ -208,6 +208,8 @@ class SysTopics:
             yield f"penstock/connections_refused/{reason}", str(n_connections)
         yield "penstock/revoked", str(core.counters.revoked)
         yield "penstock/user_properties_ignored", str(core.counters.user_properties_ignored)
+        n_unexpected = core.counters.unexpected_acknowledgements
+        yield "penstock/unexpected_acknowledgements", str(n_unexpected)
         for code, n_connections in sorted(core.counters.peer_errors.items()):
             yield f"penstock/peer_errors/0x{code:02X}", str(n_connections)
         for name, n_events in sorted(core.counters.extension_events_dropped.items()):

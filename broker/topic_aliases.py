@@ -48,29 +48,29 @@ class IncomingAliases:
             topic_bytes: Topic Name in UTF-8, as received; b"" where the alias stands for it.
 
         Raises:
-            ProtocolError: topic alias invalid: above the maximum [MQTT-3.2.2-17], 0
-                [MQTT-3.3.2-8], or one that stands for nothing.
+            ProtocolError: topic alias invalid: above the maximum [MQTT-3.2.2-17] or 0
+                [MQTT-3.3.2-8]; protocol error: one that stands for nothing (3.3.4).
         """
         if topic_bytes:
             if not 0 < alias <= self._maximum:
-                raise self._invalid(alias)
+                raise self._wrong(alias)
             self._topics[alias] = topic_bytes
             return topic_bytes
         known = self._topics.get(alias)
         if known is None:
-            raise self._invalid(alias)
+            raise self._wrong(alias)
         return known
 
-    def _invalid(self, alias: int) -> ProtocolError:
+    def _wrong(self, alias: int) -> ProtocolError:
+        code = ReasonCode.TOPIC_ALIAS_INVALID
         if not self._maximum:
             allowed = "none, Topic Alias Maximum is 0"
         elif 0 < alias <= self._maximum:
             allowed = "one that was sent with a topic before"
+            code = ReasonCode.PROTOCOL_ERROR
         else:
             allowed = f"1 to {self._maximum}"
-        return ProtocolError(
-            f"PUBLISH: Topic Alias {alias}; allowed: {allowed}", ReasonCode.TOPIC_ALIAS_INVALID
-        )
+        return ProtocolError(f"PUBLISH: Topic Alias {alias}; allowed: {allowed}", code)
 
 
 class _Use:

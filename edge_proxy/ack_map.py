@@ -37,11 +37,12 @@ class Outcome(Enum):
 class _Owed:
     """One QoS 1 or 2 message; `waiting` is its delivery until it was sent, then None."""
 
-    __slots__ = ("is_dup", "qos", "waiting")
+    __slots__ = ("is_dup", "is_received", "qos", "waiting")
 
     def __init__(self, qos: int, *, is_dup: bool) -> None:
         self.qos = qos
         self.is_dup = is_dup
+        self.is_received = False
         self.waiting: Delivery | None = None
 
 
@@ -103,7 +104,8 @@ class AckMap:
     def acknowledge(self, packet_type: int, packet_id: int, reason_code: int) -> Outcome:
         """Take a PUBACK, PUBREC or PUBCOMP of the client.
 
-        One of another QoS than the message has is for the broker to judge.
+        One of another QoS than the message has is for the broker to judge, and so is a PUBCOMP
+        before the PUBREC.
         """
         owed = self._owed.get(packet_id)
         if owed is None:
@@ -114,7 +116,10 @@ class AckMap:
             return Outcome.UNKNOWN
         is_refused = reason_code >= 0x80
         if packet_type == PacketType.PUBREC and not is_refused:
+            owed.is_received = True
             return Outcome.RECEIVED
+        if packet_type == PacketType.PUBCOMP and not owed.is_received:
+            return Outcome.UNKNOWN
         del self._owed[packet_id]
         if packet_type == PacketType.PUBCOMP:
             # Its only reason code of 0x80 or above says that the message was finished before.

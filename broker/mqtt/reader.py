@@ -121,6 +121,8 @@ def read_connect(_first_byte: int, body: Buffer, _version: int) -> Connect:
             ReasonCode.UNSUPPORTED_PROTOCOL_VERSION,
         )
     flags, position = read_byte(body, position)
+    if level == MQTT_3_1:
+        flags = _used_connect_flags_3_1(flags)
     _check_connect_flags(flags, level)
     keep_alive, position = read_two_byte_integer(body, position)
     properties: dict[str, Any] = {}
@@ -341,14 +343,23 @@ def read_auth(_first_byte: int, body: Buffer, version: int) -> Auth:
 
 
 def _read_unlisted(first_byte: int, body: Buffer, version: int) -> Packet:
-    """Read what only MQTT 3.1 has: PUBREL, SUBSCRIBE and UNSUBSCRIBE repeated with DUP set.
+    """Read what only MQTT 3.1 has: flags that a packet does not use may be set.
+
+    So may DUP of PUBREL, SUBSCRIBE and UNSUBSCRIBE, which are sent again.
 
     Raises:
         MalformedPacketError: the packet type or its flags do not exist [MQTT-2.1.3-1].
     """
-    if version == MQTT_3_1 and first_byte in _REPEATED_3_1:
-        return _READERS[first_byte & ~_DUP](first_byte & ~_DUP, body, version)
+    used = _USED_FIRST_BYTES_3_1.get(first_byte)
+    if used is not None and (version == MQTT_3_1 or (used == 0x10 and _is_connect_3_1(body))):
+        return _READERS[used](used, body, version)
     raise _unknown_first_byte(first_byte)
+
+
+def _is_connect_3_1(body: Buffer) -> bool:
+    """Say whether this is the body of a CONNECT of MQTT 3.1, which says its version itself."""
+    start = bytes(body[:9])
+    return start[:8] == b"\0\6MQIsdp" and start[8:] in (b"\3", bytes((BRIDGE_BIT | MQTT_3_1,)))
 
 
 def _unknown_first_byte(first_byte: int) -> MalformedPacketError:
@@ -396,8 +407,23 @@ _ACKNOWLEDGEMENTS: Final[dict[int, type[PubAck | PubRec | PubRel | PubComp]]] = 
 }
 _READERS: Final = _table()
 
-_DUP: Final = 0x08
-_REPEATED_3_1: Final = frozenset({0x6A, 0x8A, 0xAA})
+_USED_FIRST_BYTES_3_1: Final = {
+    first_byte | flags: first_byte
+    for first_byte in (0x10, 0x20, 0x40, 0x50, 0x62, 0x70, 0x82, 0x90, 0xA2, 0xB0, 0xC0, 0xD0, 0xE0)
+    for flags in ((0x1, 0x8, 0x9) if first_byte & 0x02 else range(0x01, 0x10))
+}
+"""First byte with flags set that MQTT 3.1 does not use in this packet, to the one without.
+
+PUBREL, SUBSCRIBE and UNSUBSCRIBE have QoS 1."""
+
+
+def _used_connect_flags_3_1(flags: int) -> int:
+    """Return the Connect Flags of MQTT 3.1 that mean something, and 0 for the others.
+
+    Bit 0 is not used, and Will QoS and Will Retain are disregarded without a Will (3.1 of MQTT
+    3.1).
+    """
+    return flags & 0xFE if flags & 0x04 else flags & 0xC6
 
 
 def _check_connect_flags(flags: int, level: int) -> None:

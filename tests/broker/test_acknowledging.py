@@ -75,6 +75,17 @@ def test_acknowledgements_of_nothing_are_counted_and_answered(version: int, code
     assert not client.is_lost
 
 
+@pytest.mark.mqtt5("4.3.3-4")
+def test_a_pubrec_that_refuses_is_not_answered_where_its_message_is_unknown() -> None:
+    """The client expects no PUBREL; one of success is answered by 0x92."""
+    broker = VirtualBroker()
+    client = broker.connect("c")
+    client.send(PubRec(8, ReasonCode.UNSPECIFIED_ERROR))
+    assert client.inbox == []
+    assert broker.core.counters.unexpected_acknowledgements == 1
+    assert not client.is_lost
+
+
 @pytest.mark.mqtt5("2.2.1-3")
 @pytest.mark.parametrize("version", [3, 4, 5])
 @pytest.mark.parametrize("first_byte", [0x40, 0x50, 0x62, 0x70])

@@ -23,6 +23,7 @@ from broker.mqtt.packets import (
     Subscription,
 )
 from broker.mqtt.reason_codes import ReasonCode
+from broker.mqtt.writer import write_packet
 from broker.mqtt_options import MqttOptions
 from broker.outbox_rules import OpenGate
 from tests.helpers.access import Access, finish
@@ -130,6 +131,26 @@ def test_a_run_of_mqtt_3_1_passes_to_mqtt_3_1_1_as_it_is() -> None:
     publisher.publish("t", b"1")
     assert list(broker.core.fast_plans[3]) == [b"t"]
     assert broker.core.fast_plans[4] is broker.core.fast_plans[3]
+
+
+@pytest.mark.parametrize("first_byte", [0x10, 0x1F])
+def test_a_connect_of_mqtt_3_1_is_taken_with_bits_that_it_does_not_use(first_byte: int) -> None:
+    """Those of the first byte, and of the Connect Flags without a Will; no client is sent away."""
+    broker = VirtualBroker()
+    for client_id, codes in (("63", [0]), ("", [ReasonCode.CLIENT_IDENTIFIER_NOT_VALID])):
+        client = VirtualClient(broker, 3)
+        body = bytes.fromhex(f"0006 4d5149736470 03 3b 0000 {len(client_id) // 2:04x} {client_id}")
+        client.send_bytes(bytes((first_byte, len(body))) + body)
+        assert [packet.reason_code for packet in client.take_all(ConnAck)] == codes
+        assert client.is_lost == bool(codes[0])
+
+
+def test_a_connect_of_another_version_has_no_flags_in_its_first_byte() -> None:
+    """[MQTT-2.1.3-1]."""
+    client = VirtualClient(VirtualBroker(), 4)
+    client.send_bytes(b"\x18" + write_packet(Connect(client_id="c", protocol_version=4), 4)[1:])
+    assert client.inbox == []
+    assert client.is_lost
 
 
 def test_mqtt_3_1_without_client_identifier_is_refused() -> None:

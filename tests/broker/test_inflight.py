@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from broker.delivery import Delivery
+from broker.errors import ProtocolError
 from broker.inflight import Inflight
 from broker.message import Message
 from broker.message_run import MessageRun
@@ -30,16 +31,16 @@ def test_packet_ids_are_not_reused_while_inflight() -> None:
     assert len(inflight) == 2
 
 
-def test_an_acknowledgement_of_another_qos_finishes_nothing() -> None:
-    """A PUBACK does not end a QoS 2 delivery, nor a PUBCOMP one of QoS 1."""
+def test_an_acknowledgement_of_nothing_finishes_nothing() -> None:
+    """It may be late: its message was acknowledged before, or was of a session that has ended."""
     inflight = Inflight()
-    one, two = inflight.start(delivery(1)), inflight.start(delivery(2))
-    assert inflight.finish(two, 1) is None
-    assert inflight.finish(one, 2) is None
+    one = inflight.start(delivery(1))
     assert inflight.finish(99, 1) is None
-    assert len(inflight) == 2
+    assert inflight.finish(99, 2) is None
+    assert inflight.release(99) is None
     assert inflight.finish(one, 1) is not None
     assert inflight.finish(one, 1) is None
+    inflight.check_invariants()
 
 
 def test_pubrec_moves_a_qos2_delivery_on() -> None:
@@ -54,11 +55,38 @@ def test_pubrec_moves_a_qos2_delivery_on() -> None:
     assert not inflight.is_released(packet_id)
 
 
-def test_pubrec_for_qos1_or_nothing_is_refused() -> None:
-    """There is nothing to release at QoS 1."""
+@pytest.mark.parametrize("in_runs", [False, True])
+def test_an_acknowledgement_that_is_not_owed_is_an_error(*, in_runs: bool) -> None:
+    """It says what was read and what is owed, and the delivery stays."""
     inflight = Inflight()
-    assert inflight.release(inflight.start(delivery(1))) is None
-    assert inflight.release(7) is None
+    if in_runs:
+        one, two = inflight.start_run(run_of(1)), inflight.start_run(run_of(1, qos=2))
+    else:
+        one, two = inflight.start(delivery(1)), inflight.start(delivery(2))
+    with pytest.raises(ProtocolError, match=r"PUBREC of packet id 1; allowed: PUBACK, .* QoS 1"):
+        inflight.release(one)
+    with pytest.raises(ProtocolError, match=r"PUBCOMP of packet id 1; allowed: PUBACK, .* QoS 1"):
+        inflight.finish(one, 2)
+    with pytest.raises(ProtocolError, match=r"PUBACK of packet id 2; allowed: PUBREC, .* QoS 2"):
+        inflight.finish(two, 1)
+    with pytest.raises(ProtocolError, match=r"PUBCOMP of packet id 2; allowed: PUBREC, .* QoS 2"):
+        inflight.finish(two, 2)
+    inflight.release(two)
+    with pytest.raises(ProtocolError, match=r"PUBACK of packet id 2; allowed: PUBCOMP, .* QoS 2"):
+        inflight.finish(two, 1)
+    assert len(inflight) == 2
+    inflight.check_invariants()
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_could_not_be_sent_owes_nothing(qos: int) -> None:
+    """Its packet identifier is free."""
+    inflight = Inflight()
+    sent = delivery(qos)
+    inflight.start(sent)
+    inflight.drop(sent)
+    assert not inflight.holds(sent)
+    inflight.check_invariants()
 
 
 def test_what_is_inflight_comes_oldest_first() -> None:

@@ -134,7 +134,7 @@ ANSWERED = st.tuples(
     st.sampled_from(("both", "all", "some", "publisher")),
     st.integers(0, 40),
     st.sampled_from(
-        ("", "", "", "reversed", "bogus", "split", "one by one", "one by one", "refused")
+        ("", "", "", "reversed", "bogus", "wrong", "split", "one by one", "one by one", "refused")
     ),
 )
 OTHER = st.tuples(
@@ -211,6 +211,11 @@ class Script:
             answers.reverse()
         if manner == "bogus":
             answers.insert(len(answers) // 2, PubAck(999))
+        if manner == "wrong" and answers:
+            middle = len(answers) // 2
+            owed = answers[middle]
+            if isinstance(owed, PubAck | PubRec):
+                answers[middle] = PubComp(owed.packet_id)
         packets = [write_packet(answer, self.version) for answer in answers]
         if manner in ("one by one", "refused"):
             self._send_alone(name, packets)

@@ -7,7 +7,7 @@ import pytest
 from broker.extensions import CountingStore
 from broker.ledger import DROP_REASONS
 from broker.limits import Limits
-from broker.mqtt.packets import Publish
+from broker.mqtt.packets import PubAck, Publish
 from broker.payload import ReferenceStore
 from broker.sys_topics import ROOT, SLICE, SysTopics
 from tests.helpers.virtual import VirtualBroker
@@ -150,9 +150,11 @@ def test_faults_are_published_by_name() -> None:
     """What plugins and peers did wrong can be seen from outside."""
     broker = VirtualBroker()
     broker.connect("c").send_bytes(b"\xff\xff\xff\xff\xff")
+    broker.connect("d").send(PubAck(1), PubAck(1))
     broker.core.on_extension_error("Plugin", ValueError())
     found = figures(broker)
     assert found["penstock/peer_errors/0x81"] == "1"
+    assert found["penstock/unexpected_acknowledgements"] == "2"
     assert found["penstock/extension_errors/Plugin"] == "1"
 
 

@@ -45,22 +45,24 @@ def test_an_incoming_alias_stands_for_its_newest_topic() -> None:
 
 
 @pytest.mark.parametrize(
-    ("maximum", "alias", "topic", "allowed"),
+    ("maximum", "alias", "topic", "allowed", "code"),
     [
-        (0, 1, b"a", "none, Topic Alias Maximum is 0"),
-        (2, 3, b"a", "1 to 2"),
-        (2, 0, b"a", "1 to 2"),
-        (2, 0, b"", "1 to 2"),
-        (2, 1, b"", "one that was sent with a topic before"),
+        (0, 1, b"a", "none, Topic Alias Maximum is 0", 0x94),
+        (0, 1, b"", "none, Topic Alias Maximum is 0", 0x94),
+        (2, 3, b"a", "1 to 2", 0x94),
+        (2, 3, b"", "1 to 2", 0x94),
+        (2, 0, b"a", "1 to 2", 0x94),
+        (2, 0, b"", "1 to 2", 0x94),
+        (2, 1, b"", "one that was sent with a topic before", 0x82),
     ],
 )
 def test_a_wrong_incoming_alias_says_what_is_allowed(
-    maximum: int, alias: int, topic: bytes, allowed: str
+    maximum: int, alias: int, topic: bytes, allowed: str, code: int
 ) -> None:
-    """E2: what was read and what may stand there; the reason code is 0x94."""
+    """E2: what was read and what may stand there; the reason code is that of section 3.3.4."""
     with pytest.raises(ProtocolError, match=allowed) as caught:
         IncomingAliases(maximum).resolve(alias, topic)
-    assert caught.value.reason_code == ReasonCode.TOPIC_ALIAS_INVALID
+    assert caught.value.reason_code == code
 
 
 def test_outgoing_aliases_are_given_to_topics_that_gain_by_them() -> None:
@@ -166,15 +168,26 @@ def test_a_message_with_an_alias_is_a_message_of_its_topic(qos: int, more: dict[
 
 
 @pytest.mark.mqtt5("3.3.2-8", "3.3.2-9")
-@pytest.mark.parametrize("alias", [0, 65, 7])
+@pytest.mark.parametrize(
+    ("alias", "code"),
+    [
+        (0, ReasonCode.TOPIC_ALIAS_INVALID),
+        (65, ReasonCode.TOPIC_ALIAS_INVALID),
+        (7, ReasonCode.PROTOCOL_ERROR),
+    ],
+)
 @pytest.mark.parametrize("more", [b"", b"\x01\x00"])
-def test_an_alias_that_is_not_allowed_ends_the_connection(alias: int, more: bytes) -> None:
-    """0, above the maximum, or unknown: 0x94, with words for the log of the client."""
+@pytest.mark.parametrize("qos", [0, 1])
+def test_an_alias_that_is_not_allowed_ends_the_connection(
+    alias: int, code: ReasonCode, more: bytes, qos: int
+) -> None:
+    """3.3.4: 0x94 for 0 or above the maximum, 0x82 for one that stands for nothing."""
     client = VirtualBroker().connect()
-    body = b"\0\0" + bytes((3 + len(more),)) + more + b"\x23" + alias.to_bytes(2) + b"payload"
-    client.send_bytes(bytes((0x30, len(body))) + body)
+    body = b"\0\0" + b"\0\1" * qos
+    body += bytes((3 + len(more),)) + more + b"\x23" + alias.to_bytes(2) + b"payload"
+    client.send_bytes(bytes((0x30 | qos << 1, len(body))) + body)
     packet = client.take(Disconnect)
-    assert packet.reason_code == ReasonCode.TOPIC_ALIAS_INVALID
+    assert packet.reason_code == code
     assert client.is_lost
 
 
@@ -188,7 +201,7 @@ def test_an_alias_ends_with_its_connection() -> None:
     client.lose()
     client = broker.connect("p", properties=keep, **KEEP)
     client.publish("", b"y", properties={"topic_alias": 1})
-    assert client.take(Disconnect).reason_code == ReasonCode.TOPIC_ALIAS_INVALID
+    assert client.take(Disconnect).reason_code == ReasonCode.PROTOCOL_ERROR
 
 
 def test_a_repeated_qos2_message_sets_its_alias() -> None:

@@ -15,7 +15,13 @@ from broker.mqtt.packets import (
     PubRel,
 )
 from broker.mqtt.reason_codes import ReasonCode
-from tests.conformance.clients import IN_EACH_VERSION, keep, pair
+from tests.conformance.clients import (
+    IN_EACH_VERSION,
+    PROTOCOL_ERROR,
+    assert_closed,
+    keep,
+    pair,
+)
 from tests.helpers.access import Access
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
@@ -139,6 +145,47 @@ def test_qos_2_goes_out_step_by_step(version: int) -> None:
     assert subscriber.inbox == [PubRel(first.packet_id)]
     subscriber.send(PubComp(first.packet_id))
     assert come_back(subscriber).inbox == []
+
+
+@pytest.mark.mqtt5("4.3.2-3", "4.3.3-3", "4.3.3-5", "4.13.1-1")
+@pytest.mark.mqtt311("4.3.2-1", "4.3.3-1", "4.8.0-1")
+@pytest.mark.parametrize(
+    ("qos", "kinds"),
+    [(1, [PubRec]), (1, [PubComp]), (2, [PubAck]), (2, [PubComp]), (2, [PubRec, PubAck])],
+    ids=lambda value: value if isinstance(value, int) else "-".join(k.__name__ for k in value),
+)
+@pytest.mark.parametrize("one_by_one", [False, True], ids=["run", "single"])
+@IN_EACH_VERSION
+def test_an_acknowledgement_of_another_step_ends_the_connection_and_loses_nothing(
+    version: int,
+    qos: int,
+    kinds: list[type[PubAck | PubRec | PubComp]],
+    *,
+    one_by_one: bool,
+) -> None:
+    """The message is unacknowledged: it is repeated, and brought to its end then."""
+    broker = VirtualBroker()
+    broker.core.takes_runs = not one_by_one
+    publisher, subscriber = pair(broker, version, 2)
+    publisher.publish("t", b"x", qos=qos, packet_id=99)
+    packet_id = subscriber.take(Publish).packet_id
+    for kind in kinds:
+        subscriber.inbox.clear()
+        subscriber.send(kind(packet_id))
+    assert_closed(subscriber, PROTOCOL_ERROR)
+    subscriber = broker.connect("s", version, **keep(version))
+    if PubRec in kinds and qos == 2:
+        assert subscriber.take(PubRel) == PubRel(packet_id)
+        subscriber.send(PubComp(packet_id))
+    else:
+        repeated = subscriber.take(Publish)
+        assert (repeated.packet_id, repeated.dup, repeated.payload) == (packet_id, True, b"x")
+        if qos == 1:
+            subscriber.send(PubAck(packet_id))
+        else:
+            subscriber.send(PubRec(packet_id), PubComp(packet_id))
+    assert subscriber.session.settle_direct().delivered == 1
+    subscriber.session.check_invariants()
 
 
 @pytest.mark.mqtt5("4.3.3-7", "4.3.3-13")

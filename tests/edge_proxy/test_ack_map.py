@@ -54,6 +54,16 @@ def test_qos_2_is_delivered_by_pubcomp() -> None:
     assert len(acks) == 0
 
 
+def test_a_pubcomp_before_the_pubrec_delivers_nothing() -> None:
+    """[MQTT-4.3.3-3]: it is the broker's to judge; the message stays inflight."""
+    acks = AckMap()
+    acks.expect(7, 2, is_dup=False)
+    assert acks.acknowledge(PUBCOMP, 7, 0) is Outcome.UNKNOWN
+    assert acks.n_inflight == 1
+    assert acks.acknowledge(PUBREC, 7, 0) is Outcome.RECEIVED
+    assert acks.acknowledge(PUBCOMP, 7, 0) is Outcome.DELIVERED
+
+
 @pytest.mark.parametrize(("packet_type", "qos"), [(PUBACK, 1), (PUBREC, 2)])
 def test_a_reason_code_of_refusal_ends_it(packet_type: int, qos: int) -> None:
     """[MQTT-4.4.0-2]: 0x80 or above ends the exchange, undelivered."""

@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 from broker.errors import MalformedPacketError, PeerError, ProtocolError
 from broker.mqtt.packets import (
     Connect,
+    Disconnect,
     Packet,
+    PingReq,
     PubAck,
     Publish,
     PubRel,
     Subscribe,
     Subscription,
     Unsubscribe,
+    Will,
 )
 from broker.mqtt.reader import answer_version, read_packet
 from broker.mqtt.reason_codes import ReasonCode
@@ -321,6 +324,68 @@ def test_mqtt_3_1_repeats_more_than_publish(first_byte: int, digits: str, packet
     for version in (4, 5):
         with pytest.raises(MalformedPacketError):
             read_packet(first_byte, body, version)
+
+
+@pytest.mark.parametrize(
+    ("first_byte", "digits", "packet"),
+    [
+        (0x4B, "0001", PubAck(1)),
+        (0x6B, "0001", PubRel(1)),
+        (0x83, "0001 0001 61 01", Subscribe(1, (Subscription("a", 1),))),
+        (0xCF, "", PingReq()),
+        (0xE1, "", Disconnect()),
+    ],
+)
+def test_flags_that_mqtt_3_1_does_not_use_may_be_set(
+    first_byte: int, digits: str, packet: Packet
+) -> None:
+    """They are reserved only since MQTT 3.1.1."""
+    body = bytes.fromhex(digits)
+    assert read_packet(first_byte, body, 3) == packet
+    for version in (4, 5):
+        with pytest.raises(MalformedPacketError):
+            read_packet(first_byte, body, version)
+
+
+@pytest.mark.parametrize("first_byte", [0x60, 0x64, 0x80, 0xA6, 0x36, 0x38, 0x08, 0xF1])
+def test_flags_that_mqtt_3_1_uses_are_read(first_byte: int) -> None:
+    """PUBREL, SUBSCRIBE and UNSUBSCRIBE have QoS 1; there is no QoS 3 and no type 0 or 15."""
+    with pytest.raises(MalformedPacketError):
+        read_packet(first_byte, bytes.fromhex("0001"), 3)
+
+
+@pytest.mark.parametrize("first_byte", [0x10, 0x1F])
+@pytest.mark.parametrize(
+    ("flags", "is_clean"), [(0x01, False), (0x03, True), (0x38, False), (0x1A, True), (0x3B, True)]
+)
+@pytest.mark.parametrize("level", [0x03, 0x83])
+def test_bits_of_connect_that_mqtt_3_1_does_not_use_mean_nothing(
+    first_byte: int, flags: int, level: int, *, is_clean: bool
+) -> None:
+    """Bit 0, and Will QoS and Will Retain where there is no Will; later versions refuse them."""
+    rest = f"{flags:02x} 0000 0001 61"
+    body = bytes.fromhex(f"0006 4d5149736470 {level:02x} {rest}")
+    packet = read_packet(first_byte, body, 4)
+    assert isinstance(packet, Connect)
+    assert packet == Connect(
+        client_id="a",
+        protocol_version=3,
+        clean_start=is_clean,
+        keep_alive=0,
+        is_bridge=level == 0x83,
+    )
+    with pytest.raises(MalformedPacketError):
+        read_packet(first_byte, bytes.fromhex(f"0004 4d515454 {level + 1:02x} {rest}"), 4)
+
+
+def test_the_will_of_mqtt_3_1_is_read_beside_bits_that_it_does_not_use() -> None:
+    """Its QoS and Retain count then, and there is no QoS 3."""
+    rest = "0000 0001 61 0001 77 0001 78"
+    packet = read_packet(0x10, bytes.fromhex(f"0006 4d5149736470 03 2d {rest}"), 4)
+    assert isinstance(packet, Connect)
+    assert packet.will == Will("w", b"x", 1, True)
+    with pytest.raises(MalformedPacketError):
+        read_packet(0x10, bytes.fromhex(f"0006 4d5149736470 03 1d {rest}"), 4)
 
 
 @pytest.mark.mqtt5("2.1.3-1")
