@@ -17,8 +17,9 @@ from broker.errors import ProtocolError
 from broker.events import ClientConnected
 from broker.extensions import Accepted, Admittance, ConnectAttempt, Refused, SubscriberGate
 from broker.fitting import explained, fit_packet
+from broker.limits import Limits
 from broker.mqtt.enums import MQTT_3_1, MQTT_5, PacketType
-from broker.mqtt.packets import ConnAck, Connect
+from broker.mqtt.packets import ConnAck, Connect, Will
 from broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
 from broker.succession import hand_over
 from broker.wills import will_message
@@ -38,8 +39,8 @@ def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
 
     Raises:
         ProtocolError: it asks for an authentication method that nobody brings
-            [MQTT-4.12.0-1], has a Will Topic beyond the limits (MQTT 5.0, 3.2.2.2), or needs
-            what the broker does not offer.
+            [MQTT-4.12.0-1], has a will beyond the limits (MQTT 5.0, 3.2.2.2), or needs what the
+            broker does not offer.
     """
     connection.version = packet.protocol_version
     connection.is_answered = True
@@ -66,15 +67,31 @@ def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
     method = packet.properties.get("authentication_method")
     if method is not None:
         authenticating.check_method(connection.core, method)
-    _check_client_id(packet)
+    _check_client_id(packet, may_be_empty=options.allow_empty_client_id)
     if packet.will is not None:
-        problem = connection.core.limits.topic_problem(packet.will.topic)
-        if problem:
-            raise ProtocolError(f"CONNECT: Will: {problem}", ReasonCode.TOPIC_NAME_INVALID)
+        _check_will(connection.core.limits, packet.will, packet.protocol_version)
     connection.run(_connect(connection, packet, now))
 
 
-def _check_client_id(packet: Connect) -> None:
+def _check_will(limits: Limits, will: Will, version: int) -> None:
+    """Check that a client's will is one that it might publish itself.
+
+    Raises:
+        ProtocolError: topic name invalid, or packet too large: to a client of MQTT 3.1.1, which
+            has no word for it, not authorized.
+    """
+    problem = limits.topic_problem(will.topic)
+    if problem:
+        raise ProtocolError(f"CONNECT: Will: {problem}", ReasonCode.TOPIC_NAME_INVALID)
+    if len(will.payload) > limits.most_payload_bytes:
+        raise ProtocolError(
+            f"CONNECT: Will: payload of {len(will.payload)} bytes; allowed: at most "
+            f"{limits.payload_bytes}",
+            ReasonCode.PACKET_TOO_LARGE if version == MQTT_5 else ReasonCode.NOT_AUTHORIZED,
+        )
+
+
+def _check_client_id(packet: Connect, *, may_be_empty: bool) -> None:
     """Check that a client without Client Identifier may have one assigned.
 
     MQTT 3.1 knows no such thing. Its limit of 23 characters is not enforced: real clients go
@@ -83,7 +100,14 @@ def _check_client_id(packet: Connect) -> None:
     Raises:
         ProtocolError: client identifier not valid [MQTT-3.1.3-8] of MQTT 3.1.1.
     """
-    if packet.client_id or packet.protocol_version == MQTT_5:
+    if packet.client_id:
+        return
+    if not may_be_empty:
+        raise ProtocolError(
+            "CONNECT: empty Client Identifier; allowed: none, as mqtt.allow_empty_client_id says",
+            ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
+        )
+    if packet.protocol_version == MQTT_5:
         return
     if packet.protocol_version == MQTT_3_1 or not packet.clean_start:
         raise ProtocolError(

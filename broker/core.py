@@ -70,7 +70,8 @@ class FastPlan:
     """A plan whose messages need nothing but to be copied to connections.
 
     Attributes:
-        threshold_s: payload bytes above which the plan does not hold.
+        threshold_s: payload bytes above which the plan does not hold, as a gate or a limit is to
+            look at the message.
         sessions: who gets each message, all with the publisher's form of PUBLISH; plans with the
             same sessions have the very same tuple.
         least_qos: the least QoS that was granted to any of them; 0 for none.
@@ -79,8 +80,8 @@ class FastPlan:
 
     __slots__ = ("least_qos", "sessions", "threshold_s", "topic")
 
-    def __init__(self, plan: Plan, sessions: tuple[Session, ...]) -> None:
-        self.threshold_s = plan.threshold_s
+    def __init__(self, plan: Plan, sessions: tuple[Session, ...], most_payload_bytes: int) -> None:
+        self.threshold_s = min(plan.threshold_s, most_payload_bytes)
         self.sessions = sessions
         self.least_qos = min((target.qos for target in plan.targets), default=0)
         self.topic = plan.topic
@@ -91,6 +92,7 @@ class Core:
 
     Attributes:
         limits: what one client may take.
+        most_payload_bytes: of a message from a client.
         options: what of the protocol the broker offers.
         tree: all subscriptions.
         retained: all retained messages.
@@ -159,6 +161,7 @@ class Core:
             keep_alive_grace: seconds added to the time after which a silent client is gone.
         """
         self.limits = limits
+        self.most_payload_bytes = limits.most_payload_bytes
         self.options = options
         self.logger = logger
         self.gate: DeliveryGate = gate if gate is not None else OpenGate()
@@ -274,7 +277,9 @@ class Core:
                 return
         sessions = tuple(target.session for target in plan.targets)
         sessions = self._audiences.setdefault(sessions, sessions)
-        self.fast_plans[version][plan.topic_bytes] = FastPlan(plan, sessions)
+        self.fast_plans[version][plan.topic_bytes] = FastPlan(
+            plan, sessions, self.most_payload_bytes
+        )
 
     def tell(self, listeners: tuple[Callable[[Any], None], ...], event: object) -> None:
         """Tell each listener of an event; one that raises is logged and counted."""

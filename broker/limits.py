@@ -57,6 +57,10 @@ class Limits:
             CONNECT is refused for it (0x95), a client closed (0x97). Packets of many small parts
             take up to 25 times their bytes in memory, and a CONNECT comes from a stranger. All
             strings of a CONNECT at their longest fit three times over.
+        payload_bytes: of the largest payload of a PUBLISH or of a will. A larger message is not
+            routed, and acknowledged all the same, so that a client of MQTT 3.1.1 does not send it
+            for ever; one of MQTT 5 is told (0x97). A CONNECT with such a will is refused (0x95).
+            None: what fits in a packet.
         topic_bytes: of the longest Topic Name or Topic Filter. As much as the format has: it is
             the levels that make a topic cost more than its bytes.
         topic_levels: of the deepest Topic Name or Topic Filter, `a/b` having two. A level costs
@@ -115,6 +119,7 @@ class Limits:
     sessions_per_address: _Positive | None = None
     maximum_packet_size: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = _MAX_PACKET_SIZE
     control_bytes: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = 1024 * 1024
+    payload_bytes: Annotated[int, Field(ge=1, le=_MAX_PACKET_SIZE)] | None = None
     topic_bytes: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES)] = MAX_STRING_BYTES
     topic_levels: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES + 1)] = 128
     subscriptions: _Positive = 10_000
@@ -164,6 +169,11 @@ class Limits:
             self.publish_messages_per_second is not None
             or self.publish_bytes_per_second is not None
         )
+
+    @property
+    def most_payload_bytes(self) -> int:
+        """Bytes of the largest payload that a client may send."""
+        return _MAX_PACKET_SIZE if self.payload_bytes is None else self.payload_bytes
 
     def check_control_bytes(self, kind: str, n_bytes: int) -> None:
         """Check the size of a packet that is no PUBLISH, or of the properties of one.

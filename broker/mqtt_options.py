@@ -31,6 +31,8 @@ class MqttOptions:
     Attributes:
         allow_mqtt31: take clients of MQTT 3.1, the protocol before the standard. Devices in the
             field still speak it.
+        allow_empty_client_id: assign a Client Identifier to a client that brings none. Off, such a
+            client is refused (0x85).
         topic_alias_maximum: Topic Aliases that an MQTT 5 client may use towards the broker; 0
             for none. More topics than most devices publish on; each may cost 64 KiB, so 64 of
             them hold a client to 4 MiB.
@@ -60,6 +62,7 @@ class MqttOptions:
     """
 
     allow_mqtt31: bool = True
+    allow_empty_client_id: bool = True
     topic_alias_maximum: _AliasMaximum = 64
     outgoing_topic_aliases: _AliasMaximum = 64
     maximum_qos: Literal[0, 1, 2] = 2

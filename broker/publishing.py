@@ -108,6 +108,8 @@ def receive_publish(
         check_publish(core.options, first_byte)
         if not is_payload_valid(core.options, properties, data[position:stop]):
             return _refuse_payload(connection, plan.topic, packet_id, qos)
+    if stop - position > core.most_payload_bytes:
+        return _refuse_large(connection, plan.topic, stop - position, packet_id, qos)
     message = _message(connection, plan, data[position:stop], first_byte, properties, now)
     if message is None:
         reason = "the broker cannot keep the payload"
@@ -279,6 +281,24 @@ def _refuse_payload(connection: Connection, topic: str, packet_id: int, qos: int
     if not qos:
         raise ProtocolError(f"PUBLISH: {reason}", ReasonCode.PAYLOAD_FORMAT_INVALID)
     _refuse(connection, topic, packet_id, qos, ReasonCode.PAYLOAD_FORMAT_INVALID, reason)
+
+
+def _refuse_large(
+    connection: Connection, topic: str, n_bytes: int, packet_id: int, qos: int
+) -> None:
+    """Refuse a payload beyond the limit, and acknowledge it.
+
+    PUBACK and PUBREC have no reason code for the size of a packet: it is a quota (MQTT 5.0,
+    3.4.2.1). MQTT 3.1.1 has no word at all: unacknowledged, the message would come for ever.
+    """
+    connection.core.refuse(connection.session.client_id, topic, ReasonCode.PACKET_TOO_LARGE)
+    if not qos:
+        return
+    receipt = book_receipt(connection, packet_id, qos, 1)
+    allowed = connection.core.limits.payload_bytes
+    receipt.reason = f"payload of {n_bytes} bytes; allowed: at most {allowed}"
+    is_5 = connection.version == MQTT_5
+    receipt.settle(ReasonCode.QUOTA_EXCEEDED if is_5 else ReasonCode.SUCCESS)
 
 
 def _message(

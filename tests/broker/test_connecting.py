@@ -66,6 +66,18 @@ def test_an_empty_identifier_without_clean_session_is_refused_in_mqtt_3_1_1() ->
     assert client.is_lost
 
 
+@pytest.mark.mqtt5("3.1.3-8")
+@pytest.mark.parametrize("version", [4, 5])
+def test_an_empty_identifier_may_be_refused(version: int) -> None:
+    """[MQTT-3.1.3-8]: a server may accept one; where it does not, it says so."""
+    broker = VirtualBroker(options=MqttOptions(allow_empty_client_id=False))
+    client = VirtualClient(broker, version)
+    client.send(Connect(client_id="", protocol_version=version))
+    assert client.take(ConnAck).reason_code == ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
+    assert client.is_lost
+    broker.connect("named", version)
+
+
 @pytest.mark.mqtt5("3.1.4-3")
 def test_the_same_identifier_takes_the_session_over() -> None:
     """[MQTT-3.1.4-3]: the old connection is told and closed, the session goes on."""

@@ -12,7 +12,10 @@ from broker.mqtt.packets import (
     Connect,
     Disconnect,
     PubAck,
+    PubComp,
     Publish,
+    PubRec,
+    PubRel,
     Subscribe,
     Subscription,
 )
@@ -151,3 +154,84 @@ def test_large_properties_count_towards_what_a_session_may_have_waiting() -> Non
         assert session.outbox.n_messages == n_waiting
         session.outbox.drop_all("session_ended")
     assert session.ledger.dropped["queue_full"] == 49
+
+
+LARGE_PAYLOAD = "packet too large (0x95)"
+
+
+@pytest.mark.mqtt5("3.4.2-1", "3.5.2-1")
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_payload_beyond_the_limit_is_acknowledged_and_goes_nowhere(
+    version: int, *, retain: bool
+) -> None:
+    """MQTT 5 says 0x97, as PUBACK knows no 0x95; a 3.1.1 client must not send it for ever."""
+    broker = VirtualBroker(Limits(payload_bytes=100))
+    subscriber = broker.connect("s", version)
+    subscriber.subscribe("t", 2)
+    client = broker.connect("p", version)
+    code = ReasonCode.QUOTA_EXCEEDED if version == 5 else ReasonCode.SUCCESS
+    for n_bytes in (100, 101):
+        for qos in (0, 1, 2):
+            client.publish("t", bytes(n_bytes), qos=qos, packet_id=qos, retain=retain)
+            answer = 0 if n_bytes == 100 else code
+            if qos == 1:
+                assert client.take(PubAck).reason_code == answer
+            elif qos == 2:
+                assert client.take(PubRec).reason_code == answer
+                if answer < 0x80:
+                    client.send(PubRel(2))
+                    assert client.take(PubComp).reason_code == 0
+        assert subscriber.payloads() == ([bytes(100)] * 3 if n_bytes == 100 else [])
+    assert not client.is_lost
+    assert broker.core.counters.publish_refused == {LARGE_PAYLOAD: 3}
+    late = broker.connect("late", version)
+    late.subscribe("t")
+    assert late.payloads() == [bytes(100)] * retain
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_payload_beyond_the_limit_is_refused_among_others_like_it(qos: int, version: int) -> None:
+    """The ways by which many small packets are taken at once measure payloads too."""
+    broker = VirtualBroker(Limits(payload_bytes=100))
+    subscriber = broker.connect("s", version)
+    subscriber.subscribe("t", qos)
+    client = broker.connect("p", version)
+    sizes = [50, 50, 100, 100, 101, 101, 101, 50]
+    packets = [
+        write_packet(Publish("t", bytes(size), qos=qos, packet_id=qos and number), version)
+        for number, size in enumerate(sizes, 1)
+    ]
+    client.send_bytes(b"".join(packets))
+    for packet in packets[4:]:
+        client.send_bytes(packet)
+    passed = [size for size in sizes if size <= 100] + [50] * (qos < 2)
+    assert [len(payload) for payload in subscriber.payloads()] == passed
+    n_refused = 6 if qos < 2 or version == 5 else 3  # the same QoS 2 packets, repeated
+    assert broker.core.counters.publish_refused == {LARGE_PAYLOAD: n_refused}
+
+
+def test_the_size_of_a_payload_that_is_refused_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Of one client ever less often."""
+    broker = VirtualBroker(Limits(payload_bytes=100))
+    client = broker.connect("p")
+    with caplog.at_level("INFO"):
+        for _ in range(1000):
+            client.publish("t", bytes(101))
+    told = [record.message for record in caplog.records if "refused" in record.message]
+    assert told[0] == f"client p: publish to t refused: {LARGE_PAYLOAD}; 1 so far"
+    assert len(told) == 10
+
+
+@pytest.mark.parametrize(
+    ("version", "code"), [(4, ReasonCode.NOT_AUTHORIZED), (5, ReasonCode.PACKET_TOO_LARGE)]
+)
+def test_a_will_beyond_the_limit_of_payloads_is_refused(version: int, code: ReasonCode) -> None:
+    """With the CONNECT that brings it."""
+    broker = VirtualBroker(Limits(payload_bytes=100))
+    broker.connect("c", version, will=will(payload=bytes(100)))
+    client = VirtualClient(broker, version)
+    client.send(Connect(client_id="d", protocol_version=version, will=will(payload=bytes(101))))
+    assert client.take(ConnAck).reason_code == code
+    assert client.is_lost
