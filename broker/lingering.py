@@ -22,7 +22,7 @@ from broker.open_files import RESERVE
 LINGER_SECONDS: Final = 30.0
 """Much longer than a packet that was lost takes; each such socket keeps a descriptor so long."""
 
-MOST_SOCKETS: Final = RESERVE // 2
+MOST_SOCKETS: Final = RESERVE // 3
 """Of the descriptors that are no connection's."""
 
 _READ_BYTES: Final = 65_536

@@ -51,10 +51,15 @@ class UpstreamKeys:
         connect_timeout_seconds: time for the connection to stand; the client is refused
             afterwards. A broker beside the proxy answers in a millisecond, one in the cloud
             in less than a second.
+        connack_timeout_seconds: time from a client's CONNECT to the broker's CONNACK; the client
+            is refused afterwards. A broker that asks a directory for the password, or lets a
+            wrong one wait, takes seconds; a client that waits for longer than half a minute has
+            given up.
     """
 
     address: str
     connect_timeout_seconds: _Seconds = 5.0
+    connack_timeout_seconds: _Seconds = 30.0
 
     @field_validator("address")
     @classmethod
@@ -67,9 +72,12 @@ class UpstreamKeys:
 
 @checked_dataclass(frozen=True, slots=True, config=_STRICT)
 class ProxyLimits:
-    """What one client may take of the proxy; the keys under `limits`.
+    """What clients may take of the proxy; the keys under `limits`.
 
     Attributes:
+        connections: clients at a time. None: half of as many as the process may have files open,
+            less some for everything else: each client takes two, its own and the one to the
+            broker.
         maximum_packet_size: bytes of the largest packet that passes, either way. The format's
             own limit by default: what the broker takes, it takes through the proxy too.
         queued_messages: messages that may wait for one client. When they do, the proxy stops
@@ -85,6 +93,7 @@ class ProxyLimits:
         write_low_bytes: unsent bytes below which it goes on.
     """
 
+    connections: _Positive | None = None
     maximum_packet_size: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = _MAX_PACKET_SIZE
     queued_messages: _Positive = 10_000
     queued_bytes: _Positive = 16 * 1024 * 1024
@@ -105,7 +114,7 @@ class ProxyKeys:
     Attributes:
         upstream: the broker.
         listener: where clients connect.
-        limits: what one client may take.
+        limits: what clients may take.
         plugins: short name of a plugin to its keys.
     """
 
@@ -126,7 +135,8 @@ class ProxyConfig:
         broker_host: of the broker behind the proxy.
         broker_port: its TCP port.
         broker_timeout_seconds: time for a connection to it to stand.
-        limits: what one client may take.
+        connack_timeout_seconds: time from a CONNECT to its CONNACK.
+        limits: what clients may take.
         plugins: short name of a plugin to its keys, in the order of the file.
     """
 
@@ -136,6 +146,7 @@ class ProxyConfig:
     broker_host: str
     broker_port: int
     broker_timeout_seconds: float
+    connack_timeout_seconds: float
     limits: ProxyLimits
     plugins: Mapping[str, Mapping[str, Any]]
 
@@ -180,6 +191,7 @@ def _checked(document: Mapping[str, Any], file: str) -> ProxyConfig:
         broker_host=broker_host,
         broker_port=broker_port,
         broker_timeout_seconds=keys.upstream.connect_timeout_seconds,
+        connack_timeout_seconds=keys.upstream.connack_timeout_seconds,
         limits=keys.limits,
         plugins={name: own or {} for name, own in keys.plugins.items()},
     )

@@ -47,15 +47,29 @@ class Pair:
         is_closing: both connections are to be closed once what is to be sent was written.
     """
 
-    def __init__(self, shared: Shared, peer: str, now: float) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        peer: str,
+        now: float,
+        *,
+        refusal: ReasonCode | None = None,
+        connack_timeout_seconds: float,
+    ) -> None:
         """Take a client that has just connected to the proxy.
 
         Args:
             shared: of the proxy.
             peer: address of the client, for the log.
             now: monotonic seconds.
+            refusal: what its CONNECT is to be answered with; None: it goes to the broker.
+            connack_timeout_seconds: time from its CONNECT to the broker's CONNACK.
         """
         self._shared = shared
+        self._refusal = refusal
+        self._connack_timeout_seconds = connack_timeout_seconds
+        self._connack_due: float | None = None
+        self._has_connack = False
         self._peer = peer
         self._limits = shared.limits
         self._version = int(ProtocolVersion.MQTT_3_1_1)
@@ -88,7 +102,7 @@ class Pair:
             elif self.wants_broker:
                 self._stream.receive_data(chunk, self._to_broker)
             else:
-                self._receive_connect(chunk)
+                self._receive_connect(chunk, now)
         except PeerError as error:
             self._peer_failed(direction, error)
 
@@ -179,7 +193,7 @@ class Pair:
         if not self.wants_broker:
             return self._connect_due
         client = self.client
-        at = client.samplers.next_deadline()
+        at = client.samplers.next_deadline() if self._is_accepted else self._connack_due
         look_again_at = client.outbox.look_again_at
         if look_again_at is None or client.is_paused or client.wants_pump:
             return at
@@ -192,6 +206,9 @@ class Pair:
         if not self.wants_broker:
             if self._connect_due is not None and now >= self._connect_due:
                 self._end("no CONNECT in time")
+            return
+        if self._connack_due is not None and now >= self._connack_due:
+            self._no_connack()
             return
         client = self.client
         if client.samplers.sample(self.fileno, now):
@@ -207,7 +224,7 @@ class Pair:
 
     # -- CONNECT and CONNACK ------------------------------------------------------------------
 
-    def _receive_connect(self, chunk: bytes) -> None:
+    def _receive_connect(self, chunk: bytes, now: float) -> None:
         """Collect the CONNECT; what comes with it follows it upstream.
 
         Raises:
@@ -229,6 +246,10 @@ class Pair:
         self._version = connect.protocol_version
         self.link.client_id = connect.client_id
         self.link.username = connect.username
+        if self._refusal is not None:
+            self._refuse(self._refusal)
+            self._end(f"refused: {describe_reason_code(self._refusal)}")
+            return
         self._shared.introduce(self.link, connect.properties.get("user_property", ()))
         self.client = ClientSide(self._shared, self.link, self._version)
         self._stream = ClientStream(
@@ -236,6 +257,7 @@ class Pair:
         )
         self.wants_broker = True
         self._connect_due = None
+        self._connack_due = now + self._connack_timeout_seconds
         self._to_broker.append(without_topic_aliases(connect, data[:stop]))
         self._stream.receive_data(data[stop:], self._to_broker)
 
@@ -248,6 +270,7 @@ class Pair:
         if body is None or self._is_accepted:
             return
         connack = cast("ConnAck", read_packet(PacketType.CONNACK << 4, body, self._version))
+        self._has_connack = True
         if connack.reason_code:
             self._shared.logger.info(
                 "%s: refused by the broker: %s", self, describe_reason_code(connack.reason_code)
@@ -257,8 +280,17 @@ class Pair:
             "assigned_client_identifier", self.link.client_id
         )
         self._is_accepted = True
+        self._connack_due = None
         self.client.wants_pump = True
         self.client.samplers.connected(now)
+
+    def _no_connack(self) -> None:
+        """End with a client that the broker has not let in, nor closed the connection of."""
+        if self._has_connack:
+            self._end("refused by the broker, which left the connection open")
+            return
+        self._refuse(ReasonCode.SERVER_UNAVAILABLE)
+        self._end(f"refused: no CONNACK in {self._connack_timeout_seconds:g} s")
 
     # -- the end --------------------------------------------------------------------------------
 

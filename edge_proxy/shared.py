@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from broker.counters import Counters
 from broker.extensions import DeliveryGate, LinkSampler, SubscriberGate
 from broker.faults import note_fault
 from broker.ledger import Ledger
@@ -44,6 +45,7 @@ class Shared:
         topics: what is known of each topic.
         payloads: what waits, each payload once.
         logger: for what an operator should know.
+        counters: of connections that were refused.
         ended: the accounts of clients that are gone, added up.
         n_ended: how many they are; those that the broker refused are not counted.
         extension_errors: exceptions raised by plugins, by the name of what raised.
@@ -69,6 +71,7 @@ class Shared:
         """
         self.limits = limits
         self.logger = logger
+        self.counters = Counters()
         self.gate: DeliveryGate = gate if gate is not None else OpenGate()
         # A client's limits are kept by not reading: what has been read must not be dropped.
         self.outbox_rules = OutboxRules(self.gate, self.on_gate_error)

@@ -11,6 +11,7 @@ from broker.errors import ConfigError, ConfigProblem, PenstockError
 from broker.extensions import LinkSampler, ProbingSampler
 from broker.ledger import Ledger
 from broker.mqtt.reason_codes import ReasonCode
+from broker.open_files import most_connections
 from broker.plugin_loader import LoadedPlugins, check_packages, load_plugins
 from edge_proxy.config import ProxyConfig
 from edge_proxy.shared import Shared, describe
@@ -18,6 +19,9 @@ from edge_proxy.transport import Driver
 
 BACKLOG: Final = 1024
 """Connections that may wait to be accepted: a fleet that reconnects comes all at once."""
+
+FILES_OF_A_CLIENT: Final = 2
+"""Its connection and the one to the broker."""
 
 DRAIN_SECONDS: Final = 5.0
 """How long a stop waits for clients to take what is on its way to them."""
@@ -76,6 +80,8 @@ class Sidecar:
             config.broker_host,
             config.broker_port,
             timeout_seconds=config.broker_timeout_seconds,
+            connack_timeout_seconds=config.connack_timeout_seconds,
+            connections=self._connections(),
         )
         self._plugins = plugins
         for plugin in plugins.plugins:
@@ -92,6 +98,19 @@ class Sidecar:
         self._logger.info(
             "listening on %s:%d for the broker at %s", *self.address, self._driver.broker_name
         )
+
+    def _connections(self) -> int:
+        """Return how many clients may be connected at a time."""
+        most = most_connections(files_each=FILES_OF_A_CLIENT)
+        wanted = self._config.limits.connections
+        if wanted is not None and wanted > most:
+            self._logger.warning(
+                "limits.connections: %d, but the process may have files for %d, two each; allow it "
+                "more, as by LimitNOFILE of systemd",
+                wanted,
+                most,
+            )
+        return wanted or most
 
     def ledger(self) -> Ledger:
         """Return the account of all clients, gone and present, added up."""
@@ -119,6 +138,12 @@ class Sidecar:
                 await self._driver.all_ended()
         await self._close()
         self._logger.info("served %d clients: %s", self.shared.n_ended, describe(self.ledger()))
+        refused = self.shared.counters.connections_refused
+        if refused:
+            self._logger.info(
+                "connections refused: %s",
+                ", ".join(f"{reason} {n}" for reason, n in sorted(refused.items())),
+            )
         if self.shared.user_properties_ignored:
             self._logger.info(
                 "user properties of %d CONNECTs ignored", self.shared.user_properties_ignored

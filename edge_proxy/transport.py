@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final, cast
 
+from broker.admission import Admission, Place, Room
 from broker.mqtt.reason_codes import ReasonCode
 from edge_proxy.direction import Direction
 from edge_proxy.pair import Pair
@@ -32,10 +33,20 @@ class Driver:
         shared: of the proxy.
         pairs: those that run.
         clock: monotonic seconds.
+        admission: the places of its clients.
+        room: without a limit of its own.
+        connack_timeout_seconds: time from a CONNECT to the broker's CONNACK.
     """
 
     def __init__(
-        self, shared: Shared, broker_host: str, broker_port: int, *, timeout_seconds: float
+        self,
+        shared: Shared,
+        broker_host: str,
+        broker_port: int,
+        *,
+        timeout_seconds: float,
+        connack_timeout_seconds: float,
+        connections: int,
     ) -> None:
         """Make it, inside a running event loop.
 
@@ -44,8 +55,15 @@ class Driver:
             broker_host: where the broker is.
             broker_port: its TCP port.
             timeout_seconds: time for a connection to it to stand.
+            connack_timeout_seconds: time from a CONNECT to its CONNACK.
+            connections: clients at a time; a further one is refused.
         """
         self.shared = shared
+        self.connack_timeout_seconds = connack_timeout_seconds
+        self.admission = Admission(
+            shared.counters, connections=connections, connections_per_address=None
+        )
+        self.room = Room()
         self.pairs: set[PairDriver] = set()
         self.clock: Callable[[], float] = time.monotonic
         self._broker = (broker_host, broker_port)
@@ -76,9 +94,21 @@ class Driver:
                 await asyncio.get_running_loop().create_connection(
                     lambda: _Side(pair_driver, Direction.DOWNSTREAM), host, port
                 )
-        except (OSError, TimeoutError) as error:
-            why = str(error) or f"no answer in {self._timeout_seconds:g} s"
-            pair_driver.broker_unreachable(f"no connection to {self.broker_name}: {why}")
+        except Exception as error:  # noqa: BLE001 (whatever it is, the client waits for an answer)
+            is_late = isinstance(error, TimeoutError) and not error.args
+            why = f"no answer in {self._timeout_seconds:g} s" if is_late else str(error)
+            pair_driver.broker_unreachable(
+                f"no connection to {self.broker_name}: {why or repr(error)}"
+            )
+
+    def cut_off(self, transport: asyncio.Transport) -> None:
+        """Drop a connection of a flood; the log tells ever less often."""
+        transport.abort()
+        n_connections = self.shared.counters.connections_refused["cut_off"]
+        if not n_connections & (n_connections - 1):
+            self.shared.logger.warning(
+                "%d connections above the limit cut off so far", n_connections
+            )
 
     def ended(self, pair_driver: PairDriver) -> None:
         """Both connections of a pair are gone."""
@@ -126,6 +156,8 @@ class PairDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._close_timer: asyncio.TimerHandle | None = None
+        self._is_ending = False
+        self._place: Place | None = None
 
     # -- told by the two sides ------------------------------------------------------------
 
@@ -133,10 +165,20 @@ class PairDriver:
         """A transport is there from which bytes go `direction`."""
         now = self._driver.clock()
         if direction is Direction.UPSTREAM:
+            place = self._place = self._driver.admission.enter(self._driver.room)
+            if place is None:
+                self._driver.cut_off(transport)
+                return
             limits = self._driver.shared.limits
             transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
             peer = transport.get_extra_info("peername") or ("", 0)
-            self.pair = Pair(self._driver.shared, f"{peer[0]}:{peer[1]}", now)
+            self.pair = Pair(
+                self._driver.shared,
+                f"{peer[0]}:{peer[1]}",
+                now,
+                refusal=place.refusal,
+                connack_timeout_seconds=self._driver.connack_timeout_seconds,
+            )
             sock = transport.get_extra_info("socket")
             self.pair.fileno = -1 if sock is None else sock.fileno()
             self._driver.pairs.add(self)
@@ -152,6 +194,21 @@ class PairDriver:
         """Bytes have come that go `direction`."""
         now = self._driver.clock()
         self._call(lambda: self.pair.receive_data(direction, chunk, now))
+
+    def half_closed(self, direction: Direction) -> None:
+        """Nothing more comes that goes `direction`: its transport closes, which must not take long.
+
+        A transport closes when all that was written is sent: never, for a peer that ends what it
+        sends itself and reads nothing.
+        """
+        if direction in self._transports and self._close_timer is None:
+            self._close_timer = self._loop.call_later(
+                CLOSE_TIMEOUT_SECONDS, self._drop_half_closed, direction
+            )
+
+    def _drop_half_closed(self, direction: Direction) -> None:
+        self.pair.connection_lost(direction, "was half-closed and took nothing more")
+        self.abort()
 
     def paused(self, direction: Direction) -> None:
         """The transport that takes what goes `direction` is full.
@@ -274,10 +331,15 @@ class PairDriver:
         if not self._transports:
             if self._close_timer is not None:
                 self._close_timer.cancel()
+            if self._place is not None:
+                self._place.leave()
             self._driver.ended(self)
-        elif self._close_timer is None:
+        elif not self._is_ending:
+            self._is_ending = True
             for transport in self._transports.values():
                 transport.close()
+            if self._close_timer is not None:
+                self._close_timer.cancel()
             self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_SECONDS, self.abort)
 
 
@@ -313,6 +375,10 @@ class _Side(asyncio.Protocol):
     def resume_writing(self) -> None:
         """It has room again."""
         self._driver.resumed(self._other)
+
+    def eof_received(self) -> None:
+        """Nothing more comes: the transport closes once everything is sent."""
+        self._driver.half_closed(self._direction)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""

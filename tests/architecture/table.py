@@ -255,7 +255,7 @@ EDGE_PROXY_ASSEMBLIES: Final = frozenset({"edge_proxy.aggregator"})
 
 ABOVE_THE_CONTRACT: Final = {
     # It brings plugins in as the broker does.
-    "edge_proxy.sidecar": ("broker.plugin_loader",),
+    "edge_proxy.sidecar": ("broker.plugin_loader", "broker.open_files"),
     # Programs of their own, which begin and end as the broker's does.
     "edge_proxy.__main__": ("broker.program",),
     "plugins.access.passwd": ("broker.program",),

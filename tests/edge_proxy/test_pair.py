@@ -25,7 +25,7 @@ from edge_proxy.direction import Direction
 from edge_proxy.pair import MAX_CONNECT_BYTES
 from plugins.withholding.config import WithholdingConfig
 from plugins.withholding.gate import WithholdingGate
-from tests.helpers.pairs import DOWN, UP, SwitchGate, VirtualPair, publish
+from tests.helpers.pairs import CONNACK_SECONDS, DOWN, UP, SwitchGate, VirtualPair, publish
 
 WHOLE_CONNECT = Connect(
     client_id="sensor",
@@ -311,3 +311,55 @@ def test_pair_that_has_ended_is_freed_without_the_collector(direction: Direction
         assert client() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_broker_that_does_not_answer_connect_in_time(
+    version: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client is refused and the log says why."""
+    caplog.set_level("INFO")
+    pair = VirtualPair(version)
+    pair.client_sends(Connect(client_id="c", protocol_version=version))
+    pair.pair.broker_connected()
+    assert pair.pair.next_deadline() == pair.now + CONNACK_SECONDS
+    pair.now += CONNACK_SECONDS - 0.1
+    pair.pair.handle_timeout(pair.now)
+    assert not pair.pair.is_closing
+    pair.now += 0.1
+    pair.pair.handle_timeout(pair.now)
+    pair.settle()
+    assert pair.to_client() == [ConnAck(reason_code=ReasonCode.SERVER_UNAVAILABLE)]
+    assert pair.pair.is_closing
+    assert "ended: refused: no CONNACK in 30 s" in caplog.text
+
+
+def test_an_answer_to_connect_ends_its_deadline() -> None:
+    """A client that was accepted may be silent as long as its broker lets it."""
+    pair = VirtualPair.connected()
+    assert pair.pair.next_deadline() is None
+    pair.now += 2 * CONNACK_SECONDS
+    pair.pair.handle_timeout(pair.now)
+    assert not pair.pair.is_closing
+
+
+def test_a_broker_that_refuses_and_does_not_close_is_not_waited_for() -> None:
+    """[MQTT-3.2.2-7] has it close; the client gets one CONNACK."""
+    pair = VirtualPair()
+    pair.client_sends(Connect(client_id="c"))
+    pair.pair.broker_connected()
+    pair.broker_sends(ConnAck(reason_code=ReasonCode.NOT_AUTHORIZED))
+    pair.now += CONNACK_SECONDS
+    pair.pair.handle_timeout(pair.now)
+    pair.settle()
+    assert pair.to_client() == [ConnAck(reason_code=ReasonCode.NOT_AUTHORIZED)]
+    assert pair.pair.is_closing
+
+
+def test_a_client_for_which_there_is_no_place_costs_the_broker_nothing() -> None:
+    """Its CONNECT is answered here."""
+    pair = VirtualPair(refusal=ReasonCode.SERVER_BUSY)
+    pair.client_sends(Connect(client_id="c"))
+    assert pair.to_client() == [ConnAck(reason_code=ReasonCode.SERVER_BUSY)]
+    assert pair.pair.is_closing
+    assert not pair.pair.wants_broker

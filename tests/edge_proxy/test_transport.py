@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.peers import reserved_port
+from broker.admission import MAX_REFUSED
 from broker.link import Link
 from broker.mqtt.packets import (
     ConnAck,
@@ -87,6 +88,9 @@ async def bench(
     gate: SwitchGate | None = None,
     sampler: Sampler | None = None,
     broker_port: int | None = None,
+    *,
+    connack_timeout_seconds: float = 3600.0,
+    connections: int = 1000,
     **limits: Any,
 ) -> AsyncIterator[Bench]:
     """Run a driver."""
@@ -99,7 +103,14 @@ async def bench(
             samplers=[sampler] if sampler else [],
         )
         port = broker.port if broker_port is None else broker_port
-        driver = Driver(shared, "127.0.0.1", port, timeout_seconds=SECONDS)
+        driver = Driver(
+            shared,
+            "127.0.0.1",
+            port,
+            timeout_seconds=SECONDS,
+            connack_timeout_seconds=connack_timeout_seconds,
+            connections=connections,
+        )
         server = await asyncio.get_running_loop().create_server(driver.accept, "127.0.0.1", 0)
         stack.push_async_callback(driver.close)
         stack.callback(server.close)
@@ -322,3 +333,110 @@ async def test_a_client_that_takes_nothing_is_dropped_in_the_end(
         await broker.close()
         async with asyncio.timeout(SECONDS):
             await proxy.driver.all_ended()
+
+
+async def stuck_client(proxy: Bench, broker: Peer) -> None:
+    """Send a client, which reads nothing, more than its connection takes."""
+    broker.send(publish("t", 30 * MIB))
+    (pair_driver,) = proxy.driver.pairs
+    await until(lambda: pair_driver.pair.client.is_paused)
+
+
+async def test_a_client_that_sends_its_end_and_reads_nothing_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither its connection nor the one to the broker stays."""
+    monkeypatch.setattr(transport, "CLOSE_TIMEOUT_SECONDS", 0.05)
+    async with bench() as proxy:
+        client, broker = await proxy.joined()
+        client.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await stuck_client(proxy, broker)
+        client.send(Publish("last", b"words"))
+        client.writer.write_eof()
+        assert await broker.receive() == Publish("last", b"words")
+        assert await broker.receive_end() == b""
+        async with asyncio.timeout(SECONDS):
+            await proxy.driver.all_ended()
+        await client.close()
+
+
+async def test_a_broker_that_sends_its_end_and_reads_nothing_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it sent before still reaches the client, whose connection is closed then."""
+    monkeypatch.setattr(transport, "CLOSE_TIMEOUT_SECONDS", 0.05)
+    async with bench() as proxy:
+        client, broker = await proxy.joined()
+        broker.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        (pair_driver,) = proxy.driver.pairs
+        client.send(Publish("t", b"x" * 30 * MIB))
+        await until(lambda: not pair_driver.pair.wants_reading(UP))
+        broker.send(publish("last", 10))
+        broker.writer.write_eof()
+        assert await client.receive() == publish("last", 10)
+        async with asyncio.timeout(SECONDS):
+            await proxy.driver.all_ended()
+        await broker.close()
+
+
+@pytest.mark.parametrize("version", [4, 5])
+async def test_a_broker_that_accepts_and_does_not_answer(version: int) -> None:
+    """The client is told that the server is unavailable; both connections end."""
+    async with bench(connack_timeout_seconds=0.05) as proxy:
+        client = await open_client(proxy.address, version, client_id="c")
+        broker = await proxy.broker.connected()
+        assert await client.receive() == ConnAck(reason_code=ReasonCode.SERVER_UNAVAILABLE)
+        assert await client.receive_end() == b""
+        assert await broker.receive_end() != b""  # the CONNECT
+        await proxy.driver.all_ended()
+
+
+@pytest.mark.parametrize("version", [4, 5])
+async def test_a_client_above_the_limit_of_connections_is_told(version: int) -> None:
+    """Server busy; when one of the others leaves, there is a place again."""
+    async with bench(connections=1) as proxy:
+        first, _ = await proxy.joined()
+        second = await open_client(proxy.address, version, client_id="second")
+        second.version = version
+        expected = ReasonCode.SERVER_BUSY if version == 5 else ReasonCode.SERVER_UNAVAILABLE
+        assert await second.receive() == ConnAck(reason_code=expected)
+        assert await second.receive_end() == b""
+        await first.close()
+        await until(lambda: not proxy.driver.pairs)
+        await proxy.joined(version)
+        assert proxy.driver.shared.counters.connections_refused == {"all": 1}
+
+
+async def test_a_flood_above_the_limit_of_connections_is_cut_off(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Only so many may stay to hear why; the log tells of the rest, ever less often."""
+    async with bench(connections=1) as proxy:
+        client, _ = await proxy.joined()
+        flood = [await asyncio.open_connection(*proxy.address) for _ in range(MAX_REFUSED + 3)]
+        refused = proxy.driver.shared.counters.connections_refused
+        await until(lambda: refused.get("all") == len(flood))
+        assert refused["cut_off"] == 3
+        for _, writer in flood:
+            writer.close()
+        await until(lambda: len(proxy.driver.pairs) == 1)
+        assert proxy.driver.admission.n_connections == 1
+        await client.close()
+    assert "2 connections above the limit cut off so far" in caplog.text
+    assert "3 connections" not in caplog.text
+
+
+async def test_a_fault_at_a_deadline_ends_one_pair(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged with its client, and the pair does not stay without its timer."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("our own")
+
+    monkeypatch.setattr("edge_proxy.pair.Pair.handle_timeout", fail)
+    async with bench(connect_timeout_seconds=0.01) as proxy:
+        _, writer = await asyncio.open_connection(*proxy.address)
+        await until(lambda: "closed after a fault of the proxy" in caplog.text)
+        await until(lambda: not proxy.driver.pairs)
+        writer.close()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from broker.mqtt.packets import ConnAck
+from tests.helpers.scripted import SECONDS, open_client
 
 
 @contextlib.contextmanager
@@ -21,3 +25,39 @@ def no_free_files(pid: int) -> Iterator[None]:
 def limit_of_files(soft: int, hard: int) -> Callable[[], None]:
     """Return what `preexec_fn` of `subprocess.Popen` is to be for a process with these limits."""
     return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextlib.asynccontextmanager
+async def flooded(host: str, port: int, n_connections: int) -> AsyncIterator[None]:
+    """Open connections that say nothing, until one is closed for want of files; hold the others."""
+    writers = []
+    ends = []
+    for _ in range(n_connections):
+        reader, writer = await asyncio.open_connection(host, port)
+        writers.append(writer)
+        ends.append(asyncio.ensure_future(_end(reader)))
+    try:
+        async with asyncio.timeout(SECONDS):
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        yield
+    finally:
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.gather(*ends)
+
+
+async def _end(reader: asyncio.StreamReader) -> None:
+    with contextlib.suppress(ConnectionError):
+        await reader.read()
+
+
+async def is_served(port: int) -> bool:
+    """Return whether a client that connects is accepted."""
+    client = await open_client(("127.0.0.1", port))
+    try:
+        connack = await client.receive()
+    except (ConnectionError, asyncio.IncompleteReadError):
+        return False
+    finally:
+        await client.close()
+    return isinstance(connack, ConnAck) and connack.reason_code == 0

@@ -11,6 +11,7 @@ from broker.link import Link
 from broker.message import Message
 from broker.mqtt.packets import ConnAck, Connect, Packet, Publish
 from broker.mqtt.reader import read_packet
+from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.receive_buffer import ReceiveBuffer
 from broker.mqtt.writer import write_packet
 from broker.outbox_rules import OpenGate
@@ -23,6 +24,9 @@ UP = Direction.UPSTREAM
 DOWN = Direction.DOWNSTREAM
 
 LARGE_BYTES = 100
+
+CONNACK_SECONDS = 30.0
+"""From a CONNECT to the broker's answer."""
 
 
 class SwitchGate(OpenGate):
@@ -77,6 +81,7 @@ class VirtualPair:
         gate: DeliveryGate | None = None,
         samplers: Sequence[LinkSampler] = (),
         shared: Shared | None = None,
+        refusal: ReasonCode | None = None,
         **limits: Any,
     ) -> None:
         """Make a pair without a CONNECT; `connected` makes one that is ready."""
@@ -88,7 +93,13 @@ class VirtualPair:
             gate=gate,
             samplers=samplers,
         )
-        self.pair = Pair(self.shared, "test:1", self.now)
+        self.pair = Pair(
+            self.shared,
+            "test:1",
+            self.now,
+            refusal=refusal,
+            connack_timeout_seconds=CONNACK_SECONDS,
+        )
         self.client_got = b""
         self.broker_got = b""
 

@@ -119,7 +119,11 @@ class BrokerProcess(Program):
     """
 
     def __init__(
-        self, policy: Mapping[str, Any] | str, folder: Path, wrapper: Sequence[str] = ()
+        self,
+        policy: Mapping[str, Any] | str,
+        folder: Path,
+        wrapper: Sequence[str] = (),
+        **options: Any,
     ) -> None:
         """Start a broker and wait until it listens, or has ended.
 
@@ -127,6 +131,7 @@ class BrokerProcess(Program):
             policy: a mapping, or the text of the file.
             folder: where ``policy.yaml`` is written and the program runs.
             wrapper: a command that is to run the program in its own place.
+            options: of `subprocess.Popen`.
         """
         text = policy if isinstance(policy, str) else yaml.safe_dump(dict(policy))
         (folder / "policy.yaml").write_text(text)
@@ -134,6 +139,7 @@ class BrokerProcess(Program):
             [*wrapper, sys.executable, "-m", "broker", "-c", "policy.yaml"],
             cwd=folder,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
+            **options,
         )
         awaited = _awaited_listener(text)
         self._wait(lambda: f"listener {awaited}: listening" in self.log)
@@ -171,14 +177,17 @@ def _awaited_listener(text: str) -> str:
 
 @contextlib.contextmanager
 def running_broker(
-    policy: Mapping[str, Any] | str, folder: Path, wrapper: Sequence[str] = ()
+    policy: Mapping[str, Any] | str,
+    folder: Path,
+    wrapper: Sequence[str] = (),
+    **options: Any,
 ) -> Iterator[BrokerProcess]:
     """Run a broker for a block, which may end it itself; see `BrokerProcess`.
 
     Raises:
         AssertionError: it did not start, with its log.
     """
-    broker = BrokerProcess(policy, folder, wrapper)
+    broker = BrokerProcess(policy, folder, wrapper, **options)
     try:
         assert broker.port, f"the broker did not start:\n{broker.log}"
         yield broker

@@ -34,8 +34,9 @@ from broker.mqtt.reason_codes import ReasonCode
 from netem.profiles import OPEN, Direction, Profile
 from netem.relay import Relay
 from tests.helpers.mosquitto import Mosquitto, running_mosquitto
+from tests.helpers.open_files import flooded, is_served, limit_of_files
 from tests.helpers.process import Program
-from tests.helpers.scripted import SECONDS, Peer, open_client
+from tests.helpers.scripted import SECONDS, Peer, ScriptedBroker, open_client
 
 VERSIONS = pytest.mark.parametrize("version", [4, 5])
 PAHO_VERSIONS = {4: ProtocolVersion.V311, 5: ProtocolVersion.V5}
@@ -59,15 +60,22 @@ class Proxy(Program):
         port: where it listens.
     """
 
-    def __init__(self, folder: Path, broker_port: int, plugins: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        broker_port: int,
+        plugins: dict[str, Any],
+        upstream: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         file = folder / "proxy.yaml"
         config = {
             "listener": {"bind": "127.0.0.1:0"},
-            "upstream": {"address": f"127.0.0.1:{broker_port}"},
+            "upstream": {"address": f"127.0.0.1:{broker_port}", **(upstream or {})},
             "plugins": plugins,
         }
         file.write_text(yaml.safe_dump(config))
-        super().__init__([sys.executable, "-m", "penstock", "proxy", "-c", str(file)])
+        super().__init__([sys.executable, "-m", "penstock", "proxy", "-c", str(file)], **options)
         found = self.wait_for_match(r"listening on 127.0.0.1:(\d+) for the broker")
         self.port = int(found[1])
 
@@ -78,10 +86,17 @@ class Proxy(Program):
 
 @contextlib.contextmanager
 def running_proxy(
-    folder: Path, broker_port: int, plugins: dict[str, Any] | None = None
+    folder: Path, broker_port: int, plugins: dict[str, Any] | None = None, **options: Any
 ) -> Iterator[Proxy]:
-    """Start the proxy before a broker; end it afterwards."""
-    proxy = Proxy(folder, broker_port, plugins or {})
+    """Start the proxy before a broker; end it afterwards.
+
+    Args:
+        folder: for its file.
+        broker_port: of the broker.
+        plugins: of its file.
+        options: `upstream`, further keys of its file, and those of `subprocess.Popen`.
+    """
+    proxy = Proxy(folder, broker_port, plugins or {}, **options)
     try:
         yield proxy
     finally:
@@ -419,3 +434,79 @@ async def test_a_malformed_packet_harms_no_other_client(
         assert await good.receive() == PingResp()
         assert proxy.stop() == 0
     assert re.search(r"client raw \(.*closed: the client sent: malformed packet", proxy.log)
+
+
+async def connected(port: int, n_clients: int, version: int = 5) -> list[Peer]:
+    """Return clients that the broker has accepted."""
+    peers = []
+    for number in range(n_clients):
+        peer = await open_client(("127.0.0.1", port), version, client_id=f"many{number}")
+        connack = await peer.receive()
+        assert isinstance(connack, ConnAck)
+        assert connack.reason_code == 0
+        peers.append(peer)
+    return peers
+
+
+async def test_a_low_soft_limit_of_files_is_raised(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    """A shell's limit of 64 does not keep the 25th client out, where the system allows more."""
+    limits = limit_of_files(64, 512)
+    with running_proxy(tmp_path, mosquitto.port, preexec_fn=limits) as proxy:
+        peers = await connected(proxy.port, 60)
+        peers[-1].send(PingReq())
+        assert await peers[-1].receive() == PingResp()
+        for peer in peers:
+            await peer.close()
+
+
+@VERSIONS
+async def test_more_clients_than_there_are_files_for_are_told(
+    version: int, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    """At two files each; those that are there stay, and one that leaves makes room."""
+    limits = limit_of_files(200, 200)
+    with running_proxy(tmp_path, mosquitto.port, preexec_fn=limits) as proxy:
+        peers = await connected(proxy.port, 50, version)
+        refused = await open_client(("127.0.0.1", proxy.port), version)
+        expected = {4: ReasonCode.SERVER_UNAVAILABLE, 5: ReasonCode.SERVER_BUSY}[version]
+        assert await refused.receive() == ConnAck(reason_code=expected)
+        assert await refused.receive_end() == b""
+        peers[0].send(PingReq())
+        assert await peers[0].receive() == PingResp()
+        await peers.pop().close()
+        proxy.wait_for_account("many49")
+        peers += await connected(proxy.port, 1, version)
+        for peer in peers:
+            await peer.close()
+        assert proxy.stop() == 0
+    assert "connections refused: all 1" in proxy.log
+
+
+async def test_the_proxy_serves_again_after_a_moment_without_free_files(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    """Clients that are there are served meanwhile, and others afterwards."""
+    with running_proxy(tmp_path, mosquitto.port, preexec_fn=limit_of_files(40, 40)) as proxy:
+        (peer,) = await connected(proxy.port, 1)
+        async with flooded("127.0.0.1", proxy.port, 60):
+            peer.send(PingReq())
+            assert await peer.receive() == PingResp()
+        # The proxy may have yet to see that the others have left.
+        async with asyncio.timeout(SECONDS):
+            while not await is_served(proxy.port):
+                pass
+        await peer.close()
+
+
+@VERSIONS
+async def test_a_broker_that_accepts_and_says_nothing(version: int, tmp_path: Path) -> None:
+    """The client is refused at the deadline, and both connections end."""
+    async with ScriptedBroker() as broker:
+        upstream = {"connack_timeout_seconds": 0.1}
+        with running_proxy(tmp_path, broker.port, upstream=upstream) as proxy:
+            peer = await open_client(("127.0.0.1", proxy.port), version, client_id="c")
+            silent = await broker.connected()
+            assert await peer.receive() == ConnAck(reason_code=ReasonCode.SERVER_UNAVAILABLE)
+            assert await peer.receive_end() == b""
+            assert await silent.receive_end() != b""  # the CONNECT, then the end
+            proxy.wait_for_match(r"client c \(.*ended: refused: no CONNACK in 0.1 s")
