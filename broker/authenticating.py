@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from broker.errors import PeerError, ProtocolError
 from broker.extensions import (
+    NOT_JUDGED,
     Accepted,
     AuthExchange,
     AuthStep,
@@ -28,8 +29,11 @@ from broker.mqtt.reason_codes import ReasonCode
 if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.core import Core
+    from broker.login_backoff import Attempt
 
 _NOT_TAKEN: Final = frozenset(PacketType) - {PacketType.AUTH, PacketType.DISCONNECT}
+
+_FAILED: Final = Refused(why="the authenticator failed")
 
 LetIn: TypeAlias = Callable[[Accepted, dict[str, Any], float], Awaitable[None]]
 """Opens the connection of a client: its names, properties for its CONNACK, now."""
@@ -175,6 +179,8 @@ async def _step(
     step = await _ask(connection, authentication, exchange, data)
     if connection.is_closing:
         return
+    if not isinstance(step, Challenge) and step is not _FAILED:
+        step = _judged(connection, authentication, step, now)
     properties: dict[str, Any] = {"authentication_method": authentication.method}
     if isinstance(step, Refused):
         raise _refused(connection, authentication, step)
@@ -206,7 +212,28 @@ async def _ask(
         return await answer if isinstance(answer, Awaitable) else answer
     except Exception as error:  # noqa: BLE001 (a plugin's fault must not let a client in)
         connection.core.on_extension_error(f"authenticator {authentication.method}", error)
-        return Refused()
+        return _FAILED
+
+
+def _judged(
+    connection: Connection, authentication: Authentication, step: Accepted | Refused, now: float
+) -> Accepted | Refused:
+    """Return what an exchange comes to whose client may have failed too often before.
+
+    Who it is was not known earlier, and to verify a proof is cheap.
+    """
+    core = connection.core
+    username = step.username if step.username is not None else authentication.attempt.username
+    login = core.logins.begin(connection.remote_address, username, None, now)
+    if login is None:
+        return step
+    refused = refused_unjudged(core, login)
+    if refused is not None:
+        return refused
+    if isinstance(step, Refused):
+        return note_failure(core, login, step, None, now)
+    core.logins.succeeded(login)
+    return step
 
 
 def _refused(
@@ -219,6 +246,43 @@ def _refused(
         refusal_code(step, packet_type),
         step.why,
     )
+
+
+def refused_unjudged(core: Core, login: Attempt) -> Refused | None:
+    """Return the refusal of a login that is not judged, and count it; None for others."""
+    if not login.wait and not login.is_known_wrong:
+        return None
+    core.counters.logins_not_judged += 1
+    if login.is_known_wrong:
+        return Refused(why="the same wrong password again")
+    why = f"{NOT_JUDGED.why}, the next is judged in {login.wait:.0f} s"
+    return NOT_JUDGED._replace(why=why)
+
+
+def note_failure(
+    core: Core, login: Attempt, refused: Refused, password: bytes | None, now: float
+) -> Refused:
+    """Note a failed login for those that follow.
+
+    Args:
+        core: the broker.
+        login: that was judged.
+        refused: what has come of it.
+        password: as sent in clear, or None.
+        now: monotonic seconds.
+
+    Returns:
+        The refusal, with what the log is to say beside.
+    """
+    if refused.reason_code == NOT_JUDGED.reason_code:
+        core.counters.logins_not_judged += 1
+        return refused
+    core.counters.logins_failed += 1
+    wait = core.logins.failed(login, password, now)
+    if not wait:
+        return refused
+    why = f"{refused.why or 'not authorized'}; the next is judged in {wait:.0f} s"
+    return refused._replace(why=why)
 
 
 def refusal_code(refused: Refused, packet_type: PacketType) -> ReasonCode:

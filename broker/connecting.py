@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from broker.link import Link
     from broker.session import Session
 
+_FAILED: Final = Refused(why="access control failed")
+
 SESSION_NEVER_EXPIRES: Final = 0xFFFFFFFF
 """A Session Expiry Interval of this value means for ever (MQTT 5.0, 3.1.2.11.2)."""
 
@@ -146,15 +148,12 @@ async def _connect(connection: Connection, packet: Connect, now: float) -> None:
             now,
         )
         return
-    answer = await _authenticate(core, attempt)
+    answer = await _log_in(core, attempt, now)
     if connection.is_closing:
         return
     if not answer:
-        why = answer.why if isinstance(answer, Refused) else ""
-        if answer is None and packet.username is not None:
-            why = "unknown user"
         refused = answer if isinstance(answer, Refused) else Refused()
-        _refuse_login(connection, client_id, packet.username, refused._replace(why=why), now)
+        _refuse_login(connection, client_id, packet.username, refused, now)
         return
     accepted = answer if isinstance(answer, Accepted) else Accepted()
     await let_in(connection, packet, client_id, accepted, {}, now)
@@ -303,6 +302,30 @@ def _assigned_client_id(core: Core) -> str:
     return client_id
 
 
+async def _log_in(core: Core, attempt: ConnectAttempt, now: float) -> Admittance:
+    """Let access control judge a CONNECT, unless its client has failed too often before."""
+    username = attempt.username
+    if username is None:  # no guess
+        return await _authenticate(core, attempt)
+    password = attempt.password or b""
+    login = core.logins.begin(attempt.remote_address, username, password, now)
+    if login is not None:
+        refusal = authenticating.refused_unjudged(core, login)
+        if refusal is not None:
+            return refusal
+        attempt = attempt._replace(is_wanted=login.is_wanted)
+    answer = await _authenticate(core, attempt)
+    if answer is None:
+        answer = Refused(why="unknown user")
+    if login is None or answer is _FAILED:
+        return answer
+    if answer:
+        core.logins.succeeded(login)
+        return answer
+    refused = answer if isinstance(answer, Refused) else Refused()
+    return authenticating.note_failure(core, login, refused, password, now)
+
+
 async def _authenticate(core: Core, attempt: ConnectAttempt) -> Admittance:
     if core.access is None:
         return True
@@ -311,7 +334,7 @@ async def _authenticate(core: Core, attempt: ConnectAttempt) -> Admittance:
         return await answer if isinstance(answer, Awaitable) else answer
     except Exception as error:  # noqa: BLE001 (a plugin's fault must not let a client in)
         core.on_extension_error("access control, authenticate", error)
-        return False
+        return _FAILED
 
 
 def refuse_connect(connection: Connection, reason_code: ReasonCode, **properties: Any) -> None:

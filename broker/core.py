@@ -35,6 +35,7 @@ from broker.extensions import (
 from broker.faults import note_fault
 from broker.ledger import Ledger
 from broker.link import Link
+from broker.login_backoff import LoginBackoff
 from broker.message import Message
 from broker.mqtt.enums import MAX_REMAINING_LENGTH, ProtocolVersion
 from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
@@ -101,6 +102,7 @@ class Core:
         timers: all deadlines; the driver runs them.
         authenticators: methods of enhanced authentication, by name.
         counters: what was done so far.
+        logins: who has failed to log in too often.
         ended: the ledgers of sessions that are gone, added up.
         fast_plans: protocol version to topic bytes to `FastPlan`; emptied with the plans.
         breaking: breaks the sending of large messages off; None where the gate does not.
@@ -181,6 +183,7 @@ class Core:
         self.spawn = spawn
         self.timers = Timers()
         self.counters = Counters()
+        self.logins = LoginBackoff(limits)
         self.ended = Ledger()
         self.retained = RetainedMessages(
             limits.retained_messages, limits.retained_bytes, timers=self.timers

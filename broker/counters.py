@@ -24,6 +24,9 @@ class Counters:
             `address_sessions`), `cut_off` for those of them that were
             not even told, or what went wrong (`tls`, `websocket`, `proxy_header`, `timeout`).
         clients_connected: clients connected now.
+        logins_failed: CONNECT packets and exchanges with a wrong user or password.
+        logins_not_judged: those refused as there were too many failures before; see
+            `broker.login_backoff`.
         revoked: clients disconnected after a reload, as they would not be let in any more.
         peer_errors: connections closed for what the peer sent, by reason code.
         unexpected_acknowledgements: acknowledgements of packet identifiers not inflight.
@@ -45,6 +48,8 @@ class Counters:
         "extension_errors",
         "extension_events_dropped",
         "faults",
+        "logins_failed",
+        "logins_not_judged",
         "packets_received",
         "packets_sent",
         "peer_errors",
@@ -74,6 +79,8 @@ class Counters:
         self.connections_total = 0
         self.connections_refused: dict[str, int] = {}
         self.clients_connected = 0
+        self.logins_failed = 0
+        self.logins_not_judged = 0
         self.revoked = 0
         self.peer_errors: dict[int, int] = {}
         self.unexpected_acknowledgements = 0

@@ -383,8 +383,8 @@ class ConnectAttempt(NamedTuple):
         remote_port: the peer's port, or 0.
         listener: name of the listener in the policy file.
         ssl_object: the TLS connection, or None.
-        certificate_name: common name of the client's verified certificate, as the TLS connection
-            or the proxy before the broker says; or None.
+        certificate_name: common name of its verified certificate, as TLS or a proxy says; or None.
+        is_wanted: to be asked before what takes long; False: answer `NOT_JUDGED`. None: wanted.
     """
 
     client_id: str
@@ -399,6 +399,7 @@ class ConnectAttempt(NamedTuple):
     listener: str
     ssl_object: Any = None
     certificate_name: str | None = None
+    is_wanted: Callable[[], bool] | None = None
 
 
 class Accepted(NamedTuple):
@@ -425,15 +426,19 @@ class Refused(NamedTuple):
     Attributes:
         reason_code: told to the client, where its packet may say it.
         why: for the log alone, such as ``wrong password``; never a part of a secret.
+        username: whom the client has claimed to be in an exchange; None for what CONNECT says.
     """
 
     reason_code: ReasonCode = ReasonCode.NOT_AUTHORIZED
     why: str = ""
+    username: str | None = None
 
     def __bool__(self) -> bool:
         """Return False."""
         return False
 
+
+NOT_JUDGED = Refused(ReasonCode.CONNECTION_RATE_EXCEEDED, "too many failed logins")
 
 Admittance: TypeAlias = bool | Accepted | Refused | None
 """Whether a client may connect; None of one that is not this access control's to judge."""
@@ -583,10 +588,7 @@ class Plugin:
         """
 
     async def reload(self) -> Sequence[str]:
-        """Read again what the plugin took from files, at SIGHUP, with clients connected.
-
-        Returns:
-            For the log, each file that was read behind its key: ``password_file /etc/users``.
+        """Read files again, at SIGHUP; return each behind its key: ``acl_file /etc/acl``.
 
         Raises:
             PenstockError: what is there now cannot be used; the plugin goes on with what it

@@ -105,6 +105,14 @@ class Limits:
             plugin busy that waits 0.1 s for its database, at 10,000 events/s.
         connect_timeout_seconds: time from the network connection to a whole CONNECT. Ten
             seconds bring a CONNECT over any link that can carry MQTT.
+        login_failures: wrong passwords that an address may try for one user before it has to wait,
+            at first 1 s and twice as long after each further one; see `broker.login_backoff`.
+            None: any number. Who mistypes a password has it right by the fifth time.
+        login_failures_per_address: the same for all users of an address together, which gets one
+            back each second. A site of that many devices may be set up wrongly at once.
+        login_failures_per_user: the same for a user from all addresses together; above it, an
+            address that is new to the user may fail once.
+        login_backoff_seconds: the longest wait. At a minute an address has 1,440 guesses a day.
         maximum_keep_alive: seconds; a client that asks for more, or for none, is held to
             this (an MQTT 5 client is told, as Server Keep Alive). None: whatever it asks.
         write_high_bytes: unsent bytes of a connection above which its outbox yields nothing
@@ -139,6 +147,10 @@ class Limits:
     retained_bytes: Annotated[int, Field(ge=0)] = 512 * 1024 * 1024
     plugin_events: _Positive = 1_000
     connect_timeout_seconds: Annotated[float, Field(gt=0)] = 10.0
+    login_failures: _Positive | None = 5
+    login_failures_per_address: _Positive | None = 50
+    login_failures_per_user: _Positive | None = 100
+    login_backoff_seconds: Annotated[float, Field(ge=1)] = 60.0
     maximum_keep_alive: Annotated[int, Field(ge=1, le=65_535)] | None = None
     write_high_bytes: _Positive = 32 * 1024
     write_low_bytes: Annotated[int, Field(ge=0)] = 8 * 1024

@@ -268,6 +268,7 @@ class Server:
         await self._plugins.reload(
             self._logger, at_start_alone=at_start_alone, read=read, failed=failed
         )
+        self.core.logins.forget_wrong()
         await self._close_revoked()
 
     async def _close_revoked(self) -> None:

@@ -206,6 +206,8 @@ class SysTopics:
             yield f"penstock/subscribe_refused/{reason}", str(n_requests)
         for reason, n_connections in sorted(core.counters.connections_refused.items()):
             yield f"penstock/connections_refused/{reason}", str(n_connections)
+        yield "penstock/logins_failed", str(core.counters.logins_failed)
+        yield "penstock/logins_not_judged", str(core.counters.logins_not_judged)
         yield "penstock/revoked", str(core.counters.revoked)
         yield "penstock/user_properties_ignored", str(core.counters.user_properties_ignored)
         n_unexpected = core.counters.unexpected_acknowledgements

@@ -62,6 +62,7 @@ CONNACK_RETURN_CODES: Final[dict[int, int]] = {
     ReasonCode.SERVER_BUSY: 3,
     ReasonCode.SERVER_SHUTTING_DOWN: 3,
     ReasonCode.QUOTA_EXCEEDED: 3,
+    ReasonCode.CONNECTION_RATE_EXCEEDED: 3,
     ReasonCode.USE_ANOTHER_SERVER: 3,
     ReasonCode.SERVER_MOVED: 3,
     ReasonCode.BAD_USER_NAME_OR_PASSWORD: 4,

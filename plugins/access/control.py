@@ -24,6 +24,7 @@ from typing import Final
 from broker.addresses import address_key
 from broker.config import NamedBy, check_listeners, read_text
 from broker.extensions import (
+    NOT_JUDGED,
     PUBLISH,
     Accepted,
     Action,
@@ -199,6 +200,8 @@ class FileAccess:
         loop = asyncio.get_running_loop()
         password = attempt.password or b""
         async with self._turns.turn(address_key(attempt.remote_address)):
+            if attempt.is_wanted is not None and not attempt.is_wanted():
+                return NOT_JUDGED
             is_right = await loop.run_in_executor(self._threads, verify, password, stored)
         if answer is None:
             return None

@@ -160,13 +160,14 @@ class ScramExchange:
             self._server.set_client_first(text)
             return Challenge(self._server.get_server_first().encode())
         except ScramException as error:
-            return Refused(why=self._why(is_proof=_WRONG_PROOF in str(error)))
+            return self._refused(is_proof=_WRONG_PROOF in str(error))
         except UnicodeDecodeError:
-            return Refused(why=self._why(is_proof=False))
+            return self._refused(is_proof=False)
 
-    def _why(self, *, is_proof: bool) -> str:
-        """Say for the log why an exchange has failed: by the client's proof, or before."""
+    def _refused(self, *, is_proof: bool) -> Refused:
+        """Say for the log why the exchange has failed: by the client's proof, or before."""
         if not is_proof:
-            return f"not as {METHOD} has it"
-        is_known = self._users.get(self._username) is not None
-        return f"user {self._username!r}: {'wrong password' if is_known else 'unknown user'}"
+            return Refused(why=f"not as {METHOD} has it")
+        username = self._username
+        why = "unknown user" if self._users.get(username) is None else "wrong password"
+        return Refused(why=f"user {username!r}: {why}", username=username)

@@ -55,6 +55,7 @@ LAYERS: Final = (
             "inflight",
             "journal",
             "ledger",
+            "login_backoff",
             "lone_packets",
             "message_run",
             "outbox",

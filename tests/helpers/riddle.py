@@ -55,5 +55,5 @@ class RiddleExchange:
         elif data == b"because":
             answer = Accepted(self.riddle.username, data=b"well done")
         else:
-            answer = Refused(self.riddle.reason_code)
+            answer = Refused(self.riddle.reason_code, username=self.riddle.username)
         return Later(answer) if self.riddle.waits else answer

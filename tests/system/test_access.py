@@ -102,6 +102,37 @@ async def test_users_topics_and_a_reload(tmp_path: Path, policy: dict[str, Any])
             (await connected(broker.port, "eve", username="eve", password=b"e")).close()
 
 
+async def test_guesses_from_one_address_keep_no_one_else_out(
+    tmp_path: Path, policy: dict[str, Any]
+) -> None:
+    """An address is what the load balancer says; by password and by SCRAM."""
+    policy["listeners"]["default"]["proxy_protocol"] = True
+
+    async def dialled(address: str) -> WireClient:
+        client = await WireClient.dial(broker.port)
+        await client.send_bytes(f"PROXY TCP4 {address} 192.0.2.9 1 2\r\n".encode())
+        return client
+
+    async def log_in(address: str, password: bytes) -> int:
+        async with await dialled(address) as client:
+            return (await client.connect("c", username="ann", password=password)).reason_code
+
+    async def prove(address: str, password: str) -> int:
+        async with await dialled(address) as client:
+            return (await by_scram(client, "bob", password)).reason_code
+
+    with running_broker(policy, tmp_path) as broker:
+        told = [await log_in("192.0.2.1", b"%d" % number) for number in range(10)]
+        told += [await prove("192.0.2.1", f"{number}") for number in range(10)]
+        for of_ten in (told[:10], told[10:]):
+            assert of_ten[:5] == [REFUSED] * 5
+            assert ReasonCode.CONNECTION_RATE_EXCEEDED in of_ten  # the waits double
+        assert await log_in("192.0.2.2", b"a") == 0
+        assert await prove("192.0.2.2", "b") == 0
+        broker.wait_for_log("user 'ann': wrong password, from 192.0.2.1:1")
+        broker.wait_for_log("user 'bob': wrong password; the next is judged in 1 s")
+
+
 @pytest.mark.mqtt5("4.12.0-4")
 async def test_a_wrong_password_and_a_stranger_are_refused_alike(
     tmp_path: Path, policy: dict[str, Any]

@@ -14,7 +14,7 @@ from scramp import ScramClient
 from broker.config import parse_policy, validate_config
 from broker.connecting import close_if_revoked
 from broker.errors import ConfigError
-from broker.extensions import Accepted, Admittance, ConnectAttempt, PluginContext
+from broker.extensions import NOT_JUDGED, Accepted, Admittance, ConnectAttempt, PluginContext
 from broker.mqtt.packets import Auth, ConnAck, Connect, Disconnect, PubAck, Publish
 from broker.mqtt.reason_codes import ReasonCode
 from broker.server import Server
@@ -225,6 +225,15 @@ async def test_a_fleet_that_comes_back_is_known_again(files: Files) -> None:
     waited = ask(ann)
     assert isinstance(waited, Awaitable)
     assert verdict(await waited) is False
+    await plugin.close()
+
+
+async def test_a_password_that_nobody_wants_judged_any_more_costs_no_thread(files: Files) -> None:
+    """While it waited for one, others of its address have failed too often."""
+    files.write_passwords(MAX_ITERATIONS_AT_ONCE + 1)
+    plugin = await plugin_of(password_file=str(files.passwords))
+    assert await answer(plugin, "bob", b"b", is_wanted=lambda: False) == NOT_JUDGED
+    assert verdict(await answer(plugin, "bob", b"b", is_wanted=lambda: True)) is True
     await plugin.close()
 
 

@@ -71,7 +71,7 @@ def test_a_wrong_password_and_an_unknown_user_end_alike(
 ) -> None:
     """After as many steps, with the same word; only the log knows which it was."""
     assert run(ScramClient([METHOD], username, password)) == Refused(
-        why=f"user {username!r}: {why}"
+        why=f"user {username!r}: {why}", username=username
     )
 
 
