@@ -54,9 +54,12 @@ class Limits:
             format has by default: what aMQTT carried passes here too, and what a packet costs
             is bounded by what its sender has really sent.
         control_bytes: of the largest packet that is no PUBLISH, and of the properties of one; a
-            CONNECT is refused for it (0x95), a client closed (0x97). Packets of many small parts
-            take up to 25 times their bytes in memory, and a CONNECT comes from a stranger. All
-            strings of a CONNECT at their longest fit three times over.
+            client is closed for it (0x97). Packets of many small parts take up to 25 times their
+            bytes in memory.
+        connect_bytes: of the largest CONNECT, and of AUTH before CONNACK, where `control_bytes` is
+            not less; a client is refused for it (0x95, in MQTT 3.1.1 without a word). They come
+            from strangers, who take the broker's time and memory by them. The longest will fits,
+            of 64 KiB, and as much again for all the rest.
         payload_bytes: of the largest payload of a PUBLISH or of a will. A larger message is not
             routed, and acknowledged all the same, so that a client of MQTT 3.1.1 does not send it
             for ever; one of MQTT 5 is told (0x97). A CONNECT with such a will is refused (0x95).
@@ -127,6 +130,7 @@ class Limits:
     sessions_per_address: _Positive | None = None
     maximum_packet_size: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = _MAX_PACKET_SIZE
     control_bytes: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = 1024 * 1024
+    connect_bytes: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = 128 * 1024
     payload_bytes: Annotated[int, Field(ge=1, le=_MAX_PACKET_SIZE)] | None = None
     topic_bytes: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES)] = MAX_STRING_BYTES
     topic_levels: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES + 1)] = 128

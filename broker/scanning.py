@@ -69,7 +69,7 @@ def scan(connection: Connection, data: bytes, now: float) -> int:  # noqa: PLR09
         if not is_connect and connection.authentication is None:  # [MQTT-3.1.0-1]
             # Said at the first byte: who speaks another protocol is not waited for.
             raise ProtocolError("the first packet is not CONNECT")
-        maximum = min(maximum, core.limits.control_bytes)
+        maximum = min(maximum, core.limits.connect_bytes, core.limits.control_bytes)
     end = len(data)
     position = 0
     n_packets = 0
@@ -186,7 +186,8 @@ def _too_large(
         maximum: what is allowed.
     """
     head = data[start : start + _HEAD_OF_CONNECT_BYTES]
-    if not connection.is_open and len(head) == _HEAD_OF_CONNECT_BYTES:
+    is_connect = not connection.is_open and connection.authentication is None
+    if is_connect and len(head) == _HEAD_OF_CONNECT_BYTES:
         connection.version = answer_version(head)
         connection.is_answered = True
     return packet_too_large(n_bytes, maximum)

@@ -29,10 +29,6 @@ from edge_proxy.client_stream import ClientStream
 from edge_proxy.direction import Direction
 from edge_proxy.shared import Shared, describe
 
-MAX_CONNECT_BYTES: Final = 1024 * 1024
-"""A CONNECT is collected whole. Its five strings have at most 64 KiB each; the rest is for user
-properties, of which no broker takes that many."""
-
 _FIRST_BYTE_OF_CONNECT: Final = 0x10
 
 
@@ -73,7 +69,7 @@ class Pair:
         self._peer = peer
         self._limits = shared.limits
         self._version = int(ProtocolVersion.MQTT_3_1_1)
-        self._buffer = ReceiveBuffer(MAX_CONNECT_BYTES)
+        self._buffer = ReceiveBuffer(shared.limits.connect_bytes)
         self._connect_due: float | None = now + shared.limits.connect_timeout_seconds
         self._to_broker: list[bytes] = []
         self._last_words: list[bytes] = []
@@ -240,8 +236,8 @@ class Pair:
         if not start or stop > len(data):
             self._buffer.unread(data, 0)
             return
-        if stop > MAX_CONNECT_BYTES:
-            raise packet_too_large(stop, MAX_CONNECT_BYTES)
+        if stop > self._limits.connect_bytes:
+            raise packet_too_large(stop, self._limits.connect_bytes)
         connect = cast("Connect", read_packet(data[0], data[start:stop], ProtocolVersion.MQTT_5))
         self._version = connect.protocol_version
         self.link.client_id = connect.client_id

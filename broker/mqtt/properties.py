@@ -144,6 +144,8 @@ def _table() -> tuple[Property, ...]:
 
 PROPERTIES: Final = _table()
 
+_USER_PROPERTY: Final = 0x26
+
 _BY_IDENTIFIER: Final = {
     carrier: {
         row.identifier: (row.name, row.data_type.read, row.check, row.repeats)
@@ -187,6 +189,10 @@ def read_properties(data: Buffer, start: int, carrier: int) -> tuple[dict[str, A
     allowed = _BY_IDENTIFIER[carrier]
     found: dict[str, Any] = {}
     while position < end:
+        if data[position] == _USER_PROPERTY and _USER_PROPERTY in allowed:
+            pairs, position = _read_user_properties(data, position, end)
+            found.setdefault("user_property", []).extend(pairs)
+            continue
         row = allowed.get(data[position])
         if row is None:
             raise _unwanted(data[position], carrier)
@@ -208,6 +214,43 @@ def read_properties(data: Buffer, start: int, carrier: int) -> tuple[dict[str, A
     if carrier == PacketType.SUBSCRIBE and len(found.get("subscription_identifier", ())) > 1:
         raise ProtocolError("property subscription_identifier stands twice; allowed: once")
     return found, end
+
+
+def _read_user_properties(data: Buffer, start: int, end: int) -> tuple[list[tuple[str, str]], int]:
+    """Read User Properties that follow each other, of which a packet may hold very many.
+
+    Args:
+        data: bytes of the packet.
+        start: where the identifier of the first stands.
+        end: where the properties end.
+
+    Returns:
+        (name and value of each, position after the last).
+
+    Raises:
+        MalformedPacketError: one is not of its type.
+    """
+    pairs = []
+    position = start
+    while position < end and data[position] == _USER_PROPERTY:
+        try:  # as `read_string_pair`, in a third of the time
+            name_at = position + 3
+            name_end = name_at + (data[position + 1] << 8 | data[position + 2])
+            value_at = name_end + 2
+            value_end = value_at + (data[name_end] << 8 | data[name_end + 1])
+            name, value = (
+                str(data[name_at:name_end], "utf-8"),
+                str(data[value_at:value_end], "utf-8"),
+            )
+            is_good = value_end <= end and "\0" not in name and "\0" not in value
+        except (IndexError, UnicodeDecodeError):
+            is_good = False
+        if not is_good:
+            data_types.read_string_pair(data, position + 1)  # says what is wrong
+            raise MalformedPacketError("the last property goes on after the property length")
+        pairs.append((name, value))
+        position = value_end
+    return pairs, position
 
 
 def read_publish_properties(data: Buffer, start: int) -> tuple[dict[str, Any], int]:

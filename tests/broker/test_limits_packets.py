@@ -8,6 +8,7 @@ import pytest
 
 from broker.limits import Limits
 from broker.mqtt.packets import (
+    Auth,
     ConnAck,
     Connect,
     Disconnect,
@@ -21,6 +22,7 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
+from tests.helpers.riddle import Riddle
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 MAXIMUM = 1000
@@ -80,13 +82,51 @@ def test_a_connect_of_the_maximum_size_passes_and_no_larger_one(version: int) ->
 @pytest.mark.parametrize(
     ("body", "answer"), [(b"\0\4MQTT\5", [TOO_LARGE]), (b"\0\4MQTT\4", []), (b"\0\4MQ", [])]
 )
-def test_a_stranger_has_less_room(body: bytes, answer: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("limits", "maximum"),
+    [
+        (Limits(), 128 * 1024),
+        (Limits(connect_bytes=70_000), 70_000),
+        (Limits(connect_bytes=200_000), 200_000),
+        (Limits(control_bytes=20_000), 20_000),
+    ],
+)
+def test_a_stranger_has_less_room(
+    limits: Limits, maximum: int, body: bytes, answer: list[int]
+) -> None:
     """Whatever the maximum for clients, and before the bytes have come."""
-    length = Limits().control_bytes - 4 + 1
+    length = maximum - 4 + 1
     header = bytes([0x10, length & 0x7F | 0x80, length >> 7 & 0x7F | 0x80, length >> 14])
-    client = VirtualClient(VirtualBroker())
+    client = VirtualClient(VirtualBroker(limits))
     client.send_bytes(header + body)
     assert [packet.reason_code for packet in client.take_all(ConnAck)] == answer
+    assert client.is_lost
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_the_longest_will_and_a_long_password_fit_into_a_connect(version: int) -> None:
+    """By default; a will's payload may have 65,535 bytes."""
+    client = VirtualBroker().connect(
+        "c" * 1000,
+        version,
+        username="u" * 1000,
+        password=bytes(16_000),
+        will=will("w" * 1000, bytes(65_535)),
+    )
+    assert client.connack.reason_code == 0
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_what_authenticates_a_stranger_has_no_more_room(*, is_whole: bool) -> None:
+    """AUTH before CONNACK."""
+    broker = VirtualBroker(Limits(connect_bytes=500), authenticators=[Riddle()])
+    client = VirtualClient(broker)
+    method = {"authentication_method": "RIDDLE"}
+    client.send(Connect(client_id="c", properties=method))
+    assert isinstance(client.inbox.pop(), Auth)
+    data = write_packet(Auth(0x18, {**method, "authentication_data": bytes(500)}), 5)
+    client.send_bytes(data if is_whole else data[:10])
+    assert [packet.reason_code for packet in client.take_all(ConnAck)] == [TOO_LARGE]
     assert client.is_lost
 
 

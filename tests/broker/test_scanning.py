@@ -10,10 +10,10 @@ from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 
 def test_a_connect_is_bounded_however_large_other_packets_may_be() -> None:
-    """A client that nobody knows is closed when it announces more than Limits().control_bytes."""
+    """A client that nobody knows is closed when it announces more than Limits().connect_bytes."""
     broker = VirtualBroker()
     client = VirtualClient(broker)
-    client.send_bytes(b"\x10\x80\x80\x40")  # a Remaining Length of 1 MiB
+    client.send_bytes(b"\x10\xfd\xff\x07")  # a packet of 128 KiB and one byte
     assert client.is_lost
     assert broker.core.counters.peer_errors == {ReasonCode.PACKET_TOO_LARGE: 1}
 

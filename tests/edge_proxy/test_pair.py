@@ -22,7 +22,6 @@ from broker.mqtt.packets import (
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
 from edge_proxy.direction import Direction
-from edge_proxy.pair import MAX_CONNECT_BYTES
 from plugins.withholding.config import WithholdingConfig
 from plugins.withholding.gate import WithholdingGate
 from tests.helpers.pairs import CONNACK_SECONDS, DOWN, UP, SwitchGate, VirtualPair, publish
@@ -144,7 +143,7 @@ def test_an_unknown_protocol_is_answered_as_mqtt_3_1_1() -> None:
         (b"\x16\x03\x01", "first byte: read 0x16"),
         (b"\x10\x04\x00\x04MQ", "goes on after the end"),
         (b"\x10\xff\xff\xff\xff", "remaining length"),
-        (b"\x10\xff\xff\x7f", f"allowed: at most {MAX_CONNECT_BYTES}"),
+        (b"\x10\xfd\xff\x07", "packet of 131073 bytes; allowed: at most 131072"),
     ],
 )
 def test_what_is_no_connect_is_refused(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -216,3 +217,37 @@ def test_random_bytes_raise_only_errors_of_the_peer(carrier: int, data: bytes) -
         except PeerError:
             continue
         assert end <= len(candidate)
+
+
+@pytest.mark.mqtt5("1.5.7-1", "1.5.4-1", "1.5.4-2")
+@pytest.mark.parametrize(
+    ("digits", "text"),
+    [
+        ("05 26 0001 61 00", "UTF-8 string at byte 5 goes on"),  # cut in the value's length
+        ("06 26 0001 61 0001", "UTF-8 string at byte 5 goes on"),
+        ("04 26 0002 61", "goes on"),
+        ("07 26 0001 ff 0001 62", "invalid start byte in its byte 0"),
+        ("07 26 0001 61 0001 ff", "UTF-8 string at byte 5: invalid start byte"),
+        ("07 26 0001 00 0001 62", "holds U\\+0000"),
+        ("07 26 0001 61 0001 00", "UTF-8 string at byte 5 holds U\\+0000"),
+        ("06 26 0001 61 0001 62", "the last property goes on after the property length"),
+        ("0c 26 0001 61 0001 62 26 0001 61 00", "goes on"),
+    ],
+)
+def test_each_user_property_of_a_row_is_checked(digits: str, text: str) -> None:
+    """Those that follow each other are read at once, with the words of one."""
+    for before in ("", "26 0000 0000"):
+        row = bytes.fromhex(digits)
+        data = bytes([row[0] + len(bytes.fromhex(before))]) + bytes.fromhex(before) + row[1:]
+        with pytest.raises(MalformedPacketError) as caught:
+            read_properties(data, 0, PacketType.CONNECT)
+        if not before:
+            assert re.search(text, str(caught.value))
+
+
+def test_user_properties_between_others_keep_their_order() -> None:
+    """Wherever they stand."""
+    data = bytes.fromhex("17 26 0001 61 0001 31 03 0001 63 26 0001 61 0001 32 26 0000 0000")
+    found, end = read_properties(data, 0, PacketType.PUBLISH)
+    assert found == {"user_property": [("a", "1"), ("a", "2"), ("", "")], "content_type": "c"}
+    assert end == len(data)
