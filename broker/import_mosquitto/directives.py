@@ -1,4 +1,4 @@
-"""Every directive of mosquitto.conf(5), 2.0: what it applies to, its values, what becomes of it.
+"""Every directive of mosquitto 2.0 and 2.1: what it applies to, its values, what becomes of it.
 
 A directive without a note is carried over by `broker.import_mosquitto.translate`. One with a
 note has no counterpart; the note says why, and what comes nearest.
@@ -40,7 +40,9 @@ class Directive:
         values: the words it may have; () for any text.
         minimum: of a number; None where it is none.
         maximum: of a number.
-        may_repeat: whether it may stand several times for one place.
+        is_raised: a number below `minimum` counts as that.
+        may_repeat: whether it may stand several times for one place; where it is carried over, the
+            last one counts.
         note: why it has no counterpart and what comes nearest; "" where it is carried over.
         same: values that say what Penstock does anyway, which need no note.
         loosens: what is closed because the directive has no counterpart.
@@ -50,6 +52,7 @@ class Directive:
     values: tuple[str, ...] = ()
     minimum: int | None = None
     maximum: int = NO_MAXIMUM
+    is_raised: bool = False
     may_repeat: bool = False
     note: str = ""
     same: tuple[str, ...] = ()
@@ -72,27 +75,43 @@ _BRIDGE: Final = (
     "penstock proxy stands in front of any broker"
 )
 _WEBSOCKETS: Final = "no libwebsockets here"
+_BUFFER: Final = "what comes is read as it comes; there is no buffer to size"
+_ASSIGNED: Final = "identifiers that the broker gives begin with penstock-"
 
 
 def _global(
-    *values: str, note: str = "", same: tuple[str, ...] = (), may_repeat: bool = False
+    *values: str,
+    note: str = "",
+    same: tuple[str, ...] = (),
+    may_repeat: bool = False,
+    loosens: Loosens = Loosens.NOTHING,
 ) -> Directive:
-    return Directive(Place.GLOBAL, values, note=note, same=same, may_repeat=may_repeat)
+    return Directive(
+        Place.GLOBAL, values, may_repeat=may_repeat, note=note, same=same, loosens=loosens
+    )
 
 
 def _number(
-    minimum: int, maximum: int = NO_MAXIMUM, *, place: Place = Place.GLOBAL, note: str = ""
+    minimum: int,
+    maximum: int = NO_MAXIMUM,
+    *,
+    place: Place = Place.GLOBAL,
+    is_raised: bool = False,
+    note: str = "",
 ) -> Directive:
-    return Directive(place, minimum=minimum, maximum=maximum, note=note)
+    return Directive(place, minimum=minimum, maximum=maximum, is_raised=is_raised, note=note)
 
 
 def _listener(
     *values: str,
     note: str = "",
     same: tuple[str, ...] = (),
+    may_repeat: bool = False,
     loosens: Loosens = Loosens.NOTHING,
 ) -> Directive:
-    return Directive(Place.LISTENER, values, note=note, same=same, loosens=loosens)
+    return Directive(
+        Place.LISTENER, values, may_repeat=may_repeat, note=note, same=same, loosens=loosens
+    )
 
 
 def _security(
@@ -102,7 +121,9 @@ def _security(
     may_repeat: bool = False,
     loosens: Loosens = Loosens.NOTHING,
 ) -> Directive:
-    return Directive(Place.SECURITY, values, None, NO_MAXIMUM, may_repeat, note, same, loosens)
+    return Directive(
+        Place.SECURITY, values, may_repeat=may_repeat, note=note, same=same, loosens=loosens
+    )
 
 
 _BRIDGES: Final = (
@@ -114,6 +135,8 @@ _BRIDGES: Final = (
     "bridge_cafile",
     "bridge_capath",
     "bridge_certfile",
+    "bridge_ciphers",
+    "bridge_ciphers_tls1.3",
     "bridge_identity",
     "bridge_insecure",
     "bridge_keyfile",
@@ -122,7 +145,13 @@ _BRIDGES: Final = (
     "bridge_outgoing_retain",
     "bridge_protocol_version",
     "bridge_psk",
+    "bridge_receive_maximum",
+    "bridge_reload_type",
     "bridge_require_ocsp",
+    "bridge_session_expiry_interval",
+    "bridge_tcp_keepalive",
+    "bridge_tcp_user_timeout",
+    "bridge_tls_use_os_certs",
     "bridge_tls_version",
     "cleansession",
     "clientid",
@@ -173,23 +202,32 @@ DIRECTIVES: Final[dict[str, Directive]] = {
     "connection_messages": _global(
         *_FLAG, note="who comes and goes is in the log at --log-level debug"
     ),
+    "enable_control_api": _global(
+        *_FLAG,
+        note="there is no $CONTROL; penstock why and $SYS tell what goes on",
+        same=("false",),
+    ),
+    "global_max_clients": _number(-1, is_raised=True),
+    "global_max_connections": _number(-1, is_raised=True),
     "include_dir": _global(may_repeat=True),
     "log_dest": _global(may_repeat=True, note=_LOG),
     "log_facility": _global(note=_LOG),
     "log_timestamp": _global(*_FLAG, note=_LOG),
     "log_timestamp_format": _global(note=_LOG),
     "log_type": _global(may_repeat=True, note=_LOG),
-    "max_inflight_bytes": _number(0),
-    "max_inflight_messages": _number(0, 65_535),
+    "max_inflight_bytes": _number(0, is_raised=True),
+    "max_inflight_messages": _number(0, 65_535, is_raised=True),
     "max_keepalive": _number(0, 65_535),
     "max_packet_size": _number(20),
-    "max_queued_bytes": _number(0),
-    "max_queued_messages": _number(0),
+    "max_queued_bytes": _number(0, is_raised=True),
+    "max_queued_messages": _number(0, is_raised=True),
     "memory_limit": _number(
         0,
+        2**63 - 1,
         note="limits.total_queued_bytes and limits.retained_bytes bound it; systemd has MemoryMax=",
     ),
     "message_size_limit": _number(0, 268_435_455),
+    "packet_buffer_size": _number(0, 65_535, note=_BUFFER),
     "per_listener_settings": _global(*_FLAG),
     "persistence": _global(*_FLAG),
     "persistence_file": _global(
@@ -205,75 +243,101 @@ DIRECTIVES: Final[dict[str, Directive]] = {
         same=("false",),
     ),
     "retain_available": _global(*_FLAG),
+    "retain_expiry_interval": _number(1),
+    "retry_interval": _global(may_repeat=True),
     "set_tcp_nodelay": _global(*_FLAG, note="it is always set", same=("true",)),
     "sys_interval": _number(0, 65_535),
     "upgrade_outgoing_qos": _global(
         *_FLAG, note="a message never gets a higher QoS than it had", same=("false",)
     ),
-    "user": _global(note=_SERVICE),
-    "websockets_headers_size": _number(0, 65_535, note=_WEBSOCKETS),
-    "websockets_log_level": _number(0, note=_WEBSOCKETS),
+    "user": _global(note=_SERVICE, may_repeat=True),
+    "websockets_headers_size": _number(0, 65_535, note=_BUFFER),
+    "websockets_log_level": _number(-(2**31), note=_WEBSOCKETS),
     # -- users and topics -----------------------------------------------------------------
-    "acl_file": _security(),
+    "acl_file": _security(may_repeat=True),
     "allow_anonymous": _security(*_FLAG),
-    "allow_zero_length_clientid": _security(
-        *_FLAG,
-        note="clients without an identifier get one; username_as_client_id gives them their own",
-        same=("true",),
-    ),
+    "allow_zero_length_clientid": _security(*_FLAG),
     "auth_opt_*": _security(may_repeat=True, note=_PLUGIN),
     "auth_plugin": _security(may_repeat=True, note=_PLUGIN, loosens=Loosens.ACCESS),
     "auth_plugin_deny_special_chars": _security(*_FLAG, note=_PLUGIN),
-    "auto_id_prefix": _security(note="identifiers that the broker gives begin with penstock-"),
-    "password_file": _security(),
+    "auto_id_prefix": _security(note=_ASSIGNED),
+    "global_plugin": _global(may_repeat=True, note=_PLUGIN, loosens=Loosens.ACCESS),
+    "password_file": _security(may_repeat=True),
     "plugin": _security(may_repeat=True, note=_PLUGIN, loosens=Loosens.ACCESS),
+    "plugin_load": _global(may_repeat=True, note=_PLUGIN, loosens=Loosens.ACCESS),
     "plugin_opt_*": _security(may_repeat=True, note=_PLUGIN),
-    "psk_file": _security(note=_PSK),
+    "psk_file": _security(may_repeat=True, note=_PSK),
     # -- listeners ------------------------------------------------------------------------
+    "accept_protocol_versions": _listener(may_repeat=True),
     "bind_address": _listener(),
     "bind_interface": _listener(
         note="a listener has an address, not an interface: give that of the interface",
         loosens=Loosens.LISTENER,
     ),
-    "cafile": _listener(),
-    "capath": _listener(),
-    "certfile": _listener(),
-    "ciphers": _listener(),
-    "ciphers_tls1.3": _listener(note="TLS 1.3 has OpenSSL's own suites"),
-    "crlfile": _listener(note="revoked certificates would be taken", loosens=Loosens.LISTENER),
+    "cafile": _listener(may_repeat=True),
+    "capath": _listener(may_repeat=True),
+    "certfile": _listener(may_repeat=True),
+    "ciphers": _listener(may_repeat=True),
+    "ciphers_tls1.3": _listener(note="TLS 1.3 has OpenSSL's own suites", may_repeat=True),
+    "crlfile": _listener(
+        note="revoked certificates would be taken", may_repeat=True, loosens=Loosens.LISTENER
+    ),
     "dhparamfile": _listener(note="elliptic curves give forward secrecy without parameters"),
-    "http_dir": _listener(note="no files are served; any web server does"),
-    "keyfile": _listener(),
+    "disable_client_cert_date_checks": _listener(
+        *_FLAG, note="a certificate that is out of date is refused", same=("false",)
+    ),
+    "enable_proxy_protocol": _number(1, 2, place=Place.LISTENER),
+    "http_dir": _listener(note="no files are served; any web server does", may_repeat=True),
+    "keyfile": _listener(may_repeat=True),
     "listener": _listener(),
-    "max_connections": _number(-1, place=Place.LISTENER),
+    "listener_allow_anonymous": _listener(*_FLAG),
+    "listener_auto_id_prefix": _listener(note=_ASSIGNED),
+    "max_connections": _number(-1, place=Place.LISTENER, is_raised=True),
     "max_qos": _number(0, 2, place=Place.LISTENER),
     "max_topic_alias": _number(0, 65_535, place=Place.LISTENER),
+    "max_topic_alias_broker": _number(0, 65_535, place=Place.LISTENER),
     "mount_point": _listener(
         note="its clients would see the topics of all; plugins.access.acl_file, with pattern "
         "lines, keeps clients apart",
+        may_repeat=True,
         loosens=Loosens.LISTENER,
     ),
+    "plugin_use": _listener(may_repeat=True, note=_PLUGIN),
     "port": _number(0, 65_535, place=Place.LISTENER),
-    "protocol": _listener("mqtt", "websockets"),
+    "protocol": _listener("mqtt", "websockets", "http_api"),
+    "proxy_protocol_v2_require_tls": _listener(
+        *_FLAG,
+        note="clients that spoke to the load balancer without TLS would be taken",
+        same=("false",),
+        loosens=Loosens.LISTENER,
+    ),
     "psk_hint": _listener(note=_PSK, loosens=Loosens.LISTENER),
     "require_certificate": _listener(*_FLAG),
     "socket_domain": _listener("ipv4", "ipv6"),
     "tls_engine": _listener(note=_ENGINE, loosens=Loosens.LISTENER),
-    "tls_engine_kpass_sha1": _listener(note=_ENGINE),
-    "tls_keyform": _listener("pem", "engine", note=_ENGINE, same=("pem",)),
+    "tls_engine_kpass_sha1": _listener(note=_ENGINE, may_repeat=True),
+    "tls_keyform": _listener(note=_ENGINE, same=("pem",), may_repeat=True),
     "tls_version": _listener("tlsv1.3", "tlsv1.2", "tlsv1.1"),
     "use_identity_as_username": _listener(*_FLAG),
     "use_subject_as_username": _listener(*_FLAG),
     "use_username_as_clientid": _listener(*_FLAG),
+    "websockets_origin": _listener(may_repeat=True),
 }
 """By name; a ``*`` at the end stands for any."""
 
+_ALIASES: Final = {"maximum_qos": "max_qos", "retained_persistence": "persistence"}
+"""Older names of some, and what they are called."""
 
 _OPTIONS: Final = ("auth_opt_", "plugin_opt_")
 
 _SECRETS: Final = frozenset(
     {"bridge_psk", "local_password", "password", "remote_password", "tls_engine_kpass_sha1"}
 )
+
+
+def canonical(name: str) -> str:
+    """Return the newest name of a directive."""
+    return _ALIASES.get(name, name)
 
 
 def is_secret(name: str) -> bool:
@@ -283,7 +347,7 @@ def is_secret(name: str) -> bool:
 
 def find(name: str) -> Directive | None:
     """Return the directive that a line's first word names, or None."""
-    found = DIRECTIVES.get(name)
+    found = DIRECTIVES.get(canonical(name))
     if found is not None:
         return None if name.endswith("*") else found
     for prefix in _OPTIONS:
@@ -292,15 +356,35 @@ def find(name: str) -> Directive | None:
     return None
 
 
+def value_of(directive: Directive, text: str) -> str:
+    """Return the value as mosquitto takes it: of a flag, number or word the first on the line."""
+    if directive.minimum is None and not directive.values:
+        return text
+    word = text.partition(" ")[0]
+    if directive.values == _FLAG:
+        return {"1": "true", "0": "false"}.get(word, word)
+    if directive.is_raised and directive.minimum is not None and _is_number(word):
+        return str(max(directive.minimum, int(word)))
+    return word
+
+
 def problem_of(directive: Directive, value: str) -> str:
-    """Say what a directive's value may be, where it is something else; "" where it is right."""
+    """Say what a directive's value may be, where it is something else; "" where it is right.
+
+    Args:
+        directive: of mosquitto.
+        value: by `value_of`.
+    """
     if directive.minimum is not None:
-        digits = value.removeprefix("-")
-        is_number = digits.isascii() and digits.isdecimal()
-        if not is_number or not directive.minimum <= int(value) <= directive.maximum:
+        if not _is_number(value) or not directive.minimum <= int(value) <= directive.maximum:
             return f"a whole number from {directive.minimum} to {directive.maximum}"
     elif directive.values and value not in directive.values:
         return " or ".join(directive.values)
     elif not value:
         return "a value"
     return ""
+
+
+def _is_number(text: str) -> bool:
+    digits = text.removeprefix("-")
+    return digits.isascii() and digits.isdecimal()

@@ -19,9 +19,11 @@ from broker.import_mosquitto.directives import (
     Directive,
     Loosens,
     Place,
+    canonical,
     find,
     is_secret,
     problem_of,
+    value_of,
 )
 
 UNBOUNDED_MESSAGES: Final = 1_000_000_000
@@ -32,13 +34,13 @@ INFLIGHT_MAXIMUM: Final = 65_535
 """As many packet identifiers as there are."""
 
 MINIMUM_PACKET_SIZE: Final = 256
-LARGEST_HEADER_BYTES: Final = 65_535 + 4_096
-"""Beside the payload in a PUBLISH: the longest topic, and room for properties."""
+LARGEST_PACKET_SIZE: Final = 268_435_455
 
 SESSIONS_FILE: Final = "penstock-sessions.db"
 
 _HOUR: Final = 3_600
 _DURATIONS: Final = {
+    "s": 1,
     "h": _HOUR,
     "d": 24 * _HOUR,
     "w": 7 * 24 * _HOUR,
@@ -49,6 +51,9 @@ _DURATIONS: Final = {
 _TLS_NAMES: Final = ("cafile", "capath", "certfile", "keyfile", "ciphers")
 _TLS_VERSIONS: Final = {"tlsv1.3": 1.3, "tlsv1.2": 1.2, "tlsv1.1": 1.2}
 
+_PERSIST_PLUGIN: Final = "persist_sqlite"
+"""In the file name of mosquitto's plugin that keeps sessions; it decides nothing about clients."""
+
 _EVERY_ADDRESS: Final = {"ipv4": "0.0.0.0", "ipv6": "::"}  # noqa: S104 (as mosquitto has it)
 
 
@@ -58,13 +63,19 @@ class Note(NamedTuple):
     Attributes:
         line: the directive.
         text: why, and what comes nearest.
+        more: further lines of the same file for which the same is to say.
     """
 
     line: Line
     text: str
+    more: tuple[Line, ...] = ()
 
     def __str__(self) -> str:
         """Return it for people, without secrets; the line's file goes before it."""
+        if self.more:
+            lines = (self.line, *self.more)
+            names = ", ".join(dict.fromkeys(line.name for line in lines))
+            return f"lines {_ranges([line.number for line in lines])}: {names}: {self.text}"
         value = "..." if is_secret(self.line.name) else self.line.value
         stands = f"{self.line.name} {value}".strip()
         return f"{self.line.place}: {stands}: {self.text}"
@@ -91,12 +102,14 @@ class _Listener:
         port: None where none is given.
         host: address, name or path of a Unix socket; None for all interfaces.
         set: other directives of it, by name.
+        origins: web sites whose pages may connect; none for any.
     """
 
     line: Line | None
     port: int | None = None
     host: str | None = None
     set: dict[str, Line] = field(default_factory=dict)
+    origins: list[str] = field(default_factory=list)
 
     def text(self, name: str) -> str | None:
         line = self.set.get(name)
@@ -108,6 +121,11 @@ class _Listener:
     @property
     def has_tls(self) -> bool:
         return "certfile" in self.set or "keyfile" in self.set
+
+    @property
+    def has_certificates(self) -> bool:
+        """Whether it is told of certificates of clients, by TLS or by a load balancer."""
+        return self.has_tls or self.text("enable_proxy_protocol") == "2"
 
 
 def translate(lines: Iterable[Line]) -> Translation:
@@ -132,6 +150,7 @@ class _Reading:
         self._default = _Listener(None)
         self._listeners: list[_Listener] = []
         self._is_closed = False
+        self._persists = False
 
     # -- the lines ------------------------------------------------------------------------
 
@@ -142,11 +161,12 @@ class _Reading:
                 known = [name for name in DIRECTIVES if not name.endswith("*")]
                 self._wrong(line, "an unknown directive", suggest(line.name, known))
                 continue
-            allowed = problem_of(directive, line.value)
+            taken = line._replace(value=value_of(directive, line.value))
+            allowed = problem_of(directive, taken.value)
             if allowed:
                 self._wrong(line, line.value or "nothing", allowed)
                 continue
-            self._keep(line, directive)
+            self._keep(taken, directive)
         self._give_up()
 
     def _wrong(self, line: Line, read: str, allowed: str) -> None:
@@ -158,23 +178,31 @@ class _Reading:
             self._keep_listener(line)
             return
         here = self._place_of(line, directive)
-        if line.name in here and not directive.may_repeat and _is_text(directive):
-            self._wrong(line, f"again, after {here[line.name].place}", "once")
+        name = canonical(line.name)
+        if name in here and not directive.may_repeat and _is_text(directive):
+            self._wrong(line, f"again, after {here[name].place}", "once")
         if line.name == "persistent_client_expiration" and _seconds(line.value) is None:
-            self._wrong(line, line.value, "a whole number and h, d, w, m or y, such as 14d")
-        here[line.name] = line
+            self._wrong(line, line.value, "a whole number and s, h, d, w, m or y, such as 14d")
+        here[name] = line
+        if name == "websockets_origin" and self._listeners:
+            self._listeners[-1].origins.append(line.value)
+        if directive.loosens is Loosens.ACCESS and _PERSIST_PLUGIN in line.value:
+            self._persists = True
+            self._note(line, "persistence does it; what the plugin's database holds does not come")
+            return
         if directive.note and line.value not in directive.same:
             self.notes.append(Note(line, directive.note))
             self._is_closed |= directive.loosens is Loosens.ACCESS
 
     def _keep_listener(self, line: Line) -> None:
-        port, _, host = line.value.partition(" ")
+        port, host = (*line.value.split(), "", "")[:2]
+        host = "" if host.startswith("#") else host
         if not (port.isascii() and port.isdecimal() and int(port) <= 65_535):
             self._wrong(line, line.value, "a port from 0 to 65535, then perhaps an address")
         elif port == "0" and not host:
             self._wrong(line, line.value, "for port 0 the path of a Unix socket")
         else:
-            self._listeners.append(_Listener(line, int(port), host.strip() or None))
+            self._listeners.append(_Listener(line, int(port), host or None))
 
     def _place_of(self, line: Line, directive: Directive) -> dict[str, Line]:
         current = self._listeners[-1] if self._listeners else self._default
@@ -217,16 +245,19 @@ class _Reading:
         kept = {
             name: (listener, self._listener_keys(listener))
             for name, listener in names.items()
-            if not self._is_left_out(listener)
+            if not _too_open(listener)
         }
         if not kept:
             self._refuse_all(listeners)
+        for listener in listeners:
+            for line, why in _no_counterpart(listener):
+                self._note(line, why)
         policy: dict[str, Any] = {"listeners": {name: keys for name, (_, keys) in kept.items()}}
         if limits := self._limits():
             policy["limits"] = limits
         if mqtt := self._mqtt([listener for listener, _ in kept.values()]):
             policy["mqtt"] = mqtt
-        if self._text("persistence") == "true":
+        if self._text("persistence") == "true" or self._persists:
             folder = (self._text("persistence_location") or "").rstrip("/")
             path = f"{folder}/{SESSIONS_FILE}" if folder else SESSIONS_FILE
             policy["persistence"] = {"path": path, "durability": "normal"}
@@ -237,8 +268,7 @@ class _Reading:
             policy["session_expiry_interval"] = _seconds(expiration)
         access = self._access({name: listener for name, (listener, _) in kept.items()})
         policy["plugins"] = {"access": access}
-        self.notes.sort(key=lambda note: (note.line.file, note.line.number))
-        return Translation(policy, self.notes)
+        return Translation(policy, _grouped(self.notes))
 
     def _all_listeners(self) -> list[_Listener]:
         """Return those that mosquitto would start."""
@@ -255,9 +285,6 @@ class _Reading:
     def _is_local_only(self) -> bool:
         return not self._listeners and not self._default.set
 
-    def _is_left_out(self, listener: _Listener) -> bool:
-        return bool(_too_open(listener))
-
     def _refuse_all(self, listeners: list[_Listener]) -> None:
         """Say that no listener is left; without any, a policy file has one of its own.
 
@@ -265,9 +292,8 @@ class _Reading:
             ConfigError: with what each of them was left out for.
         """
         for listener in listeners:
-            for line, directive in _too_open(listener):
-                allowed = f"one listener without it; {directive.note}"
-                self._wrong(line, line.value, allowed)
+            for line, why in _too_open(listener):
+                self._wrong(line, line.value, f"one listener without it; {why}")
         self._give_up()
 
     def _give_up(self) -> None:
@@ -278,11 +304,15 @@ class _Reading:
         keys: dict[str, Any] = {}
         if listener.text("protocol") == "websockets":
             keys["type"] = "ws"
+            if listener.origins:
+                keys["allowed_origins"] = listener.origins
         keys["bind"] = self._bind(listener)
         connections = listener.text("max_connections")
         if connections is not None and int(connections) > 0:
             keys["max_connections"] = int(connections)
             keys["when_full"] = "refuse"
+        if "enable_proxy_protocol" in listener.set:
+            keys["proxy_protocol"] = True
         if not listener.has_tls:
             return keys
         keys["ssl"] = True
@@ -319,6 +349,13 @@ class _Reading:
         take("max_inflight_bytes", "inflight_bytes", UNBOUNDED_BYTES)
         take("max_queued_messages", "queued_messages", UNBOUNDED_MESSAGES)
         take("max_queued_bytes", "queued_bytes", UNBOUNDED_BYTES)
+        for name, own in (
+            ("global_max_connections", ("connections",)),
+            ("global_max_clients", ("sessions", "sessions_per_address")),
+        ):
+            most = self._number(name) or 0
+            if most > 0:
+                limits |= dict.fromkeys(own, most)
         keep_alive = self._number("max_keepalive")
         if keep_alive:
             limits["maximum_keep_alive"] = keep_alive
@@ -333,17 +370,16 @@ class _Reading:
     def _packet_size(self, limits: dict[str, int]) -> None:
         size = self._number("max_packet_size")
         payload = self._number("message_size_limit")
-        if size is not None:
-            limits["maximum_packet_size"] = max(size, MINIMUM_PACKET_SIZE)
-            if size < MINIMUM_PACKET_SIZE:
-                self._note(self._set["max_packet_size"], f"the least is {MINIMUM_PACKET_SIZE}")
         if payload:
-            largest = payload + LARGEST_HEADER_BYTES
-            limits["maximum_packet_size"] = min(largest, limits.get("maximum_packet_size", largest))
+            limits["payload_bytes"] = payload
+        if size is None:
+            return
+        limits["maximum_packet_size"] = min(max(size, MINIMUM_PACKET_SIZE), LARGEST_PACKET_SIZE)
+        if size < MINIMUM_PACKET_SIZE:
+            limits["payload_bytes"] = min(size, payload or size)
             self._note(
-                self._set["message_size_limit"],
-                "limits.maximum_packet_size is the nearest: it bounds the packet, whose topic may "
-                "be long, and closes the connection that exceeds it",
+                self._set["max_packet_size"],
+                f"the least is {MINIMUM_PACKET_SIZE}; limits.payload_bytes is as many",
             )
 
     def _mqtt(self, listeners: list[_Listener]) -> dict[str, Any]:
@@ -353,9 +389,30 @@ class _Reading:
         for name, key, default, choose in (
             ("max_qos", "maximum_qos", 2, min),
             ("max_topic_alias", "topic_alias_maximum", 10, max),
+            ("max_topic_alias_broker", "outgoing_topic_aliases", 10, max),
         ):
             self._of_all_listeners(mqtt, listeners, name, key, default, choose)
+        versions = [listener.set.get("accept_protocol_versions") for listener in listeners]
+        self._off_for_one(mqtt, "allow_mqtt31", versions, lambda line: "3" not in _versions(line))
+        settings = [listener.set if self._is_per_listener else self._set for listener in listeners]
+        named = [setting.get("allow_zero_length_clientid") for setting in settings]
+        self._off_for_one(mqtt, "allow_empty_client_id", named, lambda line: line.value == "false")
         return mqtt
+
+    def _off_for_one(
+        self,
+        mqtt: dict[str, Any],
+        key: str,
+        lines: list[Line | None],
+        is_off: Callable[[Line], bool],
+    ) -> None:
+        """Switch off for all listeners what one of them does not allow."""
+        off = [line for line in lines if line is not None and is_off(line)]
+        if off:
+            mqtt[key] = False
+        if off and len(off) < len(lines):
+            for line in off:
+                self._note(line, f"mqtt.{key} holds for all listeners; it is false")
 
     def _of_all_listeners(
         self,
@@ -395,29 +452,80 @@ class _Reading:
 
     def _rules(self, settings: dict[str, Line], listener: _Listener) -> dict[str, Any]:
         rules: dict[str, Any] = {}
-        anonymous = settings.get("allow_anonymous")
+        anonymous = listener.set.get("listener_allow_anonymous", settings.get("allow_anonymous"))
         if anonymous.value == "true" if anonymous is not None else self._is_local_only:
             rules["allow_anonymous"] = True
         for name in ("password_file", "acl_file"):
             if name in settings:
                 rules[name] = settings[name].value
-        # Without TLS mosquitto passes over these two.
-        if listener.has_tls and listener.flag("use_identity_as_username"):
+        # Without certificates mosquitto passes over these two.
+        if listener.has_certificates and listener.flag("use_identity_as_username"):
             rules["certificate_username"] = "cn"
-        elif listener.has_tls and listener.flag("use_subject_as_username"):
+        elif listener.has_certificates and listener.flag("use_subject_as_username"):
             rules["certificate_username"] = "subject"
         if listener.flag("use_username_as_clientid"):
             rules["username_as_client_id"] = True
         return rules
 
 
-def _too_open(listener: _Listener) -> list[tuple[Line, Directive]]:
-    """Return what a listener is left out for."""
-    return [
-        (line, directive)
+def _too_open(listener: _Listener) -> list[tuple[Line, str]]:
+    """Return what a listener is left out for, and why."""
+    by_name = [
+        (line, directive.note)
         for line in listener.set.values()
-        if (directive := find(line.name)) is not None and directive.loosens is Loosens.LISTENER
+        if (directive := find(line.name)) is not None
+        and directive.loosens is Loosens.LISTENER
+        and line.value not in directive.same
     ]
+    return by_name + _no_counterpart(listener)
+
+
+def _no_counterpart(listener: _Listener) -> list[tuple[Line, str]]:
+    """Return the values a listener is left out for, whose directives else have a counterpart."""
+    found = []
+    if listener.text("protocol") == "http_api":
+        why = "no listener of MQTT; plugins.console.http and plugins.queue.http are Penstock's APIs"
+        found.append((listener.set["protocol"], why))
+    versions = listener.set.get("accept_protocol_versions")
+    if versions is not None and not {"4", "5"} <= _versions(versions):
+        why = "clients of MQTT 3.1.1 and 5 would both be taken"
+        found.append((versions, why))
+    demanded = listener.set.get("require_certificate")
+    if (
+        demanded is not None
+        and demanded.value == "true"
+        and "enable_proxy_protocol" in listener.set
+        and not listener.has_tls
+    ):
+        why = "the certificate that a load balancer has seen is not demanded"
+        found.append((demanded, why))
+    return found
+
+
+def _versions(line: Line) -> set[str]:
+    """Return what stands behind ``accept_protocol_versions``."""
+    return set(line.value.replace(",", " ").split())
+
+
+def _grouped(notes: Iterable[Note]) -> list[Note]:
+    """Return notes in the order of the lines, those of a file that say the same as one."""
+    groups: dict[tuple[str, str], list[Line]] = {}
+    for note in sorted(notes, key=lambda note: (note.line.file, note.line.number)):
+        groups.setdefault((note.line.file, note.text), []).append(note.line)
+    return [Note(lines[0], text, tuple(lines[1:])) for (_, text), lines in groups.items()]
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return ascending numbers such as ``3 to 5, 8``."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number <= parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(
+        f"{part[0]} to {part[-1]}" if part[-1] > part[0] else str(part[0]) for part in parts
+    )
 
 
 def _is_text(directive: Directive) -> bool:

@@ -133,9 +133,60 @@ def test_tls_1_1_becomes_1_2() -> None:
 )
 def test_a_listener_that_would_be_more_open_is_left_out(name: str) -> None:
     """The others stay; the note says why."""
-    policy, notes = translated(f"{LISTENER}listener 1884\n{name} x\n")
+    value = "true" if DIRECTIVES[name].values else "x"
+    policy, notes = translated(f"{LISTENER}listener 1884\n{name} {value}\n")
     assert list(policy["listeners"]) == ["mqtt-1883"]
     assert [note.line.name for note in notes] == [name]
+
+
+@pytest.mark.parametrize(
+    ("lines", "name", "why"),
+    [
+        ("protocol http_api", "protocol", "no listener of MQTT; plugins.console.http and"),
+        (
+            "accept_protocol_versions 5",
+            "accept_protocol_versions",
+            "clients of MQTT 3.1.1 and 5 would both be taken",
+        ),
+        (
+            "enable_proxy_protocol 2\nrequire_certificate true",
+            "require_certificate",
+            "the certificate that a load balancer has seen is not demanded",
+        ),
+    ],
+)
+def test_a_value_without_counterpart_leaves_the_listener_out(
+    lines: str, name: str, why: str
+) -> None:
+    """Others of the same directive have one."""
+    policy, (note,) = translated(f"{LISTENER}listener 1884\n{lines}\n")
+    assert list(policy["listeners"]) == ["mqtt-1883"]
+    assert note.line.name == name
+    assert note.text.startswith(why)
+
+
+def test_what_a_load_balancer_says_is_heard() -> None:
+    """Its PROXY protocol, and with version 2 the user in the client's certificate."""
+    for version, rules in ((1, {}), (2, {"certificate_username": "cn"})):
+        text = f"listener 1884\nenable_proxy_protocol {version}\nuse_identity_as_username true\n"
+        policy = keys(text)
+        assert policy["listeners"] == {"mqtt-1884": {"bind": ":1884", "proxy_protocol": True}}
+        access = policy["plugins"]["access"]
+        assert access.get("listeners", {"mqtt-1884": {}})["mqtt-1884"] == rules
+
+
+def test_only_pages_of_the_web_sites_named_connect() -> None:
+    """Each line names one more."""
+    origins = "websockets_origin https://a.example\nwebsockets_origin https://b.example\n"
+    policy = keys(f"listener 9001\nprotocol websockets\n{origins}{LISTENER}")
+    assert policy["listeners"] == {
+        "websockets-9001": {
+            "type": "ws",
+            "allowed_origins": ["https://a.example", "https://b.example"],
+            "bind": ":9001",
+        },
+        "mqtt-1883": {"bind": ":1883"},
+    }
 
 
 def test_where_no_listener_is_left_nothing_is_written() -> None:
@@ -196,13 +247,37 @@ def test_what_a_listener_makes_of_names_is_its_own(line: str, rules: dict[str, A
     }
 
 
+def test_anonymity_may_be_one_listeners_own() -> None:
+    """Without per_listener_settings."""
+    text = f"allow_anonymous true\n{LISTENER}listener_allow_anonymous false\nlistener 1884\n"
+    assert keys(text)["plugins"] == {
+        "access": {"allow_anonymous": True, "listeners": {"mqtt-1883": {}}}
+    }
+
+
+def test_a_plugin_that_keeps_sessions_decides_nothing_about_clients() -> None:
+    """Its database does not come along, which is told."""
+    text = f"{LISTENER}allow_anonymous true\nglobal_plugin /lib/mosquitto_persist_sqlite.so\n"
+    policy, (note,) = translated(text)
+    assert policy["persistence"]["path"] == "penstock-sessions.db"
+    assert policy["plugins"] == {"access": {"allow_anonymous": True}}
+    assert note.text.startswith("persistence does it")
+
+
 def test_without_tls_there_is_no_certificate_to_name_a_user() -> None:
     """Mosquitto passes over the directive; so does the policy, where it would refuse everybody."""
     assert keys(f"{LISTENER}use_identity_as_username true\n")["plugins"] == {"access": {}}
 
 
 @pytest.mark.parametrize(
-    "line", ["plugin /lib/dynsec.so", "auth_plugin /lib/a.so", "clientid_prefixes x-"]
+    "line",
+    [
+        "plugin /lib/dynsec.so",
+        "auth_plugin /lib/a.so",
+        "global_plugin /lib/a.so",
+        "plugin_load name /lib/a.so",
+        "clientid_prefixes x-",
+    ],
 )
 def test_where_something_else_decided_nobody_connects(line: str) -> None:
     """Until somebody has decided again."""
@@ -217,7 +292,8 @@ def test_options_of_a_plugin_may_be_one_listeners_own(option: str) -> None:
     """Named as everywhere, and nobody is let in."""
     text = f"per_listener_settings true\n{LISTENER}plugin /x.so\n{option} x\n"
     policy, notes = translated(text)
-    assert [note.line.name for note in notes] == ["plugin", option]
+    assert [str(note).partition(": ")[0] for note in notes] == ["lines 3 to 4"]
+    assert f": plugin, {option}: mosquitto's plugins are" in str(notes[0])
     assert policy["plugins"] == {"access": {}}
 
 
@@ -239,12 +315,20 @@ def test_per_listener_settings_must_come_first() -> None:
     ("line", "expected"),
     [
         ("max_packet_size 1000", {"limits": {"maximum_packet_size": 1000}}),
+        ("max_packet_size 2000000000", {"limits": {"maximum_packet_size": 268_435_455}}),
+        ("message_size_limit 1000", {"limits": {"payload_bytes": 1000}}),
+        ("message_size_limit 0", {}),
+        ("global_max_connections 70", {"limits": {"connections": 70}}),
+        ("global_max_clients 80", {"limits": {"sessions": 80, "sessions_per_address": 80}}),
+        ("global_max_clients -1\nglobal_max_connections 0", {}),
+        ("max_connections -5", {}),
         ("max_inflight_messages 20", {"limits": {"inflight_messages": 20}}),
         ("max_inflight_bytes 2000", {"limits": {"inflight_bytes": 2000}}),
         ("max_queued_messages 50", {"limits": {"queued_messages": 50}}),
         ("max_queued_bytes 5000", {"limits": {"queued_bytes": 5000}}),
         ("max_keepalive 65535", {"limits": {"maximum_keep_alive": 65_535}}),
         ("sys_interval 0", {"sys_interval": 0}),
+        ("persistent_client_expiration 90s", {"session_expiry_interval": 90}),
         ("persistent_client_expiration 2h", {"session_expiry_interval": 7_200}),
         ("persistent_client_expiration 2d", {"session_expiry_interval": 172_800}),
         ("persistent_client_expiration 1w", {"session_expiry_interval": 604_800}),
@@ -252,6 +336,16 @@ def test_per_listener_settings_must_come_first() -> None:
         ("persistent_client_expiration 1y", {"session_expiry_interval": 31_536_000}),
         ("persistence false", {}),
         ("persistence true", {"persistence": {"path": "penstock-sessions.db"}}),
+        ("retained_persistence 1", {"persistence": {"path": "penstock-sessions.db"}}),
+        ("retain_expiry_interval 5", {}),
+        ("retry_interval 20", {}),
+        ("allow_zero_length_clientid false", {"mqtt": {"allow_empty_client_id": False}}),
+        ("allow_zero_length_clientid true", {}),
+        ("accept_protocol_versions 4, 5", {"mqtt": {"allow_mqtt31": False}}),
+        ("accept_protocol_versions 3,4,5", {}),
+        ("maximum_qos 1", {"mqtt": {"maximum_qos": 1}}),
+        ("max_topic_alias_broker 0", {"mqtt": {"outgoing_topic_aliases": 0}}),
+        ("enable_control_api false", {}),
         (
             "persistence true\npersistence_location /var/lib/mosquitto/",
             {"persistence": {"path": "/var/lib/mosquitto/penstock-sessions.db"}},
@@ -280,9 +374,7 @@ def test_settings_keep_their_meaning(line: str, expected: dict[str, Any]) -> Non
     [
         ("max_inflight_messages 0", {"inflight_messages": 65_535}),
         ("max_queued_bytes 0", {"queued_bytes": UNBOUNDED_BYTES}),
-        ("max_packet_size 100", {"maximum_packet_size": 256}),
-        ("message_size_limit 1000", {"maximum_packet_size": 70_631}),
-        ("message_size_limit 1000\nmax_packet_size 900", {"maximum_packet_size": 900}),
+        ("max_packet_size 100", {"maximum_packet_size": 256, "payload_bytes": 100}),
         ("max_keepalive 60", {"maximum_keep_alive": 60}),
     ],
 )
@@ -339,6 +431,27 @@ def test_no_secret_stands_in_a_note(name: str) -> None:
     assert "s3cret" not in note
 
 
+def test_what_is_to_say_of_many_lines_is_said_once() -> None:
+    """A bridge has a dozen of them."""
+    bridge = "connection b\naddress 192.0.2.1\ntopic a out\n"
+    text = f"{bridge}topic b in\n{LISTENER}remote_password s3cret\nuser m\npid_file /m\n"
+    first, second = notes_of(text)
+    told = "lines 1 to 4, 6: connection, address, topic, remote_password: Penstock starts no bri"
+    assert first.startswith(told)
+    assert second.startswith("lines 7 to 8: user, pid_file: the service manager does it")
+
+
+def test_what_is_off_for_one_listener_is_off_for_all() -> None:
+    """And told."""
+    text = (
+        "per_listener_settings true\nlistener 1883\nallow_zero_length_clientid false\n"
+        "accept_protocol_versions 4,5\nlistener 1884\n"
+    )
+    policy, notes = translated(text)
+    assert policy["mqtt"] == {"allow_mqtt31": False, "allow_empty_client_id": False}
+    assert [note.line.number for note in notes] == [3, 4]
+
+
 def test_notes_stand_in_the_order_of_the_lines() -> None:
     """So that the file can be read beside them."""
     text = f"connection c\n{LISTENER}max_queued_messages 0\nuser m\nlistener 1\nmount_point m/\n"
@@ -353,7 +466,7 @@ def test_every_mistake_is_told() -> None:
     """By line and directive, with what was read and what is allowed."""
     text = (
         "lisener 1883\nlistener x\nlistener 0\nlistener 65536 a\nmax_qos 3\npersistence\n"
-        "persistent_client_expiration 14\npassword_file a\npassword_file b\n"
+        "persistent_client_expiration 14\nauto_id_prefix a\nauto_id_prefix b\n"
     )
     problems = problems_of(text)
     assert [path for path, _, _ in problems] == [
@@ -364,15 +477,24 @@ def test_every_mistake_is_told() -> None:
         "line 5, max_qos",
         "line 6, persistence",
         "line 7, persistent_client_expiration",
-        "line 9, password_file",
+        "line 9, auto_id_prefix",
     ]
     assert "(perhaps listener)" in problems[0][2]
     assert problems[5] == ("line 6, persistence", "nothing", "true or false")
-    assert problems[7] == ("line 9, password_file", "again, after line 8", "once")
+    assert problems[7] == ("line 9, auto_id_prefix", "again, after line 8", "once")
 
 
-def test_flags_and_numbers_may_be_given_again() -> None:
+def test_a_listener_has_an_address_and_perhaps_a_comment() -> None:
+    """As mosquitto reads the line."""
+    text = "listener 1883 127.0.0.1 # here\nlistener 1884 # everywhere\n"
+    binds = [listener["bind"] for listener in keys(text)["listeners"].values()]
+    assert binds == ["127.0.0.1:1883", ":1884"]
+
+
+def test_what_may_be_given_again() -> None:
     """The last one counts, as in mosquitto."""
+    text = f"{LISTENER}password_file a\npassword_file b\n"
+    assert keys(text)["plugins"] == {"access": {"password_file": "b"}}
     text = (
         f"{LISTENER}allow_anonymous true\nallow_anonymous false\nsys_interval 1\nsys_interval 2\n"
     )
