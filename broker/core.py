@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -186,7 +187,9 @@ class Core:
         self.logins = LoginBackoff(limits)
         self.ended = Ledger()
         self.retained = RetainedMessages(
-            limits.retained_messages, limits.retained_bytes, timers=self.timers
+            limits.retained_messages,
+            sys.maxsize if limits.retained_bytes is None else limits.retained_bytes,
+            timers=self.timers,
         )
         self.tree = TopicTree(self.sinks, self.gate.threshold_s)
         self.tree.on_plans_void = self._void_fast_plans

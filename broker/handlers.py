@@ -7,6 +7,7 @@ the acknowledgements, `broker.acknowledging`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -151,6 +152,8 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
     wanted = packet.subscriptions
     if connection.is_bridge:
         wanted = tuple(map(of_bridge, wanted))
+    most_bytes = core.limits.subscription_bytes
+    most_bytes_of_all = core.limits.total_subscription_bytes or sys.maxsize
     checks_subscribe = core.access is not None and core.access.checks_subscribe
     is_anything_due = checks_subscribe or retained_delivery.is_anything_due(session)
     unquestioned = _unquestioned_characters(connection, len(wanted))
@@ -162,7 +165,12 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
             is_anything_due = checks_subscribe or retained_delivery.is_anything_due(session)
             unquestioned = _unquestioned_characters(connection, len(wanted))
         topic_filter, qos, no_local, retain_as_published, retain_handling = request
-        if checks_subscribe or len(topic_filter) > unquestioned:
+        if (
+            checks_subscribe
+            or len(topic_filter) > unquestioned
+            or session.subscription_bytes >= most_bytes
+            or core.tree.n_bytes >= most_bytes_of_all
+        ):
             refusal = _refusal(connection, topic_filter)
             if refusal is None and checks_subscribe and not await _is_allowed(connection, request):
                 refusal = ReasonCode.NOT_AUTHORIZED, "not authorized to subscribe"
@@ -226,10 +234,29 @@ def _refusal(connection: Connection, topic_filter: str) -> tuple[ReasonCode, str
     code = refusal_of_filter(core.options, topic_filter)
     if code is not None:
         return code, describe_reason_code(code)
-    subscriptions = session.subscriptions
-    if len(subscriptions) >= limits.subscriptions and topic_filter not in subscriptions:
-        return ReasonCode.QUOTA_EXCEEDED, f"allowed: {limits.subscriptions} subscriptions"
+    if topic_filter not in session.subscriptions:
+        problem = _no_room(connection)
+        if problem:
+            return ReasonCode.QUOTA_EXCEEDED, problem
     return None
+
+
+def _no_room(connection: Connection) -> str:
+    """Say why a session may have no further subscription; "" where it may.
+
+    Bytes are asked for what there is: one filter may go beyond them.
+    """
+    core = connection.core
+    limits = core.limits
+    session = connection.session
+    if len(session.subscriptions) >= limits.subscriptions:
+        return f"allowed: {limits.subscriptions} subscriptions"
+    if session.subscription_bytes >= limits.subscription_bytes:
+        return f"allowed: {limits.subscription_bytes} bytes of subscriptions"
+    most = limits.total_subscription_bytes
+    if most is not None and core.tree.n_bytes >= most:
+        return f"allowed: {most} bytes of all subscriptions"
+    return ""
 
 
 def _refuse(

@@ -26,8 +26,16 @@ _Positive = Annotated[int, Field(ge=1)]
 
 _MEMORY_PER_SESSION: Final = 32 * 1024
 _MEMORY_PER_QUEUED_BYTE: Final = 4
+_MEMORY_PER_RETAINED_BYTE: Final = 8
+_MEMORY_PER_SUBSCRIPTION_BYTE: Final = 8
 
-OF_MEMORY: Final = ("sessions", "sessions_per_address", "total_queued_bytes")
+OF_MEMORY: Final = (
+    "sessions",
+    "sessions_per_address",
+    "total_subscription_bytes",
+    "total_queued_bytes",
+    "retained_bytes",
+)
 """Limits that are a share of the machine's memory where the policy file has no number."""
 
 QueueFull = Literal["drop_newest", "drop_oldest", "disconnect"]
@@ -70,6 +78,10 @@ class Limits:
             some 250 bytes in a subscription or retained message; no scheme of names in use
             comes near to 128, and 65,535 bytes can be 32,768.
         subscriptions: of one session, shared ones included. At 1 KB each they are 10 MB.
+        subscription_bytes: the same in bytes of memory, each with its filter and all levels of it;
+            a further one is refused (0x97). 10,000 of 3 KB each fit, and 500 of the longest.
+        total_subscription_bytes: the same of all sessions, where levels that filters have in common
+            count once. None: an eighth of the machine's memory.
         receive_maximum: QoS 1 and 2 messages that an MQTT 5 client may have unacknowledged
             towards the broker. Enough that a sink which commits in groups is kept busy by
             one publisher.
@@ -101,8 +113,8 @@ class Limits:
         retained_messages: retained messages of all clients; `$SYS` does not count. A further
             one is refused at QoS 1 and 2 in MQTT 5 (0x97), else it is routed and its topic has
             no retained message. Half a million devices with one state each.
-        retained_bytes: the same in bytes of memory: payload, topic, and 256 for each level of
-            the topic. 1 KiB for each of them.
+        retained_bytes: the same in bytes of memory: each message with all that it takes, and the
+            levels of the topics, each once. None: an eighth of the machine's memory.
         plugin_events: calls of aMQTT plugins that may be at work for events of clients; whoever
             causes more is not read from meanwhile, for a second at most. Enough to keep a
             plugin busy that waits 0.1 s for its database, at 10,000 events/s.
@@ -135,6 +147,8 @@ class Limits:
     topic_bytes: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES)] = MAX_STRING_BYTES
     topic_levels: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES + 1)] = 128
     subscriptions: _Positive = 10_000
+    subscription_bytes: _Positive = 32 * 1024 * 1024
+    total_subscription_bytes: _Positive | None = None
     receive_maximum: Annotated[int, Field(ge=1, le=65_535)] = 1_000
     inflight_messages: Annotated[int, Field(ge=1, le=65_535)] = 1_000
     inflight_bytes: _Positive = 128 * 1024 * 1024
@@ -148,7 +162,7 @@ class Limits:
     publish_burst_seconds: Annotated[float, Field(gt=0)] = 1.0
     publish_rate_exceeded: Literal["slow_down", "disconnect"] = "slow_down"
     retained_messages: Annotated[int, Field(ge=0)] = 500_000
-    retained_bytes: Annotated[int, Field(ge=0)] = 512 * 1024 * 1024
+    retained_bytes: Annotated[int, Field(ge=0)] | None = None
     plugin_events: _Positive = 1_000
     connect_timeout_seconds: Annotated[float, Field(gt=0)] = 10.0
     login_failures: _Positive | None = 5
@@ -170,7 +184,12 @@ class Limits:
             self,
             sessions=sessions,
             sessions_per_address=self.sessions_per_address or max(1, sessions // 2),
+            total_subscription_bytes=self.total_subscription_bytes
+            or memory_bytes // _MEMORY_PER_SUBSCRIPTION_BYTE,
             total_queued_bytes=self.total_queued_bytes or memory_bytes // _MEMORY_PER_QUEUED_BYTE,
+            retained_bytes=memory_bytes // _MEMORY_PER_RETAINED_BYTE
+            if self.retained_bytes is None
+            else self.retained_bytes,
         )
 
     def __post_init__(self) -> None:

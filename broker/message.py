@@ -18,7 +18,7 @@ NO_PROPERTIES: Final[Properties] = MappingProxyType({})
 """Those of a message without any: an empty dict of its own takes 64 bytes."""
 
 
-MESSAGE_BYTES: Final = 288
+MESSAGE_BYTES: Final = 224
 """What a message takes in CPython beside its payload and the texts it has: the object, and the
 headers of the others."""
 

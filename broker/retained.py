@@ -15,8 +15,17 @@ from typing import Final
 from broker.message import Message
 from broker.timers import Timer, Timers
 
-LEVEL_BYTES: Final = 256
-"""What a topic level takes in CPython that no other topic shares."""
+RETAINED_BYTES: Final = 112
+"""What a retained message takes in CPython beside the message itself."""
+
+EXPIRY_BYTES: Final = 520
+"""The same of its timer, where it expires."""
+
+LEVEL_BYTES: Final = 144
+"""What a topic level takes beside its text; it counts once for all topics that begin with it."""
+
+TABLE_BYTES: Final = 216
+"""What its table of next levels takes, if there is any; the first levels' does not count."""
 
 
 class _Node:
@@ -33,31 +42,36 @@ class _Node:
     __slots__ = ("children", "is_walked", "message", "number", "set_at")
 
     def __init__(self, number: int) -> None:
-        self.children: dict[str, _Node] = {}
+        self.children = _NO_CHILDREN
         self.is_walked = False
         self.message: Message | None = None
         self.number = number
         self.set_at = 0
 
     def own_children(self) -> dict[str, _Node]:
-        """Return `children` for a change: a copy where a walk may read them."""
-        if self.is_walked:
+        """Return `children` for a change: a copy where a walk may read them, or none has any."""
+        if self.is_walked or self.children is _NO_CHILDREN:
             self.children = dict(self.children)
             self.is_walked = False
         return self.children
+
+
+_NO_CHILDREN: Final[dict[str, _Node]] = {}
+"""What stands for the table of a level that has no next one: most topics end in such a level."""
 
 
 class RetainedMessages:
     """The retained message of each topic (MQTT 5.0, 3.3.1.3).
 
     Invariant: `n_limited` and `n_bytes` are those of all messages in `by_topic` but the broker's
-    own under `$SYS`, which no limit holds back. A message that expires has a timer, which
+    own under `$SYS`, which no limit holds back, and of the levels of all topics but those under
+    `$SYS`. A message that expires has a timer, which
     removes it [MQTT-3.3.2-5]; no other message has one.
 
     Attributes:
         by_topic: Topic Name to message; read it, change it only through `set` and `remove`.
         n_limited: messages that count towards the limit.
-        n_bytes: about what these take of the memory: payload, topic, 256 bytes for each level.
+        n_bytes: about what these take of the memory, with the levels of their topics.
         on_change: called with the topic of each message that was set or removed, or None.
         expired_total: messages that left because their Message Expiry Interval had passed.
     """
@@ -101,6 +115,8 @@ class RetainedMessages:
         last = self.by_topic.get(message.topic)
         if last is not None:
             n_messages, n_bytes = n_messages - 1, n_bytes - _cost(last)[1]
+        else:
+            n_bytes += self._bytes_of_new_levels(message.topic)
         return (
             self.n_limited + n_messages <= self._max_messages
             and self.n_bytes + n_bytes <= self._max_bytes
@@ -130,11 +146,17 @@ class RetainedMessages:
             )
         node = self._root
         self._n_sets += 1
+        n_bytes = 0
         for level in message.topic.split("/"):
             child = node.children.get(level)
             if child is None:
+                n_bytes += LEVEL_BYTES
+                if node.children is _NO_CHILDREN and node is not self._root:
+                    n_bytes += TABLE_BYTES
                 child = node.own_children()[level] = _Node(self._n_sets)
             node = child
+        if not message.topic.startswith("$SYS"):
+            self.n_bytes += n_bytes
         node.message = message
         node.set_at = self._n_sets
         self.by_topic[message.topic] = message
@@ -157,11 +179,33 @@ class RetainedMessages:
             path.append((node, level))
             node = node.children[level]
         node.message = None
+        n_bytes = 0
         for parent, level in reversed(path):
             child = parent.children[level]
             if child.children or child.message is not None:
                 break
-            del parent.own_children()[level]
+            children = parent.own_children()
+            del children[level]
+            n_bytes += LEVEL_BYTES
+            if not children and parent is not self._root:
+                parent.children = _NO_CHILDREN
+                n_bytes += TABLE_BYTES
+        if not topic.startswith("$SYS"):
+            self.n_bytes -= n_bytes
+
+    def _bytes_of_new_levels(self, topic: str) -> int:
+        """Return what the levels of a topic take that are not there yet."""
+        node = self._root
+        levels = topic.split("/")
+        for n_found, level in enumerate(levels):
+            child = node.children.get(level)
+            if child is None:
+                n_new = len(levels) - n_found
+                has_table = node.children is not _NO_CHILDREN or node is self._root
+                n_tables = n_new - 1 if has_table else n_new
+                return n_new * LEVEL_BYTES + n_tables * TABLE_BYTES
+            node = child
+        return 0
 
     def expire(self, topic: str) -> None:
         """Forget and count the message of a topic, whose interval has passed."""
@@ -314,5 +358,5 @@ def _cost(message: Message) -> tuple[int, int]:
     """Return what a retained message counts towards the limits: messages and bytes."""
     if message.topic.startswith("$SYS") and not message.publisher:
         return 0, 0
-    n_levels = message.topic.count("/") + 1
-    return 1, message.size_bytes + len(message.topic_bytes) + n_levels * LEVEL_BYTES
+    n_bytes = RETAINED_BYTES + message.memory_bytes + len(message.topic_bytes)
+    return 1, n_bytes if message.expires_at is None else n_bytes + EXPIRY_BYTES

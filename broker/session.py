@@ -46,6 +46,7 @@ class Session:
         connection: the network connection, or None.
         is_direct: a small message may be written at once, with nothing to overtake.
         subscriptions: by topic filter.
+        subscription_bytes: about what they take of the memory; the topic tree counts them.
         retained_due: retained messages that its subscriptions have still to get, by their
             topic filters, in order; a client may have very many.
         shares: the shared subscriptions that this session is a member of.
@@ -92,6 +93,7 @@ class Session:
         "resend",
         "retained_due",
         "shares",
+        "subscription_bytes",
         "subscriptions",
         "username",
         "version",
@@ -109,6 +111,7 @@ class Session:
         self.connection: Connection | None = None
         self.is_direct = False
         self.subscriptions: dict[str, Subscription] = {}
+        self.subscription_bytes = 0
         self.retained_due: OrderedDict[str, RetainedDue] = OrderedDict()
         self.shares: tuple[SharedSubscription, ...] = ()
         self.ledger = Ledger()

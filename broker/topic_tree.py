@@ -36,6 +36,33 @@ _TARGET_BYTES: Final = 90
 """What a plan and each of its targets take in CPython, its fast plan included."""
 
 
+SUBSCRIPTION_BYTES: Final = 280
+"""What a subscription takes in CPython beside its topic filter and the levels of that."""
+
+SHARE_BYTES: Final = 960
+"""What a shared subscription takes beside those of its members."""
+
+LEVEL_BYTES: Final = 96
+"""What a level of a filter takes beside its text; it counts once for all that begin with it."""
+
+TABLE_BYTES: Final = 128
+"""What its table of next levels takes, if there is any."""
+
+
+def subscription_bytes(topic_filter: str) -> int:
+    """Return what a subscription takes of the memory if no other shares a level with it.
+
+    Args:
+        topic_filter: as given.
+    """
+    n_levels = topic_filter.count("/") + 1
+    n_bytes = 2 * sys.getsizeof(topic_filter)  # the levels are strings of their own
+    return SUBSCRIPTION_BYTES + n_bytes + n_levels * (_STRING_BYTES + LEVEL_BYTES + TABLE_BYTES)
+
+
+_STRING_BYTES: Final = 56
+
+
 class Subscription:
     """One session's subscription to one topic filter.
 
@@ -233,6 +260,7 @@ class TopicTree:
         plans: topic bytes to plan; the router looks in here first.
         shares: the shared subscriptions that have members, by ``$share/{ShareName}/{filter}``.
         n_subscriptions: subscriptions of all sessions, memberships of shares among them.
+        n_bytes: about what they take of the memory.
         on_plans_void: called after plans were dropped, so that what was derived from them can
             be dropped too.
     """
@@ -255,6 +283,7 @@ class TopicTree:
         self._plan_bytes = 0
         self.shares: dict[str, SharedSubscription] = {}
         self.n_subscriptions = 0
+        self.n_bytes = 0
         self.on_plans_void: Callable[[], None] = lambda: None
 
     def add(self, subscription: Subscription) -> bool:
@@ -272,7 +301,8 @@ class TopicTree:
             node.held = subscription
         else:
             is_new = node.hold(subscription)
-        self.n_subscriptions += is_new
+        if is_new:
+            self._count(subscription.session, topic_filter, 1)
         if self.plans:
             self._make_void(topic_filter)
         return is_new
@@ -283,14 +313,22 @@ class TopicTree:
         share = self.shares.get(name)
         if share is None:
             share = self.shares[name] = SharedSubscription(name)
+            self.n_bytes += SHARE_BYTES
             node = self._node(topic_filter)
             if node.shares is None:
                 node.shares = {}
             node.shares[name] = share
             self._make_void(topic_filter)
         is_new = share.join(Target(subscription.session, (subscription,)))
-        self.n_subscriptions += is_new
+        if is_new:
+            self._count(subscription.session, name, 1)
         return is_new
+
+    def _count(self, session: Session, topic_filter: str, n: int) -> None:
+        """Count one subscription more (`n` 1) or less (-1)."""
+        self.n_subscriptions += n
+        self.n_bytes += n * (SUBSCRIPTION_BYTES + sys.getsizeof(topic_filter))
+        session.subscription_bytes += n * subscription_bytes(topic_filter)
 
     def _node(self, topic_filter: str) -> _Node:
         """Return the node of a filter, made where there is none."""
@@ -298,6 +336,9 @@ class TopicTree:
         for level in topic_filter.split("/"):
             child = node.get(level)
             if child is None:
+                if not node:
+                    self.n_bytes += TABLE_BYTES
+                self.n_bytes += LEVEL_BYTES + sys.getsizeof(level)
                 child = node[level] = _Node()
                 child.held = child.shares = None
             node = child
@@ -312,27 +353,32 @@ class TopicTree:
             share = self.shares.get(name)
             if share is None or not share.leave(session):
                 return False
-            self.n_subscriptions -= 1
+            self._count(session, name, -1)
             if share.members:
                 return True
             del self.shares[name]
+            self.n_bytes -= SHARE_BYTES
         node = stays = self._root  # the last node on the way that is there for others too
-        cut = ""
-        for level in topic_filter.split("/"):
+        cut = depth = 0
+        levels = topic_filter.split("/")
+        for depth, level in enumerate(levels):
             child = node.get(level)
             if child is None:
                 return False
             if len(node) > 1 or node.held is not None or node.shares or node is self._root:
-                stays, cut = node, level
+                stays, cut = node, depth
             node = child
         if share is not None and node.shares:
             del node.shares[name]
         elif node.let_go(session):
-            self.n_subscriptions -= 1
+            self._count(session, name, -1)
         else:
             return False
         if node.is_empty():  # with it goes all that leads to it alone
-            del stays[cut]
+            del stays[levels[cut]]
+            n_tables = depth - cut if stays else depth - cut + 1
+            self.n_bytes -= n_tables * TABLE_BYTES
+            self.n_bytes -= sum(LEVEL_BYTES + sys.getsizeof(level) for level in levels[cut:])
         self._make_void(topic_filter)
         return True
 

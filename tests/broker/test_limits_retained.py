@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 
 from broker.limits import Limits
+from broker.message import Message
 from broker.mqtt.packets import PubAck, Publish, PubRec, PubRel
 from broker.mqtt.reason_codes import ReasonCode
+from broker.retained import LEVEL_BYTES, RETAINED_BYTES
 from tests.helpers.access import Access
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
-LIMITS = [Limits(retained_messages=2), Limits(retained_bytes=2 * (256 + 1 + 1))]
+OF_MESSAGE = RETAINED_BYTES + LEVEL_BYTES + Message("a", b"1", publisher="c").memory_bytes + 1
+
+LIMITS = [Limits(retained_messages=2), Limits(retained_bytes=2 * OF_MESSAGE)]
 
 PLAIN_AND_CHECKED = [None, Access()]
 

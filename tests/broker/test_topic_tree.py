@@ -85,6 +85,7 @@ def test_the_tree_matches_as_the_rule_does(
     for topic_filter in kept:
         assert tree.remove(ONE, topic_filter)
     assert tree._root.is_empty()
+    assert tree.n_bytes == 0
 
 
 def test_a_second_subscription_to_a_filter_takes_the_place_of_the_first() -> None:
