@@ -110,8 +110,8 @@ class Core:
         in_turn: the driver is inside a call and looks at touched connections after it.
         touched: connections that the driver must serve; it takes them by `take_touched`.
         journal: told of what must outlive the process; None where nothing must.
-        congested: subscribers' connections that were found without room by the publish that
-            is handled now.
+        congested: (connection, payload bytes) of each message of the publish that is handled now
+            which found its subscriber without room.
         on_sys_subscribed: told of each filter below ``$`` to which what is retained is due; None
             where nobody publishes on demand.
         catch_up: returns what a client that causes events is to wait for, or None where the
@@ -219,7 +219,7 @@ class Core:
         self.copy_maximum = MAX_REMAINING_LENGTH + 5 if is_by_reference else PIECE_BYTES
         self.breaking = BreakingOff.of(self)
         self.in_turn = False
-        self.congested: list[Sender] = []
+        self.congested: list[tuple[Sender, int]] = []
         self.steps = 0
         self.most_steps = MOST_STEPS
         self.journal: Journal | None = None

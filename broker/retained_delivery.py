@@ -118,7 +118,7 @@ def begin(session: Session, now: float) -> None:
     """Send the first of what is due after a SUBSCRIBE, most often all; leave the rest to pumps."""
     if session.retained_due and session.is_direct:
         send_due(session, now)
-    if session.retained_due:
+    if session.retained_due or session.outbox.n_messages:
         session.is_direct = False
         if session.connection is not None:
             session.connection.want_pump()
@@ -145,9 +145,10 @@ def send_due(session: Session, now: float, n_messages: int = SLICE_MESSAGES) -> 
         n_messages: the most to give.
 
     Returns:
-        True where it is worth while to go on at once.
+        True where it is worth while to go on at once: there is more, or some of it waits.
     """
     all_due = session.retained_due
+    n_waiting = session.outbox.n_messages
     due = next(iter(all_due.values()))
     if due.is_asking or not _has_room(session):
         return False
@@ -170,7 +171,7 @@ def send_due(session: Session, now: float, n_messages: int = SLICE_MESSAGES) -> 
             n_messages -= 1
             if not n_messages or not _has_room(session):
                 break
-    return bool(all_due)
+    return bool(all_due) or session.outbox.n_messages > n_waiting
 
 
 async def _send_asked(session: Session, due: RetainedDue, now: float, n_messages: int) -> None:
@@ -242,6 +243,8 @@ def send_before(session: Session, topic: str, now: float) -> None:
         is_expired = message.expires_at is not None and now >= message.expires_at
         if not is_expired and not (is_own and subscription.no_local):
             _give(due, message, now)
+            if session.connection is not None:
+                session.connection.want_pump()
 
 
 def _is_due(due: RetainedDue) -> bool:
@@ -264,7 +267,11 @@ def _has_room(session: Session) -> bool:
 
 
 def _give(due: RetainedDue, message: Message, now: float) -> None:
-    """Send a retained message, or let it wait behind what waits already."""
+    """Send a retained message, or let it wait behind what waits already.
+
+    The caller sees to the next pump. Were it asked for here, a pump that gives a message for each
+    that it takes would be followed by the next without others having their turn.
+    """
     subscription = due.subscription
     session = subscription.session
     identifier = subscription.subscription_id
@@ -294,5 +301,3 @@ def _give(due: RetainedDue, message: Message, now: float) -> None:
         connection.send_delivery(delivery, now)
     elif session.outbox.add(delivery):
         session.is_direct = False
-        if connection is not None:
-            connection.want_pump()

@@ -34,7 +34,7 @@ from broker.payload import (
 )
 from broker.probes import send_probe
 from broker.redelivery import may_take_over, take_over
-from broker.retained_delivery import send_due
+from broker.retained_delivery import SLICE_MESSAGES, send_due
 from broker.throttle import Throttle
 from broker.topic_aliases import OutgoingAliases
 
@@ -239,13 +239,15 @@ class Sender(Outgoing):
                 or session.retained_due
                 or (session.shares and may_take_over(session))
             )
+        self.wants_more |= is_refilled  # there may be more of it
         self._after_pump(session, now)
-        if is_refilled:
-            self.want_pump()  # for more of it, after others had their turn
 
     def _after_pump(self, session: Session, now: float) -> None:
         if self.wants_more:
             self._pump_wanted = True
+            # What others publish goes out between retained messages: nobody waits for all of them.
+            if session.retained_due and session.outbox.n_messages <= SLICE_MESSAGES:
+                self.throttle.let_go()
         elif session.outbox.n_messages <= self.send_quota:
             if not (session.outbox.n_messages or session.resend or session.retained_due):
                 session.is_direct = True

@@ -201,7 +201,7 @@ class Session:
         if not connection.throttle.is_slow and (
             connection.is_paused or self.outbox.n_messages > connection.send_quota
         ):
-            self.core.congested.append(connection)
+            self.core.congested.append((connection, message.payload_bytes))
 
     def _overflowed(self, now: float) -> None:
         """A message was dropped: where the policy says so, let the client find that out.

@@ -9,6 +9,11 @@ transport has not drained once in that time is *slow*. It is not waited for agai
 drained faster than that, or its outbox has been empty. No wait lasts longer than
 `MAX_WAIT_SECONDS`.
 
+Who publishes little does not wait for what others have sent. What a publisher adds to subscribers
+without room uses up an allowance (`LITTLE_MESSAGES_PER_SECOND`, `LITTLE_BYTES_PER_SECOND`), and it
+waits only when that is spent, or for a subscriber that has a good part of what its outbox takes
+waiting (`WAITING_SHARE`): then very many who publish little are a flood, too.
+
 A client that is not read from cannot acknowledge either. Were two that flood each other both
 held, each would wait for the other's acknowledgements, which nobody reads. So nobody waits for
 one that waits for it, be it through others: who waits for whom has no circle, and at the end of
@@ -35,6 +40,22 @@ THROTTLE_SECONDS: Final = 0.05
 MAX_WAIT_SECONDS: Final = 1.0
 """The longest that a publisher is not read from, however well its subscribers drain."""
 
+LITTLE_MESSAGES_PER_SECOND: Final = 200.0
+"""What a publisher may add to subscribers without room and need not wait."""
+
+LITTLE_BYTES_PER_SECOND: Final = 131_072.0
+"""The same in payload bytes: a quarter of what the slowest subscriber drains that is waited for."""
+
+LITTLE_SECONDS: Final = 0.25
+"""The allowance of so long may be used at once: a network brings messages in bunches."""
+
+MOST_DEBT_SECONDS: Final = 1.0
+"""A publisher that has spent more of its allowance, such as by one large message, has little again
+after as long as the longest wait."""
+
+WAITING_SHARE: Final = 0.125
+"""Of the messages or bytes that an outbox takes: while fewer wait, it has room for little ones."""
+
 
 class Throttle:
     """One connection's part in it, as a publisher and as a subscriber.
@@ -50,6 +71,7 @@ class Throttle:
         "_checked_at",
         "_core",
         "_held",
+        "_paid_until",
         "_paused_at",
         "_resumed_at",
         "_timer",
@@ -67,6 +89,7 @@ class Throttle:
         self._timer: Timer | None = None
         self._waits_since = 0.0
         self._checked_at = 0.0
+        self._paid_until = 0.0
         self._paused_at = 0.0
         self._resumed_at = 0.0
         self.is_slow = False
@@ -87,9 +110,13 @@ class Throttle:
         if not congested:
             return
         if self.connection is not None:
-            for connection in congested:
+            subscribers = {connection for connection, _ in congested}
+            is_little = self._is_little(len(subscribers), now)
+            for connection in subscribers:
                 blocker = connection.throttle
-                if blocker is not self and not blocker._waits_for(self):
+                if blocker is self or (is_little and _has_room_for_little(connection)):
+                    continue
+                if not blocker._waits_for(self):
                     self.blockers[blocker] = None
                     blocker._held[self] = None
         congested.clear()
@@ -97,6 +124,17 @@ class Throttle:
             self._waits_since = now
             self._set_timer(now)
             self._touch()
+
+    def _is_little(self, n_subscribers: int, now: float) -> bool:
+        """Book what the last publish added; say whether it is within the allowance."""
+        congested = self._core.congested
+        n_bytes = sum(n_bytes for _, n_bytes in congested)
+        seconds = max(
+            len(congested) / LITTLE_MESSAGES_PER_SECOND, n_bytes / LITTLE_BYTES_PER_SECOND
+        )
+        paid_until = max(self._paid_until, now) + seconds / n_subscribers
+        self._paid_until = min(paid_until, now + MOST_DEBT_SECONDS)
+        return paid_until <= now + LITTLE_SECONDS
 
     def _touch(self) -> None:
         if self.connection is not None:
@@ -167,3 +205,12 @@ class Throttle:
         """
         self.leave()
         self.connection = None
+
+
+def _has_room_for_little(subscriber: Sender) -> bool:
+    """Say whether so little waits for a subscriber that who publishes little need not wait."""
+    limits, outbox = subscriber.core.limits, subscriber.session.outbox
+    return (
+        outbox.n_messages < limits.queued_messages * WAITING_SHARE
+        and outbox.n_bytes < limits.queued_bytes * WAITING_SHARE
+    )

@@ -94,6 +94,29 @@ def test_one_subscribe_takes_no_more_than_its_slice_before_others_have_their_tur
     assert len(client.payloads()) == 2000
 
 
+def test_live_messages_between_retained_ones_do_not_keep_others_from_their_turn() -> None:
+    """A pump leaves the rest to its next turn, whatever waits: it does not ask to be looked at."""
+    broker = VirtualBroker()
+    retain(broker, 20 * SLICE_MESSAGES)
+    client = paused(broker)
+    client.send(Subscribe(1, (Subscription("#"),)))
+    live = broker.connect("live")
+    for number in range(3):
+        live.publish(f"live/{number}", b"live")
+    client.connection.resume_sending(broker.now)
+    broker.core.take_touched()
+    for _ in range(5):
+        client.connection.needs_look = False
+        client.connection.want_pump()
+        broker.core.take_touched()
+        client.connection.needs_look = False
+        client.connection.pump(0, broker.now)
+        assert client.connection.wants_more
+        assert not client.connection.needs_look
+        client.connection.data_to_send()
+        broker.core.take_touched()
+
+
 def test_bytes_that_are_not_sent_yet_are_bounded() -> None:
     """Large messages by reference are given to the connection only as it has room."""
     broker = VirtualBroker()

@@ -11,8 +11,20 @@ from hypothesis import strategies as st
 from broker.limits import Limits
 from broker.message import Message
 from broker.mqtt.packets import Packet, PubAck, Publish, Subscribe, Subscription
-from broker.throttle import MAX_WAIT_SECONDS, THROTTLE_SECONDS
+from broker.throttle import (
+    LITTLE_BYTES_PER_SECOND,
+    LITTLE_MESSAGES_PER_SECOND,
+    LITTLE_SECONDS,
+    MAX_WAIT_SECONDS,
+    THROTTLE_SECONDS,
+    WAITING_SHARE,
+)
 from tests.helpers.virtual import VirtualBroker, VirtualClient
+
+
+def much(mark: bytes) -> bytes:
+    """Return a payload by which its publisher is none that publishes little."""
+    return mark.ljust(int(LITTLE_BYTES_PER_SECOND * LITTLE_SECONDS) + 1, b".")
 
 
 def congested() -> tuple[VirtualBroker, VirtualClient, VirtualClient]:
@@ -29,37 +41,99 @@ def test_a_publisher_waits_until_its_subscriber_has_room() -> None:
     """It is not read from; others are."""
     broker, publisher, subscriber = congested()
     other = broker.connect("other")
-    publisher.publish("t", b"x")
+    publisher.publish("t", much(b"x"))
     other.publish("u", b"x")
     assert not publisher.is_reading
     assert other.is_reading
     subscriber.connection.resume_sending(subscriber.broker.now)
     broker.settle()
     assert publisher.is_reading
-    assert subscriber.payloads() == [b"x"]
+    assert subscriber.payloads() == [much(b"x")]
+
+
+def test_who_publishes_little_does_not_wait_for_what_another_has_sent() -> None:
+    """A subscriber to all topics that a flood keeps full slows the flood down, and nobody else."""
+    broker = VirtualBroker()
+    subscriber = broker.connect("s")
+    subscriber.subscribe("#")
+    flood, little = broker.connect("flood"), broker.connect("little")
+    subscriber.connection.pause_sending(broker.now)
+    flood.publish("f", much(b"x"))
+    for number in range(int(LITTLE_MESSAGES_PER_SECOND)):
+        little.publish("t", b"%d" % number)
+        assert little.is_reading
+        broker.advance(1 / LITTLE_MESSAGES_PER_SECOND)
+        subscriber.connection.resume_sending(broker.now)  # it has taken something, not all
+        subscriber.connection.pause_sending(broker.now)
+    assert not flood.is_reading
+
+
+def test_who_publishes_little_may_do_so_in_bunches_and_not_for_long() -> None:
+    """What came while the broker did not look is no flood; more than that is."""
+    _, publisher, _ = congested()
+    n_messages = int(LITTLE_SECONDS * LITTLE_MESSAGES_PER_SECOND)
+    for _ in range(n_messages):
+        publisher.publish("t", b"x")
+    assert publisher.is_reading
+    publisher.publish("t", b"x")
+    assert not publisher.is_reading
+
+
+def test_very_many_who_publish_little_wait_for_a_subscriber_with_a_backlog() -> None:
+    """Together they are a flood, and what waits for one subscriber stays within its limit."""
+    n_publishers = 80
+    broker = VirtualBroker(Limits(queued_messages=n_publishers))
+    subscriber = broker.connect("s")
+    subscriber.subscribe("t")
+    subscriber.connection.pause_sending(broker.now)
+    publishers = [broker.connect(f"p{number}") for number in range(n_publishers)]
+    for publisher in publishers:
+        publisher.publish("t", b"x")
+    n_free = sum(publisher.is_reading for publisher in publishers)
+    assert n_free == int(n_publishers * WAITING_SHARE) - 1
+
+
+def test_publishers_do_not_wait_for_all_retained_messages_of_a_subscriber() -> None:
+    """As soon as what they have sent is on its way, between two of these, they go on."""
+    n_retained = 1_000
+    broker = VirtualBroker()
+    publisher = broker.connect("p")
+    for number in range(n_retained):
+        publisher.publish(f"r/{number}", b"x", retain=True)
+    subscriber = broker.connect("s")
+    subscriber.room_bytes = 0
+    subscriber.send(Subscribe(1, (Subscription("#"),)))
+    publisher.publish("live", much(b"x"))
+    assert not publisher.is_reading
+    subscriber.room_bytes = 1_000
+    subscriber.connection.resume_sending(broker.now)
+    broker.settle()
+    assert subscriber.session.retained_due
+    assert publisher.is_reading
+    assert much(b"x") in subscriber.payloads()
 
 
 def test_nobody_waits_long_nor_twice_for_a_subscriber_on_a_bad_link() -> None:
     """After one wait in vain it is slow, until it has caught up."""
     broker, publisher, subscriber = congested()
-    publisher.publish("t", b"1")
+    publisher.publish("t", much(b"1"))
     assert not publisher.is_reading
     broker.advance(THROTTLE_SECONDS)
     assert publisher.is_reading
-    publisher.publish("t", b"2")
+    publisher.publish("t", much(b"2"))
     assert publisher.is_reading
     subscriber.connection.resume_sending(subscriber.broker.now)
     broker.settle()
-    assert subscriber.payloads() == [b"1", b"2"]
+    assert subscriber.payloads() == [much(b"1"), much(b"2")]
     subscriber.connection.pause_sending(subscriber.broker.now)
-    publisher.publish("t", b"3")
+    publisher.publish("t", much(b"3"))
     assert not publisher.is_reading
 
 
 def test_a_publisher_waits_on_for_a_subscriber_that_drains() -> None:
     """A healthy subscriber with a long backlog is waited for, but not for ever."""
     broker, publisher, subscriber = congested()
-    publisher.publish("t", b"x")
+    publisher.publish("t", much(b"x"))
     waited = 0.0
     while not publisher.is_reading:
         broker.advance(THROTTLE_SECONDS / 2)
@@ -73,7 +147,7 @@ def test_a_publisher_waits_on_for_a_subscriber_that_drains() -> None:
 def test_a_slow_subscriber_that_drains_quickly_again_is_waited_for() -> None:
     """One that was short of processor time for a moment is not slow for good."""
     broker, publisher, subscriber = congested()
-    publisher.publish("t", b"1")
+    publisher.publish("t", much(b"1"))
     broker.advance(THROTTLE_SECONDS)
     throttle = subscriber.connection.throttle
     assert throttle.is_slow
@@ -88,8 +162,8 @@ def test_a_subscriber_that_leaves_lets_its_publishers_go_on() -> None:
     """And a publisher that leaves is not woken any more."""
     broker, publisher, subscriber = congested()
     gone = broker.connect("gone")
-    gone.publish("t", b"x")
-    publisher.publish("t", b"x")
+    gone.publish("t", much(b"x"))
+    publisher.publish("t", much(b"x"))
     gone.lose()
     subscriber.lose()
     broker.settle()
@@ -99,7 +173,7 @@ def test_a_subscriber_that_leaves_lets_its_publishers_go_on() -> None:
 
 def test_a_full_inflight_window_throttles_too() -> None:
     """A flood of QoS 1 is held back before the outbox is full."""
-    broker = VirtualBroker(Limits(inflight_messages=2))
+    broker = VirtualBroker(Limits(inflight_messages=2, queued_messages=16))
     subscriber = broker.connect("s")
     subscriber.subscribe("t", 1)
     publisher = broker.connect("p")
@@ -118,7 +192,7 @@ def test_a_client_does_not_wait_for_itself() -> None:
     client = broker.connect("c")
     client.subscribe("t")
     client.connection.pause_sending(client.broker.now)
-    client.publish("t", b"x")
+    client.publish("t", much(b"x"))
     assert client.is_reading
 
 
@@ -138,7 +212,7 @@ def test_nobody_waits_for_a_subscriber_whom_another_message_found_without_room()
 def test_clients_that_flood_each_other_are_not_all_held(names: str) -> None:
     """Though their acknowledgements stand behind what they publish, all arrives, in no time."""
     n_messages = 100
-    broker = VirtualBroker(Limits(inflight_messages=2))
+    broker = VirtualBroker(Limits(inflight_messages=2, queued_messages=2 * n_messages))
     clients = [broker.connect(name) for name in names]
     written: list[deque[Packet]] = []
     for client, topic, other in zip(clients, names, names[1:] + names[0], strict=True):
@@ -166,10 +240,10 @@ def test_a_source_waits_for_the_sink_behind_a_worker() -> None:
     """The worker is held, and not slow for it; when the sink has room, both go on."""
     broker, worker, sink = congested()
     worker.subscribe("work")
-    worker.publish("t", b"1")
+    worker.publish("t", much(b"1"))
     worker.connection.pause_sending(broker.now)  # it cannot write, and so it does not read
     source = broker.connect("source")
-    source.publish("work", b"2")
+    source.publish("work", much(b"2"))
     for _ in range(3):
         broker.advance(THROTTLE_SECONDS / 2)
         sink.connection.resume_sending(broker.now)  # it drains, and is full again
@@ -198,7 +272,7 @@ def test_whoever_is_held_waits_in_the_end_for_a_client_that_is_read(data: st.Dat
     for _ in range(data.draw(st.integers(1, 25))):
         number, to = data.draw(who), data.draw(who)
         if data.draw(st.booleans()):
-            clients[number].publish(str(to), b"x")
+            clients[number].publish(str(to), much(b"x"))
         elif clients[number].connection.is_paused:
             clients[number].connection.resume_sending(broker.now)
             broker.settle()
