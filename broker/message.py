@@ -18,7 +18,7 @@ NO_PROPERTIES: Final[Properties] = MappingProxyType({})
 """Those of a message without any: an empty dict of its own takes 64 bytes."""
 
 
-MESSAGE_BYTES: Final = 224
+MESSAGE_BYTES: Final = 232
 """What a message takes in CPython beside its payload and the texts it has: the object, and the
 headers of the others."""
 
@@ -45,6 +45,8 @@ class Message(Storable):
             gets it.
         expires_at: monotonic seconds, or None where it never expires (MQTT 5.0, 3.3.2.3.3).
         properties: PUBLISH properties that travel on to subscribers; empty for most.
+        encoded_properties: those of them that are the same for all, from when the message is first
+            sent; see `broker.outgoing_properties`.
         publisher: Client Identifier of the publisher; "" for the broker itself.
         more_bytes: what it counts towards limits of bytes beside its payload: its properties,
             where they are not small.
@@ -54,6 +56,7 @@ class Message(Storable):
 
     __slots__ = (
         "arrived_at",
+        "encoded_properties",
         "expires_at",
         "is_large",
         "more_bytes",
@@ -91,6 +94,7 @@ class Message(Storable):
         self.arrived_at = arrived_at
         self.expires_at = expires_at
         self.properties = properties or NO_PROPERTIES
+        self.encoded_properties = b""
         self.publisher = publisher
         self.more_bytes = self.n_references = self.n_waiting = 0
         self.row_start = self.row_index = 0
@@ -157,14 +161,14 @@ class Message(Storable):
 
 
 def properties_bytes(properties: Properties) -> int:
-    """Return about what properties take of the memory."""
+    """Return about what properties take of the memory: their texts as values, and encoded."""
     n_bytes = _PROPERTIES_BYTES
     for value in properties.values():
         if isinstance(value, list | tuple):
             for item in value:
                 n_bytes += _PROPERTY_BYTES
                 if isinstance(item, tuple):
-                    n_bytes += sum(map(len, item))
+                    n_bytes += 2 * sum(map(len, item))
         elif isinstance(value, str | bytes):
-            n_bytes += _PROPERTY_BYTES + len(value)
+            n_bytes += _PROPERTY_BYTES + 2 * len(value)
     return n_bytes

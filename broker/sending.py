@@ -25,6 +25,7 @@ from broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5, PacketType
 from broker.mqtt.packets import Packet, PubRel
 from broker.mqtt.writer import publish_header, write_packet
 from broker.outgoing import Outgoing
+from broker.outgoing_properties import outgoing_properties
 from broker.payload import (
     PIECE_BYTES,
     SENT_PIECE_BYTES,
@@ -66,10 +67,7 @@ _CONNACK_BYTE: Final = PacketType.CONNACK << 4
 
 _SHORT_PACKET: Final = struct.Struct(">BBH").pack
 
-_ALMOST_A_SECOND: Final = 0.999
-"""What is left of an interval is rounded up, but not for the rounding error of a clock."""
-
-_NO_PROPERTIES: Final[dict[str, Any]] = {}
+_NO_PROPERTIES: Final = b"\0"
 
 
 class Sender(Outgoing):
@@ -394,13 +392,14 @@ class Sender(Outgoing):
         payload = message.payload if type(message.payload) is bytes else self._read(message)
         if payload is None:
             return
-        if message.properties or subscription_ids:
-            properties = self._properties(message, subscription_ids, now)
+        if self.aliases is not None:
+            header = self._aliased_header(
+                self.aliases, message, subscription_ids, now, retain=retain
+            )
         else:
             properties = _NO_PROPERTIES
-        if self.aliases is not None:
-            header = self._aliased_header(self.aliases, message, properties, retain=retain)
-        else:
+            if (message.properties or subscription_ids) and self.version == MQTT_5:
+                properties = outgoing_properties(message, subscription_ids, now)
             header = publish_header(
                 message.topic_bytes,
                 len(payload),
@@ -482,20 +481,20 @@ class Sender(Outgoing):
 
     def _header(self, delivery: Delivery, now: float, *, dup: bool) -> bytes:
         message = delivery.message
-        if message.properties or delivery.subscription_ids:
-            properties = self._properties(message, delivery.subscription_ids, now)
-        else:
-            properties = _NO_PROPERTIES
         if self.aliases is not None:
             return self._aliased_header(
                 self.aliases,
                 message,
-                properties,
+                delivery.subscription_ids,
+                now,
                 qos=delivery.qos,
                 retain=delivery.retain,
                 dup=dup,
                 packet_id=delivery.packet_id,
             )
+        properties = _NO_PROPERTIES
+        if (message.properties or delivery.subscription_ids) and self.version == MQTT_5:
+            properties = outgoing_properties(message, delivery.subscription_ids, now)
         return publish_header(
             message.topic_bytes,
             message.payload_bytes,
@@ -511,7 +510,8 @@ class Sender(Outgoing):
         self,
         aliases: OutgoingAliases,
         message: Message,
-        properties: dict[str, Any],
+        subscription_ids: tuple[int, ...],
+        now: float,
         **fields: Any,
     ) -> bytes:
         """Return a PUBLISH header with a Topic Alias, where the topic gets one."""
@@ -521,27 +521,14 @@ class Sender(Outgoing):
             header = publish_header(
                 b"" if is_known else topic_bytes,
                 message.payload_bytes,
-                properties={**properties, "topic_alias": alias},
+                properties=outgoing_properties(message, subscription_ids, now, alias),
                 **fields,
             )
             if is_known or len(header) + message.payload_bytes <= self.send_maximum:
                 return header
             aliases.forget(topic_bytes)  # it may fit without
+        properties = outgoing_properties(message, subscription_ids, now)
         return publish_header(topic_bytes, message.payload_bytes, properties=properties, **fields)
-
-    def _properties(
-        self, message: Message, subscription_ids: tuple[int, ...], now: float
-    ) -> dict[str, Any]:
-        """Return the properties of an outgoing PUBLISH (MQTT 5.0, 3.3.2.3)."""
-        if self.version != MQTT_5:
-            return _NO_PROPERTIES
-        properties = dict(message.properties)
-        if message.expires_at is not None:  # [MQTT-3.3.2-6]
-            left = message.expires_at - now
-            properties["message_expiry_interval"] = max(0, int(left + _ALMOST_A_SECOND))
-        if subscription_ids:
-            properties["subscription_identifier"] = list(subscription_ids)
-        return properties
 
     def _put_publish(
         self, header: bytes, payload: bytes | PayloadReader, *, is_held: bool = False

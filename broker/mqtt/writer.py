@@ -68,7 +68,7 @@ def publish_header(
     retain: bool = False,
     dup: bool = False,
     packet_id: int = 0,
-    properties: Properties = NO_PROPERTIES,
+    properties: Properties | bytes = NO_PROPERTIES,
     version: int = MQTT_5,
 ) -> bytes:
     """Return all of a PUBLISH that stands before its payload.
@@ -80,7 +80,7 @@ def publish_header(
         retain: RETAIN.
         dup: DUP; False with QoS 0 [MQTT-3.3.1-2].
         packet_id: 1 to 65,535 with QoS 1 and 2; unused with QoS 0.
-        properties: left out with MQTT 3.1.1.
+        properties: left out with MQTT 3.1.1; bytes are those of properties after their length.
         version: 3, 4 or 5.
 
     Raises:
@@ -90,7 +90,10 @@ def publish_header(
     first_byte = 0x30 | dup << 3 | qos << 1 | retain
     tail = packet_id.to_bytes(2) if qos else b""
     if version == MQTT_5:
-        tail += write_properties(properties, PUBLISH) if properties else b"\0"
+        if isinstance(properties, bytes):
+            tail += properties
+        else:
+            tail += write_properties(properties, PUBLISH) if properties else b"\0"
     remaining = 2 + topic_size + len(tail) + payload_bytes
     if remaining < 0x80:
         return _pack_short_header(first_byte, remaining, topic_size) + topic_bytes + tail

@@ -63,6 +63,7 @@ LAYERS: Final = (
             "priority_outbox",
             "probes",
             "outgoing",
+            "outgoing_properties",
             "publishing",
             "receipts",
             "rate_limit",
