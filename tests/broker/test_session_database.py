@@ -21,7 +21,12 @@ from broker.records import (
     SubscriptionRow,
     WillRow,
 )
-from broker.session_database import DatabaseStartError, DatabaseWriteError, SessionDatabase
+from broker.session_database import (
+    ROWS_AT_A_TIME,
+    DatabaseStartError,
+    DatabaseWriteError,
+    SessionDatabase,
+)
 
 SESSION = SessionRow(1, "c", "user", "default", 5, 60.0, 1.5)
 ROWS: dict[str, list[Any]] = {
@@ -104,6 +109,18 @@ def test_what_goes_is_gone(tmp_path: Path) -> None:
     database.close()
     assert not stored.subscriptions
     assert not stored.incoming
+
+
+@pytest.mark.parametrize("n_rows", [ROWS_AT_A_TIME - 1, ROWS_AT_A_TIME, 2 * ROWS_AT_A_TIME + 1])
+def test_many_deliveries_come_and_go(tmp_path: Path, n_rows: int) -> None:
+    """As many as go into one statement, and the rest; no other row is touched."""
+    database = opened(tmp_path / "s.db")
+    rows = [DeliveryRow(n, 1, 3, 1, False, None, n % 7, False, "") for n in range(1, n_rows + 1)]
+    database.write(Batch(deliveries=rows))
+    assert database.read(bytes).deliveries == rows
+    database.write(Batch(gone_deliveries=array("q", range(2, n_rows + 1))))
+    assert database.read(bytes).deliveries == rows[:1]
+    database.close()
 
 
 def test_a_row_put_again_replaces(tmp_path: Path) -> None:
