@@ -29,7 +29,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from broker.delivery import Delivery
 from broker.message import Message
@@ -52,6 +52,11 @@ if TYPE_CHECKING:
     from broker.core import Core
     from broker.session import Session
     from broker.topic_tree import Plan
+
+
+MOST_EXPIRED: Final = 10_000
+"""Stored messages of sessions that have expired, from which on they are deleted even in a commit
+that somebody waits for: that takes some 20 ms."""
 
 
 class Waiting(Protocol):
@@ -124,6 +129,8 @@ class Journal:
         self._deliveries: dict[Delivery, DeliveryJournal] = {}
         self._on_its_way = ShareJournal(self, None)
         self._gone_deliveries, self._gone_messages = array("q"), array("q")
+        self._expired: dict[str, tuple[SessionJournal, list[Delivery]]] = {}
+        self._n_expired = 0
         self._retained: dict[str, None] = {}
         self._stored_retained: dict[str, Message] = {}
         self._wills: dict[str, None] = {}
@@ -165,9 +172,41 @@ class Journal:
 
     def keep(self, session: Session) -> None:
         """Make a session durable from now on."""
+        if session.client_id in self._expired:  # one session of a client is stored at a time
+            expired, stored = self._expired.pop(session.client_id)
+            self._n_expired -= len(stored)
+            self._forget_session(expired, stored)
         own = session.journal = SessionJournal(self, session, self._take_row(), is_stored=False)
         own.watch()
         own._changed()
+
+    def _ended(self, own: SessionJournal, stored: list[Delivery], *, has_expired: bool) -> None:
+        """A session has ended.
+
+        Args:
+            own: its side of the journal.
+            stored: its deliveries that are stored.
+            has_expired: a restart would end it at once. So it may be deleted when nobody waits for
+                a commit, or together with others: what is stored of them lies on the same pages.
+        """
+        if not has_expired or self.is_failing or self._n_expired >= MOST_EXPIRED:
+            self._forget_session(own, stored)
+            self._note()
+            return
+        self._expired[own.session.client_id] = own, stored
+        self._n_expired += len(stored)
+        self._be_awake()
+
+    def _forget_session(self, own: SessionJournal, stored: list[Delivery]) -> None:
+        self._sessions[own] = None
+        for delivery in stored:
+            self._forget(delivery)
+
+    def _forget_expired(self) -> None:
+        expired, self._expired = self._expired, {}
+        self._n_expired = 0
+        for own, stored in expired.values():
+            self._forget_session(own, stored)
 
     def keep_for_share(self, session: Session) -> None:
         """Keep what a session that is not durable holds for shares with durable members."""
@@ -323,6 +362,10 @@ class Journal:
         """
         assert self.sealed is None  # noqa: S101 (one at a time)
         self.is_awake = False
+        if self._n_expired >= MOST_EXPIRED or not (self._receipts or self._connections):
+            self._forget_expired()
+        elif self._expired:
+            self.is_awake = True  # for a commit behind this one
         if not (self.is_dirty or self._receipts or self._connections):
             return None
         batch = self.sealed = Batch(number=self.number)

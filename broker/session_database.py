@@ -42,8 +42,10 @@ PAGE_BYTES: Final = 8192
 CHECKPOINT_PAGES: Final = 1000
 """8 MiB of write-ahead log: a checkpoint then holds up the commit behind it for some ten
 milliseconds, not hundreds."""
-CACHE_KIB: Final = 512
-"""Pages that SQLite keeps of its own; what it reads again, the system's cache has as well."""
+CACHE_KIB: Final = 4096
+"""Pages that SQLite keeps of its own, once it has met so many. What waits for one session stands
+among what waits for the others: to delete 800 messages of each of four sessions, of 160,000 in all,
+takes 1.8 us a message, and 4.9 with 512 or 2048 KiB."""
 LOG_LIMIT_BYTES: Final = 64 * 1024 * 1024
 BUSY_SECONDS: Final = 5.0
 """How long a write waits for another program, such as one that makes a copy."""

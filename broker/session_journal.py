@@ -66,17 +66,24 @@ class DeliveryJournal:
         """
         raise NotImplementedError
 
-    def ended(self) -> None:
-        """The session ends: its messages, still in their places, go with it."""
+    def ended(self, *, has_expired: bool) -> None:
+        """The session ends: its messages, still in their places, go with it.
+
+        Args:
+            has_expired: because its time is over, as a restart would find as well.
+        """
         raise NotImplementedError
 
-    def _forget_all(self, session: Session) -> None:
-        journal = self._journal
+    def _take_stored(self, session: Session) -> list[Delivery]:
+        """Part a session from the journal; return its deliveries that are stored."""
+        deliveries = self._journal._deliveries
+        stored = []
         for delivery in (*session.outbox.waiting(), *session.inflight):
-            journal._deliveries.pop(delivery, None)
+            deliveries.pop(delivery, None)
             if delivery.row_start:
-                journal._forget(delivery)
+                stored.append(delivery)
         session.journal = session.outbox.journal = session.inflight.journal = None
+        return stored
 
 
 class SessionJournal(DeliveryJournal):
@@ -127,11 +134,15 @@ class SessionJournal(DeliveryJournal):
         self.lost_at = now
         self._changed()
 
-    def ended(self) -> None:
-        """The session ends: its messages, still in their places, go with it."""
+    def ended(self, *, has_expired: bool) -> None:
+        """The session ends: its messages, still in their places, go with it.
+
+        Args:
+            has_expired: because its time is over, as a restart would find as well.
+        """
         self._is_ended = True
-        self._forget_all(self.session)
-        self._changed()
+        stored = self._take_stored(self.session)
+        self._journal._ended(self, stored, has_expired=has_expired and self._is_stored)
 
     def _changed(self) -> None:
         self._journal._sessions[self] = None
@@ -191,8 +202,13 @@ class ShareJournal(DeliveryJournal):
             return 0, False
         return None
 
-    def ended(self) -> None:
-        """The session ends: its messages, still in their places, go with it."""
+    def ended(self, *, has_expired: bool) -> None:  # noqa: ARG002 (a restart knows nothing of it)
+        """The session ends: its messages, still in their places, go with it.
+
+        Args:
+            has_expired: of no matter.
+        """
         if self._session is not None:
-            self._forget_all(self._session)
+            for delivery in self._take_stored(self._session):
+                self._journal._forget(delivery)
             self._journal._note()

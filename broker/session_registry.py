@@ -188,13 +188,18 @@ class SessionRegistry:
             self.end(session, now)
         else:
             session.expiry_timer = core.timers.at(
-                since + interval, lambda at: self.end(session, at)
+                since + interval, lambda at: self.end(session, at, has_expired=True)
             )
 
-    def end(self, session: Session, now: float) -> None:
+    def end(self, session: Session, now: float, *, has_expired: bool = False) -> None:
         """End a session: its will is due, its subscriptions and messages go.
 
         [MQTT-3.1.3-9] for a delayed will.
+
+        Args:
+            session: of one client.
+            now: monotonic seconds.
+            has_expired: it ends for its Session Expiry Interval.
         """
         if self._sessions.get(session.client_id) is not session:
             return
@@ -209,7 +214,7 @@ class SessionRegistry:
         session.subscriptions.clear()
         redelivery.session_ended(session, now)
         if session.outbox.journal is not None:
-            session.outbox.journal.ended()
+            session.outbox.journal.ended(has_expired=has_expired)
         session.outbox.drop_all("session_ended")
         session.resend.clear()
         session.retained_due.clear()

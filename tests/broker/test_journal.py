@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from broker import journal as journal_module
 from broker.extensions import Receipt
 from broker.message import Message
 from broker.mqtt.packets import (
@@ -410,3 +411,83 @@ def test_a_topic_alias_does_not_overtake_what_it_stands_for() -> None:
     first, second = client.take_all(Publish)
     assert (first.topic, second.topic) == ("t/long", "")
     assert first.properties["topic_alias"] == second.properties["topic_alias"]
+
+
+# -- sessions that expire ----------------------------------------------------------------------
+
+
+def expired(broker: DurableBroker, *client_ids: str, n_messages: int = 3) -> VirtualClient:
+    """Store messages for sessions that then expire; return their publisher."""
+    for client_id in client_ids:
+        client = broker.connect(client_id, **keep(4))
+        client.subscribe("t/#", 1)
+        client.lose()
+    publisher = broker.connect("p")
+    subscribed(broker).lose()
+    for number in range(n_messages):
+        publisher.publish("t/1", b"%d" % number, qos=1)
+    publisher.inbox.clear()
+    broker.commits_at_once = False
+    broker.advance(5)
+    return publisher
+
+
+def test_an_expired_session_is_deleted_when_nobody_waits_for_a_commit() -> None:
+    """What is answered after a commit is not late for what is only to be cleared away."""
+    broker = DurableBroker()
+    publisher = expired(broker, "a", "b")
+    publisher.publish("t/1", b"new", qos=1)
+    batch = broker.seal()
+    assert batch is not None
+    assert not batch.gone_sessions
+    assert not batch.gone_deliveries
+    assert broker.journal.is_awake
+    broker.write()
+    publisher.take(PubAck)
+    assert len(broker.disk.sessions) == 3
+    broker.commit()
+    assert [row.client_id for row in broker.disk.sessions.values()] == ["s"]
+    assert len(broker.disk.deliveries) == 4
+    assert broker.seal() is None
+
+
+def test_many_expired_messages_are_deleted_though_somebody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They would pile up as long as somebody does."""
+    monkeypatch.setattr(journal_module, "MOST_EXPIRED", 6)
+    broker = DurableBroker()
+    publisher = expired(broker, "a", "b", "c")
+    publisher.publish("t/1", b"new", qos=1)
+    batch = broker.seal()
+    assert batch is not None
+    assert len(batch.gone_sessions) == 3
+    assert len(batch.gone_deliveries) == 9
+    broker.write()
+
+
+def test_a_session_that_was_to_be_deleted_does_not_come_back() -> None:
+    """After a crash its time is over."""
+    broker = DurableBroker()
+    publisher = expired(broker, "a", "b")
+    publisher.publish("t/1", b"new", qos=1)
+    broker.seal()
+    broker.write()
+    again = broker.crash()
+    assert again.core.sessions.client_ids() == ["s"]
+    assert len(again.disk.sessions) == 1
+
+
+def test_a_new_session_of_a_client_takes_the_place_of_its_expired_one() -> None:
+    """In one commit: two of them would be read after a crash."""
+    broker = DurableBroker()
+    expired(broker, "a", "b")
+    client = VirtualClient(broker)
+    client.send(Connect(client_id="a", protocol_version=5, **keep(4)))
+    batch = broker.seal()
+    assert batch is not None
+    assert len(batch.gone_sessions) == 1
+    assert len(batch.gone_deliveries) == 3
+    broker.write()
+    assert not client.take(ConnAck).session_present
+    assert sorted(row.client_id for row in broker.disk.sessions.values()) == ["a", "b", "s"]
