@@ -32,6 +32,7 @@ from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from broker.mqtt.receive_buffer import ReceiveBuffer
 from broker.rate_limit import RateLimit, n_publishes
 from broker.receipts import PublishReceipt
+from broker.received_bytes import FREE_BYTES
 from broker.scanning import scan
 from broker.sending import JOIN_BELOW_BYTES, UNREAD_BYTES, Sender
 from broker.timers import Timer
@@ -73,6 +74,7 @@ class Connection(Sender):
         "_backlog",
         "_buffer",
         "_has_peer_left",
+        "_is_counted",
         "_keep_alive",
         "_last_received",
         "_most_lone_bytes",
@@ -148,6 +150,7 @@ class Connection(Sender):
         self._rate_timer: Timer | None = None
         self._waits_for_disk = False
         self._has_peer_left = False
+        self._is_counted = False
         self.incoming_aliases = IncomingAliases(core.options.topic_alias_maximum)
         self.inherited = _NONE_INHERITED
         self.known_properties = b""
@@ -171,6 +174,7 @@ class Connection(Sender):
             return
         if self._backlog or self.suspended is not None:
             self._backlog.append(chunk)
+            self._count_held(now)
             return
         if (
             LEAST_BYTES <= len(chunk) <= self._most_lone_bytes
@@ -187,6 +191,22 @@ class Connection(Sender):
                     self._receive_at_rate(self._rate, data, now)
         except PeerError as error:
             self.peer_failed(error, now)
+        if (
+            self._buffer.pending_bytes + self.incoming_aliases.n_bytes > FREE_BYTES
+            or self._backlog
+            or self._is_counted
+        ):
+            self._count_held(now)
+
+    def _count_held(self, now: float) -> None:
+        """Count what is kept of what has come: the broker may close whoever keeps the most."""
+        if self.is_closing:
+            return
+        n_bytes = self._buffer.pending_bytes + self.incoming_aliases.n_bytes
+        if self._backlog:
+            n_bytes += sum(map(len, self._backlog))
+        self._is_counted = n_bytes > FREE_BYTES
+        self.core.received.count(self, n_bytes, now)
 
     def resume(self, now: float) -> None:
         """Go on after `suspended` has run to its end."""
@@ -468,6 +488,9 @@ class Connection(Sender):
             self._rate_timer.cancel()
         self.throttle.leave()
         self.drop_held()
+        if self._is_counted:
+            self.core.received.forget(self)
+            self._buffer.clear()
         if self.is_open:
             self.is_open = False
             self.core.sessions.connection_lost(self.session, self, now)

@@ -42,6 +42,7 @@ from broker.mqtt.enums import MAX_REMAINING_LENGTH, ProtocolVersion
 from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from broker.outbox_rules import OpenGate, OutboxRules
 from broker.payload import PIECE_BYTES, STORED_ABOVE_BYTES, Payload, ReferenceStore
+from broker.received_bytes import ReceivedBytes
 from broker.retained import RetainedMessages
 from broker.session_registry import SessionRegistry
 from broker.timers import Timers
@@ -99,6 +100,7 @@ class Core:
         tree: all subscriptions.
         retained: all retained messages.
         sessions: all sessions.
+        received: what all connections hold of packets that are not whole yet.
         outbox_rules: what holds for the outboxes of all sessions.
         timers: all deadlines; the driver runs them.
         authenticators: methods of enhanced authentication, by name.
@@ -194,6 +196,7 @@ class Core:
         self.tree = TopicTree(self.sinks, self.gate.threshold_s)
         self.tree.on_plans_void = self._void_fast_plans
         self.sessions = SessionRegistry(self)
+        self.received = ReceivedBytes(limits.total_received_bytes or sys.maxsize)
         self.outbox_rules = OutboxRules(
             self.gate,
             self.on_gate_error,

@@ -27,11 +27,13 @@ _Positive = Annotated[int, Field(ge=1)]
 _MEMORY_PER_SESSION: Final = 32 * 1024
 _MEMORY_PER_QUEUED_BYTE: Final = 4
 _MEMORY_PER_RETAINED_BYTE: Final = 8
+_MEMORY_PER_RECEIVED_BYTE: Final = 8
 _MEMORY_PER_SUBSCRIPTION_BYTE: Final = 8
 
 OF_MEMORY: Final = (
     "sessions",
     "sessions_per_address",
+    "total_received_bytes",
     "total_subscription_bytes",
     "total_queued_bytes",
     "retained_bytes",
@@ -58,6 +60,10 @@ class Limits:
         sessions_per_address: the same of those whose clients came from one address last, as
             for `connections_per_address`. None: half of `sessions`: whoever leaves sessions behind
             keeps nobody out who comes from elsewhere, and a gateway of a whole site is far from it.
+        total_received_bytes: that all connections together hold of packets which are not whole
+            yet, and of topics with an alias. Above it the connection that holds the most is closed
+            (0x97), first of clients that are not let in yet. None: an eighth of the machine's
+            memory; each packet may be as large as `maximum_packet_size`.
         maximum_packet_size: bytes of the largest packet a client may send. As much as the
             format has by default: what aMQTT carried passes here too, and what a packet costs
             is bounded by what its sender has really sent.
@@ -140,6 +146,7 @@ class Limits:
     sessions: _Positive | None = None
     sessions_per_user: _Positive | None = None
     sessions_per_address: _Positive | None = None
+    total_received_bytes: _Positive | None = None
     maximum_packet_size: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = _MAX_PACKET_SIZE
     control_bytes: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = 1024 * 1024
     connect_bytes: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = 128 * 1024
@@ -184,6 +191,8 @@ class Limits:
             self,
             sessions=sessions,
             sessions_per_address=self.sessions_per_address or max(1, sessions // 2),
+            total_received_bytes=self.total_received_bytes
+            or memory_bytes // _MEMORY_PER_RECEIVED_BYTE,
             total_subscription_bytes=self.total_subscription_bytes
             or memory_bytes // _MEMORY_PER_SUBSCRIPTION_BYTE,
             total_queued_bytes=self.total_queued_bytes or memory_bytes // _MEMORY_PER_QUEUED_BYTE,

@@ -201,6 +201,7 @@ class SysTopics:
             limit = getattr(core.limits, name)
             if limit is not None:
                 yield f"penstock/limits/{name}", str(limit)
+        yield "penstock/received_bytes", str(core.received.n_bytes)
         yield "penstock/subscription_bytes", str(core.tree.n_bytes)
         yield "penstock/retained_bytes", str(core.retained.n_bytes)
         for reason, n_requests in sorted(core.counters.subscribe_refused.items()):

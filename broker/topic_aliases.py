@@ -25,9 +25,12 @@ class IncomingAliases:
     """What the Topic Aliases of one client's connection stand for.
 
     Invariant: no alias is above the maximum or 0.
+
+    Attributes:
+        n_bytes: of the topics.
     """
 
-    __slots__ = ("_maximum", "_topics")
+    __slots__ = ("_maximum", "_topics", "n_bytes")
 
     def __init__(self, maximum: int) -> None:
         """Make an empty table.
@@ -37,6 +40,7 @@ class IncomingAliases:
         """
         self._maximum = maximum
         self._topics: dict[int, bytes] = {}
+        self.n_bytes = 0
 
     def resolve(self, alias: int, topic_bytes: bytes) -> bytes:
         """Return the topic that a PUBLISH with a Topic Alias is about.
@@ -54,6 +58,7 @@ class IncomingAliases:
         if topic_bytes:
             if not 0 < alias <= self._maximum:
                 raise self._wrong(alias)
+            self.n_bytes += len(topic_bytes) - len(self._topics.get(alias, b""))
             self._topics[alias] = topic_bytes
             return topic_bytes
         known = self._topics.get(alias)

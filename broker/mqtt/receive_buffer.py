@@ -77,6 +77,11 @@ class ReceiveBuffer:
             chunks.append(bytearray(chunk))
         return b""
 
+    def clear(self) -> None:
+        """Drop what is kept: nothing more is received."""
+        self._chunks.clear()
+        self.pending_bytes = 0
+
     def unread(self, data: bytes, position: int) -> None:
         """Keep the end of scanned bytes, where a frame begins that is not complete.
 

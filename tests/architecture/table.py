@@ -66,6 +66,7 @@ LAYERS: Final = (
             "outgoing_properties",
             "publishing",
             "receipts",
+            "received_bytes",
             "rate_limit",
             "redelivery",
             "reporting",

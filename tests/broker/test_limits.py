@@ -42,6 +42,7 @@ def test_what_the_file_leaves_open_is_a_share_of_the_memory() -> None:
     assert limits.total_queued_bytes == 1 << 28
     own = Limits(total_queued_bytes=1000).for_memory(1 << 30)
     assert own.total_queued_bytes == 1000
+    assert limits.total_received_bytes == 1 << 27
     assert limits.retained_bytes == limits.total_subscription_bytes == 1 << 27
     assert Limits(retained_bytes=0).for_memory(1 << 30).retained_bytes == 0
     assert (limits.sessions, limits.sessions_per_address) == (32_768, 16_384)
