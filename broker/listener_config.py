@@ -45,7 +45,7 @@ _AMQTT_KEYS: Final = (
     "reader",
     "writer",
 )
-_TLS_KEYS: Final = ("require_certificate", "tls_minimum_version", "ciphers")
+_TLS_KEYS: Final = ("crlfile", "require_certificate", "tls_minimum_version", "ciphers")
 _WEBSOCKET_KEYS: Final = ("path", "allowed_origins")
 _TCP_KEYS: Final = ("unsent_bytes", "send_buffer_bytes", "congestion_control", "rto_max_seconds")
 
@@ -69,6 +69,8 @@ class Tls:
         cafile: PEM file of the authorities whose client certificates count, or None.
         capath: folder of such, named by their hashes as `openssl rehash` does, or None.
         cadata: such as PEM text, or None.
+        crlfile: PEM file of the authorities' revocation lists, or None. Each authority that has
+            issued a client's certificate needs one in it that holds.
         require_certificate: refuse a client without a certificate of one of the authorities.
             False: a certificate that is shown must be right, but none need be shown.
         minimum_version: 1.2 or 1.3.
@@ -80,13 +82,14 @@ class Tls:
     cafile: str | None = None
     capath: str | None = None
     cadata: str | None = None
+    crlfile: str | None = None
     require_certificate: bool = False
     minimum_version: float = 1.2
     ciphers: str | None = None
 
     def files(self) -> list[str]:
         """Return each file that is read, behind its key."""
-        named = ("certfile", "keyfile", "cafile", "capath")
+        named = ("certfile", "keyfile", "cafile", "capath", "crlfile")
         return [f"{key} {getattr(self, key)}" for key in named if getattr(self, key)]
 
 
@@ -151,6 +154,7 @@ class ListenerKeys:
     cadata: str | None = None
     certfile: str | None = None
     keyfile: str | None = None
+    crlfile: str | None = None
     require_certificate: bool = False
     tls_minimum_version: float = 1.2
     ciphers: str | None = None
@@ -303,7 +307,7 @@ def _check_own_keys(keys: ListenerKeys, own: Mapping[str, Any], path: str, wrong
     if (keys.certfile is None) != (keys.keyfile is None):
         missing = "keyfile" if keys.keyfile is None else "certfile"
         wrong(join(path, missing), "nothing", "both certfile and keyfile, or neither")
-    for key in ("cafile", "capath", "certfile", "keyfile"):
+    for key in ("cafile", "capath", "certfile", "keyfile", "crlfile"):
         read = getattr(keys, key)
         if read is None:
             continue
@@ -318,12 +322,12 @@ def _check_own_keys(keys: ListenerKeys, own: Mapping[str, Any], path: str, wrong
 def _tls(keys: ListenerKeys, path: str, wrong: Wrong) -> Tls:
     if keys.certfile is None and keys.keyfile is None:
         wrong(join(path, "certfile"), "nothing", "a certificate, with its keyfile, for ssl: true")
-    if keys.require_certificate and not (keys.cafile or keys.capath or keys.cadata):
-        wrong(
-            join(path, "require_certificate"),
-            "true",
-            "only with cafile, capath or cadata, whose certificates count",
-        )
+    if not (keys.cafile or keys.capath or keys.cadata):
+        allowed = "only with cafile, capath or cadata, whose certificates count"
+        if keys.require_certificate:
+            wrong(join(path, "require_certificate"), "true", allowed)
+        if keys.crlfile is not None:
+            wrong(join(path, "crlfile"), show(keys.crlfile), allowed)
     if keys.tls_minimum_version not in TLS_VERSIONS:
         wrong(
             join(path, "tls_minimum_version"),
@@ -336,6 +340,7 @@ def _tls(keys: ListenerKeys, path: str, wrong: Wrong) -> Tls:
         cafile=keys.cafile,
         capath=keys.capath,
         cadata=keys.cadata,
+        crlfile=keys.crlfile,
         require_certificate=keys.require_certificate,
         minimum_version=keys.tls_minimum_version,
         ciphers=keys.ciphers,

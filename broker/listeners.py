@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import errno
 import os
 import socket
@@ -16,6 +17,7 @@ from broker.arrival import Arrival, Layer, Reception
 from broker.errors import PenstockError
 from broker.listener_config import Listener, Tls
 from broker.proxy_header import ProxyHeaderError, read_proxy_header
+from broker.revocation import RevocationList, is_revoked
 from broker.tcp_options import (
     RTO_MAX_SINCE,
     CongestionControlError,
@@ -24,7 +26,13 @@ from broker.tcp_options import (
     set_congestion_control,
     set_retransmissions,
 )
-from broker.tls import TlsFilesError, TlsLayer, make_context, problem_of_certificate
+from broker.tls import (
+    TlsFilesError,
+    TlsLayer,
+    make_context,
+    problem_of_certificate,
+    revocation_lists,
+)
 from broker.transport import MqttProtocol
 
 if TYPE_CHECKING:
@@ -106,6 +114,7 @@ class Listening:
         self._reception = reception
         self._logger = reception.logger
         self._room = Room(listener.max_connections, waits=listener.when_full == "wait")
+        self._revoked: list[RevocationList] = []
         self._context: ssl.SSLContext | None = None
         self._websocket_layer: type[WebSocketLayer] | None = None
         self._inode = 0
@@ -225,7 +234,31 @@ class Listening:
                 tls.certfile,
                 problem,
             )
+        self._revoked = revocation_lists(tls)
+        now = dt.datetime.now(dt.UTC)
+        if any(one.next_update is not None and one.next_update < now for one in self._revoked):
+            self._logger.warning(
+                "listener %s: crlfile %s: a list in it has expired: all certificates of its "
+                "authority are refused",
+                self.listener.name,
+                tls.crlfile,
+            )
         return context
+
+    def has_revoked(self, ssl_object: ssl.SSLObject | None) -> bool:
+        """Say whether the certificate of a client, if it has shown one, is revoked."""
+        if not self._revoked or ssl_object is None:
+            return False
+        certificate = ssl_object.getpeercert(binary_form=True)
+        return certificate is not None and is_revoked(self._revoked, certificate)
+
+    def abort_handshakes(self) -> None:
+        """Drop who is on the way in, so that nobody comes by revocation lists of before."""
+        if not self._revoked:
+            return
+        for arrival in list(self._reception.in_layers):
+            if arrival.listener == self.listener.name:
+                arrival.transport.abort()
 
     def reload(self) -> list[str] | None:
         """Read the files of TLS again, for connections from now on.

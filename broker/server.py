@@ -16,7 +16,7 @@ from broker.arrival import Reception
 from broker.client_log import ClientLog
 from broker.client_topics import ClientTopics
 from broker.config import Policy
-from broker.connecting import close_if_revoked
+from broker.connecting import close_if_revoked, revoke
 from broker.core import Core
 from broker.driver import Driver
 from broker.events import Listeners
@@ -273,9 +273,19 @@ class Server:
 
     async def _close_revoked(self) -> None:
         """Disconnect who would not be let in any more, some at a time."""
+        listening = {one.listener.name: one for one in self._listening}
+        for one in self._listening:
+            one.abort_handshakes()
         for number, protocol in enumerate(list(self._driver.protocols), 1):
-            if protocol.connection is not None:
-                close_if_revoked(protocol.connection, self._driver.clock())
+            arrival, connection = protocol.arrival, protocol.connection
+            is_revoked = listening[arrival.listener].has_revoked(arrival.ssl_object)
+            if connection is None:
+                if is_revoked:  # while it waits for a place
+                    protocol.abort()
+            elif is_revoked:
+                revoke(connection, "its certificate is revoked", self._driver.clock())
+            else:
+                close_if_revoked(connection, self._driver.clock())
             if not number % CHECKED_AT_ONCE:
                 await asyncio.sleep(0)
 

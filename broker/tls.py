@@ -16,12 +16,14 @@ import contextlib
 import ssl
 from collections import deque
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from broker.arrival import Arrival, Layer
 from broker.config_file import check_is_no_pipe
 from broker.errors import PenstockError
 from broker.listener_config import Tls
+from broker.revocation import RevocationList, read_lists
 
 SLICE_BYTES: Final = 65_536
 """Plaintext that is encrypted before the transport below is asked again whether it has room."""
@@ -68,6 +70,8 @@ def make_context(tls: Tls, protocols: tuple[str, ...]) -> ssl.SSLContext:
             ) from error
     if tls.cafile or tls.capath or tls.cadata:
         _load_authorities(context, tls)
+        if tls.crlfile is not None:
+            _load_revocation_lists(context, tls.crlfile)
         context.verify_mode = ssl.CERT_REQUIRED if tls.require_certificate else ssl.CERT_OPTIONAL
     return context
 
@@ -113,6 +117,38 @@ def _load_authorities(context: ssl.SSLContext, tls: Tls) -> None:
         key = "cafile" if tls.cafile else "capath" if tls.capath else "cadata"
         where = key if named == key else f"{key} {named}"
         raise TlsFilesError(f"{where}: {reason}") from error
+
+
+def _load_revocation_lists(context: ssl.SSLContext, file: str) -> None:
+    """Let OpenSSL refuse certificates that their authority has revoked."""
+    before = context.cert_store_stats()
+    problem = f"crlfile {file}: no certificate revocation list in PEM form"
+    try:
+        context.load_verify_locations(file)
+    except ssl.SSLError as error:
+        raise TlsFilesError(problem) from error
+    except OSError as error:
+        raise TlsFilesError(f"crlfile {file}: {error.strerror}") from error
+    after = context.cert_store_stats()
+    if after["x509"] != before["x509"]:  # they would be authorities
+        raise TlsFilesError(f"crlfile {file}: certificates in it; allowed: revocation lists alone")
+    if after["crl"] == before["crl"]:
+        raise TlsFilesError(problem)
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+
+
+def revocation_lists(tls: Tls) -> list[RevocationList]:
+    """Return the revocation lists of a listener; none where it has no `crlfile`.
+
+    Raises:
+        TlsFilesError: one cannot be read.
+    """
+    if tls.crlfile is None:
+        return []
+    try:
+        return read_lists(Path(tls.crlfile).read_text("latin-1"))
+    except (OSError, ValueError) as error:
+        raise TlsFilesError(f"crlfile {tls.crlfile}: {error}") from error
 
 
 def problem_of_certificate(context: ssl.SSLContext, tls: Tls) -> str | None:

@@ -279,9 +279,7 @@ DIRECTIVES: Final[dict[str, Directive]] = {
     "certfile": _listener(may_repeat=True),
     "ciphers": _listener(may_repeat=True),
     "ciphers_tls1.3": _listener(note="TLS 1.3 has OpenSSL's own suites", may_repeat=True),
-    "crlfile": _listener(
-        note="revoked certificates would be taken", may_repeat=True, loosens=Loosens.LISTENER
-    ),
+    "crlfile": _listener(may_repeat=True),
     "dhparamfile": _listener(note="elliptic curves give forward secrecy without parameters"),
     "disable_client_cert_date_checks": _listener(
         *_FLAG, note="a certificate that is out of date is refused", same=("false",)

@@ -48,7 +48,7 @@ _DURATIONS: Final = {
     "y": 365 * 24 * _HOUR,
 }
 
-_TLS_NAMES: Final = ("cafile", "capath", "certfile", "keyfile", "ciphers")
+_TLS_NAMES: Final = ("cafile", "capath", "crlfile", "certfile", "keyfile", "ciphers")
 _TLS_VERSIONS: Final = {"tlsv1.3": 1.3, "tlsv1.2": 1.2, "tlsv1.1": 1.2}
 
 _PERSIST_PLUGIN: Final = "persist_sqlite"

@@ -10,7 +10,7 @@ from typing import Final
 
 LAYERS: Final = (
     # L0 wire: pure bytes and packets.
-    frozenset({"addresses", "errors", "proxy_header", "mqtt"}),
+    frozenset({"addresses", "errors", "proxy_header", "revocation", "mqtt"}),
     # L1 contract: what extensions may see.
     frozenset(
         {

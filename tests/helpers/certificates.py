@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 
 class CertificateFiles(NamedTuple):
@@ -76,6 +80,31 @@ class Authority:
     def issue_client(self, common_name: str) -> CertificateFiles:
         """Issue a client's certificate with a common name."""
         return self.issue("client.test", common_name=common_name, file=f"client-{common_name}")
+
+    def revoke(self, *revoked: CertificateFiles, until: dt.datetime | None = None) -> str:
+        """Write the authority's revocation list over the last one, and return its file.
+
+        Args:
+            revoked: certificates of this authority.
+            until: when a newer list is due; None for an hour from now.
+        """
+        now = dt.datetime.now(dt.UTC)
+        own = x509.load_pem_x509_certificate(self._authority.cert_pem.bytes())
+        built = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(own.subject)
+            .last_update(now - dt.timedelta(days=1))
+            .next_update(until or now + dt.timedelta(hours=1))
+        )
+        for files in revoked:
+            serial = x509.load_pem_x509_certificate(Path(files.certfile).read_bytes()).serial_number
+            entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now)
+            built = built.add_revoked_certificate(entry.build())
+        key = load_pem_private_key(self._authority.private_key_pem.bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        file = self.folder / f"{self._name}.crl"
+        file.write_bytes(built.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+        return str(file)
 
     def listener_keys(self, **keys: Any) -> dict[str, Any]:
         """Return the keys of a listener with TLS on a free port of this machine.

@@ -102,7 +102,7 @@ def test_tls_keeps_its_files_and_versions() -> None:
     """Files that are not on this machine are the broker's to refuse."""
     text = (
         "listener 8883\ncafile ca\ncapath cas\ncertfile cert\nkeyfile key\nciphers HIGH\n"
-        "require_certificate true\ntls_version tlsv1.3\n"
+        "crlfile crl\nrequire_certificate true\ntls_version tlsv1.3\n"
     )
     policy, notes = translated(text)
     assert not notes
@@ -111,6 +111,7 @@ def test_tls_keeps_its_files_and_versions() -> None:
         "ssl": True,
         "cafile": "ca",
         "capath": "cas",
+        "crlfile": "crl",
         "certfile": "cert",
         "keyfile": "key",
         "ciphers": "HIGH",
