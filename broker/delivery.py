@@ -45,9 +45,11 @@ class Delivery(Storable):
         share: topic filter of the shared subscription by which it came, or "".
         is_waiting: in an outbox now.
         is_stored: whether the journal of a durable session stores it; so for all of a class.
+        is_repeat: whether it may have been sent before it was inflight; so for all of a class.
     """
 
     is_stored: ClassVar[bool] = True
+    is_repeat: ClassVar[bool] = False
 
     __slots__ = (
         "after",
@@ -96,6 +98,18 @@ class Delivery(Storable):
         """Say whether its Message Expiry Interval has passed [MQTT-3.3.2-5]."""
         expires_at = self.message.expires_at
         return expires_at is not None and now >= expires_at
+
+
+class Repeat(Delivery):
+    """A delivery that waited when the process before ended, and may have left since its commit.
+
+    It has DUP when it is sent [MQTT-3.3.1-1], under a packet identifier of its own: the one that it
+    may have had is not known.
+    """
+
+    is_repeat: ClassVar[bool] = True
+
+    __slots__ = ()
 
 
 def by_sequence(delivery: Delivery) -> int:

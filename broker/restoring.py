@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from broker import redelivery, retained_delivery
-from broker.delivery import Delivery
+from broker.delivery import Delivery, Repeat
 from broker.message import Message
 from broker.mqtt.enums import PacketType
 from broker.mqtt.packets import Will
@@ -25,8 +25,9 @@ def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: 
     """Bring a broker without clients to where its last commit has left it.
 
     Times ran on meanwhile: a session whose expiry interval has passed ends here. A client that
-    was connected when the broker ended has lost its connection now, as far as anybody knows.
-    Limits of outboxes hold anew, and every message gets its size class anew.
+    was connected when the broker ended has lost its connection now, as far as anybody knows; it
+    may have been sent what waited in the last commit. Limits of outboxes hold anew, and every
+    message gets its size class anew.
 
     Args:
         core: its plugins have started; nobody is connected.
@@ -71,6 +72,7 @@ def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: 
     messages = _messages(core, journal, stored.messages, epoch)
     lost = {message.row for message in stored.messages if message.payload is None}
     of_shares: list[Delivery] = []
+    connected = {known.row for known in stored.sessions if known.lost_at is None}
     for row in stored.deliveries:
         is_lost = row.message in lost
         if not row.session:
@@ -78,7 +80,10 @@ def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: 
             journal.restored_delivery(delivery, row.row)
             of_shares.append(delivery)
             continue
-        _deliver(journal, sessions[row.session], messages[row.message], row, is_lost=is_lost)
+        # QoS 2 leaves only after the commit of its packet identifier.
+        is_repeat = row.qos == 1 and row.session in connected
+        delivery = _delivery(messages[row.message], row, Repeat if is_repeat else Delivery)
+        _deliver(journal, sessions[row.session], delivery, row, is_lost=is_lost)
     for own in owns:
         own.watch()
     redelivery.restored(core, journal, of_shares, now)
@@ -127,26 +132,29 @@ def _messages(
     return messages
 
 
-def _deliver(
-    journal: Journal, session: Session, message: Message, row: DeliveryRow, *, is_lost: bool
-) -> None:
-    """Put a delivery where it was: inflight, or waiting behind those that came before.
-
-    Args:
-        journal: of the core.
-        session: who is to get it.
-        message: what.
-        row: how.
-        is_lost: the payload was unreadable when it was to be written.
-    """
+def _delivery(message: Message, row: DeliveryRow, kind: type[Delivery]) -> Delivery:
     ids = row.subscription_ids
-    delivery = Delivery(
+    return kind(
         message,
         row.qos,
         retain=bool(row.retain),
         subscription_ids=tuple(map(int, ids.split(","))) if ids else (),
         share=row.share,
     )
+
+
+def _deliver(
+    journal: Journal, session: Session, delivery: Delivery, row: DeliveryRow, *, is_lost: bool
+) -> None:
+    """Put a delivery where it was: inflight, or waiting behind those that came before.
+
+    Args:
+        journal: of the core.
+        session: who is to get it.
+        delivery: what.
+        row: of it.
+        is_lost: the payload was unreadable when it was to be written.
+    """
     journal.restored_delivery(delivery, row.row)
     session.ledger.matched += 1
     is_kept = not is_lost

@@ -440,7 +440,8 @@ class Sender(Outgoing):
         session = self.session
         session.inflight.start(delivery)
         is_held = delivery.qos == 2 and (session.journal is not None or delivery.row_start != 0)
-        if self._put_publish(self._header(delivery, now, dup=False), payload, is_held=is_held):
+        header = self._header(delivery, now, dup=delivery.is_repeat)
+        if self._put_publish(header, payload, is_held=is_held):
             if self.core.samplers:
                 link = session.link
                 self.core.tell_samplers(lambda s: delivery.tell_sent(s, link, now))
