@@ -11,6 +11,7 @@ import pytest
 from broker.spare_memory import (
     LEAST_BLOCKS,
     LOOKS_AFTERWARDS,
+    LOOKS_BETWEEN,
     MOST_TO_COLLECT,
     SpareMemory,
     find_malloc_trim,
@@ -61,6 +62,18 @@ def test_a_full_collection_is_not_made_of_what_many_clients_have() -> None:
         spare.look()
     assert collected == [400_000]
     assert spare.n_times == 2
+
+
+def test_full_collections_keep_their_distance() -> None:
+    """What comes and goes all the time is not looked through each time, but once all the same."""
+    collected = []
+    blocks = Blocks(100_000)
+    spare = SpareMemory(blocks.count, lambda: collected.append(looks))
+    for looks in range(2 * LOOKS_BETWEEN):
+        blocks.n_blocks = 100_000 if looks % 4 else 200_000
+        spare.look()
+    assert spare.n_times > len(collected) == 2
+    assert collected[1] - collected[0] == LOOKS_BETWEEN
 
 
 def test_what_a_backlog_took_is_the_systems_again() -> None:
