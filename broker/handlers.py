@@ -83,7 +83,8 @@ def receive(connection: Connection, first_byte: int, body: bytes, now: float) ->
         raise ProtocolError("a second CONNECT")
     if packet_type in (PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE):
         _check_number(connection, packet_type, body)
-    handle(connection, read_packet(first_byte, body, connection.version), now)
+    most_properties = connection.core.limits.properties
+    handle(connection, read_packet(first_byte, body, connection.version, most_properties), now)
 
 
 def handle(connection: Connection, packet: Packet, now: float) -> None:

@@ -74,6 +74,9 @@ class Limits:
             not less; a client is refused for it (0x95, in MQTT 3.1.1 without a word). They come
             from strangers, who take the broker's time and memory by them. The longest will fits,
             of 64 KiB, and as much again for all the rest.
+        properties: User Properties of one packet, and as many of a will; a client is closed or
+            refused for more (0x97) before they are read. Each takes some 2 us of everybody's time
+            and 300 bytes, and applications have a dozen.
         payload_bytes: of the largest payload of a PUBLISH or of a will. A larger message is not
             routed, and acknowledged all the same, so that a client of MQTT 3.1.1 does not send it
             for ever; one of MQTT 5 is told (0x97). A CONNECT with such a will is refused (0x95).
@@ -150,6 +153,7 @@ class Limits:
     maximum_packet_size: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = _MAX_PACKET_SIZE
     control_bytes: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = 1024 * 1024
     connect_bytes: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = 128 * 1024
+    properties: _Positive = 256
     payload_bytes: Annotated[int, Field(ge=1, le=_MAX_PACKET_SIZE)] | None = None
     topic_bytes: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES)] = MAX_STRING_BYTES
     topic_levels: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES + 1)] = 128

@@ -352,7 +352,7 @@ def _read_properties(
     if stop - position > limits.control_bytes:
         n_bytes, _ = read_variable_byte_integer(data, position)
         limits.check_control_bytes("properties of PUBLISH", n_bytes)
-    properties, position = read_publish_properties(data, position)
+    properties, position = read_publish_properties(data, position, limits.properties)
     if position > stop:
         raise MalformedPacketError("PUBLISH: ends within its properties")
     return properties, position

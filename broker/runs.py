@@ -29,6 +29,7 @@ from broker.acknowledging import made_room
 from broker.errors import PeerError
 from broker.extensions import RunSampler
 from broker.message_run import MessageRun, Segment
+from broker.mqtt.data_types import read_variable_byte_integer
 from broker.mqtt.enums import MQTT_5
 from broker.mqtt.properties import read_publish_properties
 from broker.mqtt.short_packets import ALL_PUBREL, PACKET_BYTES, answers, packets_from
@@ -192,17 +193,15 @@ def _properties(connection: Connection, data: bytes, position: int, stop: int) -
     known = connection.known_properties
     if known and data.startswith(known, position):
         return known
+    limits = connection.core.limits
     try:
-        properties, payload_at = read_publish_properties(data, position)
+        n_bytes, first_at = read_variable_byte_integer(data, position)
+        if first_at + n_bytes - position > min(SMALL_PROPERTIES_BYTES, limits.control_bytes):
+            return b""
+        properties, payload_at = read_publish_properties(data, position, limits.properties)
     except PeerError:
         return b""
-    n_bytes = payload_at - position
-    if (
-        payload_at > stop
-        or n_bytes > min(SMALL_PROPERTIES_BYTES, connection.core.limits.control_bytes)
-        or "topic_alias" in properties
-        or "subscription_identifier" in properties
-    ):
+    if payload_at > stop or "topic_alias" in properties or "subscription_identifier" in properties:
         return b""
     connection.known_properties = known = data[position:payload_at]
     return known

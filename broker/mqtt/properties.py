@@ -7,6 +7,7 @@ int, str or bytes; `user_property` is a list of (name, value) in their order, an
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -164,13 +165,17 @@ _BY_NAME: Final = {
 }
 
 
-def read_properties(data: Buffer, start: int, carrier: int) -> tuple[dict[str, Any], int]:
+def read_properties(
+    data: Buffer, start: int, carrier: int, most_properties: int = sys.maxsize
+) -> tuple[dict[str, Any], int]:
     """Read a Property Length and the properties that it announces.
 
     Args:
         data: bytes of the packet.
         start: where the Property Length stands.
         carrier: packet type, or `WILL`.
+        most_properties: how many may be of a kind that may stand more than once; there are few
+            others.
 
     Returns:
         (properties, position after them).
@@ -178,7 +183,7 @@ def read_properties(data: Buffer, start: int, carrier: int) -> tuple[dict[str, A
     Raises:
         MalformedPacketError: an identifier that is unknown or not for this carrier (2.2.2.2),
             or a value that is not of its type or goes on after the Property Length.
-        ProtocolError: a property stands twice, or its value is not allowed.
+        ProtocolError: a property stands twice or too often, or its value is not allowed.
     """
     size_bytes, position = data_types.read_variable_byte_integer(data, start)
     end = position + size_bytes
@@ -190,8 +195,10 @@ def read_properties(data: Buffer, start: int, carrier: int) -> tuple[dict[str, A
     found: dict[str, Any] = {}
     while position < end:
         if data[position] == _USER_PROPERTY and _USER_PROPERTY in allowed:
-            pairs, position = _read_user_properties(data, position, end)
-            found.setdefault("user_property", []).extend(pairs)
+            pairs = found.setdefault("user_property", [])
+            position = _read_user_properties(data, position, end, pairs, most_properties)
+            if len(pairs) > most_properties:
+                raise _too_many("user_property", carrier, most_properties)
             continue
         row = allowed.get(data[position])
         if row is None:
@@ -202,6 +209,8 @@ def read_properties(data: Buffer, start: int, carrier: int) -> tuple[dict[str, A
             check(name, value)
         if repeats:
             if name in found:
+                if len(found[name]) >= most_properties:
+                    raise _too_many(name, carrier, most_properties)
                 found[name].append(value)
             else:
                 found[name] = [value]
@@ -216,23 +225,26 @@ def read_properties(data: Buffer, start: int, carrier: int) -> tuple[dict[str, A
     return found, end
 
 
-def _read_user_properties(data: Buffer, start: int, end: int) -> tuple[list[tuple[str, str]], int]:
+def _read_user_properties(
+    data: Buffer, start: int, end: int, pairs: list[tuple[str, str]], most: int
+) -> int:
     """Read User Properties that follow each other, of which a packet may hold very many.
 
     Args:
         data: bytes of the packet.
         start: where the identifier of the first stands.
         end: where the properties end.
+        pairs: to which name and value of each are added.
+        most: no more are read once `pairs` has more.
 
     Returns:
-        (name and value of each, position after the last).
+        The position after the last that was read.
 
     Raises:
         MalformedPacketError: one is not of its type.
     """
-    pairs = []
     position = start
-    while position < end and data[position] == _USER_PROPERTY:
+    while position < end and data[position] == _USER_PROPERTY and len(pairs) <= most:
         try:  # as `read_string_pair`, in a third of the time
             name_at = position + 3
             name_end = name_at + (data[position + 1] << 8 | data[position + 2])
@@ -250,16 +262,19 @@ def _read_user_properties(data: Buffer, start: int, end: int) -> tuple[list[tupl
             raise MalformedPacketError("the last property goes on after the property length")
         pairs.append((name, value))
         position = value_end
-    return pairs, position
+    return position
 
 
-def read_publish_properties(data: Buffer, start: int) -> tuple[dict[str, Any], int]:
+def read_publish_properties(
+    data: Buffer, start: int, most_properties: int = sys.maxsize
+) -> tuple[dict[str, Any], int]:
     """Read the properties of a PUBLISH.
 
     Args:
         data: bytes that hold the packet; more may follow it, and the caller then checks that
             the position returned is inside the packet.
         start: where the Property Length stands.
+        most_properties: as in `read_properties`.
 
     Returns:
         (properties, position of the payload).
@@ -270,7 +285,7 @@ def read_publish_properties(data: Buffer, start: int) -> tuple[dict[str, Any], i
     """
     if start < len(data) and data[start] == 0:
         return {}, start + 1
-    return read_properties(data, start, PacketType.PUBLISH)
+    return read_properties(data, start, PacketType.PUBLISH, most_properties)
 
 
 def write_properties(properties: Properties, carrier: int) -> bytes:
@@ -319,6 +334,14 @@ def _unwanted(identifier: int, carrier: int) -> MalformedPacketError:
     names = (row.name for row in PROPERTIES if row.identifier == identifier)
     what = next(names, f"0x{identifier:02X}")
     return MalformedPacketError(f"property {what} in {_carrier_name(carrier)} is not allowed")
+
+
+def _too_many(name: str, carrier: int, most_properties: int) -> ProtocolError:
+    """Return the error for more properties of a kind than are taken."""
+    return ProtocolError(
+        f"{_carrier_name(carrier)}: more properties {name} than are allowed: {most_properties}",
+        ReasonCode.QUOTA_EXCEEDED,
+    )
 
 
 def _carrier_name(carrier: int) -> str:

@@ -8,6 +8,7 @@ two sides have told each other. Only `PeerError` is raised, whatever the bytes.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
@@ -49,7 +50,7 @@ from broker.mqtt.reason_codes import (
 )
 from broker.mqtt.topics import SHARE_PREFIX, validate_filter_read, validate_topic
 
-PacketReader: TypeAlias = Callable[[int, Buffer, int], Packet]
+PacketReader: TypeAlias = Callable[[int, Buffer, int, int], Packet]
 
 CONNACK_REASON_CODES: Final = (
     ReasonCode.SUCCESS,
@@ -71,19 +72,22 @@ _new_tuple: Final = tuple.__new__
 SUBACK_CODES_3_1_1: Final = frozenset({0, 1, 2, SUBACK_FAILURE_3_1_1})
 
 
-def read_packet(first_byte: int, body: Buffer, version: int) -> Packet:
+def read_packet(
+    first_byte: int, body: Buffer, version: int, most_properties: int = sys.maxsize
+) -> Packet:
     """Read a packet.
 
     Args:
         first_byte: packet type and flags.
         body: all that follows the Remaining Length; a `Publish` keeps no reference to it.
         version: 3, 4 or 5, as the connection's CONNECT has it; a CONNECT itself says which.
+        most_properties: how many it may have, and its will.
 
     Raises:
         MalformedPacketError: it cannot be parsed.
         ProtocolError: it can, and is not allowed.
     """
-    return _READERS[first_byte](first_byte, body, version)
+    return _READERS[first_byte](first_byte, body, version, most_properties)
 
 
 def answer_version(connect_body: Buffer) -> int:
@@ -103,7 +107,7 @@ def answer_version(connect_body: Buffer) -> int:
     return MQTT_5 if is_mqtt_5 else int(ProtocolVersion.MQTT_3_1_1)
 
 
-def read_connect(_first_byte: int, body: Buffer, _version: int) -> Connect:
+def read_connect(_first_byte: int, body: Buffer, _version: int, most_properties: int) -> Connect:
     """Read a CONNECT (section 3.1).
 
     Raises:
@@ -127,13 +131,13 @@ def read_connect(_first_byte: int, body: Buffer, _version: int) -> Connect:
     keep_alive, position = read_two_byte_integer(body, position)
     properties: dict[str, Any] = {}
     if level == MQTT_5:
-        properties, position = read_properties(body, position, PacketType.CONNECT)
+        properties, position = read_properties(body, position, PacketType.CONNECT, most_properties)
         if "authentication_data" in properties and "authentication_method" not in properties:
             raise ProtocolError("CONNECT has authentication data without a method (3.1.2.11.10)")
     client_id, position = read_utf8_string(body, position)
     will = username = password = None
     if flags & 0x04:
-        will, position = _read_will(flags, body, position, level)
+        will, position = _read_will(flags, body, position, level, most_properties)
     # In MQTT 3.1 a name or password that its flag announces may be missing at the end.
     may_be_missing = level == MQTT_3_1
     if flags & 0x80 and not (may_be_missing and position == len(body)):
@@ -154,7 +158,7 @@ def read_connect(_first_byte: int, body: Buffer, _version: int) -> Connect:
     )
 
 
-def read_connack(_first_byte: int, body: Buffer, version: int) -> ConnAck:
+def read_connack(_first_byte: int, body: Buffer, version: int, most_properties: int) -> ConnAck:
     """Read a CONNACK (section 3.2)."""
     flags, position = read_byte(body, 0)
     if flags > 1:
@@ -165,7 +169,7 @@ def read_connack(_first_byte: int, body: Buffer, version: int) -> ConnAck:
     properties: dict[str, Any] = {}
     if version == MQTT_5:
         _check_reason_code(PacketType.CONNACK, code)
-        properties, position = read_properties(body, position, PacketType.CONNACK)
+        properties, position = read_properties(body, position, PacketType.CONNACK, most_properties)
     elif code < len(CONNACK_REASON_CODES):
         code = CONNACK_REASON_CODES[code]
     else:
@@ -178,7 +182,7 @@ def read_connack(_first_byte: int, body: Buffer, version: int) -> ConnAck:
     return ConnAck(session_present, code, properties)
 
 
-def read_publish(first_byte: int, body: Buffer, version: int) -> Publish:
+def read_publish(first_byte: int, body: Buffer, version: int, most_properties: int) -> Publish:
     """Read a PUBLISH (section 3.3); its payload is a copy of its own."""
     topic, position = read_utf8_string(body, 0)
     qos = first_byte >> 1 & 3
@@ -187,7 +191,7 @@ def read_publish(first_byte: int, body: Buffer, version: int) -> Publish:
         packet_id, position = _read_packet_id(body, position)
     properties: dict[str, Any] = {}
     if version == MQTT_5:
-        properties, position = read_publish_properties(body, position)
+        properties, position = read_publish_properties(body, position, most_properties)
         if not topic and "topic_alias" not in properties:
             raise ProtocolError("PUBLISH has neither topic nor topic alias (3.3.2.1)")
     if "+" in topic or "#" in topic or (not topic and version != MQTT_5):
@@ -204,7 +208,7 @@ def read_publish(first_byte: int, body: Buffer, version: int) -> Publish:
 
 
 def read_acknowledgement(
-    first_byte: int, body: Buffer, version: int
+    first_byte: int, body: Buffer, version: int, most_properties: int
 ) -> PubAck | PubRec | PubRel | PubComp:
     """Read a PUBACK, PUBREC, PUBREL or PUBCOMP (sections 3.4 to 3.7)."""
     packet_class = _ACKNOWLEDGEMENTS[first_byte]
@@ -219,15 +223,15 @@ def read_acknowledgement(
     _check_reason_code(packet_type, code)
     if size == 3:
         return packet_class(packet_id, code)
-    properties, position = read_properties(body, 3, packet_type)
+    properties, position = read_properties(body, 3, packet_type, most_properties)
     _check_end(body, position, packet_type.name)
     return packet_class(packet_id, code, properties)
 
 
-def read_subscribe(_first_byte: int, body: Buffer, version: int) -> Subscribe:
+def read_subscribe(_first_byte: int, body: Buffer, version: int, most_properties: int) -> Subscribe:
     """Read a SUBSCRIBE (section 3.8)."""
     packet_id, properties, position = _read_packet_id_and_properties(
-        body, version, PacketType.SUBSCRIBE
+        body, version, PacketType.SUBSCRIBE, most_properties
     )
     subscriptions = []
     while position < len(body):
@@ -253,10 +257,10 @@ def read_subscribe(_first_byte: int, body: Buffer, version: int) -> Subscribe:
     return Subscribe(packet_id, tuple(subscriptions), properties)
 
 
-def read_suback(_first_byte: int, body: Buffer, version: int) -> SubAck:
+def read_suback(_first_byte: int, body: Buffer, version: int, most_properties: int) -> SubAck:
     """Read a SUBACK (section 3.9)."""
     packet_id, properties, position = _read_packet_id_and_properties(
-        body, version, PacketType.SUBACK
+        body, version, PacketType.SUBACK, most_properties
     )
     codes = tuple(body[position:])
     if not codes:
@@ -269,10 +273,12 @@ def read_suback(_first_byte: int, body: Buffer, version: int) -> SubAck:
     return SubAck(packet_id, codes, properties)
 
 
-def read_unsubscribe(_first_byte: int, body: Buffer, version: int) -> Unsubscribe:
+def read_unsubscribe(
+    _first_byte: int, body: Buffer, version: int, most_properties: int
+) -> Unsubscribe:
     """Read an UNSUBSCRIBE (section 3.10)."""
     packet_id, properties, position = _read_packet_id_and_properties(
-        body, version, PacketType.UNSUBSCRIBE
+        body, version, PacketType.UNSUBSCRIBE, most_properties
     )
     topic_filters = []
     while position < len(body):
@@ -284,10 +290,10 @@ def read_unsubscribe(_first_byte: int, body: Buffer, version: int) -> Unsubscrib
     return Unsubscribe(packet_id, tuple(topic_filters), properties)
 
 
-def read_unsuback(_first_byte: int, body: Buffer, version: int) -> UnsubAck:
+def read_unsuback(_first_byte: int, body: Buffer, version: int, most_properties: int) -> UnsubAck:
     """Read an UNSUBACK (section 3.11); that of MQTT 3.1.1 has no codes."""
     packet_id, properties, position = _read_packet_id_and_properties(
-        body, version, PacketType.UNSUBACK
+        body, version, PacketType.UNSUBACK, most_properties
     )
     if version != MQTT_5:
         _check_end(body, position, "UNSUBACK")
@@ -300,19 +306,21 @@ def read_unsuback(_first_byte: int, body: Buffer, version: int) -> UnsubAck:
     return UnsubAck(packet_id, codes, properties)
 
 
-def read_pingreq(_first_byte: int, body: Buffer, _version: int) -> PingReq:
+def read_pingreq(_first_byte: int, body: Buffer, _version: int, _most_properties: int) -> PingReq:
     """Read a PINGREQ (section 3.12)."""
     _check_end(body, 0, "PINGREQ")
     return PingReq()
 
 
-def read_pingresp(_first_byte: int, body: Buffer, _version: int) -> PingResp:
+def read_pingresp(_first_byte: int, body: Buffer, _version: int, _most_properties: int) -> PingResp:
     """Read a PINGRESP (section 3.13)."""
     _check_end(body, 0, "PINGRESP")
     return PingResp()
 
 
-def read_disconnect(_first_byte: int, body: Buffer, version: int) -> Disconnect:
+def read_disconnect(
+    _first_byte: int, body: Buffer, version: int, most_properties: int
+) -> Disconnect:
     """Read a DISCONNECT (section 3.14)."""
     if not body:
         return Disconnect()
@@ -322,12 +330,12 @@ def read_disconnect(_first_byte: int, body: Buffer, version: int) -> Disconnect:
     _check_reason_code(PacketType.DISCONNECT, code)
     if len(body) == 1:
         return Disconnect(code)
-    properties, position = read_properties(body, 1, PacketType.DISCONNECT)
+    properties, position = read_properties(body, 1, PacketType.DISCONNECT, most_properties)
     _check_end(body, position, "DISCONNECT")
     return Disconnect(code, properties)
 
 
-def read_auth(_first_byte: int, body: Buffer, version: int) -> Auth:
+def read_auth(_first_byte: int, body: Buffer, version: int, most_properties: int) -> Auth:
     """Read an AUTH (section 3.15)."""
     if version != MQTT_5:
         raise ProtocolError("AUTH in MQTT 3.1.1, which has none")
@@ -335,14 +343,14 @@ def read_auth(_first_byte: int, body: Buffer, version: int) -> Auth:
         return Auth()
     code = body[0]
     _check_reason_code(PacketType.AUTH, code)
-    properties, position = read_properties(body, 1, PacketType.AUTH)
+    properties, position = read_properties(body, 1, PacketType.AUTH, most_properties)
     _check_end(body, position, "AUTH")
     if "authentication_method" not in properties:
         raise ProtocolError("AUTH without an authentication method (3.15.2.2.2)")
     return Auth(code, properties)
 
 
-def _read_unlisted(first_byte: int, body: Buffer, version: int) -> Packet:
+def _read_unlisted(first_byte: int, body: Buffer, version: int, most_properties: int) -> Packet:
     """Read what only MQTT 3.1 has: flags that a packet does not use may be set.
 
     So may DUP of PUBREL, SUBSCRIBE and UNSUBSCRIBE, which are sent again.
@@ -352,7 +360,7 @@ def _read_unlisted(first_byte: int, body: Buffer, version: int) -> Packet:
     """
     used = _USED_FIRST_BYTES_3_1.get(first_byte)
     if used is not None and (version == MQTT_3_1 or (used == 0x10 and _is_connect_3_1(body))):
-        return _READERS[used](used, body, version)
+        return _READERS[used](used, body, version, most_properties)
     raise _unknown_first_byte(first_byte)
 
 
@@ -442,11 +450,13 @@ def _check_connect_flags(flags: int, level: int) -> None:
         )
 
 
-def _read_will(flags: int, body: Buffer, position: int, level: int) -> tuple[Will, int]:
+def _read_will(
+    flags: int, body: Buffer, position: int, level: int, most_properties: int
+) -> tuple[Will, int]:
     """Read the Will of a CONNECT (3.1.3.2 to 3.1.3.4)."""
     properties: dict[str, Any] = {}
     if level == MQTT_5:
-        properties, position = read_properties(body, position, WILL)
+        properties, position = read_properties(body, position, WILL, most_properties)
     topic, position = read_utf8_string(body, position)
     validate_topic(topic)
     payload, position = read_binary_data(body, position)
@@ -462,13 +472,13 @@ def _read_packet_id(body: Buffer, start: int) -> tuple[int, int]:
 
 
 def _read_packet_id_and_properties(
-    body: Buffer, version: int, packet_type: PacketType
+    body: Buffer, version: int, packet_type: PacketType, most_properties: int
 ) -> tuple[int, dict[str, Any], int]:
     """Read what SUBSCRIBE, SUBACK, UNSUBSCRIBE and UNSUBACK begin with."""
     packet_id, position = _read_packet_id(body, 0)
     if version != MQTT_5:
         return packet_id, {}, position
-    properties, position = read_properties(body, position, packet_type)
+    properties, position = read_properties(body, position, packet_type, most_properties)
     return packet_id, properties, position
 
 

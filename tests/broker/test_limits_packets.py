@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from broker.mqtt.packets import (
     ConnAck,
     Connect,
     Disconnect,
+    Packet,
     PubAck,
     PubComp,
     Publish,
@@ -19,6 +21,7 @@ from broker.mqtt.packets import (
     PubRel,
     Subscribe,
     Subscription,
+    Unsubscribe,
 )
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
@@ -169,6 +172,52 @@ def user_properties(n_bytes: int) -> dict[str, Any]:
     return {"user_property": [("", "")] * (n_bytes // 5)}
 
 
+@pytest.mark.parametrize(
+    "kind", [Publish, Subscribe, Unsubscribe, PubAck, PubRec, PubRel, PubComp, Disconnect]
+)
+@pytest.mark.parametrize("n_packets", [1, 3])
+def test_more_user_properties_than_are_allowed_end_the_connection(
+    kind: Callable[..., Packet], n_packets: int
+) -> None:
+    """Each becomes objects: a packet within all limits of bytes could have 200,000 of them."""
+    broker = VirtualBroker(Limits(properties=3))
+    fields: dict[Callable[..., Packet], tuple[Any, ...]] = {
+        Publish: ("t", b"x", 1, False, False, 1),
+        Subscribe: (1, (Subscription("a"),)),
+        Unsubscribe: (1, ("a",)),
+        Disconnect: (0,),
+    }
+    for n_properties, is_allowed in ((3, True), (4, False)):
+        client = broker.connect("c")
+        packet = kind(*fields.get(kind, (1, 0)), user_properties(5 * n_properties))
+        client.send(*[packet] * n_packets)
+        told = [each.reason_code for each in client.take_all(Disconnect)]
+        assert told == ([] if is_allowed else [ReasonCode.QUOTA_EXCEEDED])
+        client.lose()
+
+
+@pytest.mark.parametrize("is_of_will", [False, True])
+def test_a_connect_with_more_user_properties_than_are_allowed_is_refused(
+    *, is_of_will: bool
+) -> None:
+    """Nobody knows yet who it is."""
+    broker = VirtualBroker(Limits(properties=3))
+    for n_properties, is_allowed in ((3, True), (4, False)):
+        properties = user_properties(5 * n_properties)
+        told: dict[str, Any] = (
+            {"will": will(properties=properties)} if is_of_will else {"properties": properties}
+        )
+        client = broker.connect("c", **told)
+        assert client.connack.reason_code == (0 if is_allowed else ReasonCode.QUOTA_EXCEEDED)
+
+
+def test_a_subscription_identifier_is_refused_before_very_many_are_read() -> None:
+    """A client may send none with a PUBLISH [MQTT-3.3.4-6]; they are read to be told apart."""
+    client = VirtualBroker(Limits(properties=3)).connect("c")
+    client.publish("t", b"x", properties={"subscription_identifier": [1] * 4})
+    assert client.take(Disconnect).reason_code == ReasonCode.QUOTA_EXCEEDED
+
+
 def test_the_properties_of_a_publish_have_the_same_limit() -> None:
     """Whatever its payload has."""
     broker = VirtualBroker(Limits(control_bytes=500))
@@ -181,7 +230,7 @@ def test_the_properties_of_a_publish_have_the_same_limit() -> None:
 
 def test_large_properties_count_towards_what_a_session_may_have_waiting() -> None:
     """Messages without payload must not fill the memory past `queued_bytes`."""
-    broker = VirtualBroker(Limits(queued_bytes=100_000))
+    broker = VirtualBroker(Limits(queued_bytes=100_000, properties=1_000))
     away = broker.connect("away", clean_start=False, properties={"session_expiry_interval": 60})
     away.subscribe("#", 1)
     away.lose()
