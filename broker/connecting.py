@@ -17,7 +17,6 @@ from broker.errors import ProtocolError
 from broker.events import ClientConnected
 from broker.extensions import Accepted, Admittance, ConnectAttempt, Refused, SubscriberGate
 from broker.fitting import explained, fit_packet
-from broker.limits import Limits
 from broker.mqtt.enums import MQTT_3_1, MQTT_5, PacketType
 from broker.mqtt.packets import ConnAck, Connect, Will
 from broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
@@ -27,6 +26,7 @@ from broker.wills import will_message
 if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.core import Core
+    from broker.limits import Limits
     from broker.link import Link
     from broker.session import Session
 

@@ -122,7 +122,7 @@ def test_log_level_decides_what_is_logged(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_client_that_is_refused_writes_no_line_of_its_own(tmp_path: Path) -> None:
     """Before anyone has looked at a password, a client id stands in the log."""
-    policy = {"listeners": {"default": {"bind": "127.0.0.1:0"}}, "plugins": {}}
+    policy = {"listeners": {"default": {"bind": "127.0.0.1:0"}}, "plugins": {"access": {}}}
     connect = write_packet(Connect(client_id="a\nINFO penstock: all is well"), 5)
     with (
         running_broker(policy, tmp_path) as broker,
