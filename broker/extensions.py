@@ -562,9 +562,9 @@ class PluginContext(NamedTuple):
 class Plugin:
     """A plugin of the policy file: a config class and any of the extension points.
 
-    A distribution offers one under a short name in the entry-point group
-    ``penstock.plugins``. `Config` is a frozen dataclass that checks itself; its keys are the
-    keys under the plugin's name in the policy file.
+    A distribution offers one under a short name in the entry-point group ``penstock.plugins``.
+    `Config` is a frozen dataclass that checks itself; its keys are those under the plugin's name.
+    `open_files` are for connections of the plugin's own; MQTT clients do not get them.
     """
 
     Config: ClassVar[type]
@@ -575,6 +575,7 @@ class Plugin:
     sinks: Sequence[MessageSink] = ()
     access: AccessControl | None = None
     authenticators: Sequence[Authenticator] = ()
+    open_files: int = 0
 
     def __init__(self, config: Any, context: PluginContext) -> None:
         self.config = config
@@ -591,8 +592,7 @@ class Plugin:
         """Read files again, at SIGHUP; return each behind its key: ``acl_file /etc/acl``.
 
         Raises:
-            PenstockError: what is there now cannot be used; the plugin goes on with what it
-                has. The broker logs it.
+            PenstockError: it cannot be used, and the plugin goes on with what it has.
         """
         return ()
 

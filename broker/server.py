@@ -214,7 +214,9 @@ class Server:
     async def _listen(self) -> None:
         driver = self._driver
         limits = self._limits
-        most = most_connections()
+        most = most_connections(
+            files_elsewhere=sum(plugin.open_files for plugin in self._plugins.plugins)
+        )
         if limits.connections is not None and limits.connections > most:
             self._logger.warning(
                 "limits.connections: %d, but the process may have files for %d; allow it more, "

@@ -37,6 +37,9 @@ LONGEST_PATH: Final = 3 * MAX_STRING_BYTES + 1_000
 """A client id may be as long as the protocol has it, each byte percent-encoded: were one not read
 as `after`, a client could keep all those behind it from being listed."""
 
+MOST_CONNECTIONS: Final = 64
+"""People who look, and monitors that ask now and then."""
+
 IDS_IN_A_TURN: Final = 1_000
 """Client ids that are sorted in one go, beside those of a page: 0.3 ms."""
 
@@ -118,8 +121,14 @@ class ConsolePlugin(Plugin):
         self.http_url = ""
         api = ConsoleApi(context.clients, context.logger)
         self._http = HttpServer(
-            api.application(), "plugins.console.http", longest_path=LONGEST_PATH
+            api.application(),
+            "plugins.console.http",
+            config.http_limits,
+            context.logger,
+            longest_path=LONGEST_PATH,
+            most_connections=MOST_CONNECTIONS,
         )
+        self.open_files = self._http.open_files
 
     async def start(self) -> None:
         """Open the HTTP API.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import field
+
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from plugins.web.bind import Bind
+from plugins.web.limits import HttpLimits
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid", strict=True))
@@ -15,6 +18,8 @@ class ConsoleConfig:
     Attributes:
         http: ``HOST:PORT`` of the HTTP API, port 0 for any free one. Only this machine by default,
             as the API asks for no password and names clients, users and topics.
+        http_limits: what its clients may take.
     """
 
     http: Bind = "127.0.0.1:8081"
+    http_limits: HttpLimits = field(default_factory=HttpLimits)

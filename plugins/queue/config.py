@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import field, fields
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from broker.errors import MalformedPacketError
 from broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
 from plugins.web.bind import split_bind
+from plugins.web.limits import HttpLimits
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
@@ -122,6 +123,22 @@ class LogicalQueueConfig:
                 raise ValueError(f"no {key.name} with readers: offsets; it is for readers: dequeue")
 
 
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class QueueHttpLimits(HttpLimits):
+    """What clients of the HTTP API may take; the keys under `plugins.queue.http_limits`.
+
+    Attributes:
+        body_timeout_seconds: time for the whole body of a request, from its header on. The
+            largest comes in half of it over 1 Mbit/s.
+        body_bytes: of all bodies that are being received; above it clients are not read from
+            until others' requests are handled, and get 503 when their time is up. Sixteen of the
+            largest.
+    """
+
+    body_timeout_seconds: _PositiveSeconds = 60.0
+    body_bytes: _Positive = 64 * 1024 * 1024
+
+
 def _checked_queues(
     queues: dict[str, LogicalQueueConfig],
 ) -> dict[str, LogicalQueueConfig]:
@@ -143,6 +160,7 @@ class QueueConfig:
             system has, which outlives the program and not a power cut.
         http: ``HOST:PORT`` of the HTTP API, port 0 for any free one; null for none. Only
             this machine by default, as the API asks for no password.
+        http_limits: what clients of the HTTP API may take.
         max_request_bytes: largest body of an HTTP request. A picture of 1 MB in base64
             passes, and reading one body does not hold up the broker for long.
         commit_wait_seconds: how long the first message of a group waits for others before
@@ -159,6 +177,7 @@ class QueueConfig:
     path: Annotated[str, Field(min_length=1)] = "penstock-queue.db"
     durability: Literal["full", "normal"] = "full"
     http: _Bind | None = "127.0.0.1:8080"
+    http_limits: QueueHttpLimits = field(default_factory=QueueHttpLimits)
     max_request_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
     commit_wait_seconds: Annotated[float, Field(ge=0, le=1)] = 0.002
     commit_max_messages: _Positive = 2_000

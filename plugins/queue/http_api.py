@@ -48,6 +48,7 @@ from plugins.queue.http_requests import (
 )
 from plugins.queue.intake import Counts, Intake
 from plugins.queue.logical_queue import BusyError, LogicalQueue, WrongReaderError
+from plugins.web.bodies import Bodies
 from plugins.web.service import RequestError, answering_errors, error_answer, integer, show
 
 MAX_ENQUEUE_MESSAGES = 10_000
@@ -99,6 +100,7 @@ class QueueApi:
         engine: asked for its health.
         clock: monotonic seconds.
         logger: told of what should not happen.
+        bodies: of requests that are being received.
     """
 
     def __init__(
@@ -109,7 +111,9 @@ class QueueApi:
         engine: Engine,
         clock: Callable[[], float],
         logger: Logger,
+        bodies: Bodies,
     ) -> None:
+        self._bodies = bodies
         self._queues = queues
         self._intakes = intakes
         self._published = published
@@ -174,8 +178,9 @@ class QueueApi:
 
     async def _enqueue(self, request: web.Request) -> web.Response:
         intake = self._intakes[self._queue(request).name]
-        body = await read_object(request, MESSAGE_KEYS | {"messages"})
+        body = await read_object(request, self._bodies, MESSAGE_KEYS | {"messages"})
         messages = read_messages(body, self._clock(), MAX_ENQUEUE_MESSAGES)
+        del body  # its text may be as large as all payloads, and the commit takes a while
         outcome = _Outcome(len(messages))
         for message in messages:
             intake.accept(message, outcome)
@@ -189,7 +194,7 @@ class QueueApi:
 
     async def _dequeue(self, request: web.Request) -> web.Response:
         queue = self._queue(request)
-        body = await read_object(request, frozenset({"n_max", "wait_seconds"}))
+        body = await read_object(request, self._bodies, frozenset({"n_max", "wait_seconds"}))
         config = queue.config
         n_max = integer("n_max", body.get("n_max", config.n_max), 1, config.n_max)
         wait = seconds("wait_seconds", body.get("wait_seconds", 0), config.max_wait_seconds)
@@ -200,7 +205,7 @@ class QueueApi:
 
     async def _delete(self, request: web.Request) -> web.Response:
         queue = self._queue(request)
-        body = await read_object(request, frozenset({"receipt_handles"}))
+        body = await read_object(request, self._bodies, frozenset({"receipt_handles"}))
         handles = read_handles(body, MAX_DELETE_HANDLES)
         unknown = await queue.delete(handles)
         return web.json_response({"deleted": len(handles) - len(unknown), "unknown": unknown})
@@ -230,7 +235,7 @@ class QueueApi:
 
     async def _commit(self, request: web.Request) -> web.Response:
         queue = self._queue(request)
-        body = await read_object(request, frozenset({"offsets"}))
+        body = await read_object(request, self._bodies, frozenset({"offsets"}))
         await queue.commit(read_offsets(body))
         return web.json_response({"committed": True})
 

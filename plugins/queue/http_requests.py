@@ -13,16 +13,20 @@ from aiohttp import web
 from broker.errors import MalformedPacketError
 from broker.message import Message
 from broker.mqtt.topics import validate_topic
+from plugins.web.bodies import Bodies
 from plugins.web.service import RequestError, integer, show
 
 MAX_OFFSET = 2**63 - 1
 
 
-async def read_object(request: web.Request, keys: frozenset[str]) -> Mapping[str, Any]:
+async def read_object(
+    request: web.Request, bodies: Bodies, keys: frozenset[str]
+) -> Mapping[str, Any]:
     """Return the JSON object in a request's body.
 
     Args:
         request: whose body is read.
+        bodies: those that are being received.
         keys: the keys it may have.
 
     Raises:
@@ -32,10 +36,11 @@ async def read_object(request: web.Request, keys: frozenset[str]) -> Mapping[str
     if request.content_type != "application/json":
         read = request.headers.get("Content-Type", "none")
         raise RequestError(f"Content-Type: read {show(read)}; allowed: application/json", 415)
-    try:
-        body = json.loads(await request.read())
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"body: read no JSON ({error}); allowed: a JSON object") from error
+    async with bodies.read(request) as data:
+        try:
+            body = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"body: read no JSON ({error}); allowed: a JSON object") from error
     return _object(body, "body", keys)
 
 

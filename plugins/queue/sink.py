@@ -18,6 +18,7 @@ from plugins.queue.engine_sqlite import SqliteStore
 from plugins.queue.http_api import QueueApi
 from plugins.queue.intake import Intake, PendingBudget
 from plugins.queue.logical_queue import LogicalQueue
+from plugins.web.bodies import Bodies
 from plugins.web.service import HttpServer
 
 RETENTION_STEPS = 10
@@ -84,8 +85,15 @@ class QueuePlugin(Plugin):
             self.engine,
             context.clock,
             context.logger,
+            Bodies(config.http_limits.body_bytes, config.http_limits.body_timeout_seconds),
         )
         self._http: HttpServer | None = None
+        if config.http is not None:
+            application = self._api.application(config.max_request_bytes)
+            self._http = HttpServer(
+                application, "plugins.queue.http", config.http_limits, context.logger
+            )
+            self.open_files = self._http.open_files
         self._retention: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -107,9 +115,7 @@ class QueuePlugin(Plugin):
                 name = f"queue retention {queue.name}"
                 task = asyncio.create_task(self._keep_retention(queue), name=name)
                 self._retention.append(task)
-        if self.config.http is not None:
-            application = self._api.application(self.config.max_request_bytes)
-            self._http = HttpServer(application, "plugins.queue.http")
+        if self._http is not None and self.config.http is not None:
             try:
                 self.http_url = await self._http.start(self.config.http)
             except BaseException:

@@ -8,6 +8,7 @@ for ``localhost``, an address or the name in the policy file are refused.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,10 +19,23 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from broker.errors import PenstockError
+from broker.open_files import most_files
 from plugins.web.bind import split_bind
+from plugins.web.guard import MAX_REFUSED, Guards
+from plugins.web.limits import HttpLimits
 
 SHUTDOWN_SECONDS: Final = 2.0
 """How long requests under way may take to end when the program ends."""
+
+MOST_CONNECTIONS: Final = 1_000
+"""As many requests may wait for messages of one queue."""
+
+READ_BYTES: Final = 16 * 1024
+"""Of a body that is not read yet: twice as many are taken from a client, and one read of uvloop's,
+256 KiB, at most. With aiohttp's own 256 KiB, 200 clients whose bodies wait take 100 MB more."""
+
+BACKLOG: Final = 128
+"""Connections that may wait to be accepted; as aiohttp has it."""
 
 LONGEST_TEXT_SHOWN: Final = 80
 
@@ -51,13 +65,32 @@ class HttpServer:
     Args:
         application: what to serve.
         key: of the policy file that says where, for errors.
+        limits: of its connections.
+        logger: told of connections that are refused.
         longest_path: bytes of the longest path and query that are read, percent-encoded.
+        most_connections: where the limits do not say; fewer where the process may not have open
+            eight times as many files.
+
+    Attributes:
+        open_files: that it may take.
     """
 
     def __init__(
-        self, application: web.Application, key: str, *, longest_path: int = LONGEST_PATH
+        self,
+        application: web.Application,
+        key: str,
+        limits: HttpLimits,
+        logger: Logger,
+        *,
+        longest_path: int = LONGEST_PATH,
+        most_connections: int = MOST_CONNECTIONS,
     ) -> None:
         self._key = key
+        connections = limits.connections or max(1, min(most_connections, most_files() // 8))
+        self.open_files = connections + MAX_REFUSED
+        self._guards = Guards(limits, connections, self._new_protocol, key, logger)
+        self._listening: asyncio.Server | None = None
+        application.middlewares.insert(0, self._guard())
         self._own_name: str | None = None
         application.middlewares.append(self._check_host())
         # A request that waits for something ends with its client: what it would take is not lost.
@@ -66,6 +99,8 @@ class HttpServer:
             access_log=None,
             handler_cancellation=True,
             shutdown_timeout=SHUTDOWN_SECONDS,
+            keepalive_timeout=limits.idle_timeout_seconds,
+            read_bufsize=READ_BYTES,
             max_line_size=longest_path,
         )
 
@@ -78,18 +113,43 @@ class HttpServer:
         host, port = split_bind(bind)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, host, port).start()
+            self._listening = await asyncio.get_running_loop().create_server(
+                self._guards.accept, host, port, backlog=BACKLOG
+            )
         except OSError as error:
             await self._runner.cleanup()
             raise HttpStartError(
                 f"{self._key}: read {bind}; allowed: an address of this machine and a free "
                 f"port ({error.strerror or error})"
             ) from error
-        address = self._runner.addresses[0]
+        address = self._listening.sockets[0].getsockname()
         if ipaddress.ip_address(address[0]).is_loopback:
             self._own_name = host.lower()
         shown = f"[{address[0]}]" if ":" in address[0] else address[0]
         return f"http://{shown}:{address[1]}"
+
+    def _new_protocol(self) -> asyncio.Protocol:
+        server = self._runner.server
+        assert server is not None  # noqa: S101 (`start` has set it up)
+        return server()
+
+    def _guard(self) -> Middleware:
+        """Return what tells the guard of a connection when a request is being handled."""
+
+        @web.middleware
+        async def guard(
+            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        ) -> web.StreamResponse:
+            own = self._guards.of(request.transport)
+            if own is not None:
+                own.handling()
+            try:
+                return await handler(request)
+            finally:
+                if own is not None:
+                    own.handled()
+
+        return guard
 
     def _check_host(self) -> Middleware:
         """Return what refuses requests for other hosts, where only this machine may ask."""
@@ -111,6 +171,9 @@ class HttpServer:
 
     async def close(self) -> None:
         """Answer what is under way and stop listening."""
+        if self._listening is not None:
+            self._listening.close()
+        self._guards.close()
         await self._runner.cleanup()
 
 

@@ -215,6 +215,8 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.queue.sqlite_file",
     "plugins.queue.sqs_api",
     "plugins.queue.store",  # speaks the engine's words
+    "plugins.web.bodies",
+    "plugins.web.guard",
     "plugins.web.service",
 }
 """The modules of plugins that are not pure; the models may use all others."""
@@ -264,6 +266,8 @@ ABOVE_THE_CONTRACT: Final = {
     "plugins.access.passwd": ("broker.program",),
     "plugins.console.why": ("broker.program",),
     "plugins.queue.gateway": ("broker.program",),
+    # An HTTP API has its share of the files that the process may have open.
+    "plugins.web.service": ("broker.open_files",),
     # A file that holds messages is kept from others in one way.
     "plugins.queue.disk_reserve": ("broker.database_file",),
     "plugins.queue.engine_sqlite": ("broker.database_file",),

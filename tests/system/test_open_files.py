@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import aiohttp
 import aiomqtt
 
 from broker.mqtt.packets import ConnAck, PingReq, PingResp
@@ -53,3 +56,39 @@ async def test_a_flood_that_takes_all_files_does_not_end_the_listener(tmp_path: 
             while not await is_served(broker.port):
                 pass
         await client.close()
+
+
+async def test_neither_http_nor_mqtt_takes_the_files_of_the_other(tmp_path: Path) -> None:
+    """Floods of connections that say nothing, first to both HTTP APIs, then to the listener."""
+    queue = {"engine": "memory", "http": "127.0.0.1:0", "queues": {"q": {"topics": ["q/#"]}}}
+    plugins = {"queue": queue, "console": {"http": "127.0.0.1:0"}}
+    limits = limit_of_files(256, 256)
+    with running_broker(anonymous_policy(plugins), tmp_path, preexec_fn=limits) as broker:
+        urls = [broker.queue_url, broker.console_url]
+        async with contextlib.AsyncExitStack() as stack:
+            for url in urls:
+                port = urlsplit(url).port or 0
+                await stack.enter_async_context(flooded("127.0.0.1", port, 200))
+            assert await is_served(broker.port)
+            clients = [await open_client(("127.0.0.1", broker.port)) for _ in range(20)]
+            for client in clients:
+                connack = await client.receive()
+                assert isinstance(connack, ConnAck)
+                assert connack.reason_code == 0
+                await client.close()
+        async with flooded("127.0.0.1", broker.port, 200):
+            for url, path in zip(urls, ("/queues", "/clients"), strict=True):
+                assert await status(f"{url}{path}") == 200
+        assert "plugins.queue.http: 1 connections above the limit of 32 refused" in broker.log
+
+
+async def status(url: str) -> int:
+    """Return the status of an answer, once there is a place for who asks."""
+    async with aiohttp.ClientSession() as session, asyncio.timeout(SECONDS):
+        while True:
+            try:
+                async with session.get(url) as answer:
+                    if answer.status != 503:
+                        return answer.status
+            except aiohttp.ClientConnectionError:
+                continue

@@ -19,6 +19,7 @@ from plugins.queue.engine import StorageError, StorageFullError
 from plugins.queue.engine_memory import MemoryStore
 from plugins.queue.http_api import QueueApi
 from plugins.queue.sink import QueuePlugin
+from plugins.web.bodies import Bodies
 from tests.plugins.queue.running import (
     LONG_SECONDS,
     message,
@@ -73,7 +74,9 @@ async def test_every_request_is_documented() -> None:
     text = (Path(__file__).parents[3] / "docs" / "queue.md").read_text()
     documented = set(re.findall(r"`(GET|POST) (/[^`]*)`", text))
     async with running_engine(MemoryStore()) as engine:
-        api = QueueApi({}, {}, {}, engine, time.monotonic, logging.getLogger("test"))
+        api = QueueApi(
+            {}, {}, {}, engine, time.monotonic, logging.getLogger("test"), Bodies(1, 1.0)
+        )
         routes = api.application(1024).router.routes()
     assert documented == {
         (route.method, route.resource.canonical)

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from broker.errors import PenstockError
+from plugins.web.limits import HttpLimits
 from plugins.web.service import (
     HttpServer,
     HttpStartError,
@@ -29,7 +30,9 @@ class _BusyError(PenstockError):
 
 
 @asynccontextmanager
-async def serving(error: Exception | None = None, bind: str = "127.0.0.1:0") -> AsyncIterator[str]:
+async def serving(
+    error: Exception | None = None, bind: str = "127.0.0.1:0", **limits: Any
+) -> AsyncIterator[str]:
     """Serve ``GET /`` on a free port, which raises `error`; yield the URL."""
 
     async def handle(_: web.Request) -> web.Response:
@@ -41,7 +44,7 @@ async def serving(error: Exception | None = None, bind: str = "127.0.0.1:0") -> 
         middlewares=[answering_errors("test API", LOGGER, [(_BusyError, 429)])]
     )
     application.add_routes([web.get("/", handle)])
-    server = HttpServer(application, "plugins.test.http")
+    server = HttpServer(application, "plugins.test.http", HttpLimits(**limits), LOGGER)
     url = await server.start(bind)
     try:
         yield url
@@ -139,7 +142,7 @@ async def test_an_address_that_is_taken_is_told_by_its_key() -> None:
     """The policy file's key, what it says, and what is allowed."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         bind = f"127.0.0.1:{taken.getsockname()[1]}"
-        server = HttpServer(web.Application(), "plugins.test.http")
+        server = HttpServer(web.Application(), "plugins.test.http", HttpLimits(), LOGGER)
         with pytest.raises(HttpStartError, match=f"plugins.test.http: read {bind}; allowed: an"):
             await server.start(bind)
         await server.close()

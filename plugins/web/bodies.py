@@ -1,0 +1,84 @@
+"""Bodies of requests: received in time, and so many bytes at a time for all of them together.
+
+Theory of operation. A body counts as it comes. Where all of them together are too many, a client
+is not read from until others have been handled: TCP tells it. The oldest body goes on whatever
+there is, or those that are half received would wait for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from plugins.web.service import RequestError
+
+
+class Bodies:
+    """The bodies that are being received, or read, by one HTTP API.
+
+    Invariant: `received_bytes` is the sum of what they hold; at most `most_bytes` and one body.
+
+    Attributes:
+        received_bytes: now.
+    """
+
+    def __init__(self, most_bytes: int, timeout_seconds: float) -> None:
+        """Begin without one.
+
+        Args:
+            most_bytes: of all of them.
+            timeout_seconds: time for one to be whole, from its header on.
+        """
+        self.received_bytes = 0
+        self._most_bytes = most_bytes
+        self._timeout_seconds = timeout_seconds
+        self._readers: dict[object, None] = {}  # the oldest first
+        self._changed = asyncio.Event()
+
+    @asynccontextmanager
+    async def read(self, request: web.Request) -> AsyncIterator[bytearray]:
+        """Receive a body, which counts until the block ends.
+
+        Raises:
+            RequestError: it was not whole in time.
+            HTTPRequestEntityTooLarge: it is larger than the application allows.
+        """
+        body = bytearray()
+        reader = object()
+        self._readers[reader] = None
+        try:
+            await self._receive(request, body, reader)
+            yield body
+        finally:
+            del self._readers[reader]
+            self.received_bytes -= len(body)
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def _receive(self, request: web.Request, body: bytearray, reader: object) -> None:
+        most = request.client_max_size
+        if (request.content_length or 0) > most:
+            raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
+        has_room = True
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                while chunk := await request.content.readany():
+                    if len(body) + len(chunk) > most:
+                        raise web.HTTPRequestEntityTooLarge(most, len(body) + len(chunk))
+                    while not (has_room := self._has_room(len(chunk), reader)):
+                        await self._changed.wait()
+                    self.received_bytes += len(chunk)
+                    body += chunk
+        except TimeoutError:
+            if has_room:
+                why = f"body: read {len(body)} bytes in {self._timeout_seconds:g} s; allowed: all"
+                raise RequestError(why, 408) from None
+            raise RequestError("too many bodies are being received; try again later", 503) from None
+
+    def _has_room(self, n_bytes: int, reader: object) -> bool:
+        if self.received_bytes + n_bytes <= self._most_bytes:
+            return True
+        return next(iter(self._readers)) is reader
