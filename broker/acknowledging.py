@@ -113,17 +113,25 @@ def _received_by_client(
 
 
 def _released_by_client(connection: Connection, packet_id: int, _now: float) -> None:
-    """Take a PUBREL and answer it [MQTT-4.3.3-11]."""
+    """Take a PUBREL and answer it [MQTT-4.3.3-11].
+
+    Raises:
+        ProtocolError: packet identifier 0 [MQTT-2.2.1-3], or that of a message whose PUBREC is
+            still to come.
+    """
     session = connection.session
     incoming = session.incoming
-    if packet_id in incoming and incoming[packet_id] is None:
-        del incoming[packet_id]
-        if session.journal is not None:
-            session.journal.incoming_changed(packet_id)
-        connection.send_short(PUBCOMP_BYTE, packet_id)
-    else:
+    if packet_id not in incoming:
         _not_expected(connection.core, packet_id)
         connection.send_packet(PubComp(packet_id, _not_found(connection)))
+        return
+    if incoming[packet_id] is not None:
+        # To the client the identifier would be free, and a new message under it a repeat to us.
+        raise ProtocolError(f"PUBREL of packet id {packet_id}; allowed: none before its PUBREC")
+    del incoming[packet_id]
+    if session.journal is not None:
+        session.journal.incoming_changed(packet_id)
+    connection.send_short(PUBCOMP_BYTE, packet_id)
 
 
 def _completed_by_client(connection: Connection, packet_id: int, now: float) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from broker.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel
 from broker.mqtt.reason_codes import ReasonCode
+from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 
@@ -84,6 +87,36 @@ def test_a_pubrec_that_refuses_is_not_answered_where_its_message_is_unknown() ->
     assert client.inbox == []
     assert broker.core.counters.unexpected_acknowledgements == 1
     assert not client.is_lost
+
+
+@pytest.mark.mqtt5("4.3.3-10", "4.13.1-1")
+@pytest.mark.mqtt311("4.3.3-2", "4.8.0-1")
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_pubrel_before_its_pubrec_ends_the_connection(version: int) -> None:
+    """By a PUBCOMP the client would take the identifier for free, and its next message be lost."""
+    broker = DurableBroker()
+    options: dict[str, Any] = {"clean_start": False}
+    if version == 5:
+        options["properties"] = {"session_expiry_interval": 600}
+    subscriber = broker.connect("s")
+    subscriber.subscribe("t")
+    client = broker.connect("c", version, **options)
+    broker.commits_at_once = False
+    client.publish("t", b"1", qos=2, packet_id=7)
+    client.send(PubRel(7))
+    assert client.take_all(PubComp) == []
+    assert client.is_lost
+    if version == 5:
+        assert client.take(Disconnect).reason_code == ReasonCode.PROTOCOL_ERROR
+    broker.commits_at_once = True
+    broker.commit()
+    client = broker.connect("c", version, **options)
+    client.publish("t", b"1", qos=2, packet_id=7, dup=True)
+    client.send(PubRel(7))
+    client.publish("t", b"2", qos=2, packet_id=7)
+    client.send(PubRel(7))
+    assert client.inbox == [PubRec(7), PubComp(7), PubRec(7), PubComp(7)]
+    assert subscriber.payloads() == [b"1", b"2"]
 
 
 @pytest.mark.mqtt5("2.2.1-3")
