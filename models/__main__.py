@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from models.withholding.other_paths import run_paths
-from models.withholding.plot import draw, draw_trace
+from models.withholding.plot import check_file, draw, draw_trace
 from models.withholding.report import paths_to_markdown, to_markdown
 from models.withholding.simulation import Answers, Setting
 from models.withholding.sweep import Sweep, run
@@ -88,6 +88,9 @@ def withholding(
             raise typer.BadParameter("goes without --file and plots", param_hint="--other-paths")
         typer.echo(paths_to_markdown(run_paths(rngs, seconds, periods, read_by)), nl=False)
         return
+    for to_write, option in ((plot, "--plot"), (plot_trace, "--plot-trace")):
+        if to_write is not None:
+            _write(check_file, to_write, option)  # before the simulation, which takes long
     drawn = [_read_file(name) for name in file or ()]
     sweep = Sweep(
         drawn or [generate_trace(rng, seconds) for rng in rngs()], levels, periods, read_by

@@ -16,7 +16,6 @@ import typer
 from spark_bridge.errors import BridgeError, OptionError
 from spark_bridge.java import Java, find_java
 from spark_bridge.options import SourceOptions, read_options
-from spark_bridge.queue_reader import QueueReader
 
 if TYPE_CHECKING:
     from spark_bridge.pipeline import PipelineOptions, Summary
@@ -176,6 +175,8 @@ def check_queue(source: SourceOptions) -> None:
     Raises:
         QueueUnavailableError: it does not answer, or has no such queue.
     """
+    from spark_bridge.queue_reader import QueueReader  # noqa: PLC0415 - needs the extra, as Spark
+
     reader = QueueReader(source)
     try:
         reader.held()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -67,3 +68,78 @@ def test_a_closed_standard_file_is_an_empty_one(redirection: str) -> None:
         ["sh", "-c", command, sys.executable, code], cwd=Path(penstock.__file__).parent, check=False
     )
     assert done.returncode == 0
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run some code in a process of its own, from the repository."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=Path(penstock.__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+WITHOUT_EXTRAS = """
+import sys
+for module in ("pyspark", "pyarrow", "paho", "aiomqtt", "matplotlib", "numpy", "simpy", "trustme"):
+    sys.modules[module] = None
+import penstock
+"""
+
+
+def test_each_program_without_its_extra_shows_its_help() -> None:
+    """What a program takes can be read before anything else is installed."""
+    code = "for name in penstock.PROGRAMS: print(name, penstock.main([name, '--help']))"
+    done = python(WITHOUT_EXTRAS + code)
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in penstock.PROGRAMS:
+        assert f"\n{name} 0\n" in done.stdout
+
+
+def test_a_program_without_its_extra_names_it(tmp_path: Path) -> None:
+    """With how to install it; no traceback."""
+    folders = [f"--{name}={tmp_path / name}" for name in ("output", "checkpoint")]
+    code = WITHOUT_EXTRAS + "sys.exit(penstock.main(sys.argv[1:]))"
+    done = python(code, "spark", "--url=http://127.0.0.1:9", "--queue=q", *folders)
+    told = "penstock spark: needs the module pyarrow: pip install 'penstock[spark]'\n"
+    assert (done.returncode, done.stderr) == (2, told)
+
+
+INTERRUPTED_WHILE = """
+import os, signal, sys, types
+import penstock
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "slow" and sys.argv[1] == "importing":
+            os.kill(os.getpid(), signal.SIGINT)
+        return None
+
+def main(arguments):
+    os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+if sys.argv[1] == "running":
+    sys.modules["slow"] = types.ModuleType("slow")
+    sys.modules["slow"].main = main
+penstock.PROGRAMS["slow"] = ("slow", "")
+sys.exit(penstock.main(["slow"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "status"), [("importing", -signal.SIGINT), ("running", penstock.INTERRUPTED)]
+)
+def test_an_interrupt_shows_no_traceback(state: str, status: int) -> None:
+    """Neither while a program is imported, which takes long, nor before it listens for signals."""
+    done = python(INTERRUPTED_WHILE, state)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
+
+
+def test_what_happens_at_an_interrupt_is_as_before_afterwards() -> None:
+    """Here a program is a function call."""
+    before = signal.getsignal(signal.SIGINT)
+    assert penstock.main(["passwd", "--help"]) == 0
+    assert signal.getsignal(signal.SIGINT) is before

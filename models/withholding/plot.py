@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -73,6 +74,28 @@ INDENT: Final = 0.06
 
 SHOWN: Final = (BASELINE, "conservative", "probabilistic", "historic", ADAPTIVE)
 """Panels from above; the clairvoyant one comes last."""
+
+
+def check_file(file: Path) -> None:
+    """Check that a figure can be written to a file, without writing it.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        OSError: the file cannot be written.
+        ValueError: its name tells of no form of picture.
+    """
+    folder = file.parent
+    if not folder.is_dir():
+        raise NotADirectoryError(f"no folder {folder}")
+    if file.exists() and not file.is_file():
+        raise IsADirectoryError("not a regular file")
+    if not os.access(file if file.exists() else folder, os.W_OK):
+        raise PermissionError("cannot be written")
+    from matplotlib.backend_bases import FigureCanvasBase  # noqa: PLC0415 (the extra `models`)
+
+    suffix, known = file.suffix.removeprefix("."), FigureCanvasBase.get_supported_filetypes()
+    if suffix and suffix.lower() not in known:
+        raise ValueError(f"no form of picture; allowed: {', '.join(sorted(known))}")
 
 
 def draw_trace(trace: Sequence[float], setting: Setting, file: Path) -> None:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from logging import Logger
 from typing import Any, Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
 from broker.errors import PenstockError
@@ -41,6 +43,31 @@ LONGEST_TEXT_SHOWN: Final = 80
 
 LONGEST_PATH: Final = 8_190
 """As most servers have it."""
+
+
+_LOGGER: Final = logging.getLogger("penstock.http")
+
+_ILL_FORMED: Final = (HttpProcessingError, web.RequestPayloadError)
+"""What aiohttp raises of a request that is no HTTP, or whose body is not what its headers say."""
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Say whether a log line of aiohttp's is of a fault here; of a client's it says so in short.
+
+    Whoever sends what is no HTTP could else fill a disk with tracebacks.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, _ILL_FORMED):
+        return True
+    _LOGGER.debug("ill-formed request: %s", _on_one_line(error))
+    return False
+
+
+def _on_one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:LONGEST_TEXT_SHOWN]
+
+
+_LOGGER.addFilter(_is_ours)
 
 
 class HttpStartError(PenstockError):
@@ -97,6 +124,7 @@ class HttpServer:
         self._runner = web.AppRunner(
             application,
             access_log=None,
+            logger=_LOGGER,
             handler_cancellation=True,
             shutdown_timeout=SHUTDOWN_SECONDS,
             keepalive_timeout=limits.idle_timeout_seconds,
@@ -219,6 +247,8 @@ def answering_errors(
             error.__traceback__ = None
             allow = error.headers.get("Allow")
             return error_answer(error.status, error.text or error.reason, allow)
+        except _ILL_FORMED as error:
+            return error_answer(400, f"ill-formed request: {_on_one_line(error)}")
         except Exception as error:
             for kind, status in statuses:
                 if isinstance(error, kind):

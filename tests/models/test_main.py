@@ -109,6 +109,31 @@ def test_file_that_is_no_text_is_named(tmp_path: Path, capsys: pytest.CaptureFix
     assert "t.csv" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--plot", "--plot-trace"])
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("none/x.png", "no folder"),
+        ("folder", "not a regular file"),
+        ("x.xyz", "no form of picture; allowed: "),
+    ],
+)
+def test_where_a_plot_cannot_be_written_nothing_is_simulated(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    name: str,
+    told: str,
+) -> None:
+    """It is said before a run of minutes."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr("models.__main__.run", None)
+    (tmp_path / "folder").mkdir()
+    assert main(["withholding", option, str(tmp_path / name)]) == 2
+    assert f"{option}: {tmp_path / name}: {told}" in capsys.readouterr().err
+
+
 def test_plot_without_matplotlib_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,5 +146,6 @@ def test_plot_without_matplotlib_names_the_extra(
         return load(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr("models.__main__.run", None)  # it is said before
     assert main(["withholding", *QUICK, "--plot", str(tmp_path / "x.png")]) == 2
     assert "penstock[models]" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import socket
@@ -25,6 +26,10 @@ from plugins.web.service import (
 LOGGER = logging.getLogger("penstock.test")
 
 
+NOT_GZIPPED = b"Content-Length: 3\r\nContent-Encoding: gzip\r\n\r\nno!"
+"""Headers and body of a request."""
+
+
 class _BusyError(PenstockError):
     """A kind of error that the application gives a status."""
 
@@ -33,7 +38,10 @@ class _BusyError(PenstockError):
 async def serving(
     error: Exception | None = None, bind: str = "127.0.0.1:0", **limits: Any
 ) -> AsyncIterator[str]:
-    """Serve ``GET /`` on a free port, which raises `error`; yield the URL."""
+    """Serve ``GET /`` on a free port, which raises `error`, and ``POST /body``; yield the URL."""
+
+    async def read(request: web.Request) -> web.Response:
+        return web.json_response({"bytes": len(await request.read())})
 
     async def handle(_: web.Request) -> web.Response:
         if error is not None:
@@ -43,7 +51,7 @@ async def serving(
     application = web.Application(
         middlewares=[answering_errors("test API", LOGGER, [(_BusyError, 429)])]
     )
-    application.add_routes([web.get("/", handle)])
+    application.add_routes([web.get("/", handle), web.post("/body", read)])
     server = HttpServer(application, "plugins.test.http", HttpLimits(**limits), LOGGER)
     url = await server.start(bind)
     try:
@@ -165,3 +173,31 @@ def test_integers_of_a_url_are_parsed() -> None:
 def test_long_values_are_cut_in_errors() -> None:
     """An error shows the beginning of a value, not a whole body."""
     assert len(show("x" * 5000)) == 80
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost : x\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET http://[ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: abc\r\n\r\n",
+        b"POST /body HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+        b"POST /body HTTP/1.1\r\nHost: localhost\r\n" + NOT_GZIPPED,
+        b"\x16\x03\x01\x02\x00 a client that speaks TLS\r\n\r\n",
+    ],
+)
+async def test_what_is_no_http_is_answered_and_writes_nothing_to_the_log(
+    request_bytes: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever sends it could fill a disk with tracebacks."""
+    caplog.set_level(logging.INFO)
+    async with serving() as url:
+        port = int(url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request_bytes)
+        assert (await reader.readline()).startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
+        writer.close()
+    assert not caplog.records
