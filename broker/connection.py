@@ -77,6 +77,7 @@ class Connection(Sender):
         "_is_counted",
         "_keep_alive",
         "_last_received",
+        "_layer_bytes",
         "_most_lone_bytes",
         "_rate",
         "_rate_timer",
@@ -151,6 +152,7 @@ class Connection(Sender):
         self._waits_for_disk = False
         self._has_peer_left = False
         self._is_counted = False
+        self._layer_bytes = 0
         self.incoming_aliases = IncomingAliases(core.options.topic_alias_maximum)
         self.inherited = _NONE_INHERITED
         self.known_properties = b""
@@ -202,11 +204,17 @@ class Connection(Sender):
         """Count what is kept of what has come: the broker may close whoever keeps the most."""
         if self.is_closing:
             return
-        n_bytes = self._buffer.pending_bytes + self.incoming_aliases.n_bytes
+        n_bytes = self._buffer.pending_bytes + self.incoming_aliases.n_bytes + self._layer_bytes
         if self._backlog:
             n_bytes += sum(map(len, self._backlog))
         self._is_counted = n_bytes > FREE_BYTES
         self.core.received.count(self, n_bytes, now)
+
+    def held_in_layer(self, n_bytes: int) -> None:
+        """Count what a layer below holds, as WebSocket does of a frame that is not whole."""
+        if n_bytes > FREE_BYTES or self._layer_bytes:
+            self._layer_bytes = n_bytes
+            self._count_held(self._last_received)
 
     def resume(self, now: float) -> None:
         """Go on after `suspended` has run to its end."""

@@ -105,6 +105,7 @@ class WebSocketLayer(Layer):
         self._partial.append(data)
         self._n_partial += len(data)
         if self._n_partial < self._n_needed:
+            self._tell_held()
             return
         if len(self._partial) > 1:
             data = b"".join(self._partial)
@@ -114,7 +115,14 @@ class WebSocketLayer(Layer):
             payloads = self._frames(data)
             if payloads and not self._is_closing:
                 self.above.data_received(b"".join(payloads) if len(payloads) > 1 else payloads[0])
+            self._tell_held()
             self._send_answers()
+
+    def _tell_held(self) -> None:
+        """Let what is held here count with what all connections hold; a stranger's is bounded."""
+        connection = self.arrival.connection
+        if connection is not None:
+            connection.held_in_layer(self._n_partial)
 
     def _keep(self, rest: bytes, n_needed: int) -> None:
         """Keep what cannot be read yet.

@@ -24,6 +24,7 @@ from broker.mqtt.packets import (
     Subscribe,
     Subscription,
 )
+from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet
 from broker.websocket import WebSocketLayer
 from tests.broker.serving import (
@@ -219,6 +220,7 @@ class Known:
     """An arrival whose CONNECT was accepted."""
 
     is_known = True
+    connection = None
 
 
 def frame_bytes(payload: bytes, mask: bytes, first_byte: int) -> bytes:
@@ -439,6 +441,22 @@ async def test_stranger_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) 
         await known.connect("c")
         assert (await known.publish("t", bytes(5000))).reason_code < 0x80
         known.close()
+
+
+async def test_frame_that_is_not_whole_counts_with_what_all_connections_hold() -> None:
+    """It is kept below MQTT, as the half of a packet is kept in it."""
+    limits = {"total_received_bytes": 100_000}
+    async with serving(listeners=listeners(), limits=limits) as server:
+        client = await upgraded(port_of(server, "ws"))
+        await client.send_bytes(masked(0x82, write_packet(Connect(client_id="c"), 5)))
+        await until(lambda: server.core.sessions.get("c") is not None)
+        await client.send_bytes(b"\x82\xff" + (200_000).to_bytes(8, "big") + bytes(4 + 60_000))
+        await until(lambda: server.core.received.n_bytes >= 60_000)
+        await client.send_bytes(bytes(60_000))
+        await until(lambda: server.core.sessions.get("c") is None)
+        assert server.core.received.n_bytes == 0
+        assert server.core.counters.peer_errors == {ReasonCode.QUOTA_EXCEEDED: 1}
+        client.close()
 
 
 async def test_ended_connection_is_freed_without_the_collector() -> None:
