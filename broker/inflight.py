@@ -23,6 +23,7 @@ from broker.mqtt.enums import MAX_PACKET_ID
 from broker.mqtt.short_packets import ALL_PUBACK, ALL_PUBCOMP, ALL_PUBREC, n_equal_packets
 
 if TYPE_CHECKING:
+    from broker.backlog import Backlog
     from broker.session_journal import DeliveryJournal
 
 
@@ -49,6 +50,8 @@ class Inflight:
         n_messages: how many there are.
         n_bytes: `size_bytes` of all.
         journal: told of every change; None where nothing of it is stored.
+        backlog: counts what is in here while the client is away, from `park` to `unpark`; else
+            None: what a client that is there has of messages, it may acknowledge at any time.
     """
 
     __slots__ = (
@@ -57,6 +60,7 @@ class Inflight:
         "_parts",
         "_released",
         "_unreleased",
+        "backlog",
         "journal",
         "n_bytes",
         "n_messages",
@@ -71,6 +75,7 @@ class Inflight:
         self.n_messages = 0
         self.n_bytes = 0
         self.journal: DeliveryJournal | None = None
+        self.backlog: Backlog | None = None
 
     def __len__(self) -> int:
         return self.n_messages
@@ -78,6 +83,19 @@ class Inflight:
     def __iter__(self) -> Iterator[Delivery]:
         self._unfold()
         return iter(self._deliveries.values())
+
+    def park(self, backlog: Backlog) -> None:
+        """Count what is in here with what waits: the client has gone and its session stays."""
+        self.backlog = backlog
+        for delivery in self:
+            backlog.enter(delivery.message)
+
+    def unpark(self) -> None:
+        """Count it no more: the client is back, or the session ends."""
+        backlog, self.backlog = self.backlog, None
+        if backlog is not None:
+            for delivery in self:
+                backlog.leave(delivery.message)
 
     # -- one by one -------------------------------------------------------------------------
 
@@ -131,6 +149,8 @@ class Inflight:
         if delivery.qos != qos or (qos == 2 and packet_id not in self._released):
             raise self._not_owed("PUBACK" if qos == 1 else "PUBCOMP", delivery)
         del self._deliveries[packet_id]
+        if self.backlog is not None:
+            self.backlog.leave(delivery.message)
         self._released.discard(packet_id)
         self.n_messages -= 1
         self.n_bytes -= delivery.message.size_bytes
@@ -147,6 +167,8 @@ class Inflight:
     def take_back(self, delivery: Delivery) -> None:
         """Take a delivery out that is inflight, unacknowledged: somebody else may get it."""
         del self._deliveries[delivery.packet_id]
+        if self.backlog is not None:
+            self.backlog.leave(delivery.message)
         self.n_messages -= 1
         self.n_bytes -= delivery.message.size_bytes
         if self.journal is not None:
@@ -200,6 +222,7 @@ class Inflight:
 
     def clear(self) -> int:
         """Forget everything and return how many messages were inflight."""
+        self.unpark()
         n_messages = self.n_messages
         self._deliveries.clear()
         self._released.clear()

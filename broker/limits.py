@@ -106,7 +106,8 @@ class Limits:
         total_queued_messages: messages that may wait for all sessions together, each counted for
             every session that it waits for; None for any number: it is their memory that counts.
         total_queued_bytes: the same in bytes of memory: each message once with all that it takes,
-            as it is stored once, and 144 bytes for each session that it waits for. None: a quarter
+            as it is stored once, and 144 bytes for each session that it waits for; with what is
+            inflight to clients that are away. None: a quarter
             of the machine's memory.
         queue_full: what happens when a session is at one of its two, or all are at theirs:
             `drop_newest` drops what comes, `drop_oldest` what has waited longest for the session,

@@ -64,6 +64,7 @@ class SessionRegistry:
                 if timer is not None:
                     timer.cancel()  # [MQTT-3.1.3-9]
             session.expiry_timer = session.will_timer = session.will = None
+            session.inflight.unpark()
             return session, True
         return self.create(client_id), False
 
@@ -182,11 +183,12 @@ class SessionRegistry:
                 )
             else:
                 send_will(core, session, now)
-        if interval is None:
-            return
-        if since + interval <= now:
+        if interval is not None and since + interval <= now:
             self.end(session, now)
-        else:
+            return
+        if core.outbox_rules.backlog is not None:
+            session.inflight.park(core.outbox_rules.backlog)
+        if interval is not None:
             session.expiry_timer = core.timers.at(
                 since + interval, lambda at: self.end(session, at, has_expired=True)
             )

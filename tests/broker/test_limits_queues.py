@@ -159,3 +159,27 @@ def test_no_more_waits_for_all_sessions_together_than_allowed(
     assert second.payloads() == kept
     for session in broker.core.sessions:
         session.check_invariants()
+
+
+def test_what_is_inflight_to_a_client_that_is_away_counts_with_what_waits() -> None:
+    """128 MiB of it were kept for each session that a client left behind, however many."""
+    broker = VirtualBroker(Limits(total_queued_bytes=100_000))
+    backlog = broker.core.outbox_rules.backlog
+    assert backlog is not None
+    for name in "ab":
+        client = broker.connect(name, properties={"session_expiry_interval": 1000})
+        client.subscribe(name, 1)
+        for number in range(5):
+            client.publish(name, bytes(10_000), qos=1, packet_id=number + 1)
+        assert backlog.n_messages == (5 if name == "b" else 0)
+        client.lose()
+    assert backlog.n_messages == 10
+    assert backlog.n_bytes > 100_000
+    broker.connect("p").publish("a", b"x", qos=1)
+    assert broker.core.ledger().dropped == {"broker_full": 1}
+    again = broker.connect("a", clean_start=False)
+    assert backlog.n_messages == 5
+    assert len(again.acknowledge()) == 5
+    again.session.check_invariants()
+    broker.advance(2000)
+    assert (backlog.n_messages, backlog.n_bytes) == (0, 0)
