@@ -23,7 +23,7 @@ from broker.authenticating import check_packet_type
 from broker.errors import PeerError, ProtocolError
 from broker.events import PacketReceived
 from broker.mqtt.enums import MQTT_5, PUBLISH, PacketType
-from broker.mqtt.reader import answer_version
+from broker.mqtt.reader import answer_version, may_be_connect
 from broker.mqtt.receive_buffer import packet_too_large, read_remaining_length
 from broker.publishing import are_direct, pass_on, receive_publish
 from broker.runs import TAKE_RUN
@@ -32,12 +32,7 @@ if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.session import Session
 
-_CONNECT: Final = int(PacketType.CONNECT)
-
-_CONNECT_BYTE: Final = _CONNECT << 4
-
-_TLS_RECORD: Final = b"\x16\x03"
-"""How a TLS connection begins. Of a CONNECT, it would be one of three bytes."""
+_CONNECT_BYTE: Final = PacketType.CONNECT << 4
 
 _HEAD_OF_CONNECT_BYTES: Final = 7
 """Of a CONNECT's variable header, up to the protocol version."""
@@ -65,8 +60,7 @@ def scan(connection: Connection, data: bytes, now: float) -> int:  # noqa: PLR09
     offset = 1 if connection.version == MQTT_5 else 0
     maximum = connection.maximum_packet_size
     if not connection.is_open:
-        is_connect = data[0] >> 4 == _CONNECT and not data.startswith(_TLS_RECORD)
-        if not is_connect and connection.authentication is None:  # [MQTT-3.1.0-1]
+        if not may_be_connect(data) and connection.authentication is None:  # [MQTT-3.1.0-1]
             # Said at the first byte: who speaks another protocol is not waited for.
             raise ProtocolError("the first packet is not CONNECT")
         maximum = min(maximum, core.limits.connect_bytes, core.limits.control_bytes)

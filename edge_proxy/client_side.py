@@ -137,7 +137,7 @@ class ClientSide:
 
     def _read_header(self, data: bytes, position: int) -> tuple[int, int]:
         """Return (where the body starts, where it ends); (0, 0) while bytes are missing."""
-        check_first_byte(data[position], Direction.DOWNSTREAM)
+        check_first_byte(data[position], Direction.DOWNSTREAM, self._version)
         start, length = read_remaining_length(data, position)
         size_bytes = start + length - position
         if start and size_bytes > self._limits.maximum_packet_size:

@@ -19,7 +19,7 @@ from edge_proxy.direction import Direction, check_first_byte
 OnAcknowledgement: TypeAlias = Callable[[int, int, int], bool]
 """(packet type, packet id, reason code) to whether it is passed on."""
 
-_ACKNOWLEDGEMENTS: Final = frozenset({0x40, 0x50, 0x70})
+_ACKNOWLEDGEMENTS: Final = frozenset({PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP})
 _LOOKED_AT_BYTES: Final = 3
 """Packet id and reason code; what may follow are properties."""
 
@@ -95,7 +95,7 @@ class ClientStream:
                         begin = position
                     continue
                 start, length = self._read_header(data, position)
-                is_looked_at = data[position] in _ACKNOWLEDGEMENTS
+                is_looked_at = data[position] >> 4 in _ACKNOWLEDGEMENTS
                 looked_at_bytes = min(length, _LOOKED_AT_BYTES) if is_looked_at else 0
                 if not start or start + looked_at_bytes > end:
                     self._tail = data[position:]
@@ -119,7 +119,7 @@ class ClientStream:
     def _read_header(self, data: bytes, position: int) -> tuple[int, int]:
         """Return (where the body starts, its bytes); (0, 0) while bytes are missing."""
         first_byte = data[position]
-        check_first_byte(first_byte, Direction.UPSTREAM)
+        check_first_byte(first_byte, Direction.UPSTREAM, self._version)
         if first_byte >> 4 == PacketType.CONNECT:
             raise ProtocolError("a second CONNECT [MQTT-3.1.0-2]")
         start, length = read_remaining_length(data, position)

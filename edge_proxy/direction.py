@@ -6,7 +6,8 @@ from enum import Enum
 from typing import Final
 
 from broker.errors import MalformedPacketError, ProtocolError
-from broker.mqtt.enums import PacketType
+from broker.mqtt.enums import MQTT_3_1, PacketType
+from broker.mqtt.reader import USED_FIRST_BYTES_3_1
 
 
 class Direction(Enum):
@@ -36,14 +37,21 @@ _FIRST_BYTES: Final = {
 """Packet types and flags of Table 2-1 and 2-2, by the way that they go."""
 
 
-def check_first_byte(first_byte: int, direction: Direction) -> None:
+def check_first_byte(first_byte: int, direction: Direction, version: int) -> None:
     """Check that a packet may begin so.
+
+    Args:
+        first_byte: packet type and flags.
+        direction: which way it goes.
+        version: protocol version of the client's CONNECT.
 
     Raises:
         MalformedPacketError: no packet has this type and these flags [MQTT-2.1.3-1].
         ProtocolError: such a packet never goes this way.
     """
     if first_byte in _FIRST_BYTES[direction]:
+        return
+    if version == MQTT_3_1 and USED_FIRST_BYTES_3_1.get(first_byte) in _FIRST_BYTES[direction]:
         return
     if any(first_byte in allowed for allowed in _FIRST_BYTES.values()):
         raise ProtocolError(f"{PacketType(first_byte >> 4).name} from the {direction.sender}")

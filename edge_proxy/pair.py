@@ -14,13 +14,13 @@ where messages overtake each other.
 from __future__ import annotations
 
 import dataclasses
-from typing import Final, cast
+from typing import cast
 
 from broker.errors import PeerError, ProtocolError
 from broker.link import Link
 from broker.mqtt.enums import PacketType, ProtocolVersion
 from broker.mqtt.packets import ConnAck, Connect, Disconnect
-from broker.mqtt.reader import read_packet
+from broker.mqtt.reader import may_be_connect, read_packet
 from broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
 from broker.mqtt.receive_buffer import ReceiveBuffer, packet_too_large, read_remaining_length
 from broker.mqtt.writer import write_packet
@@ -28,8 +28,6 @@ from edge_proxy.client_side import ClientSide
 from edge_proxy.client_stream import ClientStream
 from edge_proxy.direction import Direction
 from edge_proxy.shared import Shared, describe
-
-_FIRST_BYTE_OF_CONNECT: Final = 0x10
 
 
 class Pair:
@@ -229,7 +227,7 @@ class Pair:
         data = self._buffer.receive_data(chunk)
         if not data:
             return
-        if data[0] != _FIRST_BYTE_OF_CONNECT:  # [MQTT-3.1.0-1]
+        if not may_be_connect(data):  # [MQTT-3.1.0-1]
             raise ProtocolError(f"first byte: read 0x{data[0]:02X}; allowed: 0x10, CONNECT")
         start, length = read_remaining_length(data, 0)
         stop = start + length

@@ -90,6 +90,15 @@ def read_packet(
     return _READERS[first_byte](first_byte, body, version, most_properties)
 
 
+def may_be_connect(data: bytes) -> bool:
+    """Say whether received bytes, one at least, may be the beginning of a CONNECT.
+
+    Its first byte has flags in MQTT 3.1, where they mean nothing. A TLS connection begins as a
+    CONNECT of three bytes would.
+    """
+    return data[0] >> 4 == PacketType.CONNECT and not data.startswith(b"\x16\x03")
+
+
 def answer_version(connect_body: Buffer) -> int:
     """Return the version in which a CONNECT is answered, however wrong the CONNECT is.
 
@@ -358,7 +367,7 @@ def _read_unlisted(first_byte: int, body: Buffer, version: int, most_properties:
     Raises:
         MalformedPacketError: the packet type or its flags do not exist [MQTT-2.1.3-1].
     """
-    used = _USED_FIRST_BYTES_3_1.get(first_byte)
+    used = USED_FIRST_BYTES_3_1.get(first_byte)
     if used is not None and (version == MQTT_3_1 or (used == 0x10 and _is_connect_3_1(body))):
         return _READERS[used](used, body, version, most_properties)
     raise _unknown_first_byte(first_byte)
@@ -415,7 +424,7 @@ _ACKNOWLEDGEMENTS: Final[dict[int, type[PubAck | PubRec | PubRel | PubComp]]] = 
 }
 _READERS: Final = _table()
 
-_USED_FIRST_BYTES_3_1: Final = {
+USED_FIRST_BYTES_3_1: Final = {
     first_byte | flags: first_byte
     for first_byte in (0x10, 0x20, 0x40, 0x50, 0x62, 0x70, 0x82, 0x90, 0xA2, 0xB0, 0xC0, 0xD0, 0xE0)
     for flags in ((0x1, 0x8, 0x9) if first_byte & 0x02 else range(0x01, 0x10))

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import MalformedPacketError, PeerError, ProtocolError
+from broker.mqtt.enums import PacketType
 from broker.mqtt.packets import (
     Disconnect,
     Packet,
@@ -155,3 +156,10 @@ def test_the_error_of_a_large_packet_has_its_reason_code() -> None:
     with pytest.raises(ProtocolError) as caught:
         Stream(maximum_packet_size=1000).receive(b"\x30\xe8\x07")
     assert caught.value.reason_code == ReasonCode.PACKET_TOO_LARGE
+
+
+def test_an_acknowledgement_of_mqtt_3_1_is_seen_whatever_its_flags() -> None:
+    """They mean nothing there."""
+    stream = Stream(version=3)
+    assert stream.receive(b"\x4f\2\0\1\x8a\6\0\1\0\1a\0") == b"\x4f\2\0\1\x8a\6\0\1\0\1a\0"
+    assert stream.asked == [(PacketType.PUBACK, 1, 0)]

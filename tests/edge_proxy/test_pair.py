@@ -136,6 +136,16 @@ def test_an_unknown_protocol_is_answered_as_mqtt_3_1_1() -> None:
     assert not pair.pair.wants_broker
 
 
+def test_a_connect_of_mqtt_3_1_passes_with_flags_that_it_does_not_use() -> None:
+    """As it came: the broker judges it."""
+    virtual = VirtualPair(3)
+    connect = bytes.fromhex("1f0f 0006 4d5149736470 03 3b 0000 0001 61")
+    virtual.client_sends_bytes(connect)
+    virtual.pair.broker_connected()
+    virtual.settle()
+    assert virtual.broker_got == connect
+
+
 @pytest.mark.parametrize(
     ("data", "text"),
     [
