@@ -67,9 +67,8 @@ class Limits:
         maximum_packet_size: bytes of the largest packet a client may send. As much as the
             format has by default: what aMQTT carried passes here too, and what a packet costs
             is bounded by what its sender has really sent.
-        control_bytes: of the largest packet that is no PUBLISH, and of the properties of one; a
-            client is closed for it (0x97). Packets of many small parts take up to 25 times their
-            bytes in memory.
+        control_bytes: of the largest packet that is no PUBLISH; a client is closed for it (0x97).
+            Packets of many small parts take up to 25 times their bytes in memory.
         connect_bytes: of the largest CONNECT, and of AUTH before CONNACK, where `control_bytes` is
             not less; a client is refused for it (0x95, in MQTT 3.1.1 without a word). They come
             from strangers, who take the broker's time and memory by them. The longest will fits,
@@ -77,6 +76,8 @@ class Limits:
         properties: User Properties of one packet, and as many of a will; a client is closed or
             refused for more (0x97) before they are read. Each takes some 2 us of everybody's time
             and 300 bytes, and applications have a dozen.
+        properties_bytes: of the properties of a PUBLISH; a client is closed for more (0x97). Each
+            reader gets a copy. The longest Correlation Data fits, of 64 KiB, and as much again.
         payload_bytes: of the largest payload of a PUBLISH or of a will. A larger message is not
             routed, and acknowledged all the same, so that a client of MQTT 3.1.1 does not send it
             for ever; one of MQTT 5 is told (0x97). A CONNECT with such a will is refused (0x95).
@@ -155,6 +156,7 @@ class Limits:
     control_bytes: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = 1024 * 1024
     connect_bytes: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = 128 * 1024
     properties: _Positive = 256
+    properties_bytes: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = 128 * 1024
     payload_bytes: Annotated[int, Field(ge=1, le=_MAX_PACKET_SIZE)] | None = None
     topic_bytes: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES)] = MAX_STRING_BYTES
     topic_levels: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES + 1)] = 128
@@ -224,21 +226,21 @@ class Limits:
         """Bytes of the largest payload that a client may send."""
         return _MAX_PACKET_SIZE if self.payload_bytes is None else self.payload_bytes
 
-    def check_control_bytes(self, kind: str, n_bytes: int) -> None:
-        """Check the size of a packet that is no PUBLISH, or of the properties of one.
-
-        Args:
-            kind: what it is, for the error.
-            n_bytes: what it has.
+    def check_control_bytes(self, n_bytes: int) -> None:
+        """Check the size of a packet that is no PUBLISH.
 
         Raises:
             ProtocolError: quota exceeded; it may be within Maximum Packet Size all the same.
         """
-        if n_bytes > self.control_bytes:
-            raise ProtocolError(
-                f"{kind} of {n_bytes} bytes; allowed: at most {self.control_bytes}",
-                ReasonCode.QUOTA_EXCEEDED,
-            )
+        _check_bytes("packet", n_bytes, self.control_bytes)
+
+    def check_properties_bytes(self, n_bytes: int) -> None:
+        """Check the size of the properties of a PUBLISH.
+
+        Raises:
+            ProtocolError: quota exceeded.
+        """
+        _check_bytes("properties of PUBLISH", n_bytes, self.properties_bytes)
 
     def topic_problem(self, topic: str) -> str:
         """Say what limit a Topic Name or Topic Filter exceeds; "" for none.
@@ -253,3 +255,10 @@ class Limits:
         if n_levels > self.topic_levels:
             return f"topic of {n_levels} levels; allowed: at most {self.topic_levels}"
         return ""
+
+
+def _check_bytes(kind: str, n_bytes: int, most_bytes: int) -> None:
+    if n_bytes > most_bytes:
+        raise ProtocolError(
+            f"{kind} of {n_bytes} bytes; allowed: at most {most_bytes}", ReasonCode.QUOTA_EXCEEDED
+        )

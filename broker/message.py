@@ -45,8 +45,8 @@ class Message(Storable):
             gets it.
         expires_at: monotonic seconds, or None where it never expires (MQTT 5.0, 3.3.2.3.3).
         properties: PUBLISH properties that travel on to subscribers; empty for most.
-        encoded_properties: those of them that are the same for all, from when the message is first
-            sent; see `broker.outgoing_properties`.
+        encoded_properties: those of them that are the same for all, after their length, from when
+            the message is first sent with any; see `broker.outgoing_properties`.
         publisher: Client Identifier of the publisher; "" for the broker itself.
         more_bytes: what it counts towards limits of bytes beside its payload: its properties,
             where they are not small.

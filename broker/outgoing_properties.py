@@ -1,17 +1,18 @@
 """The properties of an outgoing PUBLISH, encoded once for all who get the message.
 
-What differs between two readers, or two moments, stands behind what does not: the rest of the
+What differs between two readers, or two moments, stands before what does not: the rest of the
 Message Expiry Interval, the Subscription Identifiers and the Topic Alias.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from broker.message import Message
-from broker.mqtt.data_types import write_variable_byte_integer
+from broker.mqtt.data_types import read_variable_byte_integer, write_variable_byte_integer
 from broker.mqtt.enums import PacketType
-from broker.mqtt.properties import encode_properties
+from broker.mqtt.properties import write_properties
 
 _EXPIRY: Final = "message_expiry_interval"
 
@@ -30,15 +31,25 @@ def outgoing_properties(
         now: monotonic seconds.
         topic_alias: 0 for none.
     """
-    encoded = message.encoded_properties
-    if message.properties and not encoded:
-        lasting = {name: each for name, each in message.properties.items() if name != _EXPIRY}
-        encoded = message.encoded_properties = encode_properties(lasting, PacketType.PUBLISH)
+    lasting = message.encoded_properties
+    if not lasting:
+        properties = {name: each for name, each in message.properties.items() if name != _EXPIRY}
+        lasting = message.encoded_properties = write_properties(properties, PacketType.PUBLISH)
+    own = b""
     if message.expires_at is not None:  # [MQTT-3.3.2-6]
         left = max(0, int(message.expires_at - now + _ALMOST_A_SECOND))
-        encoded += b"\x02" + left.to_bytes(4)
+        own = b"\x02" + left.to_bytes(4)
     if subscription_ids:
-        encoded += b"\x0b" + b"\x0b".join(map(write_variable_byte_integer, subscription_ids))
+        own += _subscription_identifiers(subscription_ids)
     if topic_alias:
-        encoded += b"\x23" + topic_alias.to_bytes(2)
-    return write_variable_byte_integer(len(encoded)) + encoded
+        own += b"\x23" + topic_alias.to_bytes(2)
+    if not own:
+        return lasting
+    n_bytes, start = read_variable_byte_integer(lasting, 0)
+    return write_variable_byte_integer(n_bytes + len(own)) + own + lasting[start:]
+
+
+@lru_cache(maxsize=256)
+def _subscription_identifiers(subscription_ids: tuple[int, ...]) -> bytes:
+    """Return Subscription Identifiers encoded: a client may have thousands that match a topic."""
+    return b"\x0b" + b"\x0b".join(map(write_variable_byte_integer, subscription_ids))

@@ -349,9 +349,8 @@ def _read_properties(
         ProtocolError: they are not allowed, or too many.
     """
     limits = connection.core.limits
-    if stop - position > limits.control_bytes:
-        n_bytes, _ = read_variable_byte_integer(data, position)
-        limits.check_control_bytes("properties of PUBLISH", n_bytes)
+    if stop - position > limits.properties_bytes:
+        limits.check_properties_bytes(read_variable_byte_integer(data, position)[0])
     properties, position = read_publish_properties(data, position, limits.properties)
     if position > stop:
         raise MalformedPacketError("PUBLISH: ends within its properties")

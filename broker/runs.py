@@ -196,7 +196,7 @@ def _properties(connection: Connection, data: bytes, position: int, stop: int) -
     limits = connection.core.limits
     try:
         n_bytes, first_at = read_variable_byte_integer(data, position)
-        if first_at + n_bytes - position > min(SMALL_PROPERTIES_BYTES, limits.control_bytes):
+        if first_at + n_bytes - position > min(SMALL_PROPERTIES_BYTES, limits.properties_bytes):
             return b""
         properties, payload_at = read_publish_properties(data, position, limits.properties)
     except PeerError:

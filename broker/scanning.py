@@ -86,7 +86,7 @@ def scan(connection: Connection, data: bytes, now: float) -> int:  # noqa: PLR09
                 raise _too_large(connection, data, start, stop - position, maximum)
             if stop > end:
                 if first_byte >> 4 != PUBLISH:
-                    core.limits.check_control_bytes("packet", stop - position)
+                    core.limits.check_control_bytes(stop - position)
                 break
             if first_byte == 0x30 and length > 2:
                 topic_end = start + 2 + ((data[start] << 8) | data[start + 1])
@@ -223,7 +223,7 @@ def _handle(
     elif stop - start == 2 and (take_short := SHORT.get(first_byte)) is not None:
         take_short(connection, (data[start] << 8) | data[start + 1], now)
     else:
-        core.limits.check_control_bytes("packet", stop - position)
+        core.limits.check_control_bytes(stop - position)
         handlers.receive(connection, first_byte, data[start:stop], now)
         if core.catch_up is not None:
             _let_catch_up(connection, core.catch_up())

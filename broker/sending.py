@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from broker.session import Session
 
 JOIN_BELOW_BYTES: Final = STORED_ABOVE_BYTES
-"""A payload up to this size is joined to its header; a longer one is written by reference."""
+"""A payload up to this size is joined to a header up to it; longer ones are not copied again."""
 
 PUMP_BYTES: Final = 65_536
 """What one pump moves at most before it is written: enough to make the write worth it."""
@@ -551,7 +551,8 @@ class Sender(Outgoing):
         # A Topic Alias must not overtake the packet that says what it stands for.
         if is_held or (self.held and self.aliases is not None):
             self._hold(header[0], header, payload)
-        elif core.is_plain and len(payload) <= JOIN_BELOW_BYTES:  # as `_put`, with one call less
+        elif core.is_plain and len(payload) <= JOIN_BELOW_BYTES >= len(header):
+            # As `_put`, with one call less.
             core.counters.packets_sent += 1
             self.out_bytes += size
             self.out.append(header + payload)  # type: ignore[operator]  # a reader is longer
@@ -575,7 +576,7 @@ class Sender(Outgoing):
         elif isinstance(payload, PayloadReader):
             self.out += (header, payload)
             self.round_bytes = 0
-        elif len(payload) <= JOIN_BELOW_BYTES:
+        elif len(payload) <= JOIN_BELOW_BYTES >= len(header):
             self.out.append(header + payload)
         else:
             self.out.append(header)

@@ -416,8 +416,18 @@ class TopicTree:
     def fresh_plan(self, topic: str, topic_bytes: bytes) -> Plan:
         """Return the plan of a valid topic for one use: for messages of very many topics."""
         by_session: dict[Session, list[Subscription]] = {}
-        for subscription in self.match(topic):
-            by_session.setdefault(subscription.session, []).append(subscription)
+        for node in self._matching_nodes(topic):
+            held = node.held
+            if held is None:
+                continue
+            if isinstance(held, Subscription):
+                held = {held.session: held}
+            for session, subscription in held.items():  # of which there may be very many
+                found = by_session.get(session)
+                if found is None:
+                    by_session[session] = [subscription]
+                else:
+                    found.append(subscription)
         threshold_s = self._threshold_s(topic) if self._threshold_s is not None else None
         return Plan(
             topic,

@@ -301,16 +301,6 @@ def write_properties(properties: Properties, carrier: int) -> bytes:
     """
     if not properties:
         return b"\0"
-    encoded = encode_properties(properties, carrier)
-    return data_types.write_variable_byte_integer(len(encoded)) + encoded
-
-
-def encode_properties(properties: Properties, carrier: int) -> bytes:
-    """Write properties without a Property Length, as `write_properties` does.
-
-    Raises:
-        ValueError: as `write_properties`.
-    """
     allowed = _BY_NAME[carrier]
     chunks: list[bytes] = []
     for name, value in properties.items():
@@ -326,7 +316,8 @@ def encode_properties(properties: Properties, carrier: int) -> bytes:
                 chunks += identifier, write(item)
         except (AttributeError, TypeError, ValueError) as error:
             raise ValueError(f"property {name}: {error}") from None
-    return b"".join(chunks)
+    encoded = b"".join(chunks)
+    return data_types.write_variable_byte_integer(len(encoded)) + encoded
 
 
 def _unwanted(identifier: int, carrier: int) -> MalformedPacketError:

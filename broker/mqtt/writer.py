@@ -88,28 +88,23 @@ def publish_header(
     """
     topic_size = len(topic_bytes)
     first_byte = 0x30 | dup << 3 | qos << 1 | retain
-    tail = packet_id.to_bytes(2) if qos else b""
-    if version == MQTT_5:
-        if isinstance(properties, bytes):
-            tail += properties
-        else:
-            tail += write_properties(properties, PUBLISH) if properties else b"\0"
-    remaining = 2 + topic_size + len(tail) + payload_bytes
+    packet_id_bytes = packet_id.to_bytes(2) if qos else b""
+    if version != MQTT_5:
+        encoded = b""
+    elif isinstance(properties, bytes):
+        encoded = properties
+    else:
+        encoded = write_properties(properties, PUBLISH) if properties else b"\0"
+    remaining = 2 + topic_size + len(packet_id_bytes) + len(encoded) + payload_bytes
     if remaining < 0x80:
-        return _pack_short_header(first_byte, remaining, topic_size) + topic_bytes + tail
+        header = _pack_short_header(first_byte, remaining, topic_size)
+        return header + topic_bytes + packet_id_bytes + encoded
     if remaining < 0x4000:
-        return (
-            _pack_header(first_byte, remaining & 0x7F | 0x80, remaining >> 7, topic_size)
-            + topic_bytes
-            + tail
-        )
-    return (
-        first_byte.to_bytes(1)
-        + write_variable_byte_integer(remaining)
-        + topic_size.to_bytes(2)
-        + topic_bytes
-        + tail
-    )
+        header = _pack_header(first_byte, remaining & 0x7F | 0x80, remaining >> 7, topic_size)
+        return header + topic_bytes + packet_id_bytes + encoded
+    header = first_byte.to_bytes(1) + write_variable_byte_integer(remaining)
+    # Properties may be long: they are copied once.
+    return b"".join((header, topic_size.to_bytes(2), topic_bytes, packet_id_bytes, encoded))
 
 
 def write_packet(packet: Packet, version: int) -> bytes:

@@ -218,9 +218,9 @@ def test_a_subscription_identifier_is_refused_before_very_many_are_read() -> Non
     assert client.take(Disconnect).reason_code == ReasonCode.QUOTA_EXCEEDED
 
 
-def test_the_properties_of_a_publish_have_the_same_limit() -> None:
-    """Whatever its payload has."""
-    broker = VirtualBroker(Limits(control_bytes=500))
+def test_the_properties_of_a_publish_have_a_limit_of_their_own() -> None:
+    """Whatever its payload has: each reader gets a copy of them."""
+    broker = VirtualBroker(Limits(properties_bytes=500))
     for n_bytes, is_allowed in ((500, True), (505, False)):
         client = broker.connect("c")
         client.publish("t", bytes(1000), properties=user_properties(n_bytes))

@@ -9,7 +9,7 @@ import pytest
 from broker import outgoing_properties as module
 from broker.message import Message
 from broker.mqtt.enums import PacketType
-from broker.mqtt.properties import encode_properties, read_properties
+from broker.mqtt.properties import read_properties, write_properties
 from broker.outgoing_properties import outgoing_properties
 
 USER = {"user_property": [("unit", "celsius"), ("unit", "kelvin")], "content_type": "text"}
@@ -40,11 +40,11 @@ def test_properties_are_encoded_once_for_all_readers(monkeypatch: pytest.MonkeyP
     """However many there are: there may be very many properties, too."""
     encoded: list[int] = []
 
-    def encode(properties: dict[str, Any], carrier: int) -> bytes:
+    def write(properties: dict[str, Any], carrier: int) -> bytes:
         encoded.append(len(properties))
-        return encode_properties(properties, carrier)
+        return write_properties(properties, carrier)
 
-    monkeypatch.setattr(module, "encode_properties", encode)
+    monkeypatch.setattr(module, "write_properties", write)
     message = Message("t", b"x", properties=USER)
     for reader in range(1, 50):
         outgoing_properties(message, (reader,), 0.0)

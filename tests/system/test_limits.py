@@ -98,15 +98,17 @@ async def test_a_stalled_subscriber_is_cut_off(broker: BrokerProcess, version: i
 async def test_packets_as_large_as_can_be_leave_nothing_behind(broker: BrokerProcess) -> None:
     """Each is refused by its code or taken; the memory is as before."""
     many = write_packet(Subscribe(1, (Subscription("a"),) * 20_000), 5)
-    properties = {"user_property": [("", "")] * 19_000}
+    longest = "x" * 65_000
+
+    def published(*pairs: tuple[str, str]) -> bytes:
+        return write_packet(Publish("t", properties={"user_property": list(pairs)}), 5)
+
     large = {
         "filters": (many, QUOTA),
         "announced filters": (b"\x82\xff\xff\xff\x3f", QUOTA),
-        "properties": (write_packet(Publish("t", properties=properties), 5), 0),
-        "more properties": (
-            write_packet(Publish("t", properties={"user_property": [("", "")] * 21_000}), 5),
-            QUOTA,
-        ),
+        "properties": (published((longest, longest), *[("", "")] * 200), 0),
+        "more properties": (published(*[("", "")] * 20_000), QUOTA),
+        "longer properties": (published((longest, longest), ("", longest)), QUOTA),
         "levels": (
             write_packet(Publish("/" * 65_535, qos=0), 5),
             ReasonCode.TOPIC_NAME_INVALID,
