@@ -81,6 +81,25 @@ class Backlog:
             return False
         return self.n_bytes + self._cost(message) > self.most_bytes
 
+    def has_room(self, message: Message, n_deliveries: int, *, is_copied: bool) -> bool:
+        """Say whether some outboxes can take a message.
+
+        Args:
+            message: to be routed.
+            n_deliveries: how many outboxes.
+            is_copied: each has a copy of the payload.
+        """
+        n_bytes = n_deliveries * (LARGE_DELIVERY_BYTES if message.is_large else DELIVERY_BYTES)
+        n_bytes += message.memory_bytes * (n_deliveries if is_copied else 1)
+        return (
+            self.n_messages + n_deliveries <= self.most_messages
+            and self.n_bytes + n_bytes <= self.most_bytes
+        )
+
+    def is_half_empty(self) -> bool:
+        """Say whether it is at most half of what it may be."""
+        return self.n_messages * 2 <= self.most_messages and self.n_bytes * 2 <= self.most_bytes
+
     def is_too_small_for(self, message: Message) -> bool:
         """Say whether an outbox could not take a message if nothing else waited."""
         n_bytes = LARGE_DELIVERY_BYTES if message.is_large else DELIVERY_BYTES

@@ -33,6 +33,7 @@ from broker.mqtt.receive_buffer import ReceiveBuffer
 from broker.rate_limit import RateLimit, n_publishes
 from broker.receipts import PublishReceipt
 from broker.received_bytes import FREE_BYTES
+from broker.room import Held
 from broker.scanning import scan
 from broker.sending import JOIN_BELOW_BYTES, UNREAD_BYTES, Sender
 from broker.timers import Timer
@@ -60,6 +61,8 @@ class Connection(Sender):
         holds: says whether access control would still let the client in; or None.
         inherited: packet identifiers of QoS 2 messages that earlier connections left unreleased.
         receive_maximum: QoS 1 and 2 messages the client may have unacknowledged.
+        awaiting: messages that wait for room in their subscribers' outboxes, oldest first.
+        awaiting_bytes: of these.
         receipts: QoS 1 and 2 messages that are owed an acknowledgement, oldest first.
         is_answered: what it sent first is a CONNECT, in a version in which a mistake can be told.
         is_bridge: the client has said that it is another broker's bridge.
@@ -83,6 +86,8 @@ class Connection(Sender):
         "_rate_timer",
         "_waits_for_disk",
         "authentication",
+        "awaiting",
+        "awaiting_bytes",
         "certificate_name",
         "holds",
         "incoming_aliases",
@@ -138,6 +143,8 @@ class Connection(Sender):
         self.remote_address = remote_address
         self.remote_port = remote_port
         self.receipts: deque[PublishReceipt] = NO_QUEUE
+        self.awaiting: deque[Held] = NO_QUEUE
+        self.awaiting_bytes = 0
         self.authentication: Authentication | None = None
         self.is_bridge = False
         self.is_closing = False
@@ -256,6 +263,7 @@ class Connection(Sender):
             or self.throttle.blockers
             or self.unread_bytes > UNREAD_BYTES
             or (len(self.receipts) >= self.receive_maximum and self.version != MQTT_5)
+            or self.awaiting_bytes > self.core.room.each_bytes
         )
 
     def peer_left(self, now: float) -> None:
@@ -501,4 +509,6 @@ class Connection(Sender):
             self._buffer.clear()
         if self.is_open:
             self.is_open = False
+            if self.awaiting:
+                self.core.room.forget(self)
             self.core.sessions.connection_lost(self.session, self, now)

@@ -44,6 +44,7 @@ from broker.outbox_rules import OpenGate, OutboxRules
 from broker.payload import PIECE_BYTES, STORED_ABOVE_BYTES, Payload, ReferenceStore
 from broker.received_bytes import ReceivedBytes
 from broker.retained import RetainedMessages
+from broker.room import Room
 from broker.session_registry import SessionRegistry
 from broker.timers import Timers
 from broker.topic_tree import Plan, Target, TopicTree
@@ -112,6 +113,9 @@ class Core:
         in_turn: the driver is inside a call and looks at touched connections after it.
         touched: connections that the driver must serve; it takes them by `take_touched`.
         journal: told of what must outlive the process; None where nothing must.
+        room: who has room for messages, and who waits for it.
+        is_by_reference: payloads are in memory, each once.
+        copies_payloads: each subscriber has a payload of its own.
         congested: (connection, payload bytes) of each message of the publish that is handled now
             which found its subscriber without room.
         on_sys_subscribed: told of each filter below ``$`` to which what is retained is due; None
@@ -173,6 +177,8 @@ class Core:
         self.samplers = tuple(samplers)
         self.spares = len(samplers) == 1 and isinstance(samplers[0], SparingSampler)
         self.payload_store: PayloadStore = payload_store or ReferenceStore()
+        self.is_by_reference = isinstance(self.payload_store, ReferenceStore)
+        self.copies_payloads = isinstance(self.payload_store, CopyingStore)
         self._own_copy = (
             self.payload_store.copy if isinstance(self.payload_store, CopyingStore) else None
         )
@@ -205,6 +211,10 @@ class Core:
             drops_oldest=limits.queue_full == "drop_oldest",
             backlog=Backlog.of(limits.total_queued_messages, limits.total_queued_bytes),
         )
+        self.room = Room(
+            self, rejects=limits.queue_full == "reject", seconds=limits.queue_full_seconds
+        )
+        self.outbox_rules.on_dropped = self.room.dropped
         # A PUBLISH of MQTT 3.1 is one of MQTT 3.1.1.
         fast_plans_3: dict[bytes, FastPlan] = {}
         self.fast_plans: dict[int, dict[bytes, FastPlan]] = {
@@ -218,8 +228,7 @@ class Core:
         self.catch_up: Callable[[], Coroutine[Any, Any, None] | None] | None = None
         self.is_restricted = is_restricted(options)
         self.takes_runs = self.is_plain and not self.is_restricted
-        is_by_reference = isinstance(self.payload_store, ReferenceStore)
-        self.copy_maximum = MAX_REMAINING_LENGTH + 5 if is_by_reference else PIECE_BYTES
+        self.copy_maximum = MAX_REMAINING_LENGTH + 5 if self.is_by_reference else PIECE_BYTES
         self.breaking = BreakingOff.of(self)
         self.in_turn = False
         self.congested: list[tuple[Sender, int]] = []
@@ -335,12 +344,13 @@ class Core:
         if not n_events & (n_events - 1):
             self.logger.error("extension %s is behind: %d events dropped", name, n_events)
 
-    def refuse(self, client_id: str, topic: str, reason_code: int) -> None:
+    def refuse(self, client_id: str, topic: str, reason_code: int, reason: str = "") -> None:
         """Count a client's message that is not routed, and log it: of one session ever less often.
 
-        A client that sends nothing else could fill a disk with lines about it.
+        A client that sends nothing else could fill a disk with lines about it. It is counted as
+        `reason`, or by the name of the reason code.
         """
-        reason = describe_reason_code(reason_code)
+        reason = reason or describe_reason_code(reason_code)
         count(self.counters.publish_refused, reason)
         n_refused = 1
         session = self.sessions.get(client_id)
@@ -397,21 +407,6 @@ class Core:
                 self.on_extension_error(sink.name, error)
                 if receipt is not None:
                     receipt.settle(0x80)
-
-    def route_shared(
-        self, message: Message, shares: Sequence[SharedSubscription], now: float
-    ) -> None:
-        """Give a message to one member of each shared subscription that it matches.
-
-        Args:
-            message: what to deliver.
-            shares: of the plan.
-            now: monotonic seconds.
-        """
-        for share in shares:
-            member = share.choose(message, now)
-            if member is not None:
-                self.deliver_shared(message, share, member, now)
 
     def deliver_shared(
         self, message: Message, share: SharedSubscription, member: Target, now: float

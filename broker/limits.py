@@ -40,7 +40,7 @@ OF_MEMORY: Final = (
 )
 """Limits that are a share of the machine's memory where the policy file has no number."""
 
-QueueFull = Literal["drop_newest", "drop_oldest", "disconnect"]
+QueueFull = Literal["reject", "drop_newest", "drop_oldest", "disconnect"]
 
 
 @checked_dataclass(frozen=True, slots=True, config=_STRICT)
@@ -111,9 +111,18 @@ class Limits:
             inflight to clients that are away. None: a quarter
             of the machine's memory.
         queue_full: what happens when a session is at one of its two, or all are at theirs:
-            `drop_newest` drops what comes, `drop_oldest` what has waited longest for the session,
-            QoS 0 first. `disconnect` drops what comes and lets the client know: its connection is
-            closed (0x97), or, of one that is away, the session ends, so that it finds none.
+            `reject` refuses what comes at QoS 1 and 2 to its publisher (0x97), or does not
+            acknowledge it to one of MQTT 3.1.1 before there is room; nobody gets it until then.
+            What no publisher waits for is dropped as by `drop_newest`. It is the default, as
+            whoever was told success counts on the message. `drop_newest` drops what comes,
+            `drop_oldest` what has waited longest for the session, QoS 0 first. `disconnect` drops
+            what comes and lets the client know: its connection is closed (0x97), or, of one that is
+            away, the session ends, so that it finds none.
+        queue_full_seconds: with `reject`, how long publishers wait for one session: if it has
+            not come down to half of its limits by then, what comes for it is dropped where there
+            is no room, until it has. A minute is longer than most clients need to come back, and
+            not so long that one that is gone for good stops its topics for everybody. None: for
+            as long as it is full.
         publish_messages_per_second: how many one connection may publish. Over it the client
             is slowed down: it is not read from. None: as fast as it can.
         publish_bytes_per_second: the same in bytes of PUBLISH packets.
@@ -170,7 +179,8 @@ class Limits:
     queued_bytes: _Positive = 128 * 1024 * 1024
     total_queued_messages: _Positive | None = None
     total_queued_bytes: _Positive | None = None
-    queue_full: QueueFull = "drop_newest"
+    queue_full: QueueFull = "reject"
+    queue_full_seconds: Annotated[float, Field(gt=0)] | None = 60.0
     publish_messages_per_second: Annotated[float, Field(gt=0)] | None = None
     publish_bytes_per_second: Annotated[float, Field(gt=0)] | None = None
     publish_burst_seconds: Annotated[float, Field(gt=0)] = 1.0

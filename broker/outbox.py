@@ -161,10 +161,10 @@ class Outbox:
         if self._why_full(message):
             reason = self._make_room_for(delivery)
             if reason:
-                self._ledger.drop(reason)
+                self._rules.drop(self._link, self._ledger, reason, message)
                 return False
         elif self.n_messages >= self._sweep_at:
-            self._drop_expired(message.arrived_at)
+            self.drop_expired(message.arrived_at)
             self._sweep_at = 2 * max(self.n_messages, MIN_SWEEP_MESSAGES)
         held = self._held
         behind = held.chains.get(message.topic) if held is not None else None
@@ -203,7 +203,7 @@ class Outbox:
         message = delivery.message
         rules = self._rules
         backlog = rules.backlog
-        self._drop_expired(message.arrived_at)
+        self.drop_expired(message.arrived_at)
         reason = self._why_full(message)
         is_too_small = backlog is not None and backlog.is_too_small_for(message)
         if not rules.drops_oldest or is_too_small or message.size_bytes > rules.max_bytes:
@@ -221,7 +221,7 @@ class Outbox:
             else:
                 self._remove(source.popleft())
             n_bytes += oldest.message.memory_bytes
-            self._ledger.drop("pushed_out")
+            rules.drop(self._link, self._ledger, "pushed_out", message)
             reason = self._why_full(message)
         return ""
 
@@ -547,7 +547,7 @@ class Outbox:
             self._take_held(self._held, lambda delivery: not delivery.qos)
         self._ledger.drop(reason, n_before - self.n_messages)
 
-    def _drop_expired(self, now: float) -> None:
+    def drop_expired(self, now: float) -> None:
         """Make room by dropping what has expired, if anything has [MQTT-3.3.2-5]."""
         if now < self._next_expiry or now < self._next_sweep:
             return

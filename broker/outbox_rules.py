@@ -8,6 +8,7 @@ from typing import Final
 
 from broker.backlog import Backlog
 from broker.extensions import DeliveryGate, OrderingGate, Verdict
+from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
 
@@ -50,6 +51,7 @@ class OutboxRules:
         backlog: counts what waits in all of them; None where that has no limit.
         keeps_topics: a small message waits behind a withheld large one of its topic.
         supersedes: a large message of QoS 0 takes the place of the one before on its topic.
+        on_dropped: told of what was dropped for want of room: link, reason, how many, about now.
         is_first: says of a topic whether its messages leave before all others; None where none do.
     """
 
@@ -61,6 +63,7 @@ class OutboxRules:
         "keeps_topics",
         "max_bytes",
         "max_messages",
+        "on_dropped",
         "on_gate_error",
         "supersedes",
     )
@@ -83,8 +86,22 @@ class OutboxRules:
         self.backlog = backlog
         self.keeps_topics = True
         self.supersedes = False
+        self.on_dropped: Callable[[Link, str, int, float], None] | None = None
         self.is_first: Callable[[str], bool] | None = None
         if isinstance(gate, OrderingGate):
             self.keeps_topics = gate.keeps_topics
             self.supersedes = gate.supersedes
             self.is_first = gate.is_first if gate.has_first else None
+
+    def drop(self, link: Link, ledger: Ledger, reason: str, message: Message) -> None:
+        """Count a message that is dropped for want of room.
+
+        Args:
+            link: of the subscriber.
+            ledger: of the same.
+            reason: for the ledger.
+            message: that came, and for which there was none.
+        """
+        ledger.drop(reason)
+        if self.on_dropped is not None:
+            self.on_dropped(link, reason, 1, message.arrived_at)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.bridges import may_publish_sys
 from broker.capabilities import check_publish, is_payload_valid
 from broker.errors import MalformedPacketError, PeerError, ProtocolError
-from broker.events import MessageReceived, MessageRouted
+from broker.events import MessageReceived
 from broker.extensions import PUBLISH
 from broker.message import Message, Properties
 from broker.mqtt.data_types import read_variable_byte_integer
@@ -19,13 +19,14 @@ from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.receive_buffer import read_remaining_length
 from broker.mqtt.topics import validate_topic
 from broker.payload import STORED_ABOVE_BYTES, Payload
-from broker.receipts import PublishReceipt, book_receipt, check_receive_maximum
+from broker.receipts import book_receipt, check_receive_maximum
+from broker.routing import hold, route_allowed, route_held, settle_when_safe, taken
+from broker.shared_subscriptions import choose_members
 from broker.topic_tree import Plan
 
 if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.core import FastPlan
-    from broker.journal import Journal
     from broker.session import Session
 
 SMALL_PROPERTIES_BYTES: Final = 1024
@@ -42,6 +43,7 @@ _TOPIC_ALIAS_ALONE: Final = b"\x03\x23"
 
 _NOT_AUTHORIZED: Final = "not authorized to publish to this topic"
 _NO_ROOM_TO_RETAIN: Final = "no room for one more retained message"
+_NO_ROOM: Final = "no room for it in the queue of a subscriber"
 _CANNOT_BE_SAFE: Final = "the disk refuses, or too many messages wait for it"
 
 
@@ -378,11 +380,14 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         if message.retain:
             core.retain(message)
         core.route(message, plan.targets, plan.sinks, None, now)
-        if plan.shares:
-            core.route_shared(message, plan.shares, now)
+        for share, member in choose_members(message, plan.shares, now):
+            core.deliver_shared(message, share, member, now)
         if core.congested:
             connection.throttle.wait_for_congested(now)
         return None
+    room = core.room
+    if connection.awaiting:
+        return hold(connection, message, packet_id, now)
     journal = core.journal
     n_changes = 0
     if journal is not None:
@@ -390,6 +395,15 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         if journal.must_refuse(connection.session, plan, message):
             code = ReasonCode.QUOTA_EXCEEDED
             return _refuse(connection, plan.topic, packet_id, message.qos, code, _CANNOT_BE_SAFE)
+    chosen = choose_members(message, plan.shares, now) if plan.shares else ()
+    if room.rejects:
+        is_5 = connection.version == MQTT_5
+        full = room.lacks(message, plan.targets, chosen, now, can_tell=is_5)
+        if full and not is_5:
+            return hold(connection, message, packet_id, now)
+        if full:
+            code = ReasonCode.QUOTA_EXCEEDED
+            return _refuse(connection, plan.topic, packet_id, message.qos, code, _NO_ROOM, full)
     if message.retain:
         if not _may_retain(connection, message):
             code = ReasonCode.QUOTA_EXCEEDED
@@ -397,76 +411,37 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         core.retain(message)
     if plan.sinks or connection.receipts:
         receipt = book_receipt(connection, packet_id, message.qos, len(plan.sinks) + 1)
-        receipt.reason_code = _taken(connection, plan)
+        receipt.reason_code = taken(connection, plan)
         core.route(message, plan.targets, plan.sinks, receipt, now)
-        if plan.shares:
-            core.route_shared(message, plan.shares, now)
-        _settle_when_safe(receipt, journal, n_changes, connection.session, plan, message)
+        for share, member in chosen:
+            core.deliver_shared(message, share, member, now)
+        settle_when_safe(receipt, journal, n_changes, connection.session, plan, message)
         return connection.throttle.wait_for_congested(now)
     if message.qos == 2:
         check_receive_maximum(connection)
     core.route(message, plan.targets, (), None, now)
-    if plan.shares:
-        core.route_shared(message, plan.shares, now)
+    for share, member in chosen:
+        core.deliver_shared(message, share, member, now)
     if journal is not None and (
         journal.n_changes != n_changes
         or (message.qos == 2 and connection.session.journal is not None)
     ):
         receipt = book_receipt(connection, packet_id, message.qos, 1)
-        receipt.reason_code = _taken(connection, plan)
-        _settle_when_safe(receipt, journal, n_changes, connection.session, plan, message)
+        receipt.reason_code = taken(connection, plan)
+        settle_when_safe(receipt, journal, n_changes, connection.session, plan, message)
     elif message.qos == 2:
         connection.session.incoming[packet_id] = None
         if plan.targets or plan.shares:
             connection.send_receipt(0x50, packet_id)
         else:
-            connection.send_packet(PubRec(packet_id, _taken(connection, plan)))
+            connection.send_packet(PubRec(packet_id, taken(connection, plan)))
     elif plan.targets or plan.shares:
         connection.send_receipt(0x40, packet_id)
     else:
-        connection.send_packet(PubAck(packet_id, _taken(connection, plan)))
+        connection.send_packet(PubAck(packet_id, taken(connection, plan)))
     if core.congested:
         connection.throttle.wait_for_congested(now)
     return None
-
-
-def _settle_when_safe(
-    receipt: PublishReceipt,
-    journal: Journal | None,
-    n_changes: int,
-    session: Session,
-    plan: Plan,
-    message: Message,
-) -> None:
-    """Give the receipt of a routed message the broker's own answer, after the commit if any.
-
-    The packet identifier of a QoS 2 message is stored in the commit of the message itself, so
-    that its repeat is known for one after any end of the process. Where a sink has a say, only
-    when that is settled: the sink must get the message again if it may have lost it.
-
-    Args:
-        receipt: one of whose answers is missing.
-        journal: of the broker.
-        n_changes: its changes before the message was routed.
-        session: of the publisher.
-        plan: where the message went.
-        message: which was routed.
-    """
-    if journal is None:
-        return receipt.settle(ReasonCode.SUCCESS)
-    if receipt.qos == 2 and not plan.sinks and session.journal is not None:
-        receipt.is_stored = True
-        session.journal.incoming_changed(receipt.packet_id)
-    if journal.n_changes == n_changes:
-        return receipt.settle(ReasonCode.SUCCESS)
-    return journal.settle_after(receipt, message.payload_bytes, receipt.connection)
-
-
-def _taken(connection: Connection, plan: Plan) -> int:
-    """Return the reason code of a message that is accepted (MQTT 5.0, 3.4.2.1)."""
-    if plan.targets or plan.shares or plan.sinks or connection.version != MQTT_5:
-        return ReasonCode.SUCCESS
-    return ReasonCode.NO_MATCHING_SUBSCRIBERS
 
 
 async def _take_checked(
@@ -514,25 +489,22 @@ async def _take_checked(
             receipt.reason = _CANNOT_BE_SAFE
             receipt.settle(ReasonCode.QUOTA_EXCEEDED)
             return
-        n_changes = journal.n_changes if journal is not None else 0
-        if core.listeners.message_routed:
-            core.tell(core.listeners.message_routed, MessageRouted(session, message))
-        if message.retain:
-            core.retain(message)
-        targets, chosen = await core.allowed_recipients(plan, message, now)
+        if receipt is not None and receipt.connection.awaiting:
+            core.room.hold(receipt, message, route_held, now)
+            return
+        full = await route_allowed(connection, receipt, session, plan, message, now)
     except BaseException:  # cancelled, such as by a plugin: the client must not wait for ever
         if receipt is not None:
             receipt.settle(ReasonCode.UNSPECIFIED_ERROR)
         raise
-    if receipt is not None:
-        receipt.wait_for(len(plan.sinks))
-        receipt.reason_code = _taken(receipt.connection, plan)
-    core.route(message, targets, plan.sinks, receipt, now)
-    for share, member in chosen:
-        core.deliver_shared(message, share, member, now)
-    connection.throttle.wait_for_congested(now)
-    if receipt is not None:
-        _settle_when_safe(receipt, journal, n_changes, session, plan, message)
+    if not full or receipt is None:
+        return
+    if receipt.connection.version != MQTT_5:
+        core.room.hold(receipt, message, route_held, now)
+        return
+    core.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED, full)
+    receipt.reason = _NO_ROOM
+    receipt.settle(ReasonCode.QUOTA_EXCEEDED)
 
 
 def _may_retain(connection: Connection, message: Message) -> bool:
@@ -552,13 +524,14 @@ def _refuse(
     qos: int,
     reason_code: ReasonCode,
     reason: str,
+    counted_as: str = "",
 ) -> None:
     """Refuse a publish before it was routed, and acknowledge what that leaves to say.
 
     MQTT 3.1.1 has no word for "not authorized": such a message is acknowledged and not
     delivered [MQTT-3.3.5-2]. One that cannot be kept closes the connection, unacknowledged.
     """
-    connection.core.refuse(connection.session.client_id, topic, reason_code)
+    connection.core.refuse(connection.session.client_id, topic, reason_code, counted_as)
     if not qos:
         return
     receipt = book_receipt(connection, packet_id, qos, 1)

@@ -127,6 +127,11 @@ def _find_run(
             sessions = plan.sessions
             if not are_direct(sessions):
                 n_left = max(1, _MOST_DELIVERIES // len(sessions))
+            if core.room.rejects:
+                n_bytes = len(data) - position
+                n_most = min(n_left, n_bytes // _LEAST_PUBLISH_BYTES)
+                if not core.room.has_room_for_run(sessions, n_most, n_bytes):
+                    return None
         if is_5:
             between = _properties(connection, data, payload_at, stop)
             if not between:

@@ -2,9 +2,8 @@
 
 Theory of operation. `pump` takes from the outbox what may leave while there is room, and `out`
 collects the packets that result, until the driver writes them all at once. A small payload is
-joined to its header; a large one is written by reference, so that it is never copied. A large
-message ends the pump: it leaves alone, and the gate is asked again only when the transport has
-taken it.
+joined to its header; a large one is written by reference, and never copied. A large message ends
+the pump: it leaves alone, and the gate is asked again when the transport has taken it.
 
 What a client may not learn before it is safe, such as the PUBLISH of a QoS 2 message to a durable
 session, is *held*: it stands in `held`, in order, until the journal reports the commit. Meanwhile
@@ -241,6 +240,7 @@ class Sender(Outgoing):
         self._after_pump(session, now)
 
     def _after_pump(self, session: Session, now: float) -> None:
+        self.core.room.made(now)
         if self.wants_more:
             self._pump_wanted = True
             # What others publish goes out between retained messages: nobody waits for all of them.

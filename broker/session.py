@@ -203,6 +203,32 @@ class Session:
         ):
             self.core.congested.append((connection, message.payload_bytes))
 
+    def sends_at_once(self, message: Message) -> bool:
+        """Say whether a QoS 1 or 2 message would be sent at once by `deliver`."""
+        connection = self.connection
+        return (
+            self.is_direct
+            and connection is not None
+            and not message.is_large
+            and connection.out_bytes < DIRECT_BYTES
+            and connection.has_quota()
+        )
+
+    def has_room_for(self, message: Message, n_copies: int = 1) -> bool:
+        """Say whether a message may wait for this client, as far as its own limits go.
+
+        Args:
+            message: to be delivered.
+            n_copies: how often.
+        """
+        rules = self.core.outbox_rules
+        outbox = self.outbox
+        most_messages = rules.max_messages - n_copies
+        most_bytes = rules.max_bytes - n_copies * message.size_bytes
+        if outbox.n_messages > most_messages or outbox.n_bytes > most_bytes:
+            outbox.drop_expired(message.arrived_at)
+        return outbox.n_messages <= most_messages and outbox.n_bytes <= most_bytes
+
     def _overflowed(self, now: float) -> None:
         """A message was dropped: where the policy says so, let the client find that out.
 

@@ -223,6 +223,7 @@ class SessionRegistry:
         session.ledger.drop("session_ended", session.inflight.clear())
         core.ended.add(session.settle_direct())
         core.forget(session.link)
+        core.room.session_ended(session.client_id)
         if core.breaking is not None:
             core.breaking.forget(session)
         send_will(core, session, now)

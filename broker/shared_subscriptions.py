@@ -13,7 +13,7 @@ these to members that can.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -112,21 +112,21 @@ class SharedSubscription:
                 n_asked += 1
                 if n_asked == MOST_ASKED:
                     break
-        return self._choose_least_busy(refused)
+        return self._choose_least_busy(message, refused)
 
-    def _choose_least_busy(self, refused: Collection[Session]) -> Target | None:
-        """Return the member to wait with: nobody has room. Where several equal, in turn."""
+    def _choose_least_busy(self, message: Message, refused: Collection[Session]) -> Target | None:
+        """Return the member to wait with: nobody can send. Where several equal, in turn."""
         members = self.members
         n_members = len(members)
         best: Target | None = None
-        best_score: tuple[int, bool, int] | None = None
+        best_score: tuple[bool, int, bool, int] | None = None
         best_turn = 0
         for step in range(n_members):
             turn = (self._turn + step) % n_members
             member = members[turn]
             if member.session in refused:
                 continue
-            score = _busyness(member)
+            score = _busyness(member, message)
             if best_score is None or score < best_score:
                 best, best_score, best_turn = member, score, turn
         self._turn = best_turn + 1
@@ -144,12 +144,21 @@ class SharedSubscription:
         return any(member.session.connection is not None for member in self.members)
 
 
-def _busyness(member: Target) -> tuple[int, bool, int]:
-    """Return what to choose the least of: (away, cannot send or keep, messages ahead)."""
+def choose_members(
+    message: Message, shares: Sequence[SharedSubscription], now: float
+) -> list[tuple[SharedSubscription, Target]]:
+    """Return the member of each shared subscription that gets a message."""
+    chosen = [(share, share.choose(message, now)) for share in shares]
+    return [(share, member) for share, member in chosen if member is not None]
+
+
+def _busyness(member: Target, message: Message) -> tuple[bool, int, bool, int]:
+    """Return what to choose the least of: (full, away, cannot send or keep, messages ahead)."""
     session = member.session
     connection = session.connection
     outbox = session.outbox
     n_messages = outbox.n_messages + len(session.inflight)
+    is_full = not session.has_room_for(message)
     if connection is None:
-        return 1, member.qos == 0, n_messages
-    return 0, connection.is_paused or outbox.look_again_at is not None, n_messages
+        return is_full, 1, member.qos == 0, n_messages
+    return is_full, 0, connection.is_paused or outbox.look_again_at is not None, n_messages

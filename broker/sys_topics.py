@@ -192,6 +192,7 @@ class SysTopics:
         core = self._core
         for reason, n_messages in sorted(core.counters.publish_refused.items()):
             yield f"penstock/publish_refused/{reason}", str(n_messages)
+        yield "penstock/publishes_held", str(core.room.n_held)
         if core.journal is not None:
             yield "penstock/persistence/failing", str(int(core.journal.is_failing))
         yield "penstock/publishers_slowed", str(core.counters.publishers_slowed)

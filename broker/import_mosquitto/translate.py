@@ -334,8 +334,8 @@ class _Reading:
             host = _EVERY_ADDRESS.get(listener.text("socket_domain") or "", "")
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def _limits(self) -> dict[str, int]:
-        limits: dict[str, int] = {}
+    def _limits(self) -> dict[str, Any]:
+        limits: dict[str, Any] = {}
         self._packet_size(limits)
 
         def take(name: str, key: str, unbounded: int) -> None:
@@ -349,6 +349,8 @@ class _Reading:
         take("max_inflight_bytes", "inflight_bytes", UNBOUNDED_BYTES)
         take("max_queued_messages", "queued_messages", UNBOUNDED_MESSAGES)
         take("max_queued_bytes", "queued_bytes", UNBOUNDED_BYTES)
+        if "queued_messages" in limits or "queued_bytes" in limits:
+            limits["queue_full"] = "drop_newest"
         for name, own in (
             ("global_max_connections", ("connections",)),
             ("global_max_clients", ("sessions", "sessions_per_address")),

@@ -74,6 +74,8 @@ LAYERS: Final = (
             "retained",
             "retained_delivery",
             "rounds",
+            "room",
+            "routing",
             "router",
             "runs",
             "scanning",

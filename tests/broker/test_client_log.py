@@ -9,12 +9,13 @@ from broker.events import ClientConnected, Listeners
 from broker.limits import Limits
 from tests.helpers.virtual import VirtualBroker
 
+LIMITS = "limits.queued_messages: 2, limits.queued_bytes: 134217728"
 LOGGER = logging.getLogger("penstock.test")
 
 
 def broker_with_log(listeners: Listeners | None = None) -> VirtualBroker:
     """Return a broker whose log is written, with room for two messages of a session."""
-    limits = Limits(queued_messages=2)
+    limits = Limits(queued_messages=2, queue_full="drop_newest")
     return VirtualBroker(limits, listeners=ClientLog(LOGGER).added_to(listeners or Listeners()))
 
 
@@ -38,7 +39,8 @@ def test_what_was_dropped_while_a_client_was_away_is_one_line(
         for _ in range(2):
             broker.connect("s", clean_start=False, properties={"session_expiry_interval": 60})
     assert caplog.messages == [
-        "client s: messages for it dropped while it was away, 3: queue_full 3"
+        f"client s: 1 messages for it dropped: queue_full ({LIMITS})",
+        "client s: messages for it dropped while it was away, 3: queue_full 3",
     ]
 
 

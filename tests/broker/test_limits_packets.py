@@ -230,7 +230,8 @@ def test_the_properties_of_a_publish_have_a_limit_of_their_own() -> None:
 
 def test_large_properties_count_towards_what_a_session_may_have_waiting() -> None:
     """Messages without payload must not fill the memory past `queued_bytes`."""
-    broker = VirtualBroker(Limits(queued_bytes=100_000, properties=1_000))
+    limits = Limits(queued_bytes=100_000, queue_full="drop_newest", properties=1_000)
+    broker = VirtualBroker(limits)
     away = broker.connect("away", clean_start=False, properties={"session_expiry_interval": 60})
     away.subscribe("#", 1)
     away.lose()

@@ -133,8 +133,16 @@ def test_disconnect_closes_a_client_that_does_not_keep_up(version: int) -> None:
 @pytest.mark.parametrize(
     ("limits", "kept", "dropped"),
     [
-        (Limits(total_queued_bytes=2 * TWICE), [b"0.........", b"1........."], 4),
-        (Limits(total_queued_messages=4), [b"0.........", b"1........."], 4),
+        (
+            Limits(total_queued_bytes=2 * TWICE, queue_full="drop_newest"),
+            [b"0.........", b"1........."],
+            4,
+        ),
+        (
+            Limits(total_queued_messages=4, queue_full="drop_newest"),
+            [b"0.........", b"1........."],
+            4,
+        ),
         (
             Limits(total_queued_bytes=2 * TWICE, queue_full="drop_oldest"),
             [b"2.........", b"3........."],

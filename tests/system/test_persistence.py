@@ -288,3 +288,31 @@ async def test_files_that_hold_messages_are_the_brokers_alone(tmp_path: Path, um
         assert set(modes.values()) == {0o600}
         assert "others could read queue.db: its owner alone" in broker.log
         assert "others could read sessions.db-wal: its owner alone" in broker.log
+
+
+async def test_publishers_of_both_versions_lose_nothing_to_a_full_queue(tmp_path: Path) -> None:
+    """Acknowledged is what comes: MQTT 3.1.1 waits for it, MQTT 5 sends what was refused again."""
+    n_messages = 60
+    policy = durable_policy() | {"limits": {"queued_messages": 10}}
+    with running_broker(policy, tmp_path) as broker:
+        async with await kept_client(broker.port) as client:
+            await client.subscribe("t", 1)
+        old = Flow(broker.port, "old", MQTT_3_1_1)
+        try:
+            for number in range(n_messages):
+                old.paho.publish("t", b"%d" % number, 1)
+            old.wait(lambda: old.n_acknowledged >= 10, "as many as find room")
+            async with await connected(broker.port) as new:
+                assert (await new.publish("t", b"new")).reason_code == 0x97
+                async with await kept_client(broker.port) as client:
+                    found: list[bytes] = []
+                    while len(found) < n_messages:
+                        packet = await client.take(Publish)
+                        found.append(packet.payload)
+                        await client.send(PubAck(packet.packet_id))
+                    assert (await new.publish("t", b"new")).reason_code == 0
+            old.wait(lambda: old.n_acknowledged >= n_messages, "all are acknowledged")
+        finally:
+            old.close()
+        assert found == [b"%d" % number for number in range(n_messages)]
+        assert "client s: full (limits.queued_messages: 10" in broker.log

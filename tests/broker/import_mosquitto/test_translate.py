@@ -10,6 +10,7 @@ from broker.import_mosquitto.conf_file import parse_lines
 from broker.import_mosquitto.directives import DIRECTIVES, Loosens, Place, is_secret
 from broker.import_mosquitto.translate import UNBOUNDED_BYTES, Translation, translate
 
+DROPS = {"queue_full": "drop_newest"}
 LISTENER = "listener 1883\n"
 TLS = "certfile cert\nkeyfile key\n"
 
@@ -325,8 +326,8 @@ def test_per_listener_settings_must_come_first() -> None:
         ("max_connections -5", {}),
         ("max_inflight_messages 20", {"limits": {"inflight_messages": 20}}),
         ("max_inflight_bytes 2000", {"limits": {"inflight_bytes": 2000}}),
-        ("max_queued_messages 50", {"limits": {"queued_messages": 50}}),
-        ("max_queued_bytes 5000", {"limits": {"queued_bytes": 5000}}),
+        ("max_queued_messages 50", {"limits": {"queued_messages": 50} | DROPS}),
+        ("max_queued_bytes 5000", {"limits": {"queued_bytes": 5000} | DROPS}),
         ("max_keepalive 65535", {"limits": {"maximum_keep_alive": 65_535}}),
         ("sys_interval 0", {"sys_interval": 0}),
         ("persistent_client_expiration 90s", {"session_expiry_interval": 90}),
@@ -374,7 +375,7 @@ def test_settings_keep_their_meaning(line: str, expected: dict[str, Any]) -> Non
     ("line", "expected"),
     [
         ("max_inflight_messages 0", {"inflight_messages": 65_535}),
-        ("max_queued_bytes 0", {"queued_bytes": UNBOUNDED_BYTES}),
+        ("max_queued_bytes 0", {"queued_bytes": UNBOUNDED_BYTES} | DROPS),
         ("max_packet_size 100", {"maximum_packet_size": 256, "payload_bytes": 100}),
         ("max_keepalive 60", {"maximum_keep_alive": 60}),
     ],
