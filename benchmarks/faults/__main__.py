@@ -1,0 +1,194 @@
+"""Does to the broker what goes wrong in the field: ``python -m benchmarks.faults``.
+
+``--quick`` takes some minutes; ``--hours`` repeats everything with other seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from benchmarks.__main__ import choose
+from benchmarks.errors import BenchmarkError
+from benchmarks.faults.case import FULL, MOSQUITTO, PENSTOCK, QUICK, Effort, Fault, Finding
+from benchmarks.faults.kills import KILLS
+from benchmarks.faults.subject import subject
+from benchmarks.peers import PEERS, allow_open_files
+from benchmarks.provenance import describe_run
+from benchmarks.report import format_value
+from benchmarks.wire import WireError
+
+FAULTS: Final = {fault.name: fault for fault in (KILLS,)}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one fault did to one broker, once.
+
+    Attributes:
+        fault: its name.
+        broker: whose.
+        seed: of what was random.
+        findings: empty where the fault could not be done.
+        failure: why it could not be done; "" where it was.
+    """
+
+    fault: str
+    broker: str
+    seed: int
+    findings: Sequence[Finding]
+    failure: str = ""
+
+    @property
+    def missed(self) -> list[Finding]:
+        """What breaks a promise; Penstock's alone count."""
+        return [each for each in self.findings if each.is_met is False and self.broker == PENSTOCK]
+
+
+def run_once(fault: Fault, broker: str, seed: int, effort: Effort) -> Outcome:
+    """Do one fault to one broker."""
+    rng = random.Random(f"{fault.name} {seed}")  # noqa: S311 - moments and sizes, not secrets
+    try:
+        with subject(broker) as chosen:
+            return Outcome(fault.name, broker, seed, fault.inflict(chosen, rng, effort))
+    except (BenchmarkError, WireError, OSError) as error:
+        return Outcome(fault.name, broker, seed, (), f"{type(error).__name__}: {error}")
+
+
+def _worst(findings: Sequence[Finding]) -> Finding:
+    """Return the value that is the furthest from the promise, of one finding over all seeds."""
+    if findings[0].least is not None:
+        return min(findings, key=lambda each: each.value)
+    return max(findings, key=lambda each: each.value)
+
+
+def to_markdown(outcomes: Sequence[Outcome], run: dict[str, str]) -> str:
+    """Return the verdict, a row for each finding with the worst of all seeds, and the source."""
+    missed = sorted({f"{o.fault}: {each.name}" for o in outcomes for each in o.missed})
+    failed = [f"{o.fault}, {o.broker}, seed {o.seed}: {o.failure}" for o in outcomes if o.failure]
+    lines = [f"promises broken: {'; '.join(missed) or 'none'}", ""]
+    lines += [*(f"failed: {each}" for each in failed), ""] if failed else []
+    lines += [
+        "| fault | finding | promise | Penstock | mosquitto | runs |",
+        "|---|---|---|---:|---:|---:|",
+    ]
+    for name in dict.fromkeys(outcome.fault for outcome in outcomes):
+        values: dict[str, dict[str, list[Finding]]] = {}
+        for outcome in outcomes:
+            for finding in outcome.findings if outcome.fault == name else ():
+                by_broker = values.setdefault(finding.name, {})
+                by_broker.setdefault(outcome.broker, []).append(finding)
+        title = FAULTS[name].title
+        for finding_name, by_broker in values.items():
+            worst = {broker: _worst(found) for broker, found in by_broker.items()}
+            ours = worst.get(PENSTOCK) or next(iter(worst.values()))
+            shown = [
+                f"{format_value(worst[broker].value)} {worst[broker].unit}".rstrip()
+                if broker in worst
+                else "-"
+                for broker in (PENSTOCK, MOSQUITTO)
+            ]
+            n_runs = max(map(len, by_broker.values()))
+            cells = [title, finding_name, ours.bound or "-", *shown, str(n_runs)]
+            lines.append(f"| {' | '.join(cells)} |")
+            title = ""
+    lines += ["", *(f"- {key}: {text}" for key, text in run.items())]
+    return "\n".join(lines) + "\n"
+
+
+def campaign(
+    faults: Annotated[str, typer.Option(help="Faults, separated by commas, or all.")] = "all",
+    brokers: Annotated[str, typer.Option(help="penstock, mosquitto, or all.")] = "all",
+    seed: Annotated[int, typer.Option(help="Of the first run; the next has the next.")] = 1,
+    hours: Annotated[float, typer.Option(min=0, help="Repeat with other seeds for so long.")] = 0.0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write every finding to this file.")
+    ] = None,
+    *,
+    quick: Annotated[bool, typer.Option("--quick", help="A tenth of everything.")] = False,
+) -> None:
+    """Do every fault to each broker; status 1 where Penstock breaks a promise."""
+    allow_open_files()
+    chosen = choose("fault", faults, FAULTS)
+    names = choose("broker", brokers, {name: name for name in (PENSTOCK, MOSQUITTO)})
+    effort = QUICK if quick else FULL
+    outcomes: list[Outcome] = []
+    deadline = time.monotonic() + hours * 3600
+    number = seed
+    while True:
+        for fault in chosen:
+            for name in (name for name in names if name in fault.brokers):
+                outcome = run_once(fault, name, number, effort)
+                outcomes.append(outcome)
+                told = outcome.failure or "; ".join(
+                    f"{each.name} {format_value(each.value)} {each.unit}".rstrip()
+                    for each in outcome.findings
+                )
+                typer.echo(f"{fault.name}, {name}, seed {number}: {told}", err=True)
+        number += 1
+        if time.monotonic() >= deadline:
+            break
+    command = f"python -m benchmarks.faults --faults {faults} --brokers {brokers} --seed {seed}"
+    command += f" --hours {hours:g}" * bool(hours) + " --quick" * quick
+    run = describe_run(command, [PEERS[name] for name in names])
+    if json_file is not None:
+        json_file.write_text(json.dumps(to_json(outcomes, run), indent=1) + "\n")
+    typer.echo(to_markdown(outcomes, run))
+    if any(outcome.failure or outcome.missed for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+def to_json(outcomes: Sequence[Outcome], run: dict[str, str]) -> dict[str, object]:
+    """Return every finding of every run, as JSON can hold it."""
+    return {
+        "run": run,
+        "outcomes": [
+            {
+                "fault": outcome.fault,
+                "broker": outcome.broker,
+                "seed": outcome.seed,
+                "failure": outcome.failure,
+                "findings": [
+                    {
+                        "name": each.name,
+                        "value": each.value,
+                        "unit": each.unit,
+                        "bound": each.bound,
+                        "is_met": each.is_met if outcome.broker == PENSTOCK else None,
+                    }
+                    for each in outcome.findings
+                ],
+            }
+            for outcome in outcomes
+        ],
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the campaign.
+
+    Args:
+        argv: arguments; None for those of the process.
+
+    Returns:
+        0; 1 where a promise was broken or a fault could not be done; 2 for wrong arguments.
+    """
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(campaign)
+    try:
+        app(args=argv, prog_name="python -m benchmarks.faults")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

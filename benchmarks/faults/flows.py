@@ -1,0 +1,246 @@
+"""Real clients (paho) with sessions that are kept, which connect again by themselves."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Self
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+V311: Final = MQTTProtocolVersion.MQTTv311
+V5: Final = MQTTProtocolVersion.MQTTv5
+SESSION_SECONDS: Final = 3600
+RECONNECT_SECONDS: Final = 0.2
+"""From a lost connection to the next try."""
+
+KEEP_ALIVE_SECONDS: Final = 60
+MOST_WAITING: Final = 100
+"""Messages that a publisher hands to paho before it waits for acknowledgements."""
+
+
+class Flow:
+    """A client whose session is kept; connected from its start until the block ends.
+
+    Attributes:
+        client: paho's own.
+        changed: notified of everything that happens to the client.
+    """
+
+    def __init__(
+        self, port: int, client_id: str, version: MQTTProtocolVersion, *, window: int = 50
+    ) -> None:
+        """Connect.
+
+        Args:
+            port: of the broker on this machine.
+            client_id: Client Identifier.
+            version: MQTT version.
+            window: messages towards the broker that may be unacknowledged.
+        """
+        self.changed = threading.Condition()
+        options: dict[str, Any] = {"clean_session": False} if version == V311 else {}
+        self.client = paho.Client(
+            CallbackAPIVersion.VERSION2, client_id=client_id, protocol=version, **options
+        )
+        self.client.max_inflight_messages_set(window)
+        self.client.reconnect_delay_set(RECONNECT_SECONDS, RECONNECT_SECONDS)  # type: ignore[arg-type]
+        self.client.on_connect = self._connected
+        options = {}
+        if version == V5:
+            properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            properties.SessionExpiryInterval = SESSION_SECONDS
+            options = {"clean_start": False, "properties": properties}
+        self.client.connect_async("127.0.0.1", port, KEEP_ALIVE_SECONDS, **options)
+
+    def __enter__(self) -> Self:
+        self.client.loop_start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.client.disconnect()
+        self.client.loop_stop()
+
+    def wait(self, condition: Callable[[], object], seconds: float) -> bool:
+        """Wait until a condition on what the client has seen is true; say whether it is."""
+        with self.changed:
+            return bool(self.changed.wait_for(condition, seconds))
+
+    def _connected(self, *arguments: Any) -> None:
+        with self.changed:
+            self.connected(is_session_present=arguments[2].session_present)
+            self.changed.notify_all()
+
+    def connected(self, *, is_session_present: bool) -> None:
+        """Note a CONNACK; the lock is held."""
+
+
+class Publisher(Flow):
+    """Publishes numbered messages at QoS 1 and 2 in turn, for as long as it is told to.
+
+    A payload is ``PUBLISHER QOS NUMBER``; messages of each QoS have a topic of their own.
+
+    Attributes:
+        acknowledged: payloads that the broker has promised to deliver.
+    """
+
+    def __init__(
+        self, port: int, client_id: str, version: MQTTProtocolVersion, prefix: str
+    ) -> None:
+        super().__init__(port, client_id, version)
+        self.acknowledged: set[bytes] = set()
+        self._name = client_id
+        self._prefix = prefix
+        self._unacknowledged: dict[int, bytes] = {}
+        self._early: set[int] = set()
+        self._n_published = 0
+        self._is_told_to_end = False
+        self.client.on_publish = self._published
+        self._thread = threading.Thread(target=self._publish, daemon=True)
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._thread.start()
+        return self
+
+    def _published(self, *arguments: Any) -> None:
+        # paho holds locks of its own here and in `publish`: none of them is asked for under ours.
+        with self.changed:
+            payload = self._unacknowledged.pop(arguments[2], None)
+            if payload is None:
+                self._early.add(arguments[2])
+            else:
+                self.acknowledged.add(payload)
+            self.changed.notify_all()
+
+    def _publish(self) -> None:
+        while True:
+            with self.changed:
+                self.changed.wait_for(
+                    lambda: len(self._unacknowledged) < MOST_WAITING or self._is_told_to_end
+                )
+                if self._is_told_to_end:
+                    return
+            qos = 1 + self._n_published % 2
+            payload = f"{self._name} {qos} {self._n_published}".encode()
+            info = self.client.publish(f"{self._prefix}/{self._name}/{qos}", payload, qos)
+            self._n_published += 1
+            with self.changed:
+                if info.mid in self._early:
+                    self._early.remove(info.mid)
+                    self.acknowledged.add(payload)
+                else:
+                    self._unacknowledged[info.mid] = payload
+
+    def end(self, seconds: float) -> bool:
+        """Publish no more; say whether all that was published is acknowledged within a time."""
+        with self.changed:
+            self._is_told_to_end = True
+            self.changed.notify_all()
+        self._thread.join()
+        return self.wait(lambda: not self._unacknowledged, seconds)
+
+
+class Subscriber(Flow):
+    """Takes what `Publisher`s publish.
+
+    Attributes:
+        got: payloads that came, by how often.
+        without_dup: deliveries sent again under the packet identifier that they had, without DUP.
+        disordered: messages that came for the first time after a later one of their topic and QoS.
+        is_subscribed: whether SUBACK has come.
+    """
+
+    def __init__(
+        self, port: int, client_id: str, version: MQTTProtocolVersion, topic_filter: str
+    ) -> None:
+        super().__init__(port, client_id, version)
+        self.got: Counter[bytes] = Counter()
+        self.without_dup = 0
+        self.disordered = 0
+        self.is_subscribed = False
+        self._newest: dict[tuple[bytes, bytes], int] = {}
+        self._last_with: dict[int, bytes] = {}
+        self._filter = topic_filter
+        self.client.on_message = self._received
+        self.client.on_subscribe = self._subscribed
+
+    def connected(self, *, is_session_present: bool) -> None:
+        """Subscribe where the broker knows nothing of the session."""
+        if not is_session_present:
+            self.client.subscribe(self._filter, 2)
+
+    def _subscribed(self, *_: Any) -> None:
+        with self.changed:
+            self.is_subscribed = True
+            self.changed.notify_all()
+
+    def _received(self, _client: Any, _userdata: Any, message: paho.MQTTMessage) -> None:
+        payload = bytes(message.payload)
+        name, qos, number = payload.split()
+        with self.changed:
+            if payload in self.got:
+                is_same = self._last_with.get(message.mid) == payload
+                self.without_dup += is_same and not message.dup
+            else:
+                key = (name, qos)
+                self.disordered += int(number) < self._newest.get(key, -1)
+                self._newest[key] = max(int(number), self._newest.get(key, -1))
+            self._last_with[message.mid] = payload
+            self.got[payload] += 1
+            self.changed.notify_all()
+
+    def wait_for(self, payloads: set[bytes], idle_seconds: float) -> None:
+        """Wait until all of these have come, or nothing has for a time."""
+        with self.changed:
+            while not payloads <= self.got.keys():
+                if not self.changed.wait(idle_seconds):
+                    return
+
+
+def ledger_difference(port: int, seconds: float) -> int | None:
+    """Return matched less all that it should be the sum of; None where the broker tells neither.
+
+    Args:
+        port: of the broker on this machine.
+        seconds: to wait for `$SYS` at the most.
+    """
+    told: dict[str, int] = {}
+    changed = threading.Condition()
+
+    def received(_client: Any, _userdata: Any, message: paho.MQTTMessage) -> None:
+        with changed:
+            told[message.topic.split("/ledger/", 1)[1]] = int(message.payload)
+            changed.notify_all()
+
+    client = paho.Client(CallbackAPIVersion.VERSION2)
+    client.on_message = received
+    client.on_connect = lambda *_: client.subscribe("$SYS/broker/penstock/ledger/#")
+    client.connect("127.0.0.1", port)
+    client.loop_start()
+    parts = ("delivered", "inflight", "withheld", "queued", "expired", "moved")
+    deadline = time.monotonic() + seconds
+    try:
+        with changed:
+            while "matched" not in told or not told.keys() >= set(parts):
+                if not changed.wait(deadline - time.monotonic()):
+                    return None
+        # Those retained come together; reasons of drops stand behind the others.
+        time.sleep(0.5)
+        with changed:
+            of_drops = [n for name, n in told.items() if name.startswith("dropped/")]
+            return told["matched"] - sum(told[part] for part in parts) - sum(of_drops)
+    finally:
+        client.disconnect()
+        client.loop_stop()

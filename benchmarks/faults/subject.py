@@ -1,0 +1,192 @@
+"""The broker that a fault is done to: it is configured, started, killed and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import psutil
+import yaml
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.peers import ROOT, find_program, reserved_port
+
+START_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 60.0
+LOG_TAIL_BYTES: Final = 2000
+
+ANONYMOUS: Final = "amqtt.plugins.authentication.AnonymousAuthPlugin"
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return two mappings in one; where both hold a mapping under a key, these likewise."""
+    merged = dict(below)
+    for key, value in above.items():
+        lower = merged.get(key)
+        both = isinstance(lower, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merged(lower, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+class Subject:
+    """A broker on a loopback port that stays the same over its restarts.
+
+    Attributes:
+        name: ``penstock`` or ``mosquitto``.
+        port: where it listens.
+        folder: where it runs; its files stay there until the block ends.
+        process: what runs; None before the first start and after an end.
+    """
+
+    def __init__(self, name: str, port: int, folder: Path) -> None:
+        self.name = name
+        self.port = port
+        self.folder = folder
+        self.process: subprocess.Popen[bytes] | None = None
+        self._command: list[str] = []
+        self._open_files: int | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is Penstock."""
+        return self.name == "penstock"
+
+    def configure(
+        self,
+        policy: Mapping[str, Any] | None = None,
+        lines: Sequence[str] = (),
+        *,
+        open_files: int | None = None,
+    ) -> None:
+        """Write the configuration that the next start reads; everybody is let in.
+
+        Args:
+            policy: of Penstock, beside a listener and what lets everybody in; a value of None
+                under ``plugins`` takes a plugin away.
+            lines: of mosquitto.conf, beside the same.
+            open_files: limit of open files of the process; None for the system's.
+        """
+        self._open_files = open_files
+        if self.is_ours:
+            whole = _merged(
+                {
+                    "listeners": {"default": {"bind": f"127.0.0.1:{self.port}"}},
+                    "plugins": {ANONYMOUS: {"allow_anonymous": True}},
+                },
+                policy or {},
+            )
+            plugins = whole["plugins"]
+            whole["plugins"] = {key: value for key, value in plugins.items() if value is not None}
+            (self.folder / "policy.yaml").write_text(yaml.safe_dump(whole))
+            self._command = [sys.executable, "-m", "broker", "-c", "policy.yaml"]
+            return
+        text = [f"listener {self.port} 127.0.0.1", *lines]
+        if not any(line.startswith("allow_anonymous") for line in lines):
+            text.append("allow_anonymous true")
+        text.append("user root")  # it may write into this folder
+        (self.folder / "mosquitto.conf").write_text("\n".join(text) + "\n")
+        self._command = [find_program("mosquitto"), "-c", "mosquitto.conf"]
+
+    @property
+    def log(self) -> str:
+        """What it has written so far, over all its starts."""
+        file = self.folder / "log"
+        return file.read_text(errors="replace") if file.exists() else ""
+
+    def start(self) -> None:
+        """Start it and wait until it takes connections.
+
+        Raises:
+            BenchmarkError: it has ended, or takes none.
+        """
+        self.launch()
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self.running.poll() is not None:
+                break
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", self.port), 1),
+            ):
+                return
+            time.sleep(0.01)
+        raise BenchmarkError(f"{self.name} does not start:\n{self.log[-LOG_TAIL_BYTES:]}")
+
+    def launch(self) -> None:
+        """Start it without waiting for anything."""
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command,
+                cwd=self.folder,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        if self._open_files is not None:
+            limits = (self._open_files, self._open_files)
+            resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, limits)
+
+    @property
+    def running(self) -> subprocess.Popen[bytes]:
+        """The process.
+
+        Raises:
+            BenchmarkError: it was not started.
+        """
+        if self.process is None:
+            raise BenchmarkError(f"{self.name} was not started")
+        return self.process
+
+    def kill(self) -> None:
+        """End it as the kernel does when memory is short."""
+        self.running.kill()
+        self.running.wait()
+
+    def stop(self) -> float:
+        """End it as an operator does; return the seconds that it took.
+
+        Raises:
+            BenchmarkError: it does not end; it was killed then.
+        """
+        started = time.monotonic()
+        self.running.terminate()
+        try:
+            self.running.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            self.kill()
+            raise BenchmarkError(
+                f"{self.name} has not ended {STOP_SECONDS:g} s after SIGTERM"
+            ) from error
+        return time.monotonic() - started
+
+    def rss_bytes(self) -> int:
+        """Return its resident set."""
+        return int(psutil.Process(self.running.pid).memory_info().rss)
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time it has used since its start."""
+        times = psutil.Process(self.running.pid).cpu_times()
+        return float(times.user + times.system)
+
+
+@contextmanager
+def subject(name: str) -> Iterator[Subject]:
+    """Yield a broker that does not run yet; whatever runs of it in the end is killed."""
+    with TemporaryDirectory(prefix="penstock-faults-") as folder, reserved_port() as port:
+        made = Subject(name, port, Path(folder))
+        try:
+            yield made
+        finally:
+            if made.process is not None and made.process.poll() is None:
+                made.kill()
