@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 from collections import Counter
@@ -10,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
@@ -21,8 +23,24 @@ RECONNECT_SECONDS: Final = 0.2
 """From a lost connection to the next try."""
 
 KEEP_ALIVE_SECONDS: Final = 60
+REST_SECONDS: Final = 0.5
 MOST_WAITING: Final = 100
 """Messages that a publisher hands to paho before it waits for acknowledgements."""
+
+
+class _Client(paho.Client):
+    """paho's client, which tries to connect again only where somebody listens.
+
+    With each try it forgets a step of what QoS 2 has reached: after a second one in a row, it
+    publishes what it had a PUBREC for anew (`_messages_reconnect_reset_out` of paho 2.1).
+    """
+
+    def reconnect(self) -> MQTTErrorCode:
+        """Wait for a listener, then connect."""
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), 1):
+                return super().reconnect()
+            time.sleep(RECONNECT_SECONDS)
 
 
 class Flow:
@@ -30,6 +48,7 @@ class Flow:
 
     Attributes:
         client: paho's own.
+        n_connects: times that the broker has accepted it.
         changed: notified of everything that happens to the client.
     """
 
@@ -46,9 +65,10 @@ class Flow:
         """
         self.changed = threading.Condition()
         options: dict[str, Any] = {"clean_session": False} if version == V311 else {}
-        self.client = paho.Client(
+        self.client = _Client(
             CallbackAPIVersion.VERSION2, client_id=client_id, protocol=version, **options
         )
+        self.n_connects = 0
         self.client.max_inflight_messages_set(window)
         self.client.reconnect_delay_set(RECONNECT_SECONDS, RECONNECT_SECONDS)  # type: ignore[arg-type]
         self.client.on_connect = self._connected
@@ -79,6 +99,7 @@ class Flow:
 
     def _connected(self, *arguments: Any) -> None:
         with self.changed:
+            self.n_connects += 1
             self.connected(is_session_present=arguments[2].session_present)
             self.changed.notify_all()
 
@@ -217,30 +238,21 @@ def ledger_difference(port: int, seconds: float) -> int | None:
         seconds: to wait for `$SYS` at the most.
     """
     told: dict[str, int] = {}
-    changed = threading.Condition()
 
     def received(_client: Any, _userdata: Any, message: paho.MQTTMessage) -> None:
-        with changed:
-            told[message.topic.split("/ledger/", 1)[1]] = int(message.payload)
-            changed.notify_all()
+        told[message.topic.split("/ledger/", 1)[1]] = int(message.payload)
 
     client = paho.Client(CallbackAPIVersion.VERSION2)
     client.on_message = received
-    client.on_connect = lambda *_: client.subscribe("$SYS/broker/penstock/ledger/#")
     client.connect("127.0.0.1", port)
-    client.loop_start()
-    parts = ("delivered", "inflight", "withheld", "queued", "expired", "moved")
+    client.subscribe("$SYS/broker/penstock/ledger/#")
+    parts = ("matched", "delivered", "inflight", "withheld", "queued", "expired", "moved")
     deadline = time.monotonic() + seconds
-    try:
-        with changed:
-            while "matched" not in told or not told.keys() >= set(parts):
-                if not changed.wait(deadline - time.monotonic()):
-                    return None
-        # Those retained come together; reasons of drops stand behind the others.
-        time.sleep(0.5)
-        with changed:
-            of_drops = [n for name, n in told.items() if name.startswith("dropped/")]
-            return told["matched"] - sum(told[part] for part in parts) - sum(of_drops)
-    finally:
-        client.disconnect()
-        client.loop_stop()
+    while not told.keys() >= set(parts):
+        client.loop(REST_SECONDS)
+        if time.monotonic() > deadline:
+            return None
+    client.loop(REST_SECONDS)  # reasons of drops come behind the others
+    client.disconnect()
+    of_drops = [n for name, n in told.items() if name.startswith("dropped/")]
+    return 2 * told["matched"] - sum(told[part] for part in parts) - sum(of_drops)
