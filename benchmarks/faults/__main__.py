@@ -19,14 +19,34 @@ import typer
 from benchmarks.__main__ import choose
 from benchmarks.errors import BenchmarkError
 from benchmarks.faults.case import FULL, MOSQUITTO, PENSTOCK, QUICK, Effort, Fault, Finding
+from benchmarks.faults.descriptors import DESCRIPTORS
+from benchmarks.faults.disk import DAMAGED, DELETED, FULL_DISK
 from benchmarks.faults.kills import KILLS
+from benchmarks.faults.load import CHURN, SLOW_READERS, STALL_GATE
+from benchmarks.faults.silence import SILENCE
 from benchmarks.faults.subject import subject
+from benchmarks.faults.users import GUESSING, REVOKED
 from benchmarks.peers import PEERS, allow_open_files
 from benchmarks.provenance import describe_run
 from benchmarks.report import format_value
 from benchmarks.wire import WireError
 
-FAULTS: Final = {fault.name: fault for fault in (KILLS,)}
+FAULTS: Final = {
+    fault.name: fault
+    for fault in (
+        KILLS,
+        FULL_DISK,
+        DAMAGED,
+        DELETED,
+        SILENCE,
+        DESCRIPTORS,
+        REVOKED,
+        GUESSING,
+        CHURN,
+        SLOW_READERS,
+        STALL_GATE,
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -54,7 +54,6 @@ class Subject:
         self.folder = folder
         self.process: subprocess.Popen[bytes] | None = None
         self._command: list[str] = []
-        self._open_files: int | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -67,6 +66,7 @@ class Subject:
         lines: Sequence[str] = (),
         *,
         open_files: int | None = None,
+        file_bytes: int | None = None,
     ) -> None:
         """Write the configuration that the next start reads; everybody is let in.
 
@@ -75,8 +75,15 @@ class Subject:
                 under ``plugins`` takes a plugin away.
             lines: of mosquitto.conf, beside the same.
             open_files: limit of open files of the process; None for the system's.
+            file_bytes: length that no file of the process may exceed, as on a full disk; None for
+                any.
         """
-        self._open_files = open_files
+        limits = []
+        if open_files is not None:
+            limits.append(f"--nofile={open_files}")
+        if file_bytes is not None:
+            limits.append(f"--fsize={file_bytes}")
+        wrapper = [find_program("prlimit"), *limits] if limits else []
         if self.is_ours:
             whole = _merged(
                 {
@@ -88,14 +95,14 @@ class Subject:
             plugins = whole["plugins"]
             whole["plugins"] = {key: value for key, value in plugins.items() if value is not None}
             (self.folder / "policy.yaml").write_text(yaml.safe_dump(whole))
-            self._command = [sys.executable, "-m", "broker", "-c", "policy.yaml"]
+            self._command = [*wrapper, sys.executable, "-m", "broker", "-c", "policy.yaml"]
             return
         text = [f"listener {self.port} 127.0.0.1", *lines]
-        if not any(line.startswith("allow_anonymous") for line in lines):
+        if not any(line.startswith("password_file") for line in lines):
             text.append("allow_anonymous true")
         text.append("user root")  # it may write into this folder
         (self.folder / "mosquitto.conf").write_text("\n".join(text) + "\n")
-        self._command = [find_program("mosquitto"), "-c", "mosquitto.conf"]
+        self._command = [*wrapper, find_program("mosquitto"), "-c", "mosquitto.conf"]
 
     @property
     def log(self) -> str:
@@ -133,9 +140,6 @@ class Subject:
                 stdout=log,
                 stderr=log,
             )
-        if self._open_files is not None:
-            limits = (self._open_files, self._open_files)
-            resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, limits)
 
     @property
     def running(self) -> subprocess.Popen[bytes]:
@@ -169,6 +173,27 @@ class Subject:
                 f"{self.name} has not ended {STOP_SECONDS:g} s after SIGTERM"
             ) from error
         return time.monotonic() - started
+
+    def reload(self) -> None:
+        """Let it read its files again, as an operator does."""
+        self.running.send_signal(signal.SIGHUP)
+
+    def n_connections(self) -> int:
+        """Return how many connections of clients it holds, half-closed ones among them."""
+        found = psutil.Process(self.running.pid).net_connections("tcp")
+        return sum(each.laddr.port == self.port and bool(each.raddr) for each in found)
+
+    def wait_for_connections(self, most: int, seconds: float) -> int:
+        """Wait until it holds no more than so many; return how many it holds then.
+
+        Args:
+            most: connections.
+            seconds: that are waited at the most.
+        """
+        deadline = time.monotonic() + seconds
+        while (n_connections := self.n_connections()) > most and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return n_connections
 
     def rss_bytes(self) -> int:
         """Return its resident set."""
