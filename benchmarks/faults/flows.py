@@ -114,6 +114,7 @@ class Publisher(Flow):
 
     Attributes:
         acknowledged: payloads that the broker has promised to deliver.
+        repeated: payloads that it has sent again, or may have, after it had lost its connection.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Publisher(Flow):
     ) -> None:
         super().__init__(port, client_id, version)
         self.acknowledged: set[bytes] = set()
+        self.repeated: set[bytes] = set()
         self._name = client_id
         self._prefix = prefix
         self._unacknowledged: dict[int, bytes] = {}
@@ -134,6 +136,10 @@ class Publisher(Flow):
         super().__enter__()
         self._thread.start()
         return self
+
+    def connected(self, *, is_session_present: bool) -> None:  # noqa: ARG002
+        """Note what paho sends again."""
+        self.repeated.update(self._unacknowledged.values())
 
     def _published(self, *arguments: Any) -> None:
         # paho holds locks of its own here and in `publish`: none of them is asked for under ours.
@@ -178,7 +184,8 @@ class Subscriber(Flow):
 
     Attributes:
         got: payloads that came, by how often.
-        without_dup: deliveries sent again under the packet identifier that they had, without DUP.
+        without_dup: payloads that came again under the packet identifier that they had, without
+            DUP. It may be a new delivery of what a `Publisher` has sent again.
         disordered: messages that came for the first time after a later one of their topic and QoS.
         is_subscribed: whether SUBACK has come.
     """
@@ -188,7 +195,7 @@ class Subscriber(Flow):
     ) -> None:
         super().__init__(port, client_id, version)
         self.got: Counter[bytes] = Counter()
-        self.without_dup = 0
+        self.without_dup: set[bytes] = set()
         self.disordered = 0
         self.is_subscribed = False
         self._newest: dict[tuple[bytes, bytes], int] = {}
@@ -212,8 +219,8 @@ class Subscriber(Flow):
         name, qos, number = payload.split()
         with self.changed:
             if payload in self.got:
-                is_same = self._last_with.get(message.mid) == payload
-                self.without_dup += is_same and not message.dup
+                if self._last_with.get(message.mid) == payload and not message.dup:
+                    self.without_dup.add(payload)
             else:
                 key = (name, qos)
                 self.disordered += int(number) < self._newest.get(key, -1)
