@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import struct
 
 import pytest
 
@@ -269,6 +270,29 @@ async def test_what_a_vanished_client_has_left_is_handled_within_a_bound(
         n_dropped = core.counters.publish_refused["publisher gone"]
         n_handled = core.counters.publish_received
         assert 0 < n_dropped == n_messages - n_handled
+
+
+async def test_clients_that_publish_and_vanish_leave_nothing_behind() -> None:
+    """Whatever they have sent: no client, no subscription, no session, nothing in line."""
+    retained = [Publish("t", bytes(100), qos=1, packet_id=n, retain=True) for n in range(1, 101)]
+    burst = b"".join(write_packet(packet, 5) for packet in retained)
+    async with serving() as server, await connected(port_of(server), "stays") as reader:
+        await reader.subscribe("#", 1)
+        clients = [await connected(port_of(server), f"c{number}") for number in range(10)]
+        for client in clients:
+            await client.subscribe("t", 1)
+        for client in clients:
+            await client.send_bytes(burst)
+            client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+        core, driver = server.core, driver_of(server)
+        await until(lambda: len(driver.protocols) == 1)
+        assert core.counters.clients_connected == 1
+        assert core.tree.n_subscriptions == 1
+        assert core.sessions.client_ids() == ["stays"]
+        stays = protocol_of(server, "stays").connection
+        assert stays is not None
+        assert core.ledger().outstanding() == stays.session.ledger.outstanding()
 
 
 async def test_a_search_for_retained_messages_that_finds_none_for_long_goes_on() -> None:
