@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import struct
 
 import pytest
 
@@ -246,53 +245,6 @@ async def test_what_came_before_the_end_is_handled_though_a_subscriber_has_no_ro
             protocol.transport.abort()
             await until(lambda: protocol not in driver.protocols)
         assert session.outbox.n_messages == n_messages
-
-
-async def test_what_a_vanished_client_has_left_is_handled_within_a_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It leaves every subscription at once, and what is not handled in time is counted."""
-    monkeypatch.setattr(transport_module, "LEFTOVER_SECONDS", 0.0)
-    n_messages = 5 * LEAST_SLICE_BYTES // 1024
-    packet = write_packet(Publish("t", bytes(1024), retain=True), 5)
-    async with serving() as server, await connected(port_of(server), "s") as subscriber:
-        await subscriber.subscribe("t")
-        async with await connected(port_of(server), "p") as publisher:
-            await publisher.subscribe("t")
-            core, driver = server.core, driver_of(server)
-            protocol = protocol_of(server, "p")
-            protocol.data_received(packet * n_messages)
-            assert protocol.is_in_line
-            protocol.transport.abort()
-            await until(lambda: protocol not in driver.protocols)
-        assert core.sessions.get("p") is None
-        assert core.tree.n_subscriptions == 1
-        n_dropped = core.counters.publish_refused["publisher gone"]
-        n_handled = core.counters.publish_received
-        assert 0 < n_dropped == n_messages - n_handled
-
-
-async def test_clients_that_publish_and_vanish_leave_nothing_behind() -> None:
-    """Whatever they have sent: no client, no subscription, no session, nothing in line."""
-    retained = [Publish("t", bytes(100), qos=1, packet_id=n, retain=True) for n in range(1, 101)]
-    burst = b"".join(write_packet(packet, 5) for packet in retained)
-    async with serving() as server, await connected(port_of(server), "stays") as reader:
-        await reader.subscribe("#", 1)
-        clients = [await connected(port_of(server), f"c{number}") for number in range(10)]
-        for client in clients:
-            await client.subscribe("t", 1)
-        for client in clients:
-            await client.send_bytes(burst)
-            client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            client.close()
-        core, driver = server.core, driver_of(server)
-        await until(lambda: len(driver.protocols) == 1)
-        assert core.counters.clients_connected == 1
-        assert core.tree.n_subscriptions == 1
-        assert core.sessions.client_ids() == ["stays"]
-        stays = protocol_of(server, "stays").connection
-        assert stays is not None
-        assert core.ledger().outstanding() == stays.session.ledger.outstanding()
 
 
 async def test_a_search_for_retained_messages_that_finds_none_for_long_goes_on() -> None:
