@@ -68,7 +68,8 @@ async def test_a_payload_is_kept_once_however_many_wait_for_it(tmp_path: Path) -
 
 async def test_a_full_outbox_drops_for_one_subscriber_and_says_so(tmp_path: Path) -> None:
     """At `queued_bytes` further messages of the stalled one are dropped and counted in $SYS."""
-    policy = anonymous_policy(limits={"queued_bytes": 3 * PAYLOAD_BYTES}, sys_interval=0.1)
+    limits = {"queued_bytes": 3 * PAYLOAD_BYTES, "queue_full": "drop_newest"}
+    policy = anonymous_policy(limits=limits, sys_interval=0.1)
     with running_broker(policy, tmp_path) as broker:
         async with (
             await stalled_subscriber(broker.port, 0),
