@@ -28,7 +28,7 @@ MOST_WAITING: Final = 100
 """Messages that a publisher hands to paho before it waits for acknowledgements."""
 
 
-class _Client(paho.Client):
+class PatientClient(paho.Client):
     """paho's client, which tries to connect again only where somebody listens.
 
     With each try it forgets a step of what QoS 2 has reached: after a second one in a row, it
@@ -65,7 +65,7 @@ class Flow:
         """
         self.changed = threading.Condition()
         options: dict[str, Any] = {"clean_session": False} if version == V311 else {}
-        self.client = _Client(
+        self.client = PatientClient(
             CallbackAPIVersion.VERSION2, client_id=client_id, protocol=version, **options
         )
         self.n_connects = 0

@@ -15,6 +15,7 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
+from benchmarks.faults.flows import PatientClient
 from benchmarks.peers import reserved_port
 from broker.mqtt.packets import PubAck, Publish, Will
 from tests.helpers.paho_client import (
@@ -51,7 +52,7 @@ class Flow:
         self.order: list[bytes] = []
         self._changed = threading.Condition()
         options: dict[str, Any] = {"clean_session": False} if version == MQTT_3_1_1 else {}
-        self.paho = paho.Client(
+        self.paho = PatientClient(
             CallbackAPIVersion.VERSION2, client_id=client_id, protocol=version, **options
         )
         self.paho.max_inflight_messages_set(50)
