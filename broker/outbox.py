@@ -148,8 +148,12 @@ class Outbox:
         """Return the ready places."""
         return self._ready, self._ready0
 
-    def add(self, delivery: Delivery) -> bool:
+    def add(self, delivery: Delivery, *, is_restored: bool = False) -> bool:
         """Let a message wait.
+
+        Args:
+            delivery: of the message.
+            is_restored: it waited before a restart, as its publisher was told: no limit holds.
 
         Returns:
             False where the outbox is full: the message was dropped and counted.
@@ -158,7 +162,7 @@ class Outbox:
         is_large = message.is_large and self.is_large(message)
         if is_large and self._rules.supersedes and self._supersede(delivery):
             return True
-        if self._why_full(message):
+        if not is_restored and self._why_full(message):
             reason = self._make_room_for(delivery)
             if reason:
                 self._rules.drop(self._link, self._ledger, reason, message)

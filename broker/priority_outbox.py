@@ -47,11 +47,11 @@ class PriorityOutbox(Outbox):
     def _lanes(self) -> tuple[deque[Delivery], ...]:
         return self._first, self._first0, *super()._lanes()
 
-    def add(self, delivery: Delivery) -> bool:
+    def add(self, delivery: Delivery, *, is_restored: bool = False) -> bool:
         """Let a message wait, in an order of arrival that holds across all places."""
         if self._is_first(delivery):
             self._sequence += 1
-        return super().add(delivery)
+        return super().add(delivery, is_restored=is_restored)
 
     def _place(self, delivery: Delivery, *, is_large: bool = False) -> None:
         if not self._is_first(delivery):

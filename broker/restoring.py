@@ -26,8 +26,9 @@ def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: 
 
     Times ran on meanwhile: a session whose expiry interval has passed ends here. A client that
     was connected when the broker ended has lost its connection now, as far as anybody knows; it
-    may have been sent what waited in the last commit. Limits of outboxes hold anew, and every
-    message gets its size class anew.
+    may have been sent what waited in the last commit. What was acknowledged comes back whatever
+    the limits are, and counts: nothing more is taken until there is room. Every message gets its
+    size class anew.
 
     Args:
         core: its plugins have started; nobody is connected.
@@ -90,7 +91,7 @@ def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: 
     for retained in stored.retained:
         message = messages[retained.message]
         journal.restored_retained(message)
-        if retained.message in lost or not core.retained.set(message):
+        if retained.message in lost or not core.retained.set(message, is_restored=True):
             journal.retained_changed(message.topic)
     for subscription in due:
         retained_delivery.restore(subscription)
@@ -163,7 +164,7 @@ def _deliver(
     elif row.packet_id:
         session.inflight.restore(delivery, row.packet_id, is_released=bool(row.is_released))
     else:
-        is_kept = session.outbox.add(delivery)
+        is_kept = session.outbox.add(delivery, is_restored=True)
     if not is_kept and session.journal is not None:
         session.journal.changed(delivery)
 

@@ -122,16 +122,20 @@ class RetainedMessages:
             and self.n_bytes + n_bytes <= self._max_bytes
         )
 
-    def set(self, message: Message) -> bool:
+    def set(self, message: Message, *, is_restored: bool = False) -> bool:
         """Keep a message in place of its topic's last one; an empty payload removes it.
 
         [MQTT-3.3.1-5], [MQTT-3.3.1-6]. Where there is no room, the topic has no retained
         message any more: the last one is not its last word ([MQTT-3.3.1-7] of MQTT 3.1.1).
 
+        Args:
+            message: to be kept.
+            is_restored: it was kept before a restart: no limit holds.
+
         Returns:
             False where there was no room.
         """
-        has_room = self.has_room(message)
+        has_room = is_restored or self.has_room(message)
         if not message.payload_bytes or not has_room:
             self.remove(message.topic)
             return has_room

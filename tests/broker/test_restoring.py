@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from broker.extensions import Verdict
-from broker.limits import Limits
+from broker.limits import Limits, QueueFull
 from broker.link import Link
 from broker.message import Message
 from broker.mqtt.packets import (
@@ -21,8 +21,10 @@ from broker.mqtt.packets import (
     Subscribe,
     Subscription,
 )
+from broker.mqtt.reason_codes import ReasonCode
 from broker.outbox_rules import OpenGate
 from tests.helpers.durable import DurableBroker
+from tests.helpers.half_sent import Gate
 from tests.helpers.virtual import VirtualClient, will
 
 
@@ -239,21 +241,6 @@ def test_the_order_of_messages_is_kept() -> None:
     assert not broker.disk.messages
 
 
-def test_limits_hold_anew() -> None:
-    """A smaller outbox after the restart drops what is beyond it, there and on the disk."""
-    broker = DurableBroker()
-    subscribed(broker).lose()
-    publisher = broker.connect("p")
-    for number in range(4):
-        publisher.publish("t/1", b"%d" % number, qos=1)
-    broker = DurableBroker(broker.disk, limits=Limits(queued_messages=2))
-    session = broker.session("s")
-    assert session.ledger.dropped == {"queue_full": 2}
-    session.check_invariants()
-    assert len(broker.disk.messages) == 2
-    assert broker.connect("s", **keep()).payloads() == [b"0", b"1"]
-
-
 class LargeAbove(OpenGate):
     """A gate that lets nothing large go."""
 
@@ -270,6 +257,72 @@ class LargeAbove(OpenGate):
     ) -> Verdict:
         """Withhold."""
         return Verdict(deliver=False, reason="large")
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"queued_messages": 2}, {"queued_bytes": 2}, {"total_queued_bytes": 1000}],
+    ids=lambda limits: next(iter(limits)),
+)
+@pytest.mark.parametrize("queue_full", ["reject", "drop_newest", "drop_oldest", "disconnect"])
+@pytest.mark.parametrize(
+    "gate", [None, LargeAbove(), Gate(first="t/1")], ids=["open", "held", "first"]
+)
+def test_what_was_acknowledged_comes_back_beyond_the_limits(
+    limits: dict[str, int], queue_full: QueueFull, gate: OpenGate | None
+) -> None:
+    """A restart with smaller limits, or on a smaller machine, drops nothing."""
+    broker = DurableBroker()
+    subscribed(broker).lose()
+    publisher = broker.connect("p")
+    for number in range(4):
+        publisher.publish("t/1", b"large%d" % number, qos=1)
+    smaller = Limits(queue_full=queue_full, **limits)
+    broker = DurableBroker(broker.disk, limits=smaller, gate=gate)
+    session = broker.session("s")
+    assert session.ledger.dropped == {}
+    session.check_invariants()
+    assert session.outbox.n_messages == len(broker.disk.messages) == 4
+
+
+def test_nothing_more_is_taken_until_there_is_room_after_a_restart() -> None:
+    """What came back counts: a publisher is refused, and not once the client has caught up."""
+    broker = DurableBroker()
+    subscribed(broker).lose()
+    publisher = broker.connect("p")
+    for number in range(4):
+        publisher.publish("t/1", b"%d" % number, qos=1)
+    broker = DurableBroker(broker.disk, limits=Limits(queued_messages=2))
+    publisher = broker.connect("p")
+    publisher.publish("t/1", b"refused", qos=1)
+    assert publisher.take(PubAck).reason_code == ReasonCode.QUOTA_EXCEEDED
+    client = broker.connect("s", **keep())
+    assert client.acknowledge() == [b"0", b"1", b"2", b"3"]
+    publisher.publish("t/1", b"taken", qos=1)
+    assert publisher.take(PubAck).reason_code == 0
+    assert client.acknowledge() == [b"taken"]
+
+
+@pytest.mark.parametrize("limits", [Limits(retained_messages=1), Limits(retained_bytes=600)])
+def test_retained_messages_come_back_beyond_the_limits(limits: Limits) -> None:
+    """They stay until they are removed; a new topic is refused meanwhile."""
+    broker = DurableBroker()
+    publisher = broker.connect("p")
+    for name in "abc":
+        publisher.publish(name, b"state", qos=1, retain=True)
+    broker = DurableBroker(broker.disk, limits=limits)
+    assert sorted(broker.core.retained.by_topic) == ["a", "b", "c"]
+    assert len(broker.disk.retained) == 3
+    publisher = broker.connect("p")
+
+    def answer(topic: str, payload: bytes) -> int:
+        publisher.publish(topic, payload, qos=1, retain=True)
+        return publisher.take(PubAck).reason_code
+
+    assert answer("d", b"state") == ReasonCode.QUOTA_EXCEEDED
+    for name in "abc":
+        assert answer(name, b"") == ReasonCode.NO_MATCHING_SUBSCRIBERS
+    assert answer("d", b"state") == ReasonCode.NO_MATCHING_SUBSCRIBERS
 
 
 def test_withheld_messages_wait_again() -> None:

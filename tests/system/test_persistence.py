@@ -18,6 +18,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from benchmarks.faults.flows import PatientClient
 from benchmarks.peers import reserved_port
 from broker.mqtt.packets import PubAck, Publish, Will
+from broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.paho_client import (
     MQTT_3_1_1,
     MQTT_5,
@@ -27,6 +28,8 @@ from tests.helpers.paho_client import (
 )
 from tests.helpers.process import SECONDS, BrokerProcess, anonymous_policy, running_broker
 from tests.helpers.wire import WireClient, connected
+
+NOBODY = ReasonCode.NO_MATCHING_SUBSCRIBERS
 
 
 def durable_policy(port: int = 0, **keys: Any) -> dict[str, Any]:
@@ -160,6 +163,43 @@ async def test_all_kinds_of_state_are_there_after_a_kill(tmp_path: Path) -> None
             assert client.subscribe("state", 1)
             state = client.message()
             assert (state.payload, state.retain) == (b"retained", True)
+
+
+async def test_a_restart_with_less_room_keeps_what_was_acknowledged(tmp_path: Path) -> None:
+    """As on a smaller machine: all comes back, and nothing more is taken before there is room."""
+    n_messages, n_topics = 20, 3
+    smaller = {"total_queued_bytes": 10_000, "retained_bytes": 2000}
+    kept = {"clean_start": False, "properties": {"session_expiry_interval": 3600}}
+    with running_broker(durable_policy(), tmp_path) as broker:
+        async with await connected(broker.port, "s", **kept) as client:
+            assert await client.subscribe("t/#", 1) == 1
+        async with await connected(broker.port) as publisher:
+            for number in range(n_messages):
+                answer = await publisher.publish("t/1", b"%04d" % number * 250)
+                assert answer.reason_code == 0
+            for number in range(n_topics):
+                retained = Publish(f"r/{number}", bytes(900), qos=1, packet_id=1, retain=True)
+                await publisher.send(retained)
+                assert (await publisher.take(PubAck)).reason_code == NOBODY
+        broker.kill()
+    with running_broker(durable_policy() | {"limits": smaller}, tmp_path) as broker:
+        restored = f"1 sessions, {n_messages} messages for them, {n_topics} retained messages"
+        assert restored in broker.log
+        async with await connected(broker.port) as publisher:
+            refused = ReasonCode.QUOTA_EXCEEDED
+            assert (await publisher.publish("t/1", b"x")).reason_code == refused
+            await publisher.send(Publish("r/new", b"x", qos=1, packet_id=1, retain=True))
+            assert (await publisher.take(PubAck)).reason_code == refused
+            async with await connected(broker.port, "s", **kept) as client:
+                for number in range(n_messages):
+                    packet = await client.take(Publish)
+                    assert packet.payload[:4] == b"%04d" % number
+                    await client.send(PubAck(packet.packet_id))
+                assert (await publisher.publish("t/1", b"taken")).reason_code == 0
+                assert (await client.take(Publish)).payload == b"taken"
+                assert await client.subscribe("r/#", 1) == 1
+                topics = {(await client.take(Publish)).topic for _ in range(n_topics)}
+                assert topics == {f"r/{number}" for number in range(n_topics)}
 
 
 def limit_files(broker: BrokerProcess, n_bytes: int = resource.RLIM_INFINITY) -> None:
