@@ -196,7 +196,7 @@ async def let_in(
         _refuse_login(connection, client_id, username, Refused(), now)
         return
     connection.holds = accepted.holds
-    if _refuse_session(connection, client_id, username, now):
+    if _refuse_session(connection, client_id, username, packet.will, now):
         return
     journal = core.journal
     n_changes = journal.n_changes if journal is not None else 0
@@ -273,19 +273,20 @@ def _holds(core: Core, holds: Callable[[], bool] | None) -> bool:
 
 
 def _refuse_session(
-    connection: Connection, client_id: str, username: str | None, now: float
+    connection: Connection, client_id: str, username: str | None, will: Will | None, now: float
 ) -> bool:
-    """Refuse a client that would get a new session where there are as many as there may be.
+    """Refuse a client that would get a new session, or a will, where there is no room for it.
 
     Returns:
         False where it is let in.
     """
     core = connection.core
-    if core.sessions.get(client_id) is not None:
-        return False
-    limit, allowed = core.sessions.quota.refusal(
-        len(core.sessions), username, connection.remote_address
-    )
+    sessions = core.sessions
+    limit, allowed = "", ""
+    if sessions.get(client_id) is None:
+        limit, allowed = sessions.quota.refusal(len(sessions), username, connection.remote_address)
+    if not limit and not sessions.has_room_for(will, client_id):
+        limit, allowed = "wills", f"allowed: {core.limits.total_will_bytes} bytes of all wills"
     if not limit:
         return False
     count(core.counters.connections_refused, limit)
@@ -365,7 +366,7 @@ def _set_up(
     session.listener = session.link.listener = connection.listener
     if isinstance(core.gate, SubscriberGate):
         _introduce(core, core.gate, session.link, packet)
-    session.will = packet.will
+    core.sessions.set_will(session, packet.will)
     if core.journal is not None:
         core.journal.opened(session)
 

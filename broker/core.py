@@ -199,7 +199,7 @@ class Core:
             sys.maxsize if limits.retained_bytes is None else limits.retained_bytes,
             timers=self.timers,
         )
-        self.tree = TopicTree(self.sinks, self.gate.threshold_s)
+        self.tree = TopicTree(self.sinks, self.gate.threshold_s, most_plan_bytes=limits.plan_bytes)
         self.tree.on_plans_void = self._void_fast_plans
         self.sessions = SessionRegistry(self)
         self.received = ReceivedBytes(limits.total_received_bytes or sys.maxsize)

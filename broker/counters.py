@@ -21,7 +21,7 @@ class Counters:
         connections_total: network connections accepted.
         connections_refused: network connections by the reason why they came to nothing: the limit
             they were above (`all`, `listener`, `address`; of sessions: `sessions`, `user_sessions`,
-            `address_sessions`), `cut_off` for those of them that were
+            `address_sessions`; `wills`), `cut_off` for those of them that were
             not even told, or what went wrong (`tls`, `websocket`, `proxy_header`, `timeout`).
         clients_connected: clients connected now.
         logins_failed: CONNECT packets and exchanges with a wrong user or password.

@@ -355,7 +355,7 @@ def handle_disconnect(connection: Connection, packet: Disconnect, now: float) ->
             raise ProtocolError("DISCONNECT: Session Expiry Interval; allowed: 0, as in CONNECT")
         session.expiry_interval = expiry_seconds(connection.core, interval)
     if not packet.reason_code:  # a normal disconnection
-        session.will = None
+        connection.core.sessions.set_will(session, None)
     connection.disconnected(now)
 
 

@@ -6,6 +6,7 @@ meet, and that keeps what one client costs in bounds.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Annotated, Final, Literal
 
@@ -29,16 +30,26 @@ _MEMORY_PER_QUEUED_BYTE: Final = 4
 _MEMORY_PER_RETAINED_BYTE: Final = 8
 _MEMORY_PER_RECEIVED_BYTE: Final = 8
 _MEMORY_PER_SUBSCRIPTION_BYTE: Final = 8
+_MEMORY_PER_WILL_BYTE: Final = 16
 
 OF_MEMORY: Final = (
     "sessions",
     "sessions_per_address",
     "total_received_bytes",
     "total_subscription_bytes",
+    "total_will_bytes",
     "total_queued_bytes",
     "retained_bytes",
 )
 """Limits that are a share of the machine's memory where the policy file has no number."""
+
+_MOST_PLAN_BYTES: Final = 128 * 1024 * 1024
+"""Room for some 200,000 topics with one subscriber each, or for 1,400 with a thousand each."""
+
+_LEAST_PLAN_BYTES: Final = 8 * 1024 * 1024
+"""The same for 13,000 topics: few messages that wait or are retained may be of many topics."""
+
+_PLANS_PER_BYTE: Final = 16
 
 QueueFull = Literal["reject", "drop_newest", "drop_oldest", "disconnect"]
 
@@ -92,6 +103,10 @@ class Limits:
             a further one is refused (0x97). 10,000 of 3 KB each fit, and 500 of the longest.
         total_subscription_bytes: the same of all sessions, where levels that filters have in common
             count once. None: an eighth of the machine's memory.
+        total_will_bytes: of the wills of all clients that are connected, or whose will is delayed,
+            in bytes of memory; a client with a further one is refused (0x97, return code 3 in MQTT
+            3.1.1). None: a sixteenth of the machine's memory, 2 KiB for each session that it has
+            room for.
         receive_maximum: QoS 1 and 2 messages that an MQTT 5 client may have unacknowledged
             towards the broker. Enough that a sink which commits in groups is kept busy by
             one publisher.
@@ -172,6 +187,7 @@ class Limits:
     subscriptions: _Positive = 10_000
     subscription_bytes: _Positive = 32 * 1024 * 1024
     total_subscription_bytes: _Positive | None = None
+    total_will_bytes: _Positive | None = None
     receive_maximum: Annotated[int, Field(ge=1, le=65_535)] = 1_000
     inflight_messages: Annotated[int, Field(ge=1, le=65_535)] = 1_000
     inflight_bytes: _Positive = 128 * 1024 * 1024
@@ -212,6 +228,7 @@ class Limits:
             or memory_bytes // _MEMORY_PER_RECEIVED_BYTE,
             total_subscription_bytes=self.total_subscription_bytes
             or memory_bytes // _MEMORY_PER_SUBSCRIPTION_BYTE,
+            total_will_bytes=self.total_will_bytes or memory_bytes // _MEMORY_PER_WILL_BYTE,
             total_queued_bytes=self.total_queued_bytes or memory_bytes // _MEMORY_PER_QUEUED_BYTE,
             retained_bytes=memory_bytes // _MEMORY_PER_RETAINED_BYTE
             if self.retained_bytes is None
@@ -222,6 +239,18 @@ class Limits:
         """Check the values against each other."""
         if self.write_low_bytes >= self.write_high_bytes:
             raise ValueError("write_low_bytes less than write_high_bytes")
+
+    @property
+    def plan_bytes(self) -> int:
+        """Bytes of memory that the plans of topics may take (`broker.topic_tree`).
+
+        A publisher that makes topics up fills it beside what waits or is retained. A sixteenth of
+        these keeps the sum near the limit that is set; above it, plans are made anew.
+        """
+        of_queued, of_retained = self.total_queued_bytes, self.retained_bytes
+        most = min(_MOST_PLAN_BYTES, (of_queued or sys.maxsize) // _PLANS_PER_BYTE)
+        most = min(most, (of_retained or sys.maxsize) // _PLANS_PER_BYTE)
+        return max(most, _LEAST_PLAN_BYTES)
 
     @property
     def has_publish_rate(self) -> bool:

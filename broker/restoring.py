@@ -178,6 +178,7 @@ def _restore_will(core: Core, journal: Journal, row: WillRow) -> Session:
         session.listener = session.link.listener = row.listener
         session.expiry_interval = 0.0
     properties, _ = read_properties(row.properties, 0, WILL)
-    session.will = Will(row.topic, row.payload, row.qos, bool(row.retain), properties)
+    will = Will(row.topic, row.payload, row.qos, bool(row.retain), properties)
+    core.sessions.set_will(session, will)
     journal.restored_will(row.client_id)
     return session

@@ -10,11 +10,12 @@ from broker.events import ClientDisconnected, ClientUnsubscribed, SessionEnded
 from broker.mqtt.reason_codes import ReasonCode
 from broker.session import Session
 from broker.session_quota import SessionQuota
-from broker.wills import send_will, will_delay
+from broker.wills import send_will, will_bytes, will_delay
 
 if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.core import Core
+    from broker.mqtt.packets import Will
 
 
 class SessionRegistry:
@@ -22,12 +23,14 @@ class SessionRegistry:
 
     Attributes:
         quota: how many there may be.
+        will_bytes: about what the wills of all take of the memory.
     """
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._sessions: dict[str, Session] = {}
         self.quota = SessionQuota(core.limits)
+        self.will_bytes = 0
         self._leaving: dict[Session, tuple[Connection, float]] = {}
 
     def __len__(self) -> int:
@@ -63,7 +66,8 @@ class SessionRegistry:
             for timer in (session.expiry_timer, session.will_timer):
                 if timer is not None:
                     timer.cancel()  # [MQTT-3.1.3-9]
-            session.expiry_timer = session.will_timer = session.will = None
+            session.expiry_timer = session.will_timer = None
+            self.set_will(session, None)
             session.inflight.unpark()
             return session, True
         return self.create(client_id), False
@@ -85,6 +89,20 @@ class SessionRegistry:
         """Make a session for a client that has none, and return it."""
         session = self._sessions[client_id] = Session(client_id, self._core)
         return session
+
+    def set_will(self, session: Session, will: Will | None) -> None:
+        """Give a session its will, or none, in place of the one that it had."""
+        self.will_bytes += will_bytes(will) - will_bytes(session.will)
+        session.will = will
+
+    def has_room_for(self, will: Will | None, client_id: str) -> bool:
+        """Say whether a client that connects may have a will: no other is refused."""
+        most_bytes = self._core.limits.total_will_bytes
+        if will is None or most_bytes is None:
+            return True
+        session = self._sessions.get(client_id)
+        n_bytes = self.will_bytes - (0 if session is None else will_bytes(session.will))
+        return n_bytes + will_bytes(will) <= most_bytes
 
     def remove_subscription(self, session: Session, topic_filter: str, now: float) -> None:
         """End one of a session's subscriptions [MQTT-3.10.4-1].

@@ -204,6 +204,7 @@ class SysTopics:
                 yield f"penstock/limits/{name}", str(limit)
         yield "penstock/received_bytes", str(core.received.n_bytes)
         yield "penstock/subscription_bytes", str(core.tree.n_bytes)
+        yield "penstock/will_bytes", str(core.sessions.will_bytes)
         yield "penstock/retained_bytes", str(core.retained.n_bytes)
         for reason, n_requests in sorted(core.counters.subscribe_refused.items()):
             yield f"penstock/subscribe_refused/{reason}", str(n_requests)

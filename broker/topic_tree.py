@@ -27,10 +27,6 @@ from broker.shared_subscriptions import SharedSubscription
 if TYPE_CHECKING:
     from broker.session import Session
 
-MAX_PLAN_BYTES: Final = 128 * 1024 * 1024
-"""Memory that all plans may take; a publisher that makes up topics must not fill it. Room for
-some 200,000 topics with one subscriber each, or for 1,400 with a thousand each."""
-
 _PLAN_BYTES: Final = 512
 _TARGET_BYTES: Final = 90
 """What a plan and each of its targets take in CPython, its fast plan included."""
@@ -269,18 +265,23 @@ class TopicTree:
         self,
         sinks: Iterable[MessageSink] = (),
         threshold_s: Callable[[str], int | None] | None = None,
+        *,
+        most_plan_bytes: int = sys.maxsize,
     ) -> None:
         """Make a tree without subscriptions.
 
         Args:
             sinks: fixed for the life of the broker.
             threshold_s: the gate's question of the same name; None for "nothing is large".
+            most_plan_bytes: memory that all plans may take; a publisher that makes up topics must
+                not fill it.
         """
         self._root = _new_node()
         self._sinks = tuple(sinks)
         self._threshold_s = threshold_s
         self.plans: dict[bytes, Plan] = {}
         self._plan_bytes = 0
+        self._most_plan_bytes = most_plan_bytes
         self.shares: dict[str, SharedSubscription] = {}
         self.n_subscriptions = 0
         self.n_bytes = 0
@@ -407,7 +408,7 @@ class TopicTree:
         if plan is not None:
             return plan
         plan = self.fresh_plan(topic, topic_bytes)
-        if self._plan_bytes + plan.size_bytes() > MAX_PLAN_BYTES:
+        if self._plan_bytes + plan.size_bytes() > self._most_plan_bytes:
             self.void_plans()
         self._plan_bytes += plan.size_bytes()
         self.plans[topic_bytes] = plan

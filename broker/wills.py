@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Final
 
 from broker.bridges import may_publish_sys
-from broker.message import Message
+from broker.message import Message, properties_bytes
 from broker.mqtt.packets import Will
 from broker.mqtt.reason_codes import ReasonCode
 
@@ -14,6 +15,22 @@ if TYPE_CHECKING:
     from broker.session import Session
 
 NO_THRESHOLD: Final = 2**63
+
+WILL_BYTES: Final = 184
+"""What a will takes in CPython beside its payload, topic and properties."""
+
+DELAY_BYTES: Final = 424
+"""The same of the timer of one that may be delayed."""
+
+
+def will_bytes(will: Will | None) -> int:
+    """Return about what a will takes of the memory; 0 for none."""
+    if will is None:
+        return 0
+    n_bytes = WILL_BYTES + sys.getsizeof(will.topic) + len(will.payload)
+    if will.properties:
+        n_bytes += DELAY_BYTES + properties_bytes(will.properties)
+    return n_bytes
 
 
 def will_message(
@@ -52,7 +69,8 @@ def send_will(core: Core, session: Session, now: float) -> None:
 
     It is the client's PUBLISH: what that may not do, the will may not do either.
     """
-    will, session.will = session.will, None
+    will = session.will
+    core.sessions.set_will(session, None)
     if core.journal is not None:
         core.journal.will_changed(session)
     if session.will_timer is not None:

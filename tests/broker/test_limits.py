@@ -47,4 +47,23 @@ def test_what_the_file_leaves_open_is_a_share_of_the_memory() -> None:
     assert Limits(retained_bytes=0).for_memory(1 << 30).retained_bytes == 0
     assert (limits.sessions, limits.sessions_per_address) == (32_768, 16_384)
     assert limits.sessions_per_user is None
+    assert limits.total_will_bytes == 1 << 26
     assert Limits(sessions=10).for_memory(1 << 30).sessions_per_address == 5
+
+
+@pytest.mark.parametrize(
+    ("limits", "mib"),
+    [
+        (Limits(), 128),
+        (Limits().for_memory(1 << 30), 8),
+        (Limits().for_memory(1 << 33), 64),
+        (Limits().for_memory(1 << 35), 128),
+        (Limits(total_queued_bytes=1 << 28).for_memory(1 << 35), 16),
+        (Limits(retained_bytes=1 << 29).for_memory(1 << 35), 32),
+        (Limits(retained_bytes=0).for_memory(1 << 35), 128),
+        (Limits(total_queued_bytes=1, retained_bytes=1).for_memory(1 << 35), 8),
+    ],
+)
+def test_plans_take_little_beside_what_they_are_for(limits: Limits, mib: int) -> None:
+    """128 MiB of plans for as many topics came on top of 128 MiB that waited."""
+    assert limits.plan_bytes == mib << 20

@@ -6,6 +6,7 @@ import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -15,14 +16,16 @@ from broker.ledger import Ledger
 from broker.limits import Limits
 from broker.link import Link
 from broker.message import Message
-from broker.mqtt.packets import SubAck, Subscribe, Subscription
+from broker.mqtt.packets import SubAck, Subscribe, Subscription, Will
 from broker.mqtt.reason_codes import ReasonCode
 from broker.outbox import Outbox
 from broker.outbox_rules import OpenGate, OutboxRules
 from broker.retained import RetainedMessages
 from broker.session import Session
+from broker.timers import Timers
 from broker.topic_tree import Subscription as Own
 from broker.topic_tree import TopicTree
+from broker.wills import will_bytes
 from tests.helpers.virtual import VirtualBroker
 
 N = 1000
@@ -151,6 +154,22 @@ def test_one_message_that_waits_for_many() -> None:
             for box in boxes:
                 box.add(Delivery(message, 1))
     assert is_counted(found, backlog.n_bytes - before)
+
+
+@pytest.mark.parametrize("n_properties", [0, 1, 20])
+def test_wills(n_properties: int) -> None:
+    """With the timers of those that are delayed."""
+    wills: list[Will | None] = [None] * N
+    timers = Timers()
+    with taken() as found:
+        for number in range(N):
+            properties: dict[str, Any] = {}
+            if n_properties:
+                pairs = [(f"key{number}.{n}", f"value{number}.{n}") for n in range(n_properties)]
+                properties = {"will_delay_interval": 1000 + number, "user_property": pairs}
+                timers.at(1e6 + number, lambda _now, number=number: wills.pop(number))
+            wills[number] = Will(f"w/{number}", b"%06d" % number, properties=properties)
+    assert is_counted(found, sum(map(will_bytes, wills)))
 
 
 @pytest.mark.parametrize(

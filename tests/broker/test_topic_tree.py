@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker import topic_tree
 from broker.extensions import Receipt
 from broker.message import Message
 from broker.mqtt.topics import matches
 from broker.session import Session
-from broker.topic_tree import MAX_PLAN_BYTES, Subscription, TopicTree
+from broker.topic_tree import Subscription, TopicTree
 from tests.helpers.virtual import VirtualBroker
 
 LEVELS = st.sampled_from(["", "a", "b", "$SYS"])
@@ -178,20 +177,20 @@ def test_a_plan_is_kept_until_a_subscription_makes_it_void() -> None:
 
 def test_plans_of_made_up_topics_do_not_pile_up() -> None:
     """A publisher that never repeats a topic costs a bounded cache, however long topics are."""
-    tree = TopicTree()
+    limit = 8 * 1024 * 1024
+    tree = TopicTree(most_plan_bytes=limit)
     long = "x" * 60_000
-    n_topics = 2 * MAX_PLAN_BYTES // len(long)
+    n_topics = 2 * limit // len(long)
     for number in range(n_topics):
         topic = f"{number}/{long}"
         tree.plan(topic, topic.encode())
-    assert 0 < sum(2 * len(topic_bytes) for topic_bytes in tree.plans) <= MAX_PLAN_BYTES
+    assert 0 < sum(2 * len(topic_bytes) for topic_bytes in tree.plans) <= limit
 
 
-def test_plans_with_many_targets_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_with_many_targets_do_not_pile_up() -> None:
     """Each topic's plan has a target for every subscriber to everything: they count."""
     limit = 1024 * 1024
-    monkeypatch.setattr(topic_tree, "MAX_PLAN_BYTES", limit)
-    tree = TopicTree()
+    tree = TopicTree(most_plan_bytes=limit)
     for number in range(100):
         subscribe(tree, session(f"s{number}"), "#")
     target_bytes = sys.getsizeof(tree.plan("t", b"t").targets[0])

@@ -4,10 +4,79 @@ from __future__ import annotations
 
 import pytest
 
-from broker.mqtt.packets import Will
-from broker.wills import will_message
+from broker.limits import Limits
+from broker.mqtt.packets import ConnAck, Connect, Disconnect, Will
+from broker.mqtt.reason_codes import ReasonCode
+from broker.wills import will_bytes, will_message
 from tests.helpers.access import Access
-from tests.helpers.virtual import VirtualBroker
+from tests.helpers.durable import DurableBroker
+from tests.helpers.virtual import VirtualBroker, VirtualClient
+
+LARGE = Will("w", bytes(1000))
+TWO = Limits(total_will_bytes=2 * will_bytes(LARGE))
+UNAVAILABLE = ReasonCode.SERVER_UNAVAILABLE
+"""As which return code 3 of MQTT 3.1.1 is read."""
+
+
+def answer(broker: VirtualBroker, client_id: str, will: Will | None, version: int = 5) -> ConnAck:
+    """Connect a client with a will and return what it is told."""
+    client = VirtualClient(broker, version)
+    client.send(Connect(client_id=client_id, protocol_version=version, will=will))
+    return client.take(ConnAck)
+
+
+@pytest.mark.parametrize(
+    ("version", "code"), [(5, ReasonCode.QUOTA_EXCEEDED), (4, UNAVAILABLE), (3, UNAVAILABLE)]
+)
+def test_wills_are_bounded_in_all(version: int, code: int) -> None:
+    """128 KiB of each CONNECT stayed, as many as came. Who has a will may come with another."""
+    broker = VirtualBroker(TWO)
+    for client_id in "ab":
+        assert answer(broker, client_id, LARGE, version).reason_code == 0
+    refused = answer(broker, "c", LARGE, version)
+    assert refused.reason_code == code
+    if version == 5:
+        reason = f"allowed: {TWO.total_will_bytes} bytes of all wills"
+        assert refused.properties == {"reason_string": reason}
+    assert broker.core.counters.connections_refused == {"wills": 1}
+    assert broker.core.sessions.get("c") is None
+    assert answer(broker, "c", None, version).reason_code == 0
+    assert answer(broker, "a", LARGE, version).reason_code == 0
+    assert broker.core.sessions.will_bytes == TWO.total_will_bytes
+
+
+@pytest.mark.parametrize("how", ["disconnected", "lost", "delayed", "taken over", "expired"])
+def test_a_will_that_is_gone_makes_room(how: str) -> None:
+    """Sent or void; one that is delayed stays until then."""
+    broker = VirtualBroker(TWO)
+    delay = {"delayed": 50, "expired": 500}.get(how, 0)
+    kept = {"session_expiry_interval": 100}
+    properties = {"will_delay_interval": delay} if delay else {}
+    mine = Will("w", bytes(1000), properties=properties)
+    client = broker.connect("a", will=mine, properties=kept)
+    assert broker.core.sessions.will_bytes == will_bytes(mine)
+    if how == "disconnected":
+        client.send(Disconnect())
+    elif how == "taken over":
+        broker.connect("a")
+    else:
+        client.lose()
+    assert bool(broker.core.sessions.will_bytes) is bool(delay)
+    broker.advance(delay)
+    assert broker.core.sessions.will_bytes == 0
+
+
+def test_wills_come_back_beyond_the_limit() -> None:
+    """Those that are delayed over a restart with a lower limit; they count."""
+    broker = DurableBroker()
+    delayed = Will("w", bytes(1000), properties={"will_delay_interval": 50})
+    for client_id in "abc":
+        broker.connect(client_id, will=delayed, properties={"session_expiry_interval": 100})
+    broker = DurableBroker(broker.disk, limits=TWO, now=broker.now)
+    assert broker.core.sessions.will_bytes == 3 * will_bytes(delayed)
+    assert answer(broker, "d", LARGE).reason_code == ReasonCode.QUOTA_EXCEEDED
+    broker.advance(60)
+    assert answer(broker, "d", LARGE).reason_code == 0
 
 
 @pytest.mark.parametrize("waits", [False, True])
