@@ -183,8 +183,10 @@ def test_what_is_inflight_to_a_client_that_is_away_counts_with_what_waits() -> N
         client.lose()
     assert backlog.n_messages == 10
     assert backlog.n_bytes > 100_000
-    broker.connect("p").publish("a", b"x", qos=1)
-    assert broker.core.ledger().dropped == {"broker_full": 1}
+    publisher = broker.connect("p")
+    publisher.publish("a", b"x", qos=1)
+    assert publisher.take(PubAck).reason_code == ReasonCode.QUOTA_EXCEEDED
+    assert broker.core.counters.publish_refused == {"broker_full": 1}
     again = broker.connect("a", clean_start=False)
     assert backlog.n_messages == 5
     assert len(again.acknowledge()) == 5
