@@ -6,6 +6,7 @@ import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -159,6 +160,10 @@ def test_one_message_that_waits_for_many() -> None:
 @pytest.mark.parametrize("n_properties", [0, 1, 20])
 def test_wills(n_properties: int) -> None:
     """With the timers of those that are delayed."""
+
+    def due(_number: int, _now: float) -> None:
+        """Stand for what publishes one."""
+
     wills: list[Will | None] = [None] * N
     timers = Timers()
     with taken() as found:
@@ -167,7 +172,7 @@ def test_wills(n_properties: int) -> None:
             if n_properties:
                 pairs = [(f"key{number}.{n}", f"value{number}.{n}") for n in range(n_properties)]
                 properties = {"will_delay_interval": 1000 + number, "user_property": pairs}
-                timers.at(1e6 + number, lambda _now, number=number: wills.pop(number))
+                timers.at(1e6 + number, partial(due, number))
             wills[number] = Will(f"w/{number}", b"%06d" % number, properties=properties)
     assert is_counted(found, sum(map(will_bytes, wills)))
 

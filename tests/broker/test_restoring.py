@@ -269,7 +269,7 @@ class LargeAbove(OpenGate):
     "gate", [None, LargeAbove(), Gate(first="t/1")], ids=["open", "held", "first"]
 )
 def test_what_was_acknowledged_comes_back_beyond_the_limits(
-    limits: dict[str, int], queue_full: QueueFull, gate: OpenGate | None
+    limits: dict[str, Any], queue_full: QueueFull, gate: OpenGate | None
 ) -> None:
     """A restart with smaller limits, or on a smaller machine, drops nothing."""
     broker = DurableBroker()

@@ -169,7 +169,10 @@ async def test_a_restart_with_less_room_keeps_what_was_acknowledged(tmp_path: Pa
     """As on a smaller machine: all comes back, and nothing more is taken before there is room."""
     n_messages, n_topics = 20, 3
     smaller = {"total_queued_bytes": 10_000, "retained_bytes": 2000}
-    kept = {"clean_start": False, "properties": {"session_expiry_interval": 3600}}
+    kept: dict[str, Any] = {
+        "clean_start": False,
+        "properties": {"session_expiry_interval": 3600},
+    }
     with running_broker(durable_policy(), tmp_path) as broker:
         async with await connected(broker.port, "s", **kept) as client:
             assert await client.subscribe("t/#", 1) == 1
