@@ -149,14 +149,9 @@ class Outbox:
         return self._ready, self._ready0
 
     def add(self, delivery: Delivery, *, is_restored: bool = False) -> bool:
-        """Let a message wait.
+        """Let a message wait; return False where the outbox is full: it was dropped and counted.
 
-        Args:
-            delivery: of the message.
-            is_restored: it waited before a restart, as its publisher was told: no limit holds.
-
-        Returns:
-            False where the outbox is full: the message was dropped and counted.
+        No limit holds where `is_restored`: it waited before a restart, as its publisher was told.
         """
         message = delivery.message
         is_large = message.is_large and self.is_large(message)
