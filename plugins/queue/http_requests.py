@@ -30,12 +30,16 @@ async def read_object(
         keys: the keys it may have.
 
     Raises:
-        RequestError: another content type, no JSON, no object, or an unknown key.
+        RequestError: another content type, a compressed body, no JSON, no object, or an unknown
+            key.
     """
     # A page in a browser may send any other type to this machine without asking first.
     if request.content_type != "application/json":
         read = request.headers.get("Content-Type", "none")
         raise RequestError(f"Content-Type: read {show(read)}; allowed: application/json", 415)
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        raise RequestError(f"Content-Encoding: read {show(encoding)}; allowed: none", 415)
     async with bodies.read(request) as data:
         try:
             body = json.loads(data)

@@ -130,6 +130,8 @@ class HttpServer:
             keepalive_timeout=limits.idle_timeout_seconds,
             read_bufsize=READ_BYTES,
             max_line_size=longest_path,
+            # A megabyte that becomes a gigabyte would keep the loop busy for seconds, even refused.
+            auto_decompress=False,
         )
 
     async def start(self, bind: str) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import http.client
 import json
 import logging
@@ -236,6 +237,18 @@ async def test_body_of_another_type_is_refused() -> None:
         answer = await ask(plugin, "POST", "/queues/work/dequeue", {}, plain)
         assert answer.status == 415
         assert answer.json["error"] == 'Content-Type: read "text/plain"; allowed: application/json'
+
+
+async def test_a_compressed_body_is_refused() -> None:
+    """415, by its header: a little of it may hold very much."""
+    async with running_plugin(queues=QUEUES) as plugin:
+        path = "/queues/work/messages"
+        body = gzip.compress(b'{"topic": "a", "text": "b"}')
+        answer = await ask(plugin, "POST", path, body, {"Content-Encoding": "gzip"})
+        assert answer.status == 415
+        assert answer.json["error"] == 'Content-Encoding: read "gzip"; allowed: none'
+        plain = {"Content-Encoding": "identity"}
+        assert (await ask(plugin, "POST", path, {"topic": "a", "text": "b"}, plain)).status == 200
 
 
 async def test_request_bodies_are_bounded() -> None:
