@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
-from broker.extensions import (
+from broker.access_control import (
     PUBLISH,
     RECEIVE,
     SUBSCRIBE,

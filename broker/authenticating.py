@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from broker.errors import PeerError, ProtocolError
-from broker.extensions import (
+from broker.access_control import (
     NOT_JUDGED,
     Accepted,
     AuthExchange,
@@ -22,6 +21,7 @@ from broker.extensions import (
     ConnectAttempt,
     Refused,
 )
+from broker.errors import PeerError, ProtocolError
 from broker.mqtt.enums import PacketType
 from broker.mqtt.packets import REASON_CODES, Auth
 from broker.mqtt.reason_codes import ReasonCode

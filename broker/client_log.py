@@ -10,8 +10,8 @@ import logging
 from dataclasses import replace
 from typing import cast
 
+from broker.access_control import SessionView
 from broker.events import ClientConnected, ClientDisconnected, Listeners, SessionEnded
-from broker.extensions import SessionView
 from broker.session import Session
 
 

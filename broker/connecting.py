@@ -11,11 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from broker import authenticating
+from broker.access_control import Accepted, Admittance, ConnectAttempt, Refused
 from broker.capabilities import check_connect, connack_properties, redirection
 from broker.counters import count
 from broker.errors import ProtocolError
 from broker.events import ClientConnected
-from broker.extensions import Accepted, Admittance, ConnectAttempt, Refused, SubscriberGate
+from broker.extensions import SubscriberGate
 from broker.fitting import explained, fit_packet
 from broker.mqtt.enums import MQTT_3_1, MQTT_5, PacketType
 from broker.mqtt.packets import ConnAck, Connect, Will

@@ -13,24 +13,26 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from broker import eager
+from broker.access_control import (
+    PUBLISH,
+    RECEIVE,
+    AccessControl,
+    Action,
+    Authenticator,
+    SessionView,
+)
 from broker.backlog import Backlog
 from broker.breaking_off import BreakingOff
 from broker.capabilities import is_restricted
 from broker.counters import Counters, count
 from broker.events import Listeners, MessageRetained
 from broker.extensions import (
-    PUBLISH,
-    RECEIVE,
-    AccessControl,
-    Action,
-    Authenticator,
     CopyingStore,
     DeliveryGate,
     LinkSampler,
     MessageSink,
     PayloadStore,
     Receipt,
-    SessionView,
     SparingSampler,
 )
 from broker.faults import note_fault

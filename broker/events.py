@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from broker.extensions import SessionView
+from broker.access_control import SessionView
 from broker.message import Message
 
 

@@ -9,22 +9,20 @@ Four extension points decide, in the present tense, as plain functions on the lo
 
 A plugin may also look: `ClientReports` says how each client's link and messages are.
 
-Two decide about clients, and may take a wait: `AccessControl` answers for authentication by
-what CONNECT says and for topics, as the aMQTT host does; an `Authenticator` is one method of
-enhanced authentication (MQTT 5.0, 4.12). A `Plugin` brings any of these; the policy file names
-it.
+Who may connect, and do what with which topic, is decided by `broker.access_control`. A `Plugin`
+brings any of these; the policy file names it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
 
+from broker.access_control import AccessControl, Authenticator
 from broker.client_report import ClientReport
 from broker.link import Link
 from broker.message import Message
-from broker.mqtt.reason_codes import ReasonCode
 from broker.payload import Payload
 
 
@@ -355,175 +353,6 @@ class MessageSink(Protocol):
             message: of QoS 0 when `receipt` is None.
             receipt: settled by the sink once the message is safe or refused.
         """
-
-
-class Action(NamedTuple):
-    """What a client wants to do with a topic; `name` is aMQTT's word for it."""
-
-    name: str
-
-
-PUBLISH = Action("publish")
-SUBSCRIBE = Action("subscribe")
-RECEIVE = Action("receive")
-
-
-class ConnectAttempt(NamedTuple):
-    """What an authenticator may know of a client that asks to connect.
-
-    Attributes:
-        client_id: Client Identifier, as assigned where the client sent none.
-        username: user name, or None where the client sent none.
-        password: as sent, or None.
-        protocol_version: 3 (MQTT 3.1), 4 (MQTT 3.1.1) or 5.
-        clean_start: Clean Start, or Clean Session in MQTT 3.1.1.
-        keep_alive: seconds as asked for; 0 for none.
-        will: the Will Message, or None.
-        remote_address: the peer's address, or "" where it has none.
-        remote_port: the peer's port, or 0.
-        listener: name of the listener in the policy file.
-        ssl_object: the TLS connection, or None.
-        certificate_name: common name of its verified certificate, as TLS or a proxy says; or None.
-        is_wanted: to be asked before what takes long; False: answer `NOT_JUDGED`. None: wanted.
-    """
-
-    client_id: str
-    username: str | None
-    password: bytes | None
-    protocol_version: int
-    clean_start: bool
-    keep_alive: int
-    will: Message | None
-    remote_address: str
-    remote_port: int
-    listener: str
-    ssl_object: Any = None
-    certificate_name: str | None = None
-    is_wanted: Callable[[], bool] | None = None
-
-
-class Accepted(NamedTuple):
-    """A client is let in, where there is more to say of it than that.
-
-    Attributes:
-        username: the user name that it has from now on, such as that of its certificate; None
-            leaves the one that CONNECT brought.
-        client_id: the same for the Client Identifier.
-        data: last Authentication Data of an exchange, for the client to check the server by.
-        holds: says whether the client would still be let in for the same reason; asked after each
-            reload of files, to disconnect it else. None where no reload changes anything.
-    """
-
-    username: str | None = None
-    client_id: str | None = None
-    data: bytes | None = None
-    holds: Callable[[], bool] | None = None
-
-
-class Refused(NamedTuple):
-    """A client is not let in; it is false, so that no test of truth lets the client in.
-
-    Attributes:
-        reason_code: told to the client, where its packet may say it.
-        why: for the log alone, such as ``wrong password``; never a part of a secret.
-        username: whom the client has claimed to be in an exchange; None for what CONNECT says.
-    """
-
-    reason_code: ReasonCode = ReasonCode.NOT_AUTHORIZED
-    why: str = ""
-    username: str | None = None
-
-    def __bool__(self) -> bool:
-        """Return False."""
-        return False
-
-
-NOT_JUDGED = Refused(ReasonCode.CONNECTION_RATE_EXCEEDED, "too many failed logins")
-
-Admittance: TypeAlias = bool | Accepted | Refused | None
-"""Whether a client may connect; None of one that is not this access control's to judge."""
-
-
-class SessionView(Protocol):
-    """What an extension may see of a session; all of it is read-only to extensions.
-
-    Attributes:
-        client_id: Client Identifier.
-        username: user name of the newest connection, or None.
-        listener: name of the newest connection's listener; "" before there was one.
-    """
-
-    client_id: str
-    username: str | None
-    listener: str
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether the client has a network connection now."""
-
-
-class AccessControl(Protocol):
-    """Authentication and topic filtering.
-
-    An answer is given at once, or is an awaitable where it takes a wait; while it is awaited
-    the connection reads nothing more. Where several are there, `broker.access` says what their
-    answers come to.
-
-    Attributes:
-        checks_publish: whether `authorize` must be asked for each PUBLISH.
-        checks_subscribe: the same for each topic filter of a SUBSCRIBE.
-        checks_receive: the same for each delivery.
-    """
-
-    checks_publish: bool
-    checks_subscribe: bool
-    checks_receive: bool
-
-    def authenticate(self, attempt: ConnectAttempt) -> Admittance | Awaitable[Admittance]:
-        """Say whether the client may connect, or None where that is for others to say.
-
-        Not asked about a client that names an authentication method.
-        """
-
-    def authorize(self, session: SessionView, topic: str, action: Action) -> bool | Awaitable[bool]:
-        """Say whether the session may do this with a topic (or, to subscribe, a filter)."""
-
-
-class Challenge(NamedTuple):
-    """The exchange goes on: the client is to answer by another AUTH.
-
-    Attributes:
-        data: Authentication Data for the client, or None.
-    """
-
-    data: bytes | None = None
-
-
-AuthStep: TypeAlias = Challenge | Accepted | Refused
-"""What one step of an exchange comes to."""
-
-
-class AuthExchange(Protocol):
-    """One client's way through an authentication method."""
-
-    def step(self, data: bytes | None) -> AuthStep | Awaitable[AuthStep]:
-        """Take the Authentication Data of CONNECT or AUTH; None where there was none.
-
-        An exchange that raises has refused. Not called again after `Accepted` or `Refused`.
-        """
-
-
-class Authenticator(Protocol):
-    """A method of enhanced authentication; it decides alone who connects by it.
-
-    Attributes:
-        method: Authentication Method, as in CONNECT; unique in the broker.
-    """
-
-    method: str
-
-    def start(self, attempt: ConnectAttempt) -> AuthExchange:
-        """Begin an exchange, at CONNECT or when a connected client authenticates again."""
 
 
 class ClientReports(Protocol):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from broker import eager, redelivery, retained_delivery
+from broker.access_control import SUBSCRIBE
 from broker.acknowledging import handle_puback, handle_pubcomp, handle_pubrec, handle_pubrel
 from broker.authenticating import handle_auth
 from broker.bridges import of_bridge
@@ -20,7 +21,6 @@ from broker.connecting import expiry_seconds, handle_connect
 from broker.counters import count
 from broker.errors import ProtocolError
 from broker.events import ClientSubscribed
-from broker.extensions import SUBSCRIBE
 from broker.fitting import explained
 from broker.mqtt.data_types import read_variable_byte_integer
 from broker.mqtt.enums import PacketType, ProtocolVersion

@@ -15,11 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from broker.access_control import AccessControl, Authenticator
 from broker.config import suggest, validate_config
 from broker.errors import ConfigError, ConfigProblem, PenstockError
 from broker.extensions import (
-    AccessControl,
-    Authenticator,
     ClientReports,
     DeliveryGate,
     LinkSampler,

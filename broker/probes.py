@@ -18,8 +18,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from broker import eager
+from broker.access_control import RECEIVE, AccessControl
 from broker.delivery import Delivery
-from broker.extensions import RECEIVE, AccessControl, LinkSampler, ProbingSampler
+from broker.extensions import LinkSampler, ProbingSampler
 from broker.message import Message
 from broker.topic_tree import Target
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from broker.access_control import PUBLISH
 from broker.bridges import may_publish_sys
 from broker.capabilities import check_publish, is_payload_valid
 from broker.errors import MalformedPacketError, PeerError, ProtocolError
 from broker.events import MessageReceived
-from broker.extensions import PUBLISH
 from broker.message import Message, Properties
 from broker.mqtt.data_types import read_variable_byte_integer
 from broker.mqtt.enums import MQTT_5

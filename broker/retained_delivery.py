@@ -20,8 +20,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from broker import eager
+from broker.access_control import RECEIVE
 from broker.delivery import Delivery
-from broker.extensions import RECEIVE
 from broker.mqtt.topics import SHARE_PREFIX, matches
 
 if TYPE_CHECKING:

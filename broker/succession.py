@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
 from broker import redelivery
-from broker.extensions import RECEIVE, SUBSCRIBE, AccessControl, Action
+from broker.access_control import RECEIVE, SUBSCRIBE, AccessControl, Action
 from broker.mqtt.topics import matches, parse_share
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 from amqtt.broker import RetainedApplicationMessage
 from amqtt.session import Session as AmqttSession
 
+from broker.access_control import SUBSCRIBE
 from broker.amqtt_host.packets import retained_view
 from broker.amqtt_host.sessions import HostedSession
 from broker.errors import PeerError
-from broker.extensions import SUBSCRIBE
 from broker.handlers import add_subscription
 from broker.message import Message
 from broker.mqtt.enums import QoS

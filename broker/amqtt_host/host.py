@@ -13,6 +13,15 @@ from amqtt.events import BrokerEvents, MQTTEvents
 from amqtt.plugins.authentication import AnonymousAuthPlugin
 from amqtt.plugins.sys.broker import BrokerSysPlugin
 
+from broker.access_control import (
+    PUBLISH,
+    RECEIVE,
+    SUBSCRIBE,
+    Action,
+    Admittance,
+    ConnectAttempt,
+    SessionView,
+)
 from broker.amqtt_host.calls import SHUTDOWN_SECONDS, PluginCalls
 from broker.amqtt_host.facade import HostedBroker
 from broker.amqtt_host.handlers import (
@@ -40,15 +49,6 @@ from broker.events import (
     PacketReceived,
     PacketSent,
     SessionEnded,
-)
-from broker.extensions import (
-    PUBLISH,
-    RECEIVE,
-    SUBSCRIBE,
-    Action,
-    Admittance,
-    ConnectAttempt,
-    SessionView,
 )
 from broker.message import Message
 from broker.session import Session

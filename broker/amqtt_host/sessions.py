@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 
 from amqtt.session import Session as AmqttSession
 
-from broker.extensions import ConnectAttempt
+from broker.access_control import ConnectAttempt
 from broker.session import Session
 
 _MADE_WHEN_ASKED: Final[dict[str, Callable[[], Any]]] = {

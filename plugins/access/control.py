@@ -21,9 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from broker.addresses import address_key
-from broker.config import NamedBy, check_listeners, read_text
-from broker.extensions import (
+from broker.access_control import (
     NOT_JUDGED,
     PUBLISH,
     Accepted,
@@ -33,11 +31,12 @@ from broker.extensions import (
     AuthExchange,
     AuthStep,
     ConnectAttempt,
-    Plugin,
-    PluginContext,
     Refused,
     SessionView,
 )
+from broker.addresses import address_key
+from broker.config import NamedBy, check_listeners, read_text
+from broker.extensions import Plugin, PluginContext
 from plugins.access import certificate
 from plugins.access.acl import READ, WRITE, AccessList, parse_acl
 from plugins.access.config import AccessConfig, Rules

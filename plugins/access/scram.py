@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from scramp import ScramException, ScramMechanism
 
-from broker.extensions import Accepted, AuthStep, Challenge, Refused
+from broker.access_control import Accepted, AuthStep, Challenge, Refused
 
 METHOD: Final = "SCRAM-SHA-256"
 

@@ -37,13 +37,7 @@ import logging
 import os
 
 from broker.errors import ConfigError, ConfigProblem
-from broker.extensions import (
-    Plugin,
-    PluginContext,
-    ProbingSampler,
-    RunSampler,
-    SparingSampler,
-)
+from broker.extensions import Plugin, PluginContext, ProbingSampler, RunSampler, SparingSampler
 from broker.link import Link, TcpLook
 from plugins.probing.config import ProbingConfig
 from plugins.probing.estimators import RetransmitRatio, SourceEstimates

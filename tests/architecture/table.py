@@ -14,6 +14,7 @@ LAYERS: Final = (
     # L1 contract: what extensions may see.
     frozenset(
         {
+            "access_control",
             "client_report",
             "config",
             "config_file",
@@ -187,7 +188,7 @@ PLUGIN_ADAPTERS: Final = frozenset(
         "plugins.withholding.gate",
     }
 )
-"""The modules of plugins that alone touch `broker.extensions`."""
+"""The modules of plugins that alone touch `broker.extensions` and `broker.access_control`."""
 
 PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.access.__main__",

@@ -5,8 +5,8 @@ from collections.abc import Awaitable
 import pytest
 
 from broker.access import SeveralSources, combine
+from broker.access_control import PUBLISH, SUBSCRIBE, Accepted, Admittance, Refused
 from broker.connecting import close_if_revoked
-from broker.extensions import PUBLISH, SUBSCRIBE, Accepted, Admittance, Refused
 from broker.mqtt.packets import ConnAck, Connect
 from broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.access import Access, finish

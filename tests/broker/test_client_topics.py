@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from broker.access_control import RECEIVE, Action, SessionView
 from broker.client_topics import DOCUMENTS, ROOT, ClientTopics, topic_level
-from broker.extensions import RECEIVE, Action, SessionView
 from broker.mqtt.packets import Publish, Subscribe, Subscription, Unsubscribe
 from broker.mqtt.topics import validate_topic
 from broker.reporting import report

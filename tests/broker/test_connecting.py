@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from broker.access_control import Accepted, Admittance, Refused
 from broker.connecting import close_if_revoked
-from broker.extensions import Accepted, Admittance, Refused, SubscriberGate
+from broker.extensions import SubscriberGate
 from broker.limits import Limits
 from broker.link import Link
 from broker.message import Message

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from broker import login_backoff
-from broker.extensions import NOT_JUDGED, Admittance, ConnectAttempt, Refused
+from broker.access_control import NOT_JUDGED, Admittance, ConnectAttempt, Refused
 from broker.limits import Limits
 from broker.login_backoff import REPEAT_SECONDS, LoginBackoff
 from broker.mqtt.packets import Auth, ConnAck, Connect

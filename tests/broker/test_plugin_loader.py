@@ -12,16 +12,10 @@ import pytest
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from broker.access_control import AccessControl, Authenticator
 from broker.config import Policy, parse_policy
 from broker.errors import ConfigError
-from broker.extensions import (
-    AccessControl,
-    Authenticator,
-    DeliveryGate,
-    MessageSink,
-    PayloadStore,
-    Plugin,
-)
+from broker.extensions import DeliveryGate, MessageSink, PayloadStore, Plugin
 from broker.payload import ReferenceStore
 from broker.plugin_loader import (
     LoadedPlugins,

@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 
 import pytest
 
-from broker.extensions import RECEIVE, SUBSCRIBE, Action, ConnectAttempt, SessionView
+from broker.access_control import RECEIVE, SUBSCRIBE, Action, ConnectAttempt, SessionView
 from broker.mqtt.packets import Connect, Disconnect, PubAck, PubRec, PubRel
 from broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.access import Later, finish

@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.access_control import ConnectAttempt
 from broker.admission import Admission, Room
 from broker.arrival import Arrival, Reception
 from broker.counters import Counters
-from broker.extensions import ConnectAttempt
 from broker.listener_config import Tls
 from broker.mqtt.packets import ConnAck, Connect, Disconnect, PubAck, Publish, SubAck, Subscribe
 from broker.mqtt.packets import Subscription as Filter

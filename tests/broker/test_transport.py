@@ -7,9 +7,9 @@ import socket
 import pytest
 
 from broker import transport as transport_module
+from broker.access_control import Action, ConnectAttempt, SessionView
 from broker.arrival import CLOSE_TIMEOUT_SECONDS
 from broker.connection import Connection
-from broker.extensions import Action, ConnectAttempt, SessionView
 from broker.message import Message
 from broker.mqtt.packets import (
     ConnAck,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.extensions import Accepted, AuthExchange, AuthStep, Challenge, ConnectAttempt
+from broker.access_control import Accepted, AuthExchange, AuthStep, Challenge, ConnectAttempt
 from broker.mqtt.packets import Auth, ConnAck, Connect
 from broker.mqtt.reason_codes import ReasonCode
 from broker.mqtt.writer import write_packet

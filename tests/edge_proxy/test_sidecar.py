@@ -14,13 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from broker import plugin_loader
 from broker.errors import ConfigError, PenstockError
-from broker.extensions import (
-    LinkSampler,
-    MessageSink,
-    PayloadStore,
-    Plugin,
-    ProbingSampler,
-)
+from broker.extensions import LinkSampler, MessageSink, PayloadStore, Plugin, ProbingSampler
 from broker.mqtt.packets import Disconnect, PubAck
 from broker.mqtt.reason_codes import ReasonCode
 from broker.program import ReloadingService

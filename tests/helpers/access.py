@@ -6,8 +6,8 @@ import types
 from collections.abc import Awaitable, Generator
 from typing import Generic, TypeVar
 
+from broker.access_control import Action, Admittance, ConnectAttempt, SessionView
 from broker.errors import PeerError
-from broker.extensions import Action, Admittance, ConnectAttempt, SessionView
 from tests.helpers.virtual import VirtualClient
 
 Answer = TypeVar("Answer")

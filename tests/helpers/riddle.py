@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from broker.extensions import Accepted, AuthExchange, AuthStep, Challenge, ConnectAttempt, Refused
+from broker.access_control import (
+    Accepted,
+    AuthExchange,
+    AuthStep,
+    Challenge,
+    ConnectAttempt,
+    Refused,
+)
 from broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.access import Later
 

@@ -13,10 +13,10 @@ from amqtt.plugins.sys.broker import BrokerSysPlugin
 from pwdlib import PasswordHash
 from pwdlib.hashers.argon2 import Argon2Hasher
 
+from broker.access_control import ConnectAttempt
 from broker.amqtt_host.host import AmqttHost
 from broker.config import parse_policy
 from broker.events import Listeners
-from broker.extensions import ConnectAttempt
 from broker.message import Message
 from broker.mqtt.packets import (
     Disconnect,

@@ -8,9 +8,9 @@ import pytest
 from amqtt.session import ApplicationMessage, OutgoingApplicationMessage
 from amqtt.session import Session as AmqttSession
 
+from broker.access_control import ConnectAttempt
 from broker.amqtt_host.sessions import HostedSession, session_of_attempt
 from broker.core import Core
-from broker.extensions import ConnectAttempt
 from broker.limits import Limits
 from broker.message import Message
 from broker.mqtt_options import MqttOptions

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from scramp import ScramClient
 
+from broker.access_control import NOT_JUDGED, Accepted, Admittance, ConnectAttempt
 from broker.config import parse_policy, validate_config
 from broker.connecting import close_if_revoked
 from broker.errors import ConfigError
-from broker.extensions import NOT_JUDGED, Accepted, Admittance, ConnectAttempt, PluginContext
+from broker.extensions import PluginContext
 from broker.mqtt.packets import Auth, ConnAck, Connect, Disconnect, PubAck, Publish
 from broker.mqtt.reason_codes import ReasonCode
 from broker.server import Server

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from scramp import ScramClient, ScramException
 
-from broker.extensions import Accepted, AuthStep, Challenge, Refused
+from broker.access_control import Accepted, AuthStep, Challenge, Refused
 from plugins.access.scram import (
     METHOD,
     Credentials,
