@@ -70,8 +70,10 @@ class AmqttHost:
         manager: aMQTT's, with the plugins.
         clock: monotonic seconds.
         has_sys_plugin: whether aMQTT's own plugin publishes `$SYS` topics.
-        authenticates: whether the policy file names a plugin that does; one that stands among
-            aMQTT's defaults, or beside a `topic_check` alone, nobody has asked for.
+        authenticates: whether the policy file names a plugin that does, or asks for anonymity.
+            A plugin that stands among aMQTT's defaults, or beside a `topic_check` alone, is not
+            named. AnonymousAuthPlugin without anonymity does not authenticate: any user name is
+            enough for it.
         lets_anybody_in: whether it names one that lets in clients without a user name.
         checks_publish: see `AccessControl`.
         checks_subscribe: see `AccessControl`.
@@ -112,18 +114,20 @@ class AmqttHost:
         self._authenticators = [
             handler_of(plugin, "authenticate") for plugin in self.manager.auth_plugins
         ]
-        named = policy.amqtt or {}
-        self.authenticates = bool(self._authenticators) and bool(
-            named.get("plugins") or "auth" in named
+        keys = policy.amqtt or {}
+        is_named = bool(keys.get("plugins") or "auth" in keys)
+        anonymous = [
+            plugin for plugin in self.manager.auth_plugins if isinstance(plugin, AnonymousAuthPlugin)
+        ]
+        self.lets_anybody_in = is_named and any(
+            plugin._allow_anonymous  # noqa: SLF001
+            for plugin in anonymous
         )
-        self.lets_anybody_in = self.authenticates and any(
-            isinstance(plugin, AnonymousAuthPlugin) and plugin._allow_anonymous  # noqa: SLF001
-            for plugin in self.manager.auth_plugins
+        self.authenticates = self.lets_anybody_in or (
+            is_named and len(self._authenticators) > len(anonymous)
         )
         self._asks_nobody = is_alone and not self._authenticators
-        if not is_alone and any(
-            isinstance(plugin, AnonymousAuthPlugin) for plugin in self.manager.auth_plugins
-        ):
+        if not is_alone and anonymous:
             self._logger.warning(
                 "%s: AnonymousAuthPlugin lets in whoever the other plugins do not know, with any "
                 "user name and password; take it out unless that is meant",

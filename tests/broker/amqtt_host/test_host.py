@@ -126,7 +126,7 @@ async def test_where_nothing_authenticates_clients_are_let_in() -> None:
         ("auth: {allow-anonymous: true}", True, True),
         ("auth: {allow-anonymous: false}", True, False),
         (f"plugins: [{ANONYMOUS}]", True, True),
-        (f"plugins: {{{ANONYMOUS}: {{allow_anonymous: false}}}}", True, False),
+        (f"plugins: {{{ANONYMOUS}: {{allow_anonymous: false}}}}", False, False),
         (f"plugins: {{{FILE}: null}}", True, False),
     ],
 )
