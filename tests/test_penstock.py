@@ -120,6 +120,7 @@ class Finder:
 def main(arguments):
     os.kill(os.getpid(), signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it may be ignored
 sys.meta_path.insert(0, Finder())
 if sys.argv[1] == "running":
     sys.modules["slow"] = types.ModuleType("slow")

@@ -117,7 +117,9 @@ class AmqttHost:
         keys = policy.amqtt or {}
         is_named = bool(keys.get("plugins") or "auth" in keys)
         anonymous = [
-            plugin for plugin in self.manager.auth_plugins if isinstance(plugin, AnonymousAuthPlugin)
+            plugin
+            for plugin in self.manager.auth_plugins
+            if isinstance(plugin, AnonymousAuthPlugin)
         ]
         self.lets_anybody_in = is_named and any(
             plugin._allow_anonymous  # noqa: SLF001

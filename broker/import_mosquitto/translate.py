@@ -51,8 +51,8 @@ _DURATIONS: Final = {
 _TLS_NAMES: Final = ("cafile", "capath", "crlfile", "certfile", "keyfile", "ciphers")
 _TLS_VERSIONS: Final = {"tlsv1.3": 1.3, "tlsv1.2": 1.2, "tlsv1.1": 1.2}
 
-_PERSIST_PLUGIN: Final = "persist_sqlite"
-"""In the file name of mosquitto's plugin that keeps sessions; it decides nothing about clients."""
+_PERSIST_PLUGIN: Final = "mosquitto_persist_sqlite.so"
+"""File name of mosquitto's plugin that keeps sessions; it decides nothing about clients."""
 
 _EVERY_ADDRESS: Final = {"ipv4": "0.0.0.0", "ipv6": "::"}  # noqa: S104 (as mosquitto has it)
 
@@ -63,22 +63,27 @@ class Note(NamedTuple):
     Attributes:
         line: the directive.
         text: why, and what comes nearest.
-        more: further lines of the same file for which the same is to say.
+        more: further lines of the same file to which the text applies.
+        closed: what is closed because of one of the lines.
     """
 
     line: Line
     text: str
     more: tuple[Line, ...] = ()
+    closed: Loosens = Loosens.NOTHING
 
     def __str__(self) -> str:
         """Return it for people, without secrets; the line's file goes before it."""
+        text = self.text
+        if self.closed is not Loosens.NOTHING:
+            text = f"{self.closed.value}; {text}"
         if self.more:
             lines = (self.line, *self.more)
             names = ", ".join(dict.fromkeys(line.name for line in lines))
-            return f"lines {_ranges([line.number for line in lines])}: {names}: {self.text}"
+            return f"lines {_ranges([line.number for line in lines])}: {names}: {text}"
         value = "..." if is_secret(self.line.name) else self.line.value
         stands = f"{self.line.name} {value}".strip()
-        return f"{self.line.place}: {stands}: {self.text}"
+        return f"{self.line.place}: {stands}: {text}"
 
 
 class Translation(NamedTuple):
@@ -186,12 +191,12 @@ class _Reading:
         here[name] = line
         if name == "websockets_origin" and self._listeners:
             self._listeners[-1].origins.append(line.value)
-        if directive.loosens is Loosens.ACCESS and _PERSIST_PLUGIN in line.value:
+        if directive.loosens is Loosens.ACCESS and _file_name(line) == _PERSIST_PLUGIN:
             self._persists = True
             self._note(line, "persistence does it; what the plugin's database holds does not come")
             return
         if directive.note and line.value not in directive.same:
-            self.notes.append(Note(line, directive.note))
+            self.notes.append(Note(line, directive.note, closed=directive.loosens))
             self._is_closed |= directive.loosens is Loosens.ACCESS
 
     def _keep_listener(self, line: Line) -> None:
@@ -251,7 +256,7 @@ class _Reading:
             self._refuse_all(listeners)
         for listener in listeners:
             for line, why in _no_counterpart(listener):
-                self._note(line, why)
+                self.notes.append(Note(line, why, closed=Loosens.LISTENER))
         policy: dict[str, Any] = {"listeners": {name: keys for name, (_, keys) in kept.items()}}
         if limits := self._limits():
             policy["limits"] = limits
@@ -504,6 +509,11 @@ def _no_counterpart(listener: _Listener) -> list[tuple[Line, str]]:
     return found
 
 
+def _file_name(line: Line) -> str:
+    """Return the file name at the end of a line, without its folder."""
+    return line.value.rpartition(" ")[2].rpartition("/")[2]
+
+
 def _versions(line: Line) -> set[str]:
     """Return what stands behind ``accept_protocol_versions``."""
     return set(line.value.replace(",", " ").split())
@@ -511,10 +521,19 @@ def _versions(line: Line) -> set[str]:
 
 def _grouped(notes: Iterable[Note]) -> list[Note]:
     """Return notes in the order of the lines, those of a file that say the same as one."""
-    groups: dict[tuple[str, str], list[Line]] = {}
+    nothing = Loosens.NOTHING
+    groups: dict[tuple[str, str], list[Note]] = {}
     for note in sorted(notes, key=lambda note: (note.line.file, note.line.number)):
-        groups.setdefault((note.line.file, note.text), []).append(note.line)
-    return [Note(lines[0], text, tuple(lines[1:])) for (_, text), lines in groups.items()]
+        groups.setdefault((note.line.file, note.text), []).append(note)
+    return [
+        Note(
+            group[0].line,
+            text,
+            tuple(note.line for note in group[1:]),
+            next((note.closed for note in group if note.closed is not nothing), nothing),
+        )
+        for (_, text), group in groups.items()
+    ]
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -139,6 +139,7 @@ def test_a_listener_that_would_be_more_open_is_left_out(name: str) -> None:
     policy, notes = translated(f"{LISTENER}listener 1884\n{name} {value}\n")
     assert list(policy["listeners"]) == ["mqtt-1883"]
     assert [note.line.name for note in notes] == [name]
+    assert ": the listener is left out; " in str(notes[0])
 
 
 @pytest.mark.parametrize(
@@ -278,6 +279,8 @@ def test_without_tls_there_is_no_certificate_to_name_a_user() -> None:
         "auth_plugin /lib/a.so",
         "global_plugin /lib/a.so",
         "plugin_load name /lib/a.so",
+        "plugin_load mosquitto_persist_sqlite.so /lib/a.so",
+        "plugin /lib/mosquitto_persist_sqlite.so/a.so",
         "clientid_prefixes x-",
     ],
 )
@@ -295,7 +298,7 @@ def test_options_of_a_plugin_may_be_one_listeners_own(option: str) -> None:
     text = f"per_listener_settings true\n{LISTENER}plugin /x.so\n{option} x\n"
     policy, notes = translated(text)
     assert [str(note).partition(": ")[0] for note in notes] == ["lines 3 to 4"]
-    assert f": plugin, {option}: mosquitto's plugins are" in str(notes[0])
+    assert f": plugin, {option}: nobody is let in; mosquitto's plugins are" in str(notes[0])
     assert policy["plugins"] == {"access": {}}
 
 
@@ -411,7 +414,8 @@ def test_each_directive_without_a_counterpart_is_named(name: str, directive: Any
     name = name.replace("*", "x")
     (told,) = notes_of(f"{LISTENER}{name} {value}\n")
     shown = "..." if is_secret(name) else value
-    assert told == f"line 2: {name} {shown}: {directive.note}"
+    closed = "nobody is let in; " if directive.loosens is Loosens.ACCESS else ""
+    assert told == f"line 2: {name} {shown}: {closed}{directive.note}"
 
 
 @pytest.mark.parametrize(
