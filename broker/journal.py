@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
 
 MOST_EXPIRED: Final = 10_000
-"""Stored messages of sessions that have expired, from which on they are deleted even in a commit
-that somebody waits for: that takes some 20 ms."""
+"""Sessions that have expired and stored messages of them, from which on they are deleted even in a
+commit that somebody waits for: that takes some 20 ms."""
 
 
 class Waiting(Protocol):
@@ -158,6 +158,10 @@ class Journal:
 
         A session that outlives its connection is durable from here to its end.
         """
+        expired = self._expired.pop(session.client_id, None)
+        if expired is not None:  # a client has one session on the disk, and one will
+            self._n_expired -= 1 + len(expired[1])
+            self._forget_session(*expired)
         if session.journal is not None:
             session.journal.opened()
         elif session.expiry_interval != 0:
@@ -172,10 +176,6 @@ class Journal:
 
     def keep(self, session: Session) -> None:
         """Make a session durable from now on."""
-        if session.client_id in self._expired:  # one session of a client is stored at a time
-            expired, stored = self._expired.pop(session.client_id)
-            self._n_expired -= len(stored)
-            self._forget_session(expired, stored)
         own = session.journal = SessionJournal(self, session, self._take_row(), is_stored=False)
         own.watch()
         own._changed()
@@ -186,15 +186,17 @@ class Journal:
         Args:
             own: its side of the journal.
             stored: its deliveries that are stored.
-            has_expired: a restart would end it at once. So it may be deleted when nobody waits for
-                a commit, or together with others: what is stored of them lies on the same pages.
+            has_expired: its time is over. A restart would end it at once, if what is stored says
+                so: then it may be deleted when nobody waits for a commit, or together with others,
+                as what is stored of them lies on the same pages.
         """
-        if not has_expired or self.is_failing or self._n_expired >= MOST_EXPIRED:
+        is_known = own not in self._sessions
+        if not (has_expired and is_known) or self.is_failing or self._n_expired >= MOST_EXPIRED:
             self._forget_session(own, stored)
             self._note()
             return
         self._expired[own.session.client_id] = own, stored
-        self._n_expired += len(stored)
+        self._n_expired += 1 + len(stored)
         self._be_awake()
 
     def _forget_session(self, own: SessionJournal, stored: list[Delivery]) -> None:

@@ -12,6 +12,7 @@ from broker.message import Message
 from broker.mqtt.packets import (
     ConnAck,
     Connect,
+    Disconnect,
     PingReq,
     PubAck,
     PubComp,
@@ -23,6 +24,7 @@ from broker.mqtt.packets import (
     Subscription,
     UnsubAck,
     Unsubscribe,
+    Will,
 )
 from broker.mqtt.writer import write_packet
 from tests.helpers.durable import DurableBroker
@@ -455,7 +457,7 @@ def test_many_expired_messages_are_deleted_though_somebody_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They would pile up as long as somebody does."""
-    monkeypatch.setattr(journal_module, "MOST_EXPIRED", 6)
+    monkeypatch.setattr(journal_module, "MOST_EXPIRED", 8)
     broker = DurableBroker()
     publisher = expired(broker, "a", "b", "c")
     publisher.publish("t/1", b"new", qos=1)
@@ -491,3 +493,53 @@ def test_a_new_session_of_a_client_takes_the_place_of_its_expired_one() -> None:
     broker.write()
     assert not client.take(ConnAck).session_present
     assert sorted(row.client_id for row in broker.disk.sessions.values()) == ["a", "b", "s"]
+
+
+@pytest.mark.parametrize("seconds", [4, 0])
+def test_a_session_that_expires_before_its_loss_is_stored_is_deleted_whole(seconds: int) -> None:
+    """Messages without their session cannot be read after a crash."""
+    broker = DurableBroker()
+    client = broker.connect("a", **keep(4))
+    client.subscribe("t/#", 1)
+    client.connection.pause_sending(broker.now)
+    publisher = broker.connect("p")
+    subscribed(broker).lose()
+    publisher.publish("t/1", b"stored", qos=1)
+    publisher.inbox.clear()
+    broker.commits_at_once = False
+    if seconds == 0:
+        properties = {"session_expiry_interval": 0}
+        client.send(Disconnect(properties=properties))
+    client.lose()
+    broker.advance(5)
+    publisher.publish("t/1", b"new", qos=1)
+    broker.seal()
+    broker.write()
+    publisher.take(PubAck)
+    broker.disk.check()
+    assert broker.crash().core.sessions.client_ids() == ["s"]
+
+
+def test_an_expired_session_is_deleted_when_its_client_comes_back_without_one() -> None:
+    """Else its will would be found beside the user of an earlier one."""
+    broker = DurableBroker()
+    publisher = expired(broker, "a", "b")
+    publisher.publish("t/1", b"new", qos=1)
+    client = VirtualClient(broker)
+    client.send(Connect(client_id="a", protocol_version=5, clean_start=True, will=Will("w", b"x")))
+    broker.seal()
+    broker.write()
+    assert sorted(row.client_id for row in broker.disk.sessions.values()) == ["b", "s"]
+    assert list(broker.disk.wills) == [("a",)]
+
+
+def test_expired_sessions_without_messages_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each counts like a message."""
+    monkeypatch.setattr(journal_module, "MOST_EXPIRED", 3)
+    broker = DurableBroker()
+    publisher = expired(broker, "a", "b", "c", n_messages=0)
+    publisher.publish("t/1", b"new", qos=1)
+    batch = broker.seal()
+    assert batch is not None
+    assert len(batch.gone_sessions) == 3
+    broker.write()
