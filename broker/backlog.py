@@ -34,9 +34,19 @@ class Backlog:
         n_bytes: about what these and their messages take of the memory.
         most_messages: limit of `n_messages`.
         most_bytes: limit of `n_bytes`; with `drops_oldest` it is exceeded by one message at most.
+        over_half: it is in this set while it is more than half of what it may be.
     """
 
-    __slots__ = ("_near_bytes", "most_bytes", "most_messages", "n_bytes", "n_messages")
+    __slots__ = (
+        "_half_bytes",
+        "_half_messages",
+        "_near_bytes",
+        "most_bytes",
+        "most_messages",
+        "n_bytes",
+        "n_messages",
+        "over_half",
+    )
 
     def __init__(self, most_messages: int, most_bytes: int) -> None:
         self.n_messages = 0
@@ -44,6 +54,9 @@ class Backlog:
         self.most_messages = most_messages
         self.most_bytes = most_bytes
         self._near_bytes = most_bytes - _MOST_TEXT_BYTES
+        self._half_messages = most_messages // 2
+        self._half_bytes = most_bytes // 2
+        self.over_half: set[object] = set()
 
     @classmethod
     def of(cls, most_messages: int | None, most_bytes: int | None) -> Backlog | None:
@@ -63,6 +76,8 @@ class Backlog:
             n_bytes += message.memory_bytes
         message.n_waiting += 1
         self.n_bytes += n_bytes
+        if self.n_bytes > self._half_bytes or self.n_messages > self._half_messages:
+            self.over_half.add(self)
 
     def leave(self, message: Message) -> None:
         """An outbox gives a message away that it has taken."""
@@ -72,6 +87,12 @@ class Backlog:
         if not message.n_waiting:
             n_bytes += message.memory_bytes
         self.n_bytes -= n_bytes
+        if (
+            self.over_half
+            and self.n_bytes <= self._half_bytes
+            and self.n_messages <= self._half_messages
+        ):
+            self.over_half.discard(self)
 
     def is_full_for(self, message: Message) -> bool:
         """Say whether an outbox cannot take a message; of one that waits already, the reference."""
@@ -95,10 +116,6 @@ class Backlog:
             self.n_messages + n_deliveries <= self.most_messages
             and self.n_bytes + n_bytes <= self.most_bytes
         )
-
-    def is_half_empty(self) -> bool:
-        """Say whether it is at most half of what it may be."""
-        return self.n_messages * 2 <= self.most_messages and self.n_bytes * 2 <= self.most_bytes
 
     def is_too_small_for(self, message: Message) -> bool:
         """Say whether an outbox could not take a message if nothing else waited."""

@@ -108,7 +108,7 @@ def _take_qos1(connection: Connection, data: bytes, start: int, now: float) -> b
         or connection.receipts
         or connection.held
         or (core.journal is not None and has_durable(plan.sessions))
-        or (core.room.asked.n_messages and not core.room.has_room_for_run(plan.sessions, 1, size))
+        or (core.room.over_half and not core.room.has_room_for_run(plan.sessions, 1, size))
     ):
         return False
     counters = core.counters

@@ -50,7 +50,7 @@ class Outbox:
 
     Invariants, tested by `check_invariants`: those of `Held`; no topic that is held has a message
     in a ready place that came after its large one (where topics are kept); `n_messages` and
-    `n_bytes` are the sums over all places.
+    `n_bytes` are the sums over all places; it is in `OutboxRules.over_half` by these sums.
 
     Attributes:
         n_messages: messages that wait.
@@ -464,8 +464,11 @@ class Outbox:
         delivery.is_waiting = True
         self.n_messages += 1
         self.n_bytes += delivery.message.size_bytes
-        if self._rules.backlog is not None:
-            self._rules.backlog.enter(delivery.message)
+        rules = self._rules
+        if self.n_messages > rules.half_messages or self.n_bytes > rules.half_bytes:
+            rules.over_half.add(self)
+        if rules.backlog is not None:
+            rules.backlog.enter(delivery.message)
         if self.journal is not None and delivery.qos:
             self.journal.changed(delivery)
 
@@ -473,10 +476,19 @@ class Outbox:
         delivery.is_waiting = False
         self.n_messages -= 1
         self.n_bytes -= delivery.message.size_bytes
-        if self._rules.backlog is not None:
-            self._rules.backlog.leave(delivery.message)
+        rules = self._rules
+        if rules.over_half:
+            self._look_at_half()
+        if rules.backlog is not None:
+            rules.backlog.leave(delivery.message)
         if self.journal is not None and delivery.qos:
             self.journal.changed(delivery)
+
+    def _look_at_half(self) -> None:
+        """Messages have left: see whether they were what was more than half."""
+        rules = self._rules
+        if self.n_messages <= rules.half_messages and self.n_bytes <= rules.half_bytes:
+            rules.over_half.discard(self)
 
     def _has_expired(self, delivery: Delivery, now: float) -> bool:
         if delivery.is_expired(now):
@@ -542,6 +554,7 @@ class Outbox:
                 else:
                     self.n_bytes = 0
                 ready.clear()
+        self._look_at_half()
         if self._held is not None:
             self._take_held(self._held, lambda delivery: not delivery.qos)
         self._ledger.drop(reason, n_before - self.n_messages)
@@ -576,6 +589,7 @@ class Outbox:
         self._held = None
         self.n_messages = 0
         self.n_bytes = 0
+        self._look_at_half()
         self.look_again_at = None
         self._passed_bytes = 0
         self._next_expiry = math.inf
@@ -588,6 +602,9 @@ class Outbox:
         assert all(d.is_waiting for d in waiting), "is_waiting"  # noqa: S101
         n_bytes = sum(d.message.size_bytes for d in waiting)
         assert n_bytes == self.n_bytes, "n_bytes"  # noqa: S101
+        rules = self._rules
+        is_over = self.n_messages > rules.half_messages or n_bytes > rules.half_bytes
+        assert (self in rules.over_half) == is_over, "over_half"  # noqa: S101
         held = self._held
         if held is None:
             return

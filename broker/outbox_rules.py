@@ -49,6 +49,9 @@ class OutboxRules:
         gate: asked about large messages.
         on_gate_error: told of what a gate raised; the message is then delivered.
         backlog: counts what waits in all of them; None where that has no limit.
+        half_messages: half of `max_messages`.
+        half_bytes: half of `max_bytes`.
+        over_half: outboxes, and the backlog, of which more than half of what may wait does.
         keeps_topics: a small message waits behind a withheld large one of its topic.
         supersedes: a large message of QoS 0 takes the place of the one before on its topic.
         on_dropped: told of what was dropped for want of room: link, reason, how many, about now.
@@ -59,12 +62,15 @@ class OutboxRules:
         "backlog",
         "drops_oldest",
         "gate",
+        "half_bytes",
+        "half_messages",
         "is_first",
         "keeps_topics",
         "max_bytes",
         "max_messages",
         "on_dropped",
         "on_gate_error",
+        "over_half",
         "supersedes",
     )
 
@@ -84,6 +90,11 @@ class OutboxRules:
         self.max_bytes = max_bytes
         self.drops_oldest = drops_oldest
         self.backlog = backlog
+        self.half_messages = max_messages // 2
+        self.half_bytes = max_bytes // 2
+        self.over_half: set[object] = set()
+        if backlog is not None:
+            backlog.over_half = self.over_half
         self.keeps_topics = True
         self.supersedes = False
         self.on_dropped: Callable[[Link, str, int, float], None] | None = None

@@ -20,7 +20,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker import eager
-from broker.backlog import LARGE_DELIVERY_BYTES, Backlog
+from broker.backlog import DELIVERY_BYTES, LARGE_DELIVERY_BYTES
+from broker.counters import count
 from broker.delivery import NO_QUEUE
 from broker.mqtt.reason_codes import ReasonCode
 
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
     from broker.topic_tree import Target
 
 HELD_BYTES: Final = 8 * 1024 * 1024
-"""Payload bytes that one MQTT 3.1.1 publisher may have held before it is not read from: the window
-of 20 messages that most clients have, of 400 KB each."""
+"""Memory of messages that one MQTT 3.1.1 publisher may have held before it is not read from: the
+window of 20 messages that most clients have, of 400 KB each."""
 
 ALL_HELD_BYTES: Final = 256 * 1024 * 1024
 """The same of all publishers together: above it, one with a single message held is not read from,
@@ -50,18 +51,32 @@ LOOK_SECONDS: Final = 0.5
 MOST_RETRIED: Final = 64
 """Publishers that are tried in one turn, as each may be in vain."""
 
-WIDE_BYTES: Final = 64 * 1024 * 1024
-"""Limits that one small message does not meet, whoever gets it, while nothing waits for anybody."""
+MOST_LOOKED: Final = 4096
+"""Outboxes that are looked at for them in one turn: a message may be for very many."""
+
+HELD_MESSAGE_BYTES: Final = 384
+"""What a message that is held takes in CPython beside itself: its receipt, and places in queues."""
+
+WIDE_MESSAGES: Final = 512
+"""Limits of one session that a run of small messages does not meet while less than half waits."""
+
+WIDE_BYTES: Final = 2 * 1024 * 1024
+"""The same in bytes."""
+
+WIDE_DELIVERIES: Final = 256 * 1024
+"""The same of all sessions together, for a message or a short run for very many sessions."""
+
+WIDE_BACKLOG_BYTES: Final = 2 * WIDE_DELIVERIES * DELIVERY_BYTES
+"""The same in bytes."""
+
+MANY_SESSIONS: Final = 1024
+"""More subscribers than these, and it is counted what a message or a run comes to."""
 
 LOG_SECONDS: Final = 60.0
 """How often the log says of one client what is dropped for it."""
 
 _SLACK_BYTES: Final = 1024 * 1024
 """More than one message takes of the memory beside what counts as its size."""
-
-_SIZE_TO_MEMORY: Final = 16
-"""What a message counts towards the limit of its session is at most so many times its memory, for
-large properties (`MEMORY_PER_PROPERTY_BYTE`)."""
 
 
 class Held(NamedTuple):
@@ -99,8 +114,9 @@ class Room:
     Attributes:
         rejects: messages of QoS 1 and 2 are refused where there is none.
         waiting: publishers that have a message held, in the order in which they are tried.
-        asked: while its `n_messages` is 0, one small message surely finds room. It is what waits in
-            all outboxes, where limits are so wide and messages are rejected.
+        over_half: while it is empty, small messages surely find room: `OutboxRules.over_half`,
+            where messages are rejected. Of limits that are not wide, or where each subscriber has a
+            copy of the payload, it never is.
         each_bytes: held of one publisher, above which it is not read from.
     """
 
@@ -115,8 +131,11 @@ class Room:
         self.rejects = rejects
         self.waiting: dict[Connection, None] = {}
         self.each_bytes = HELD_BYTES
-        self.asked = _asked(core.outbox_rules, rejects=rejects)
+        self.over_half = core.outbox_rules.over_half if rejects else frozenset[object]()
+        if rejects and (core.copies_payloads or not _are_wide(core.outbox_rules)):
+            core.outbox_rules.over_half.add(None)
         self._held_bytes = 0
+        self._n_looked = 0
         self._core = core
         self._rules = core.outbox_rules
         self._seconds = seconds
@@ -133,26 +152,9 @@ class Room:
 
     # -- whether there is room --------------------------------------------------------------
 
-    def has_plenty(self, n_deliveries: int, n_bytes: int) -> bool:
-        """Say whether every outbox has room, as far as that is seen from what waits in all."""
-        rules = self._rules
-        backlog = rules.backlog
-        if backlog is None or self._full or not self._core.is_by_reference:
-            return False
-        n_messages = backlog.n_messages + n_deliveries
-        n_bytes += backlog.n_bytes + _SLACK_BYTES + n_deliveries * LARGE_DELIVERY_BYTES
-        return (
-            n_messages <= rules.max_messages
-            and n_messages <= backlog.most_messages
-            and n_bytes * _SIZE_TO_MEMORY <= rules.max_bytes
-            and n_bytes <= backlog.most_bytes
-        )
-
     def has_room_for_run(self, sessions: Sequence[Session], n_messages: int, n_bytes: int) -> bool:
         """Say whether sessions surely have room for some messages each."""
         n_deliveries = n_messages * len(sessions)
-        if self.has_plenty(n_deliveries, n_bytes):
-            return True
         rules = self._rules
         backlog = rules.backlog
         if backlog is not None and (
@@ -192,8 +194,9 @@ class Room:
         """
         n_targets = len(targets) + len(chosen)
         if not n_targets or (
-            message.payload_bytes <= _SLACK_BYTES
-            and self.has_plenty(n_targets, n_targets * message.size_bytes)
+            not self.over_half
+            and n_targets <= MANY_SESSIONS
+            and (len(chosen) + 1) * message.size_bytes <= _SLACK_BYTES
         ):
             return ""
         core = self._core
@@ -201,6 +204,7 @@ class Room:
         recipients = [*targets, *(member for _, member in chosen)]
         n_copies = Counter(target.session for target in recipients) if chosen else None
         n_waiting = n_reliable = 0
+        is_refused = False
         for target in recipients:
             session = target.session
             if message.publisher and session.client_id == message.publisher:
@@ -218,8 +222,13 @@ class Room:
                 continue
             if message.size_bytes > rules.max_bytes and not can_tell:
                 continue
+            # All that are full are noted: were each only when the one before is given up, their
+            # times would add up.
             if self._refuses(session, now):
-                return "queue_full"
+                is_refused = True
+        self._n_looked += len(recipients)
+        if is_refused:
+            return "queue_full"
         backlog = rules.backlog
         if (
             n_reliable
@@ -264,21 +273,14 @@ class Room:
     def _look(self, now: float) -> None:
         """See which of those that were full are so no longer."""
         for session in list(self._full):
-            if session is None:
-                has_drained = self._rules.backlog is None or self._rules.backlog.is_half_empty()
-            else:
-                is_gone = self._core.sessions.get(session.client_id) is not session
-                has_drained = is_gone or self._is_half_empty(session, now)
-            if has_drained:
+            full: object = self._rules.backlog
+            if session is not None:
+                session.outbox.drop_expired(now)
+                full = session.outbox  # which is empty when the session has ended
+            if full not in self._rules.over_half:
                 del self._full[session]
                 self._given_up.discard(session)
                 self._core.logger.info("%s: has room again", _name(session))
-
-    def _is_half_empty(self, session: Session, now: float) -> bool:
-        rules = self._rules
-        outbox = session.outbox
-        outbox.drop_expired(now)
-        return outbox.n_messages * 2 <= rules.max_messages and outbox.n_bytes * 2 <= rules.max_bytes
 
     # -- publishers that wait ---------------------------------------------------------------
 
@@ -304,7 +306,7 @@ class Room:
         if connection.awaiting is NO_QUEUE:
             connection.awaiting = deque()
         connection.awaiting.append(Held(receipt, message, route))
-        self._count_held(connection, message.size_bytes)
+        self._count_held(connection, _held_bytes(message))
         self.waiting[connection] = None
         self._look_at(now + LOOK_SECONDS)
         if connection.awaiting_bytes > self.each_bytes:
@@ -316,17 +318,17 @@ class Room:
         self.each_bytes = HELD_BYTES if self._held_bytes <= ALL_HELD_BYTES else 0
 
     def forget(self, connection: Connection) -> None:
-        """A publisher's connection has ended: what was not acknowledged it sends again."""
+        """A publisher's connection has ended: what was not acknowledged is for it to send again."""
         self.waiting.pop(connection, None)
         held, connection.awaiting = connection.awaiting, NO_QUEUE
         self._count_held(connection, -connection.awaiting_bytes)
+        count(self._core.counters.publish_refused, "publisher gone", len(held))
         for receipt, _, _ in held:
             receipt.settle(ReasonCode.QUOTA_EXCEEDED)
 
     def made(self, now: float) -> None:
-        """Some outbox may have given messages away: whoever waits is tried in the next turn."""
-        if self.waiting:
-            self._look_at(now)
+        """Some outbox may have given messages away: who is `waiting` is tried in the next turn."""
+        self._look_at(now)
 
     def _look_at(self, when: float) -> None:
         if self._timer is not None:
@@ -338,31 +340,46 @@ class Room:
     def _go_on(self, now: float) -> None:
         self._timer = None
         self._look(now)
+        core = self._core
+        core.steps = self._n_looked = 0
         for connection in list(self.waiting)[:MOST_RETRIED]:
             if connection in self._trying:
                 continue
+            if core.steps >= core.most_steps:
+                self._look_at(now)
+                break
+            if self._n_looked >= MOST_LOOKED:
+                break
             del self.waiting[connection]
             self.waiting[connection] = None  # behind the others, whom the next turn is for
             rest = eager.start(self._try_again(connection, now))
             if rest is not None:
-                self._core.spawn(rest)
+                core.spawn(rest)
         if self._full or self.waiting:
             self._look_at(now + LOOK_SECONDS)
 
     async def _try_again(self, connection: Connection, now: float) -> None:
-        """Route what a publisher has held, as far as there is room."""
+        """Route what a publisher has held, as far as there is room; much of it in several turns."""
+        core = self._core
         queue = connection.awaiting
+        is_routed = True
         self._trying.add(connection)
         try:
-            while queue and await queue[0].route(queue[0].receipt, queue[0].message, now):
+            while queue and core.steps < core.most_steps:
+                is_routed = await queue[0].route(queue[0].receipt, queue[0].message, now)
                 if connection.awaiting is not queue:
                     return  # the connection has ended
-                self._count_held(connection, -queue.popleft().message.size_bytes)
+                if not is_routed:
+                    break
+                core.steps += 1
+                self._count_held(connection, -_held_bytes(queue.popleft().message))
         finally:
             self._trying.discard(connection)
-        if not connection.awaiting:
+        if not queue:
             self.waiting.pop(connection, None)
-        self._core.touch(connection)  # it may be read from again
+        elif is_routed:
+            self._look_at(now)
+        core.touch(connection)  # it may be read from again
 
     # -- what is dropped --------------------------------------------------------------------
 
@@ -400,20 +417,25 @@ class Room:
         self._drops.pop(client_id, None)
 
 
-def _asked(rules: OutboxRules, *, rejects: bool) -> Backlog:
-    """Return `Room.asked`."""
+def _are_wide(rules: OutboxRules) -> bool:
+    """Say whether half of each limit is much more than a few small messages."""
     backlog = rules.backlog
-    if not rejects:
-        return Backlog(0, 0)
-    if (
-        backlog is not None
-        and min(rules.max_bytes, backlog.most_bytes) >= WIDE_BYTES
-        and backlog.most_messages >= WIDE_BYTES
-    ):
-        return backlog
-    always = Backlog(0, 0)
-    always.n_messages = 1
-    return always
+    return (
+        rules.max_messages >= WIDE_MESSAGES
+        and rules.max_bytes >= WIDE_BYTES
+        and (
+            backlog is None
+            or (
+                backlog.most_messages >= 2 * WIDE_DELIVERIES
+                and backlog.most_bytes >= WIDE_BACKLOG_BYTES
+            )
+        )
+    )
+
+
+def _held_bytes(message: Message) -> int:
+    """Return about what a message that is held takes; a payload in a store counts, too."""
+    return max(message.memory_bytes, message.size_bytes) + HELD_MESSAGE_BYTES
 
 
 def _name(session: Session | None) -> str:

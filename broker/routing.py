@@ -56,6 +56,8 @@ async def route_allowed(
         _tell_routed(core, session, message)
         core.retain(message)
     targets, chosen = await core.allowed_recipients(plan, message, now)
+    if receipt is not None and receipt.is_settled:
+        return ""  # the publisher has gone meanwhile, and comes again with the message
     if room is not None and not message.retain:
         full = room.lacks(message, targets, chosen, now, can_tell=is_5)
         if full:

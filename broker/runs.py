@@ -34,6 +34,7 @@ from broker.mqtt.enums import MQTT_5
 from broker.mqtt.properties import read_publish_properties
 from broker.mqtt.short_packets import ALL_PUBREL, PACKET_BYTES, answers, packets_from
 from broker.publishing import SMALL_PROPERTIES_BYTES, are_direct
+from broker.room import MANY_SESSIONS
 from broker.sending import ANSWER_MEMORY_BYTES, JOIN_BELOW_BYTES
 from broker.session import DIRECT_BYTES
 
@@ -127,7 +128,7 @@ def _find_run(
             sessions = plan.sessions
             if not are_direct(sessions):
                 n_left = max(1, _MOST_DELIVERIES // len(sessions))
-            if core.room.rejects:
+            if core.room.over_half or (core.room.rejects and len(sessions) > MANY_SESSIONS):
                 n_bytes = len(data) - position
                 n_most = min(n_left, n_bytes // _LEAST_PUBLISH_BYTES)
                 if not core.room.has_room_for_run(sessions, n_most, n_bytes):

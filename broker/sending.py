@@ -240,7 +240,8 @@ class Sender(Outgoing):
         self._after_pump(session, now)
 
     def _after_pump(self, session: Session, now: float) -> None:
-        self.core.room.made(now)
+        if self.core.room.waiting:
+            self.core.room.made(now)
         if self.wants_more:
             self._pump_wanted = True
             # What others publish goes out between retained messages: nobody waits for all of them.

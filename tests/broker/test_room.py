@@ -10,7 +10,7 @@ import pytest
 from broker import room
 from broker.limits import Limits
 from broker.mqtt.packets import PubComp, Publish, PubRel
-from broker.room import HELD_BYTES, LOG_SECONDS
+from broker.room import HELD_BYTES, LOG_SECONDS, Room
 from tests.helpers.full import FULL, SMALL, acknowledged, away, check, drain, kept, send
 from tests.helpers.virtual import VirtualBroker, will
 
@@ -104,6 +104,20 @@ def test_a_session_that_stays_full_does_not_stop_its_topics_for_good(
     subscriber.lose()
     send(publisher, 5, 6, 7)
     assert acknowledged(publisher).get(7) == (None if version == 4 else FULL)
+    check(broker)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_sessions_that_are_full_together_are_waited_for_together(version: int) -> None:
+    """Ten clients that stay away stop their topic for as long as one does, and not one by one."""
+    broker = VirtualBroker(Limits(**SMALL, queue_full_seconds=60.0))
+    for number in range(10):
+        away(broker, f"s{number}")
+    publisher = broker.connect("p", version)
+    send(publisher, 1, 2, 3)
+    broker.advance(61)
+    send(publisher, 4)
+    assert acknowledged(publisher)[4] == 0
     check(broker)
 
 
@@ -233,17 +247,94 @@ def test_drops_are_logged_as_they_happen_and_not_too_often(
     assert caplog.messages == [line, line.replace(": 1 ", ": 8 ")]
 
 
+def test_a_held_message_counts_what_it_takes() -> None:
+    """The payload of thousands is nothing, and the memory is not."""
+    broker = VirtualBroker(Limits(**SMALL))
+    away(broker)
+    publisher = broker.connect("p", 4)
+    send(publisher, 1, 2)
+    for number in range(3, 103):
+        publisher.send(Publish("t", b"", qos=1, packet_id=number))
+    assert 400 < publisher.connection.awaiting_bytes / 100 < 1000
+    drain(kept(broker))
+    broker.advance(1)
+    assert broker.core.room.n_held == publisher.connection.awaiting_bytes == 0
+
+
+def test_what_is_held_is_routed_in_many_turns() -> None:
+    """Others do not wait until all that some publisher has held is routed."""
+    broker = VirtualBroker(Limits(queued_messages=1000))
+    away(broker)
+    publisher = broker.connect("p", 4)
+    send(publisher, *range(1, 1500))
+    acknowledged(publisher)
+    broker.core.sessions.end(broker.session("s"), broker.now)
+    assert broker.core.room.n_held == 499
+    turns: list[int] = []
+    while broker.core.room.n_held:
+        deadline = broker.core.timers.next_deadline()
+        assert deadline is not None
+        broker.now = max(broker.now, deadline)
+        broker.core.timers.run(broker.now)
+        broker.settle()
+        turns.append(len(acknowledged(publisher)))
+    assert sum(turns) == 499
+    assert max(turns) <= broker.core.most_steps
+    assert broker.now < 1001  # each turn follows the one before
+
+
+def test_few_subscribers_are_looked_at_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publishers that wait in vain for a topic of very many would stop everybody."""
+    monkeypatch.setattr(room, "MOST_LOOKED", 40)
+    broker = VirtualBroker(Limits(**SMALL))
+    for number in range(20):
+        away(broker, f"s{number}")
+    publishers = [broker.connect(f"p{number}", 4) for number in range(6)]
+    for publisher in publishers:
+        send(publisher, 1, 2, 3)
+    looked: list[str] = []
+    lacks = broker.core.room.lacks
+
+    def noted(message: Any, *arguments: Any, **options: Any) -> str:
+        looked.append(message.publisher)
+        return lacks(message, *arguments, **options)
+
+    monkeypatch.setattr(Room, "lacks", lambda _, *a, **options: noted(*a, **options))
+    broker.advance(0.5)
+    assert looked == ["p0", "p1"]
+    broker.advance(1)
+    assert looked == ["p0", "p1", "p2", "p3", "p4", "p5"]
+
+
+def test_small_messages_find_room_without_a_look_while_little_waits() -> None:
+    """What waits for others costs a publish nothing; more than half of a limit does."""
+    broker = VirtualBroker(Limits(queued_messages=1000))
+    room_of_all = broker.core.room
+    away(broker)
+    publisher = broker.connect("p")
+    send(publisher, *range(1, 501))
+    assert not room_of_all.over_half
+    send(publisher, 501)
+    assert room_of_all.over_half == {broker.session("s").outbox}
+    check(broker)
+    subscriber = kept(broker)
+    assert len(drain(subscriber)) == 501
+    assert not room_of_all.over_half
+    check(broker)
+
+
 def test_publishers_together_have_no_more_held_than_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However many connections somebody makes; those that have nothing held are read from."""
-    monkeypatch.setattr(room, "ALL_HELD_BYTES", 25)
     broker = VirtualBroker(Limits(**SMALL))
     away(broker)
     publishers = [broker.connect(f"p{number}", 4) for number in range(4)]
     send(publishers[0], 1, 2)
     for publisher in publishers[:3]:
         publisher.send(Publish("t", bytes(10), qos=1, packet_id=3))
+        n_bytes = publisher.connection.awaiting_bytes
+        monkeypatch.setattr(room, "ALL_HELD_BYTES", n_bytes * 5 // 2)
     reading = [publisher.connection.wants_reading for publisher in publishers]
     assert reading == [False, False, False, True]
     publishers[0].lose()

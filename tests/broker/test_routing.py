@@ -62,6 +62,7 @@ def test_what_was_held_when_the_connection_is_lost_comes_by_its_repeat(qos: int)
     acknowledged(publisher)
     publisher.lose()
     assert not broker.core.room.waiting
+    assert broker.core.counters.publish_refused == {"publisher gone": 1}
     subscriber = kept(broker)
     assert drain(subscriber) == [b"1", b"2"]
     broker.advance(5)
@@ -70,4 +71,28 @@ def test_what_was_held_when_the_connection_is_lost_comes_by_its_repeat(qos: int)
     send(publisher, 3, qos=qos, dup=True)
     assert acknowledged(publisher) == {3: 0}
     assert drain(subscriber) == [b"3"]
+    check(broker)
+
+
+def test_what_is_just_tried_when_the_connection_is_lost_comes_once() -> None:
+    """Access control takes its time, and the client comes back before it has answered."""
+    access = Access()
+    broker = VirtualBroker(Limits(**SMALL), access=access)
+    away(broker)
+    other = kept(broker, "other")
+    publisher = broker.connect("p", 4, clean_start=False)
+    send(publisher, 1, 2, 3, qos=2)
+    acknowledged(publisher)
+    assert drain(other) == [b"1", b"2"]
+    assert drain(kept(broker)) == [b"1", b"2"]
+    access.waits = True
+    broker.advance(1)
+    assert broker.waiting
+    access.waits = False
+    publisher.lose()
+    publisher = broker.connect("p", 4, clean_start=False)
+    send(publisher, 3, qos=2, dup=True)
+    broker.finish_waiting()
+    assert acknowledged(publisher) == {3: 0}
+    assert drain(other) == [b"3"]
     check(broker)
