@@ -15,7 +15,7 @@ import heapq
 import itertools
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from broker.delivery import NO_QUEUE, Delivery, by_sequence
 
@@ -167,3 +167,10 @@ class Held:
             assert {d.message.topic for d in chain} == {topic}, "chains"  # noqa: S101
             sequences = [d.sequence for d in chain]
             assert sequences == sorted(sequences), "order of a topic"  # noqa: S101
+
+    def check_order(self, ready: Iterable[Delivery]) -> None:
+        """Raise AssertionError where a message that is ready came after one held of its topic."""
+        since = {large.message.topic: large.sequence for large in self.firsts}
+        for delivery in ready:
+            first = since.get(delivery.message.topic)
+            assert first is None or delivery.sequence < first, "order"  # noqa: S101

@@ -478,23 +478,16 @@ class Outbox:
         self.n_bytes -= delivery.message.size_bytes
         rules = self._rules
         if rules.over_half:
-            self._look_at_half()
+            rules.left(self)
         if rules.backlog is not None:
             rules.backlog.leave(delivery.message)
         if self.journal is not None and delivery.qos:
             self.journal.changed(delivery)
 
-    def _look_at_half(self) -> None:
-        """Messages have left: see whether they were what was more than half."""
-        rules = self._rules
-        if self.n_messages <= rules.half_messages and self.n_bytes <= rules.half_bytes:
-            rules.over_half.discard(self)
-
     def _has_expired(self, delivery: Delivery, now: float) -> bool:
-        if delivery.is_expired(now):
-            self._ledger.expired += 1
-            return True
-        return False
+        has_expired = delivery.is_expired(now)
+        self._ledger.expired += has_expired
+        return has_expired
 
     def take_where(
         self, is_wanted: Callable[[Delivery], bool], n_messages: int = sys.maxsize
@@ -511,9 +504,8 @@ class Outbox:
         taken: list[Delivery] = []
         for ready in self._lanes():
             taken += self._take_ready(ready, is_wanted, n_messages - len(taken))
-        held = self._held
-        if held is not None and len(taken) < n_messages:
-            taken += self._take_held(held, is_wanted, n_messages - len(taken))
+        if self._held is not None and len(taken) < n_messages:
+            taken += self._take_held(self._held, is_wanted, n_messages - len(taken))
         return sorted(taken, key=by_sequence)
 
     def _take_ready(
@@ -554,7 +546,7 @@ class Outbox:
                 else:
                     self.n_bytes = 0
                 ready.clear()
-        self._look_at_half()
+        self._rules.left(self)
         if self._held is not None:
             self._take_held(self._held, lambda delivery: not delivery.qos)
         self._ledger.drop(reason, n_before - self.n_messages)
@@ -589,7 +581,7 @@ class Outbox:
         self._held = None
         self.n_messages = 0
         self.n_bytes = 0
-        self._look_at_half()
+        self._rules.left(self)
         self.look_again_at = None
         self._passed_bytes = 0
         self._next_expiry = math.inf
@@ -600,17 +592,9 @@ class Outbox:
         waiting = list(self.waiting())
         assert len(waiting) == self.n_messages, "n_messages"  # noqa: S101 (this is the check)
         assert all(d.is_waiting for d in waiting), "is_waiting"  # noqa: S101
-        n_bytes = sum(d.message.size_bytes for d in waiting)
-        assert n_bytes == self.n_bytes, "n_bytes"  # noqa: S101
-        rules = self._rules
-        is_over = self.n_messages > rules.half_messages or n_bytes > rules.half_bytes
-        assert (self in rules.over_half) == is_over, "over_half"  # noqa: S101
-        held = self._held
-        if held is None:
-            return
-        held.check_invariants()
-        if self._rules.keeps_topics:
-            since = {large.message.topic: large.sequence for large in held.firsts}
-            for delivery in chain(*self._lanes()):
-                first = since.get(delivery.message.topic)
-                assert first is None or delivery.sequence < first, "order"  # noqa: S101
+        assert sum(d.message.size_bytes for d in waiting) == self.n_bytes  # noqa: S101
+        assert (self in self._rules.over_half) == self._rules.is_over_half(self)  # noqa: S101
+        if self._held is not None:
+            self._held.check_invariants()
+            if self._rules.keeps_topics:
+                self._held.check_order(self.ready())

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from broker.backlog import Backlog
 from broker.extensions import DeliveryGate, OrderingGate, Verdict
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
+
+if TYPE_CHECKING:
+    from broker.outbox import Outbox
 
 SWEEP_SECONDS: Final = 0.00002
 """For each message that waits, so long there is no further look for expired ones, which takes 0.4 %
@@ -103,6 +106,15 @@ class OutboxRules:
             self.keeps_topics = gate.keeps_topics
             self.supersedes = gate.supersedes
             self.is_first = gate.is_first if gate.has_first else None
+
+    def is_over_half(self, outbox: Outbox) -> bool:
+        """Say whether more than half of what may wait in an outbox does."""
+        return outbox.n_messages > self.half_messages or outbox.n_bytes > self.half_bytes
+
+    def left(self, outbox: Outbox) -> None:
+        """See whether an outbox from which messages have left is still more than half full."""
+        if not self.is_over_half(outbox):
+            self.over_half.discard(outbox)
 
     def drop(self, link: Link, ledger: Ledger, reason: str, message: Message) -> None:
         """Count a message that is dropped for want of room.
