@@ -25,13 +25,14 @@ from broker.access_control import (
     AccessControl,
     Action,
     Admittance,
+    Authenticator,
     ConnectAttempt,
     SessionView,
 )
 
 
 class SeveralSources:
-    """Access control by what two or more sources say; see the module.
+    """Access control by what several sources say; see the module. No source lets nobody in.
 
     As long as no source takes a wait, neither does this.
 
@@ -132,11 +133,14 @@ def _all_hold(checks: Sequence[Callable[[], bool]]) -> bool:
     return all(holds() for holds in checks)
 
 
-def combine(sources: Sequence[AccessControl]) -> AccessControl | None:
-    """Return the access control for the core: without a source none, and everybody is let in.
+def combine(
+    sources: Sequence[AccessControl], authenticators: Sequence[Authenticator] = ()
+) -> AccessControl | None:
+    """Return the access control for the core: None, which lets everybody in, where nothing decides.
 
-    The listeners are then local: see `broker.local_only`.
+    The listeners are then local: see `broker.local_only`. Where only authenticators decide, a
+    client that names none of their methods is refused.
     """
-    if not sources:
+    if not sources and not authenticators:
         return None
     return sources[0] if len(sources) == 1 else SeveralSources(sources)

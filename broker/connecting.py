@@ -107,7 +107,8 @@ def _check_client_id(packet: Connect, *, may_be_empty: bool) -> None:
         return
     if not may_be_empty:
         raise ProtocolError(
-            "CONNECT: empty Client Identifier; allowed: none, as mqtt.allow_empty_client_id says",
+            "CONNECT: Client Identifier: read an empty one; allowed: at least one character, as "
+            "mqtt.allow_empty_client_id is false",
             ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
         )
     if packet.protocol_version == MQTT_5:

@@ -180,7 +180,10 @@ class Server:
             samplers=plugins.samplers,
             payload_store=plugins.payload_store,
             sinks=plugins.sinks,
-            access=combine([*([host.access] if host is not None else []), *plugins.access]),
+            access=combine(
+                [*([host.access] if host is not None else []), *plugins.access],
+                plugins.authenticators,
+            ),
             authenticators=plugins.authenticators,
             listeners=ClientLog(self._logger).added_to(
                 host.listeners if host is not None else Listeners()

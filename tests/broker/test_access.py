@@ -10,6 +10,7 @@ from broker.connecting import close_if_revoked
 from broker.mqtt.packets import ConnAck, Connect
 from broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.access import Access, finish
+from tests.helpers.riddle import Riddle
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 
@@ -32,6 +33,17 @@ def connected(*sources: Source, client_id: str = "c") -> VirtualClient:
 def test_without_a_source_everybody_is_let_in() -> None:
     """The listeners are then of this machine alone."""
     assert combine([]) is None
+
+
+def test_where_authenticators_alone_decide_others_are_refused() -> None:
+    """A client that names no authentication method has not been let in by anything."""
+    riddle = Riddle()
+    broker = VirtualBroker(access=combine([], [riddle]), authenticators=[riddle])
+    for username in (None, "sent"):
+        client = VirtualClient(broker)
+        client.send(Connect(client_id="c", username=username))
+        finish(client)
+        assert client.take(ConnAck).reason_code == ReasonCode.NOT_AUTHORIZED
 
 
 @pytest.mark.parametrize("waiting", [(), (0,), (1,), (0, 1)])

@@ -17,10 +17,12 @@ from broker.extensions import Plugin
 from broker.listeners import ListenError
 from broker.mqtt.packets import Disconnect, PubAck, Publish
 from broker.mqtt.reason_codes import ReasonCode
+from broker.plugin_loader import LoadedPlugins
 from broker.server import Server
 from plugins.queue.client import QueueClient
 from tests.broker.serving import make_server, port_of, serving, until
 from tests.helpers.process import ANONYMOUS, anonymous_policy
+from tests.helpers.riddle import Riddle
 from tests.helpers.wire import WireClient, connected
 
 LOCAL = "127.0.0.1"
@@ -106,6 +108,22 @@ async def test_who_asks_for_anonymity_gets_it(
     assert server.addresses["default"][0] == "0.0.0.0"
     told = [record.message for record in caplog.records if "can reach it" in record.message]
     assert [message.split(":")[0] for message in told] == ["listener default"] * is_warned
+
+
+async def test_a_plugin_that_brings_authenticators_alone_lets_in_by_them_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The listeners serve every network, so that others are refused."""
+    loaded = LoadedPlugins(authenticators=(Riddle(),))
+    monkeypatch.setattr(server_module, "load_plugins", lambda *_, **__: loaded)
+    text = {"listeners": {"default": {"bind": "0.0.0.0:0"}}, "plugins": {"probing": None}}
+    server = Server(parse_policy(text, "p"))
+    await server.start()
+    try:
+        async with await WireClient.dial(port_of(server)) as client:
+            assert (await client.connect("c")).reason_code == ReasonCode.NOT_AUTHORIZED
+    finally:
+        await server.stop()
 
 
 async def test_address_in_use_is_told_and_nothing_stays_behind(tmp_path: Path) -> None:
