@@ -260,8 +260,8 @@ class Listening:
             if arrival.listener == self.listener.name:
                 arrival.transport.abort()
 
-    def reload(self) -> list[str] | None:
-        """Read the files of TLS again, for connections from now on.
+    async def reload(self) -> list[str] | None:
+        """Read the files of TLS again, for connections from now on; a long list takes a while.
 
         Returns:
             The files behind their keys; None where they cannot be used: that is logged, and
@@ -271,10 +271,10 @@ class Listening:
         if tls is None:
             return []
         try:
-            self._context = self._new_context(tls)
-        except TlsFilesError as error:
+            self._context = await asyncio.to_thread(self._new_context, tls)
+        except (TlsFilesError, OSError) as error:  # a file may go while it is read
             self._logger.error(  # noqa: TRY400 (a user's mistake)
-                "listener %s: %s; the certificate of before stays in use", self.listener.name, error
+                "listener %s: %s; its files of before stay in use", self.listener.name, error
             )
             return None
         return tls.files()

@@ -261,7 +261,7 @@ class Server:
         read: list[str] = []
         failed: list[str] = []
         for listening in self._listening:
-            files = listening.reload()
+            files = await listening.reload()
             path = f"listeners.{listening.listener.name}"
             if files is None:
                 failed.append(path)

@@ -124,11 +124,12 @@ def _load_revocation_lists(context: ssl.SSLContext, file: str) -> None:
     before = context.cert_store_stats()
     problem = f"crlfile {file}: no certificate revocation list in PEM form"
     try:
+        check_is_no_pipe(file)
         context.load_verify_locations(file)
     except ssl.SSLError as error:
         raise TlsFilesError(problem) from error
     except OSError as error:
-        raise TlsFilesError(f"crlfile {file}: {error.strerror}") from error
+        raise TlsFilesError(f"crlfile {file}: {error.strerror or error}") from error
     after = context.cert_store_stats()
     if after["x509"] != before["x509"]:  # they would be authorities
         raise TlsFilesError(f"crlfile {file}: certificates in it; allowed: revocation lists alone")

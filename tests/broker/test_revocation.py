@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import logging
+import os
 import ssl
 from pathlib import Path
 
@@ -89,6 +90,7 @@ def test_what_is_truncated_is_no_list(tmp_path: Path) -> None:
     ("content", "told"),
     [
         (None, "No such file"),
+        ("fifo", "Not a regular file"),
         ("garbage", "no certificate revocation list in PEM form"),
         ("certificate", "certificates in it; allowed: revocation lists alone"),
     ],
@@ -96,10 +98,12 @@ def test_what_is_truncated_is_no_list(tmp_path: Path) -> None:
 def test_a_file_that_is_no_list_is_named(
     authority: Authority, tmp_path: Path, content: str | None, told: str
 ) -> None:
-    """Certificates in it would be authorities."""
+    """Certificates in it would be authorities; a FIFO might never say anything."""
     certfile, keyfile = authority.issue()
     file = tmp_path / "list"
-    if content is not None:
+    if content == "fifo":
+        os.mkfifo(file)
+    elif content is not None:
         file.write_text(Path(certfile).read_text() if content == "certificate" else content)
     tls = Tls(certfile, keyfile, cafile=authority.cafile, crlfile=str(file))
     with pytest.raises(TlsFilesError, match=f"crlfile {file}: {told}"):
