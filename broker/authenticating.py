@@ -9,6 +9,7 @@ client may start the same exchange again; its other packets go on meanwhile.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -255,7 +256,7 @@ def refused_unjudged(core: Core, login: Attempt) -> Refused | None:
     core.counters.logins_not_judged += 1
     if login.is_known_wrong:
         return Refused(why="the same wrong password again")
-    why = f"{NOT_JUDGED.why}, the next is judged in {login.wait:.0f} s"
+    why = f"{NOT_JUDGED.why}, the next is judged in {math.ceil(login.wait)} s"
     return NOT_JUDGED._replace(why=why)
 
 
@@ -281,7 +282,7 @@ def note_failure(
     wait = core.logins.failed(login, password, now)
     if not wait:
         return refused
-    why = f"{refused.why or 'not authorized'}; the next is judged in {wait:.0f} s"
+    why = f"{refused.why or 'not authorized'}; the next is judged in {math.ceil(wait)} s"
     return refused._replace(why=why)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from broker import authenticating
-from broker.access_control import Accepted, Admittance, ConnectAttempt, Refused
+from broker.access_control import NOT_JUDGED, Accepted, Admittance, ConnectAttempt, Refused
 from broker.capabilities import check_connect, connack_properties, redirection
 from broker.counters import count
 from broker.errors import ProtocolError
@@ -233,8 +233,10 @@ async def let_in(
 def _refuse_login(
     connection: Connection, client_id: str, username: str | None, refused: Refused, now: float
 ) -> None:
+    is_judged = refused.reason_code != NOT_JUDGED.reason_code
     connection.core.logger.info(
-        "client %s: %s: %s, from %s",
+        # Of each kind the log has so many lines: those of a flood must not hide wrong passwords.
+        "client %s: %s: %s, from %s" if is_judged else "client %s: %s: not judged: %s, from %s",
         client_id,
         "no user name" if username is None else f"user {username!r}",
         refused.why or "not authorized",
