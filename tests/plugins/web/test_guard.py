@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -40,9 +41,11 @@ class Running:
         guards = self.server._guards
         return len(guards._served) + len(guards._hearing)
 
-    async def connect(self) -> Client:
-        """Open a connection."""
-        return Client(*await asyncio.open_connection("127.0.0.1", self.port))
+    async def connect(self, beginning: bytes = b"") -> Client:
+        """Open a connection, on which some bytes are there before the server knows of it."""
+        sock = socket.create_connection(("127.0.0.1", self.port))
+        sock.sendall(beginning)
+        return Client(*await asyncio.open_connection(sock=sock))
 
 
 class Client:
@@ -55,6 +58,10 @@ class Client:
     async def ask(self) -> bytes:
         """Return the answer to a whole request, without its body."""
         self.writer.write(REQUEST)
+        return await self.answer()
+
+    async def answer(self) -> bytes:
+        """Return the answer to a request that was sent."""
         async with asyncio.timeout(SECONDS):
             return await self.reader.readuntil(b"well")
 
@@ -121,16 +128,15 @@ async def test_of_a_flood_only_so_many_stay_to_be_told(caplog: pytest.LogCapture
 async def test_a_header_that_is_not_whole_in_time_ends_its_connection(beginning: bytes) -> None:
     """Of the first request, which may not even have begun."""
     async with serving(header_timeout_seconds=0.05) as running:
-        client = await running.connect()
-        client.writer.write(beginning)
+        client = await running.connect(beginning)
         assert await client.end() == b""
 
 
 async def test_a_header_of_a_later_request_has_the_same_time() -> None:
     """From its first byte on, whatever the connection may be idle."""
     async with serving(header_timeout_seconds=0.05, idle_timeout_seconds=3600.0) as running:
-        client = await running.connect()
-        await client.ask()
+        client = await running.connect(REQUEST)
+        await client.answer()
         client.writer.write(REQUEST[:20])
         assert await client.end() == b""
 
@@ -155,8 +161,8 @@ async def test_a_request_that_waits_for_something_is_not_cut() -> None:
 
     limits = {"header_timeout_seconds": 0.05, "idle_timeout_seconds": 0.05}
     async with serving(handle, **limits) as running:
-        waiting = await running.connect()
-        answer = asyncio.ensure_future(waiting.ask())
+        waiting = await running.connect(REQUEST)
+        answer = asyncio.ensure_future(waiting.answer())
         await asked.wait()
         for _ in range(2):
             silent = await running.connect()
