@@ -195,8 +195,11 @@ class LoginBackoff:
         return address is None or attempt.pair in self._good or not address.wait(self._now)
 
     def succeeded(self, attempt: Attempt) -> None:
-        """Take note of a client that was let in."""
-        self._pairs.pop(attempt.pair, None)
+        """Take note of a client that was let in; wrong passwords of others stay known."""
+        pair = self._pairs.get(attempt.pair)
+        if pair is not None:
+            pair.failures = 0
+            pair.until = -math.inf
         _keep(self._good, attempt.pair, None, MAX_GOOD)
 
     def failed(self, attempt: Attempt, password: bytes | None, now: float) -> float:

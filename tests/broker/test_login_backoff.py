@@ -149,6 +149,16 @@ def test_the_same_wrong_password_is_no_guess() -> None:
     assert log_in(broker, "stale") == WRONG
 
 
+def test_the_same_wrong_password_is_no_guess_though_others_of_its_pair_log_in() -> None:
+    """Of the devices behind one address, some may have the password of before."""
+    broker, _ = broker_with(login_failures_per_address=3, login_failures_per_user=3)
+    for _ in range(10):
+        assert log_in(broker, "old") == WRONG
+        assert log_in(broker, "right") == 0
+    assert broker.core.counters.logins_failed == 1
+    assert log_in(broker, "wrong", username="bob") == WRONG
+
+
 def test_a_reload_judges_every_password_anew() -> None:
     """What was wrong may be right."""
     broker, access = broker_with()
