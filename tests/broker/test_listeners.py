@@ -549,22 +549,6 @@ async def test_certificates_are_read_again_and_clients_stay(
     assert f"reloaded: nothing; {failed}; {not_read}" in caplog.messages
 
 
-async def test_a_file_that_goes_while_it_is_read_again_ends_nothing(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As while a renewed certificate is put in its place."""
-    async with serving(listeners={"default": authority.listener_keys()}) as server:
-
-        def fail(*_: object) -> None:
-            raise FileNotFoundError(2, "No such file or directory")
-
-        monkeypatch.setattr("broker.listeners.make_context", fail)
-        await server.reload()
-        async with await StreamClient.dial_tls(port_of(server), authority.client_context()) as one:
-            await one.connect("c")
-    assert "No such file or directory; its files of before stay in use" in caplog.text
-
-
 async def test_certificate_that_no_listener_shows_is_told(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:

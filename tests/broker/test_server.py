@@ -21,8 +21,10 @@ from broker.plugin_loader import LoadedPlugins
 from broker.server import Server
 from plugins.queue.client import QueueClient
 from tests.broker.serving import make_server, port_of, serving, until
+from tests.helpers.certificates import Authority
 from tests.helpers.process import ANONYMOUS, anonymous_policy
 from tests.helpers.riddle import Riddle
+from tests.helpers.streams import StreamClient
 from tests.helpers.wire import WireClient, connected
 
 LOCAL = "127.0.0.1"
@@ -310,3 +312,20 @@ async def test_limits_are_those_of_the_machine_and_the_log_says_which(
     (line,) = [r.getMessage() for r in caplog.records if "limits of this machine" in r.msg]
     assert "1073741824 bytes of memory" in line
     assert "total_queued_bytes 268435456" in line
+
+
+async def test_a_file_that_goes_while_it_is_read_again_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As while a renewed certificate is put in its place."""
+    authority = Authority(tmp_path)
+    async with serving(listeners={"default": authority.listener_keys()}) as server:
+
+        def fail(*_: object) -> None:
+            raise FileNotFoundError(2, "No such file or directory")
+
+        monkeypatch.setattr("broker.listeners.make_context", fail)
+        await server.reload()
+        async with await StreamClient.dial_tls(port_of(server), authority.client_context()) as one:
+            await one.connect("c")
+    assert "No such file or directory; its files of before stay in use" in caplog.text
