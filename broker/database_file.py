@@ -3,7 +3,8 @@
 Theory of operation. SQLite opens its files by name and from then on by descriptor. It goes on
 writing to a file that somebody has deleted or replaced, and all of that is gone with the process.
 So the names are looked up before and after each commit: what was written to a file without its name
-is not reported as stored. Beside the database lie its write-ahead log ``-wal``, the log's index
+is not reported as stored. A link to the database is followed, as SQLite does: beside the file
+itself lie its write-ahead log ``-wal``, the log's index
 ``-shm``, and a ``.lock`` by which one process has all of them at a time; the lock goes with the
 process, however it ends.
 """
@@ -63,7 +64,7 @@ class DatabaseFile:
     """The files of one database, held by a lock until `close`.
 
     Attributes:
-        path: name of the database.
+        path: name of the database, without links: two that lead to one file are one database.
         tightened: names of the files that others could read, and no longer can.
     """
 
@@ -79,8 +80,9 @@ class DatabaseFile:
             DatabaseFileError: another process has it, a file cannot be used, or the database is
                 missing beside its log.
         """
-        self.path = path
+        self.path = path = os.path.realpath(path)
         self.tightened: list[str] = []
+        self._is_filled = False
         self._watched: dict[str, tuple[int, int]] = {}
         self._lock = self._take_lock()
         try:
@@ -149,15 +151,23 @@ class DatabaseFile:
             identity = _identity(name)
             if identity is not None:
                 self._watched[name] = identity
+        self._is_filled = _size(self.path) > 0
 
     def why_lost(self) -> str:
-        """Say which file was deleted or replaced since `watch`; "" for none. Any thread may ask."""
+        """Say which file was deleted, replaced or emptied since `watch`; "" for none.
+
+        Any thread may ask.
+        """
         for name, identity in self._watched.items():
             if _identity(name) != identity:
                 return (
                     f"{name} was deleted or replaced: what is written would be lost; put it back, "
                     "or stop and start again"
                 )
+        if self._is_filled and not _size(self.path):
+            return (
+                f"{self.path} was emptied: what is written would be lost; stop, and put a copy back"
+            )
         return ""
 
     def close(self) -> None:

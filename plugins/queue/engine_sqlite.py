@@ -13,6 +13,7 @@ that space can be held again, no message is taken.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -89,7 +90,8 @@ class SqliteStore:
         self._durability = durability
         self._busy_seconds = busy_seconds
         self._synchronous = ""
-        self._reserve = DiskReserve(f"{path}.reserve", RESERVE_BYTES)
+        # Beside the file itself, where a link may lead to another disk.
+        self._reserve = DiskReserve(f"{os.path.realpath(path)}.reserve", RESERVE_BYTES)
         self._ids: dict[Key, int] = {}
         self._file: DatabaseFile | None = None
         self._writer: sqlite3.Connection | None = None

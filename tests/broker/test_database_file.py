@@ -102,6 +102,30 @@ def test_two_at_a_time_are_refused(path: Path) -> None:
         pass
 
 
+def test_a_database_is_one_by_whatever_link(path: Path) -> None:
+    """Two programs that have it by two names would both write, and SQLite's log is one."""
+    link = path.with_name("elsewhere")
+    link.mkdir()
+    link /= "y.db"
+    link.symlink_to(path)
+    with opened(path), pytest.raises(DatabaseFileError, match="in use by process"):
+        DatabaseFile(str(link))
+    path.with_name("x.db-wal").write_bytes(bytes(4152))
+    with pytest.raises(DatabaseFileError, match=r"beside \S+x\.db-wal of 4,152 bytes"):
+        DatabaseFile(str(link))
+    assert [found.name for found in link.parent.iterdir()] == ["y.db"]
+
+
+def test_a_database_that_was_emptied_is_noticed(path: Path) -> None:
+    """Its log alone holds nothing: the next start would refuse it."""
+    path.write_bytes(b"x")
+    with opened(path) as file:
+        file.watch()
+        assert not file.why_lost()
+        os.truncate(path, 0)
+        assert f"{path} was emptied" in file.why_lost()
+
+
 @pytest.mark.parametrize("is_there", [False, True])
 def test_no_database_beside_a_filled_log_is_refused(path: Path, *, is_there: bool) -> None:
     """SQLite would throw the log away."""
