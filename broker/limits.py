@@ -90,9 +90,9 @@ class Limits:
         properties_bytes: of the properties of a PUBLISH; a client is closed for more (0x97). Each
             reader gets a copy. The longest Correlation Data fits, of 64 KiB, and as much again.
         payload_bytes: of the largest payload of a PUBLISH or of a will. A larger message is not
-            routed, and acknowledged all the same, so that a client of MQTT 3.1.1 does not send it
-            for ever; one of MQTT 5 is told (0x97). A CONNECT with such a will is refused (0x95).
-            None: what fits in a packet.
+            routed. At QoS 1 and 2 it is acknowledged, or a client of MQTT 3.1.1 would send it again
+            after each reconnect; in MQTT 5 the acknowledgement says 0x97. A CONNECT with such a
+            will is refused (0x95, return code 5 in MQTT 3.1.1). None: what fits in a packet.
         topic_bytes: of the longest Topic Name or Topic Filter. As much as the format has: it is
             the levels that make a topic cost more than its bytes.
         topic_levels: of the deepest Topic Name or Topic Filter, `a/b` having two. A level costs

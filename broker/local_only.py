@@ -1,7 +1,7 @@
 """Listeners of a broker that has no way to authenticate clients: they serve this machine alone.
 
-An address that stands for all interfaces becomes loopback. What an operator has written and
-cannot be kept to this machine ends the start, as nobody else would hear that it is not served.
+An address that stands for all interfaces becomes loopback. Any other address beyond this machine
+ends the start: clients elsewhere would see a refused connection, and only the log would say why.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ def is_local(listener: Listener) -> bool:
         return False
 
 
+def demands_certificate(listener: Listener) -> bool:
+    """Say whether clients are authenticated by their certificates before they can connect."""
+    return listener.tls is not None and listener.tls.require_certificate
+
+
 def local_listeners(listeners: Mapping[str, Listener], file: str) -> dict[str, Listener]:
     """Return listeners as they serve this machine alone.
 
@@ -48,7 +53,7 @@ def local_listeners(listeners: Mapping[str, Listener], file: str) -> dict[str, L
     local: dict[str, Listener] = {}
     problems: list[ConfigProblem] = []
     for name, listener in listeners.items():
-        if listener.tls is not None and listener.tls.require_certificate:
+        if demands_certificate(listener):
             local[name] = listener
             continue
         if listener.proxy_protocol:

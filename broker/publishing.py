@@ -291,7 +291,8 @@ def _refuse_large(
     """Refuse a payload beyond the limit, and acknowledge it.
 
     PUBACK and PUBREC have no reason code for the size of a packet: it is a quota (MQTT 5.0,
-    3.4.2.1). MQTT 3.1.1 has no word at all: unacknowledged, the message would come for ever.
+    3.4.2.1). MQTT 3.1.1 has no reason codes: a client sends an unacknowledged message again after
+    each reconnect.
     """
     connection.core.refuse(connection.session.client_id, topic, ReasonCode.PACKET_TOO_LARGE)
     if not qos:

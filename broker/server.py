@@ -23,7 +23,7 @@ from broker.events import Listeners
 from broker.limits import OF_MEMORY
 from broker.listener_config import Listener
 from broker.listeners import Listening
-from broker.local_only import WHAT_TO_WRITE, is_local, local_listeners
+from broker.local_only import WHAT_TO_WRITE, demands_certificate, is_local, local_listeners
 from broker.machine_memory import machine_memory_bytes
 from broker.open_files import most_connections
 from broker.plugin_loader import LoadedPlugins, load_plugins
@@ -149,12 +149,15 @@ class Server:
         policy, host = self._policy, self._host
         if not self._plugins.has_authentication and (host is None or not host.authenticates):
             listeners = local_listeners(policy.listeners, policy.file)
-            self._logger.warning(
-                "%s names nothing that authenticates clients: this machine alone is served, with "
-                "any user name and password; %s",
-                policy.file,
-                WHAT_TO_WRITE,
-            )
+            local = [name for name, one in listeners.items() if not demands_certificate(one)]
+            if local:
+                self._logger.warning(
+                    "%s names nothing that authenticates clients: listeners that serve this "
+                    "machine alone, with any user name and password: %s; %s",
+                    policy.file,
+                    ", ".join(local),
+                    WHAT_TO_WRITE,
+                )
             return listeners
         if host is not None and host.lets_anybody_in:
             for listener in policy.listeners.values():

@@ -52,9 +52,9 @@ _ILL_FORMED: Final = (HttpProcessingError, web.RequestPayloadError)
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Say whether a log line of aiohttp's is of a fault here; of a client's it says so in short.
+    """Say whether a log record of aiohttp's is about a fault of ours; log a client's in one line.
 
-    Whoever sends what is no HTTP could else fill a disk with tracebacks.
+    A client could fill the disk with the tracebacks of its ill-formed requests.
     """
     error = record.exc_info[1] if record.exc_info else None
     if not isinstance(error, _ILL_FORMED):

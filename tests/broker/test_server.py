@@ -76,8 +76,30 @@ async def test_without_a_way_to_authenticate_this_machine_alone_is_served(
     finally:
         await server.stop()
     (told,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert told.startswith("p names nothing that authenticates clients: this machine alone")
+    assert told.startswith("p names nothing that authenticates clients: listeners that serve this")
+    assert ": default, web; to serve others" in told
     assert "plugins: {access: {password_file: FILE}}" in told
+
+
+async def test_a_listener_that_demands_certificates_is_not_told_as_local(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It serves the networks of the file; a warning that it does not would be wrong."""
+    authority = Authority(tmp_path)
+    keys = authority.listener_keys(cafile=authority.cafile, require_certificate=True)
+    for listeners, n_warnings in (
+        ({}, 0),
+        ({"plain": {"bind": "127.0.0.1:0", "ssl": False}}, 1),
+    ):
+        caplog.clear()
+        everywhere = {"default": {**keys, "bind": "0.0.0.0:0"}, **listeners}
+        server = Server(parse_policy({"listeners": everywhere, "plugins": {}}, "p"))
+        await server.start()
+        await server.stop()
+        assert server.addresses["default"][0] == "0.0.0.0"
+        told = [record.message for record in caplog.records if "authenticates" in record.message]
+        assert len(told) == n_warnings
+        assert all(": plain; to serve others" in message for message in told)
 
 
 async def test_without_a_way_to_authenticate_an_address_of_a_network_ends_the_start(
