@@ -54,6 +54,17 @@ _TLS_VERSIONS: Final = {"tlsv1.3": 1.3, "tlsv1.2": 1.2, "tlsv1.1": 1.2}
 _PERSIST_PLUGIN: Final = "mosquitto_persist_sqlite.so"
 """File name of mosquitto's plugin that keeps sessions; it decides nothing about clients."""
 
+_LISTENER_DEFAULTS: Final = {
+    "protocol": "mqtt",
+    "max_connections": "-1",
+    "max_qos": "2",
+    "require_certificate": "false",
+    "use_identity_as_username": "false",
+    "use_subject_as_username": "false",
+    "use_username_as_clientid": "false",
+}
+"""Values with which a line above the first listener makes none of its own in mosquitto 2.0."""
+
 _EVERY_ADDRESS: Final = {"ipv4": "0.0.0.0", "ipv6": "::"}  # noqa: S104 (as mosquitto has it)
 
 
@@ -278,6 +289,12 @@ class _Reading:
     def _all_listeners(self) -> list[_Listener]:
         """Return those that mosquitto would start."""
         default = self._default
+        if self._listeners and default.set:
+            lines = default.set.values()
+            if all(_LISTENER_DEFAULTS.get(canonical(line.name)) == line.value for line in lines):
+                for line in lines:
+                    self._note(line, "mosquitto 2.1 serves port 1883 for it, 2.0 and this do not")
+                return self._listeners
         if default.set or not self._listeners:
             default.port = int(default.text("port") or 1883)
             default.host = default.text("bind_address")

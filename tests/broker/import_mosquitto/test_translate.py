@@ -192,6 +192,16 @@ def test_only_pages_of_the_web_sites_named_connect() -> None:
     }
 
 
+@pytest.mark.parametrize("line", ["protocol mqtt", "max_connections -1", "maximum_qos 2"])
+def test_a_default_above_the_first_listener_makes_none(line: str) -> None:
+    """As in mosquitto 2.0; the file of Home Assistant's mosquitto begins so."""
+    policy, (note,) = translated(f"{line}\nlistener 1884\n")
+    assert policy["listeners"] == {"mqtt-1884": {"bind": ":1884"}}
+    assert str(note).startswith(f"line 1: {line}: mosquitto 2.1 serves port 1883")
+    policy, _ = translated(f"{line}\nmax_connections 5\nlistener 1884\n")
+    assert list(policy["listeners"]) == ["mqtt-1883", "mqtt-1884"]
+
+
 def test_where_no_listener_is_left_nothing_is_written() -> None:
     """A policy without listeners would have one on every interface."""
     (problem,) = problems_of("listener 1883\nmount_point m/\n")
