@@ -326,9 +326,10 @@ class Room:
         for receipt, _, _ in held:
             receipt.settle(ReasonCode.QUOTA_EXCEEDED)
 
-    def made(self, now: float) -> None:
-        """Some outbox may have given messages away: who is `waiting` is tried in the next turn."""
-        self._look_at(now)
+    def made(self, session: Session, now: float) -> None:
+        """An outbox may have given messages away: who waits for it is tried in the next turn."""
+        if session in self._full or None in self._full:
+            self._look_at(now)
 
     def _look_at(self, when: float) -> None:
         if self._timer is not None:
@@ -345,16 +346,15 @@ class Room:
         for connection in list(self.waiting)[:MOST_RETRIED]:
             if connection in self._trying:
                 continue
-            if core.steps >= core.most_steps:
-                self._look_at(now)
-                break
-            if self._n_looked >= MOST_LOOKED:
+            if core.steps >= core.most_steps or self._n_looked >= MOST_LOOKED:
                 break
             del self.waiting[connection]
             self.waiting[connection] = None  # behind the others, whom the next turn is for
             rest = eager.start(self._try_again(connection, now))
             if rest is not None:
                 core.spawn(rest)
+        if core.steps and self.waiting:
+            self._look_at(now)  # some have found room: so may others
         if self._full or self.waiting:
             self._look_at(now + LOOK_SECONDS)
 

@@ -241,7 +241,7 @@ class Sender(Outgoing):
 
     def _after_pump(self, session: Session, now: float) -> None:
         if self.core.room.waiting:
-            self.core.room.made(now)
+            self.core.room.made(session, now)
         if self.wants_more:
             self._pump_wanted = True
             # What others publish goes out between retained messages: nobody waits for all of them.

@@ -283,6 +283,47 @@ def test_what_is_held_is_routed_in_many_turns() -> None:
     assert broker.now < 1001  # each turn follows the one before
 
 
+def test_who_waits_is_tried_when_those_that_are_full_have_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And not whenever anybody has: a busy broker would do little else."""
+    broker = VirtualBroker(Limits(**SMALL))
+    away(broker)
+    other = kept(broker, "other", "elsewhere")
+    publisher = broker.connect("p", 4)
+    send(publisher, 1, 2, 3)
+    tried: list[float] = []
+    lacks = broker.core.room.lacks
+
+    def noted(_: Room, message: Any, *arguments: Any, **options: Any) -> str:
+        tried.append(broker.now)
+        return lacks(message, *arguments, **options)
+
+    monkeypatch.setattr(Room, "lacks", noted)
+    other.connection.want_pump()
+    broker.settle()
+    broker.advance(0)
+    assert not tried
+    drain(kept(broker))
+    broker.advance(0)
+    assert len(tried) == 1
+    assert not broker.core.room.waiting
+
+
+def test_all_publishers_are_tried_when_there_is_room() -> None:
+    """However many they are, and without a wait."""
+    broker = VirtualBroker(Limits(queued_messages=200))
+    away(broker)
+    send(broker.connect("first", 4), *range(1, 201))
+    publishers = [broker.connect(f"p{number}", 4) for number in range(150)]
+    for publisher in publishers:
+        send(publisher, 1)
+    assert broker.core.room.n_held == 150
+    drain(kept(broker))
+    broker.advance(0)
+    assert broker.core.room.n_held == 0
+
+
 def test_few_subscribers_are_looked_at_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Publishers that wait in vain for a topic of very many would stop everybody."""
     monkeypatch.setattr(room, "MOST_LOOKED", 40)
