@@ -23,6 +23,7 @@ from benchmarks.faults.descriptors import DESCRIPTORS
 from benchmarks.faults.disk import DAMAGED, DELETED, FULL_DISK
 from benchmarks.faults.kills import KILLS
 from benchmarks.faults.load import CHURN, SLOW_READERS, STALL_GATE
+from benchmarks.faults.memory import MEMORY
 from benchmarks.faults.silence import SILENCE
 from benchmarks.faults.subject import subject
 from benchmarks.faults.users import GUESSING, REVOKED
@@ -42,6 +43,7 @@ FAULTS: Final = {
         DESCRIPTORS,
         REVOKED,
         GUESSING,
+        MEMORY,
         CHURN,
         SLOW_READERS,
         STALL_GATE,

@@ -206,6 +206,7 @@ class AmqttHost:
             return None
         if not all(said):
             return False
+        session.will_message = None  # it counts nowhere unless the client is let in
         self._admitted[session.client_id or ""] = session
         if len(self._admitted) > _MAX_ADMITTED:
             del self._admitted[next(iter(self._admitted))]
@@ -265,6 +266,8 @@ class AmqttHost:
             hosted.parent = 1
             if newer is not None:
                 hosted.take_over(newer)
+        if isinstance(event.session, Session) and event.session.will is not None:
+            hosted.will_message = event.session.will.payload
         hosted.connected()
         self._fire(BrokerEvents.CLIENT_CONNECTED, client_id=client_id, client_session=hosted)
 
@@ -276,6 +279,7 @@ class AmqttHost:
             client_id=event.session.client_id,
             client_session=hosted,
         )
+        hosted.will_message = None  # it goes with the will, whose memory is counted
 
     def _subscribed(self, event: ClientSubscribed) -> None:
         self._fire(

@@ -1,21 +1,27 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.faults import __main__ as program
-from benchmarks.faults.case import Effort, Fault, Finding
-from benchmarks.faults.subject import Subject
+from benchmarks.faults import memory
+from benchmarks.faults.case import PENSTOCK, Effort, Fault, Finding
+from benchmarks.faults.subject import Subject, subject
 
 TINY = Effort(scale=0.001, seconds=0.2)
 
 LOADS = ("churn", "slow_readers", "stall_gate")
 """Their promises are about time; `benchmarks.churn` and `benchmarks.bystanders` have own tests."""
 
+RATIOS = ("memory",)
+"""Theirs are about memory, of which a process that does little takes any multiple."""
 
-@pytest.mark.parametrize("fault", [name for name in program.FAULTS if name not in LOADS])
+
+@pytest.mark.parametrize("fault", [name for name in program.FAULTS if name not in LOADS + RATIOS])
 def test_each_fault_can_be_done_and_keeps_its_promises(
     fault: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -25,6 +31,43 @@ def test_each_fault_can_be_done_and_keeps_its_promises(
     shown = capsys.readouterr()
     assert status == 0, shown.out
     assert shown.out.startswith("promises broken: none\n")
+
+
+def test_what_fills_the_limits_of_memory_does() -> None:
+    """At a tiny size, where ratios mean nothing: each is filled, and refuses or drops the rest."""
+    limit = 100_000
+    limits: dict[str, Any] = {"sessions": 100}
+    for filling in memory.FILLINGS:
+        limits |= {key: each or limit for key, each in filling.limits.items()}
+    with subject(PENSTOCK) as broker, ExitStack() as stack:
+        broker.configure({"limits": limits, "sys_interval": 0})
+        broker.start()
+        room = memory.Room(broker, limit, TINY, stack)
+        # Sessions have messages inflight before what waits is full, and parts of packets close
+        # whoever sends large ones.
+        first, last = memory.fill_inflight, memory.fill_parts
+        others = [each.fill for each in memory.FILLINGS if each.fill not in (first, last)]
+        for fill in (first, *others, last):
+            fill(room)
+        memory.fill_sessions(memory.Room(broker, 100, TINY, stack))
+        assert "allowed: 50 sessions from an address" in broker.log
+        assert f"allowed: {limit} bytes of all wills" in broker.log
+        assert (
+            "(limits.total_queued_messages: None, limits.total_queued_bytes: 100000)" in broker.log
+        )
+
+
+def test_what_is_held_against_memory_can_be_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a tiny size every finding is there, whatever it says."""
+    monkeypatch.setattr(program, "QUICK", TINY)
+    monkeypatch.setattr(memory, "FILLINGS", memory.FILLINGS[1:2])
+    program.main(["--quick", "--faults", "memory", "--brokers", "penstock"])
+    shown = capsys.readouterr()
+    assert "failed:" not in shown.out, shown.out
+    assert "1 KB of one topic: of the limit | at most 1.1 |" in shown.out
+    assert "| a session, of `sessions` | at most 6 KB |" in shown.out
 
 
 def test_a_broken_promise_is_told_with_its_seed(

@@ -392,6 +392,18 @@ async def test_persistent_session_keeps_what_plugins_note_in_it() -> None:
     assert again.attributes == {"asked": 2}
 
 
+async def test_a_will_is_no_longer_kept_than_by_the_broker() -> None:
+    """Which bounds the memory of all wills: neither of who has gone, nor of who is not let in."""
+    broker = Broker({named(AsksElsewhere): None, named(Recorder): None})
+    keys: dict[str, Any] = {"clean_start": False, "password": b"", "username": "good"}
+    client = await broker.connect("c", will=Will("w", b"gone"), **keys)
+    session = broker.plugin(Recorder).told("connected")["client_session"]
+    assert session.will_message == b"gone"
+    client.lose()
+    assert session.will_message is None
+    assert session.will_topic == "w"
+
+
 async def test_attempt_that_fails_leaves_the_session_alone() -> None:
     """Who cannot log in does not change what plugins know of the client that could."""
     broker = Broker({named(AsksElsewhere): None, named(Recorder): None})
