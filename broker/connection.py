@@ -255,6 +255,16 @@ class Connection(Sender):
         """Whether the driver should call `go_on` after the others have had their turn."""
         return bool(self._backlog) and self._rate_timer is None and self._may_receive()
 
+    @property
+    def has_backlog(self) -> bool:
+        """Whether some of what an accepted client has sent was put off."""
+        return self.is_open and bool(self._backlog)
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether more can be handled only after `suspended`, or when the publish rate allows."""
+        return self.is_open and (self.suspended is not None or bool(self._backlog))
+
     def _may_receive(self) -> bool:
         if self.suspended is not None:
             return False
@@ -273,6 +283,9 @@ class Connection(Sender):
         comes after that, or after `drop_input`.
         """
         self._has_peer_left = True
+        if self.timer is not None and self.is_open:
+            self.timer.cancel()  # its keep-alive does not count for what it has left
+            self.timer = None
         self.throttle.let_go()
         if self.is_open:
             self.core.sessions.peer_left(self.session, self, now)
@@ -283,14 +296,14 @@ class Connection(Sender):
         Args:
             rest: what the driver has not handed over yet.
         """
-        if self.is_closing:
+        if not (rest or self._backlog):
             return
         backlog, self._backlog = self._backlog, []
         n_messages = n_publishes(self._buffer.receive_data(b"".join([*backlog, rest])))
         if n_messages:
             count(self.core.counters.publish_refused, "publisher gone", n_messages)
             self.core.logger.info(
-                "%s: gone; of the messages that it had sent, %d were not handled in time",
+                "%s: gone; %d of the messages that it had sent were not handled",
                 self.peer(),
                 n_messages,
             )

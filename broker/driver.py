@@ -66,6 +66,13 @@ cost a write for each message else, half of the broker's time."""
 WORTH_BYTES: Final = 65_536
 """So much for one subscriber is written without waiting for more."""
 
+FEW_LEAVING: Final = 16
+"""So many clients that are gone, with something left to handle, are no crowd, whatever it takes."""
+
+CROWDED_SECONDS: Final = 5.0
+"""More than few of them, for so long: they come faster than they are served. What is over sooner is
+an accident, such as many clients behind one link that is cut."""
+
 _ROUNDING_SECONDS: Final = 0.0005
 """uvloop rounds a delay to milliseconds. A timer that came early would find nothing due, and would
 be set again without any delay until it is."""
@@ -99,6 +106,8 @@ class Driver:
         self._has_turns = False
         self._seconds_elsewhere = 0.0
         self._is_woken = False
+        self._n_leaving = 0
+        self._crowded_since = math.inf
         self._none_left: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
@@ -268,6 +277,22 @@ class Driver:
             self.logger.exception("%s: closed after a fault of the broker", connection.peer())
             connection.disconnected(self.clock())
         connection.driver.resume()
+
+    def leaves(self, now: float) -> None:
+        """A client is gone, and what it has sent is still to be handled, until `has_left`."""
+        self._n_leaving += 1
+        if self._n_leaving == FEW_LEAVING + 1:
+            self._crowded_since = now
+
+    def has_left(self) -> None:
+        """What a client that is gone had sent is handled, or dropped."""
+        self._n_leaving -= 1
+        if self._n_leaving == FEW_LEAVING:
+            self._crowded_since = math.inf
+
+    def is_crowded(self, now: float) -> bool:
+        """Say whether clients that are gone come faster than what they left is handled."""
+        return now - self._crowded_since >= CROWDED_SECONDS
 
     async def all_lost(self) -> None:
         """Wait until every connection has ended; do not call it before a stop."""

@@ -38,9 +38,9 @@ MOST_SLICE_BYTES: Final = 65_536
 """Of the cheapest slices: what comes next may be dearer by a hundred times."""
 
 LEFTOVER_SECONDS: Final = 1.0
-"""So long after a client is gone, what it has sent is still handled, in its turns. That is far more
-than its turns take, unless more comes in than the broker can do: then the rest is dropped, or what
-clients left behind that come, publish and vanish would grow as long as they do."""
+"""So long after a client is gone, what it has sent is handled in any case. Later it is dropped
+while such clients crowd the line (`Driver.is_crowded`). What they leave behind would grow else as
+long as they come, publish and vanish faster than they are served."""
 
 
 class MqttProtocol(asyncio.Protocol):
@@ -203,17 +203,20 @@ class MqttProtocol(asyncio.Protocol):
         connection = self.connection
         if connection is None:
             return
-        if now >= self._leftover_until:
-            connection.drop_input(self._rest[self._rest_at :])
+        if self._is_end_due and (connection.is_closing or self._is_too_late(now)):
             self._end(now)
         elif connection.wants_turn:
             self._go_on(connection, connection.go_on, now)
         elif self._rest and connection.wants_reading:
             self._take_slice(connection, now)
         elif self._is_end_due:
-            self._end(now)
+            if not connection.is_held_up:
+                self._end(now)
         else:
             self._go_on(connection, lambda _now: self.driver.core.touch(connection), now)
+
+    def _is_too_late(self, now: float) -> bool:
+        return now >= self._leftover_until and self.driver.is_crowded(now)
 
     def _take_slice(self, connection: Connection, now: float) -> None:
         """Hand over a slice of the rest, and choose the size of the next one."""
@@ -271,19 +274,22 @@ class MqttProtocol(asyncio.Protocol):
         self.arrival.leave_to_kernel()
         connection = self.connection
         now = self.driver.clock()
-        if connection is not None and not self._is_reading:
+        if connection is not None and (connection.has_backlog or not self._is_reading):
             connection.peer_left(now)
-            self._is_end_due = bool(self._rest or connection.wants_turn)
+            self._is_end_due = bool(self._rest or connection.has_backlog)
             if self._is_end_due:
                 self._leftover_until = now + LEFTOVER_SECONDS
+                self.driver.leaves(now)
             self._line_up(connection)
         if not self._is_end_due:
             self._end(now)
 
     def _end(self, now: float) -> None:
         """Nothing more is to be done for this connection."""
-        self._is_end_due = False
         driver = self.driver
+        if self._is_end_due:
+            self._is_end_due = False
+            driver.has_left()
         driver.lost(self)
         if self.judging is not None:
             self.judging.cancel()
@@ -292,6 +298,7 @@ class MqttProtocol(asyncio.Protocol):
         self.arrival.end()
         connection = self.connection
         if connection is not None:
+            connection.drop_input(self._rest[self._rest_at :])
             connection.connection_lost(now)
         driver.settle(now)
         if connection is not None:
@@ -384,7 +391,7 @@ class MqttProtocol(asyncio.Protocol):
 
     def _line_up(self, connection: Connection) -> None:
         """Wait for a turn if something that came by may be handled, or was the last."""
-        if connection.is_closing:
+        if connection.is_closing and not self._is_end_due:
             self._rest = b""
             self._rest_at = 0
         if self._is_end_due or connection.wants_turn or (self._rest and connection.wants_reading):

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from broker.driver import BUSY_SECONDS, MOST_TURNS
+from broker.driver import BUSY_SECONDS, CROWDED_SECONDS, FEW_LEAVING, MOST_TURNS
 from broker.mqtt.packets import Publish
 from broker.mqtt.writer import write_packet
 from broker.transport import LEAST_SLICE_BYTES
@@ -144,3 +144,19 @@ async def test_task_of_the_core_that_fails_is_logged(caplog: pytest.LogCaptureFi
         async with await connected(port_of(server)):
             pass
     assert "RuntimeError: a fault" in caplog.text
+
+
+async def test_clients_that_leave_are_a_crowd_after_a_time_without_few_of_them() -> None:
+    """Many at a time are none, nor are few for however long."""
+    async with serving() as server:
+        driver = driver_of(server)
+        for _ in range(FEW_LEAVING):
+            driver.leaves(0.0)
+        assert not driver.is_crowded(2 * CROWDED_SECONDS)
+        driver.leaves(100.0)
+        driver.leaves(101.0)
+        driver.has_left()
+        assert not driver.is_crowded(100.0 + CROWDED_SECONDS - 0.5)
+        assert driver.is_crowded(100.0 + CROWDED_SECONDS)
+        driver.has_left()
+        assert not driver.is_crowded(1000.0)

@@ -11,7 +11,15 @@ from broker.events import Listeners
 from broker.extensions import Verdict
 from broker.link import Link
 from broker.message import Message
-from broker.mqtt.packets import Disconnect, Packet, Publish, Will
+from broker.mqtt.packets import (
+    Disconnect,
+    Packet,
+    Publish,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+    Will,
+)
 from broker.mqtt.writer import write_packet
 from broker.outbox_rules import OpenGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
@@ -318,6 +326,33 @@ def test_a_disconnect_in_what_a_vanished_client_has_left_takes_its_will_back() -
     assert watcher.payloads()[-1] == b"19"
 
 
+def test_the_keep_alive_of_a_vanished_client_does_not_count() -> None:
+    """It says nothing more, but what it has said waits in line."""
+    broker = VirtualBroker()
+    watcher = watched(broker)
+    client = broker.connect("s", keep_alive=1)
+    client.connection.peer_left(broker.now)
+    broker.advance(10)
+    client.publish("will/state", b"waited")
+    client.lose()
+    assert watcher.payloads() == [b"waited"]
+
+
+def test_subscriptions_that_a_vanished_client_has_asked_for_end_with_its_session() -> None:
+    """Made before it was gone or found in what it left."""
+    broker = VirtualBroker()
+    watched(broker)
+    n_subscriptions = broker.core.tree.n_subscriptions
+    client = broker.connect("s")
+    for topic_filter in ("a", "b/+", "$share/s/c"):
+        client.subscribe(topic_filter, 1)
+    wanted = Subscribe(1, (Subscription("a", 2), Subscription("d", 1)))
+    vanish(client, *states(20), wanted, Unsubscribe(2, ("b/+", "$share/s/c", "d")))
+    take_turns(client)
+    assert broker.core.tree.n_subscriptions == n_subscriptions
+    assert broker.core.sessions.get("s") is None
+
+
 def test_a_session_interval_counts_from_when_the_client_vanished() -> None:
     """Not from when the rest of what it had sent was handled."""
     broker = VirtualBroker()
@@ -365,5 +400,5 @@ def test_input_of_a_vanished_client_that_is_dropped_is_counted(
     client.lose()
     n_dropped = 21 - n_handled
     assert broker.core.counters.publish_refused == {"publisher gone": n_dropped}
-    assert f"gone; of the messages that it had sent, {n_dropped} were not" in caplog.text
+    assert f"gone; {n_dropped} of the messages that it had sent were not" in caplog.text
     assert broker.core.sessions.get("s") is None
