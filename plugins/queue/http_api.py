@@ -49,11 +49,22 @@ from plugins.queue.http_requests import (
 from plugins.queue.intake import Counts, Intake
 from plugins.queue.logical_queue import BusyError, LogicalQueue, WrongReaderError
 from plugins.web.bodies import Bodies
-from plugins.web.service import RequestError, answering_errors, error_answer, integer, show
+from plugins.web.service import (
+    CHECK_ROOM,
+    RequestError,
+    answering_errors,
+    error_answer,
+    integer,
+    show,
+)
 
 MAX_ENQUEUE_MESSAGES = 10_000
 MAX_DELETE_HANDLES = 10_000
 MAX_RANGE_MESSAGES = 100_000
+
+RANGES_AT_A_TIME = 4
+"""Answers of some megabytes that are made side by side; each is on its way before the next begins,
+which there may be no room for then (`plugins.web.guard`)."""
 
 _STATUS: tuple[tuple[type[PenstockError], int], ...] = (
     (RangeGoneError, 410),
@@ -114,6 +125,7 @@ class QueueApi:
         bodies: Bodies,
     ) -> None:
         self._bodies = bodies
+        self._making_ranges = asyncio.Semaphore(RANGES_AT_A_TIME)
         self._queues = queues
         self._intakes = intakes
         self._published = published
@@ -198,6 +210,7 @@ class QueueApi:
         config = queue.config
         n_max = integer("n_max", body.get("n_max", config.n_max), 1, config.n_max)
         wait = seconds("wait_seconds", body.get("wait_seconds", 0), config.max_wait_seconds)
+        request.app[CHECK_ROOM]()
         deliveries = await queue.dequeue(n_max, wait)
         if _accepts_batch(request):
             return _batch_response(write_deliveries(deliveries))
@@ -226,12 +239,15 @@ class QueueApi:
         end = integer("end", query.get("end"), 0, MAX_OFFSET, int)
         most = query.get("max_messages", str(MAX_RANGE_MESSAGES))
         max_messages = integer("max_messages", most, 1, MAX_OFFSET, int)
-        frames = await queue.read_range(number, start, end, min(max_messages, MAX_RANGE_MESSAGES))
-        body = b"".join(frames)
-        if _accepts_batch(request):
-            return _batch_response(body)
-        batch = read_batch(body)
-        return web.json_response({"messages": _batch_json(batch)})
+        max_messages = min(max_messages, MAX_RANGE_MESSAGES)
+        async with self._making_ranges:
+            request.app[CHECK_ROOM]()
+            frames = await queue.read_range(number, start, end, max_messages)
+            body = b"".join(frames)
+            if _accepts_batch(request):
+                return _batch_response(body)
+            batch = read_batch(body)
+            return web.json_response({"messages": _batch_json(batch)})
 
     async def _commit(self, request: web.Request) -> web.Response:
         queue = self._queue(request)

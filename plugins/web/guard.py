@@ -6,7 +6,8 @@ as of one that waits for messages. Before, the header must come in time. Afterwa
 take its answer; how long it may stay without another request, aiohttp sees to itself.
 
 A connection above the limit is told so when it asks, and closed. Only `MAX_REFUSED` at a time may
-stay to ask; the rest is cut off.
+stay to ask; the rest is cut off. While clients leave `MOST_UNSENT_BYTES` of their answers untaken,
+nobody is made another large one: `Guards.has_room` is asked first.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from plugins.web.limits import HttpLimits
 
 MAX_REFUSED: Final = 16
 """Connections at a time that may stay to hear why they are refused."""
+
+MOST_UNSENT_BYTES: Final = 64 * 1024 * 1024
+"""Of answers that clients have not taken, on all connections: ten of the largest. What is below the
+high mark of a connection, 64 KiB, does not count."""
 
 
 def _refusal() -> bytes:
@@ -67,6 +72,7 @@ class Guards:
         self._logger = logger
         self._served: dict[asyncio.BaseTransport, Guard] = {}
         self._hearing: dict[asyncio.BaseTransport, Guard] = {}
+        self._full: set[asyncio.Transport] = set()
 
     def accept(self) -> Guard:
         """Return the protocol of a connection that is accepted now."""
@@ -95,6 +101,18 @@ class Guards:
         """A connection is gone."""
         self._served.pop(transport, None)
         self._hearing.pop(transport, None)
+        self._full.discard(transport)
+
+    def filled(self, transport: asyncio.Transport, *, is_full: bool) -> None:
+        """Take note of a connection whose client does not take its answer, or takes it again."""
+        if is_full:
+            self._full.add(transport)
+        else:
+            self._full.discard(transport)
+
+    def has_room(self) -> bool:
+        """Say whether another large answer may be made."""
+        return sum(one.get_write_buffer_size() for one in self._full) < MOST_UNSENT_BYTES
 
     def of(self, transport: asyncio.BaseTransport | None) -> Guard | None:
         """Return what guards a connection; None once it is gone."""
@@ -152,11 +170,13 @@ class Guard(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Pass it on."""
+        self._guards.filled(self.transport, is_full=True)
         if self._protocol is not None:
             self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
         """Pass it on."""
+        self._guards.filled(self.transport, is_full=False)
         if self._protocol is not None:
             self._protocol.resume_writing()
 

@@ -86,6 +86,11 @@ class RequestError(PenstockError):
         self.status = status
 
 
+CHECK_ROOM: Final[web.AppKey[Callable[[], None]]] = web.AppKey("check_room")
+"""Key of the application: to be called before a large answer is made; raises `RequestError` while
+clients leave too much of theirs."""
+
+
 class HttpServer:
     """An application on a socket.
 
@@ -117,6 +122,7 @@ class HttpServer:
         self.open_files = connections + MAX_REFUSED
         self._guards = Guards(limits, connections, self._new_protocol, key, logger)
         self._listening: asyncio.Server | None = None
+        application[CHECK_ROOM] = self._check_room
         application.middlewares.insert(0, self._guard())
         self._own_name: str | None = None
         application.middlewares.append(self._check_host())
@@ -162,6 +168,10 @@ class HttpServer:
         server = self._runner.server
         assert server is not None  # noqa: S101 (`start` has set it up)
         return server()
+
+    def _check_room(self) -> None:
+        if not self._guards.has_room():
+            raise RequestError("clients do not take their answers; try again later", 503)
 
     def _guard(self) -> Middleware:
         """Return what tells the guard of a connection when a request is being handled."""

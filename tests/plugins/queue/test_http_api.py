@@ -239,6 +239,20 @@ async def test_body_of_another_type_is_refused() -> None:
         assert answer.json["error"] == 'Content-Type: read "text/plain"; allowed: application/json'
 
 
+async def test_no_large_answer_is_made_while_clients_take_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither messages of a range nor received ones; figures are small."""
+    monkeypatch.setattr("plugins.web.guard.MOST_UNSENT_BYTES", 0)
+    async with running_plugin(queues=QUEUES) as plugin:
+        asked = [
+            await ask(plugin, "GET", "/queues/log/physical/0/range?start=0&end=0"),
+            await ask(plugin, "POST", "/queues/work/dequeue", {}),
+        ]
+        assert [answer.status for answer in asked] == [503, 503]
+        assert (await ask(plugin, "GET", "/queues")).status == 200
+
+
 async def test_a_compressed_body_is_refused() -> None:
     """415, by its header: a little of it may hold very much."""
     async with running_plugin(queues=QUEUES) as plugin:

@@ -12,9 +12,10 @@ import pytest
 import uvloop
 from aiohttp import web
 
+from plugins.web import guard
 from plugins.web.guard import MAX_REFUSED
 from plugins.web.limits import HttpLimits
-from plugins.web.service import HttpServer
+from plugins.web.service import CHECK_ROOM, HttpServer, RequestError
 from tests.helpers.scripted import SECONDS, until
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -225,3 +226,29 @@ async def test_connections_that_are_refused_end_with_the_server() -> None:
         first, second = await running.connect(), await running.connect()
         await until(lambda: running.n_connections == 2)
     assert await first.end() == await second.end() == b""
+
+
+async def test_untaken_answers_leave_no_room_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """503 until clients have taken theirs, or are gone: each may be of megabytes."""
+    monkeypatch.setattr(guard, "MOST_UNSENT_BYTES", 1_000_000)
+
+    async def handle(request: web.Request) -> web.Response:
+        try:
+            request.app[CHECK_ROOM]()
+        except RequestError as error:
+            return web.Response(status=error.status, text="not well")
+        return web.Response(body=LARGE)
+
+    async with serving(handle) as running:
+        taking = await running.connect()
+        taking.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        taking.writer.write(REQUEST)
+        await until(lambda: not running.server._guards.has_room())
+        other = await running.connect(REQUEST)
+        assert (await other.answer()).startswith(b"HTTP/1.1 503")
+        taking.writer.transport.abort()
+        await until(running.server._guards.has_room)
+        other.writer.write(REQUEST)
+        async with asyncio.timeout(SECONDS):
+            assert (await other.reader.readline()).startswith(b"HTTP/1.1 200")
+        other.writer.close()
