@@ -15,6 +15,7 @@ for, and the rest is dropped, until it has; so do all where it is the limit of a
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -51,7 +52,7 @@ LOOK_SECONDS: Final = 0.5
 MOST_RETRIED: Final = 64
 """Publishers that are tried in one turn, as each may be in vain."""
 
-MOST_LOOKED: Final = 4096
+MOST_LOOKED: Final = 1024
 """Outboxes that are looked at for them in one turn: a message may be for very many."""
 
 HELD_MESSAGE_BYTES: Final = 384
@@ -74,6 +75,9 @@ MANY_SESSIONS: Final = 1024
 
 LOG_SECONDS: Final = 60.0
 """How often the log says of one client what is dropped for it."""
+
+LOGGED_SESSIONS: Final = 16
+"""While no more are full, each is logged; further ones ever less often."""
 
 _SLACK_BYTES: Final = 1024 * 1024
 """More than one message takes of the memory beside what counts as its size."""
@@ -141,6 +145,8 @@ class Room:
         self._seconds = seconds
         self._full: dict[Session | None, float] = {}
         self._given_up: set[Session | None] = set()
+        self._drops_logged_since = -math.inf
+        self._n_drops_logged = 0
         self._drops: dict[str, _Drops] = {}
         self._trying: set[Connection] = set()
         self._timer: Timer | None = None
@@ -252,22 +258,29 @@ class Room:
             return True
         if session not in self._given_up:
             self._given_up.add(session)
-            self._core.logger.warning(
-                "%s: not down to half of its limits within %g s (limits.queue_full_seconds): what "
-                "comes is dropped where there is no room, until it is",
-                _name(session),
-                self._seconds,
-            )
+            if _is_told(len(self._given_up)):
+                self._core.logger.warning(
+                    "%s: not down to half of its limits within %g s (limits.queue_full_seconds): "
+                    "what comes is dropped where there is no room, until it is; so it is for %d",
+                    _name(session),
+                    self._seconds,
+                    len(self._given_up),
+                )
         return False
 
     def _log_full(self, session: Session | None) -> None:
+        if not _is_told(len(self._full)):
+            return
         limits = self._core.limits
         keys = ("queued_messages", "queued_bytes")
         if session is None:
             keys = ("total_queued_messages", "total_queued_bytes")
         told = ", ".join(f"limits.{key}: {getattr(limits, key)}" for key in keys)
         self._core.logger.warning(
-            "%s: full (%s): QoS 1 and 2 messages for it are refused, or wait", _name(session), told
+            "%s: full (%s): QoS 1 and 2 messages for it are refused, or wait; so it is for %d",
+            _name(session),
+            told,
+            len(self._full),
         )
 
     def _look(self, now: float) -> None:
@@ -280,7 +293,10 @@ class Room:
             if full not in self._rules.over_half:
                 del self._full[session]
                 self._given_up.discard(session)
-                self._core.logger.info("%s: has room again", _name(session))
+                if _is_told(len(self._full) + 1):
+                    self._core.logger.info(
+                        "%s: has room again; %d have not", _name(session), len(self._full)
+                    )
 
     # -- publishers that wait ---------------------------------------------------------------
 
@@ -398,6 +414,12 @@ class Room:
         drops.n_messages += n_messages
         if now - drops.logged_at < LOG_SECONDS:
             return
+        if now - self._drops_logged_since >= LOG_SECONDS:
+            self._drops_logged_since = now
+            self._n_drops_logged = 0
+        self._n_drops_logged += 1
+        if not _is_told(self._n_drops_logged):
+            return
         drops.logged_at = now
         limits = self._core.limits
         keys = ("queued_messages", "queued_bytes")
@@ -431,6 +453,11 @@ def _are_wide(rules: OutboxRules) -> bool:
             )
         )
     )
+
+
+def _is_told(n_sessions: int) -> bool:
+    """Say whether the log says it of one more: of very many at once it would stop everybody."""
+    return n_sessions <= LOGGED_SESSIONS or not n_sessions & (n_sessions - 1)
 
 
 def _held_bytes(message: Message) -> int:

@@ -121,6 +121,36 @@ def test_sessions_that_are_full_together_are_waited_for_together(version: int) -
     check(broker)
 
 
+def test_of_very_many_sessions_that_are_full_some_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Their lines, all at once, would stop everybody."""
+    broker = VirtualBroker(Limits(queued_messages=1, queue_full_seconds=60.0))
+    for number in range(100):
+        away(broker, f"s{number}")
+    publisher = broker.connect("p")
+    caplog.set_level(logging.INFO)
+    send(publisher, 1, 2)
+    lines = [line for line in caplog.messages if ": full (" in line]
+    assert len(lines) == room.LOGGED_SESSIONS + 2  # 32 and 64
+    assert lines[-1].startswith("client s63: ")
+    assert lines[-1].endswith("so it is for 64")
+    caplog.clear()
+    broker.advance(61)
+    send(publisher, 3)
+    lines = [line for line in caplog.messages if "within 60 s" in line]
+    assert len(lines) == room.LOGGED_SESSIONS + 2
+    lines = [line for line in caplog.messages if "1 messages for it dropped" in line]
+    assert len(lines) == room.LOGGED_SESSIONS + 2
+    for number in range(100):
+        drain(kept(broker, f"s{number}"))
+    caplog.clear()
+    broker.advance(1)
+    lines = [line for line in caplog.messages if "has room again" in line]
+    assert len(lines) == room.LOGGED_SESSIONS + 2
+    assert lines[-1].endswith("0 have not")
+
+
 def test_without_that_limit_publishers_wait_until_the_session_ends() -> None:
     """For good, where nothing else makes room."""
     broker = VirtualBroker(Limits(**SMALL, queue_full_seconds=None))
