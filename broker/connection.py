@@ -191,6 +191,10 @@ class Connection(Sender):
             and take_lone(self, chunk, now)
         ):
             return
+        behind = b""
+        if self._buffer.is_large:
+            n_bytes = self._buffer.missing_bytes
+            chunk, behind = chunk[:n_bytes], chunk[n_bytes:]
         try:
             data = self._buffer.receive_data(chunk)
             if data:
@@ -200,6 +204,8 @@ class Connection(Sender):
                     self._receive_at_rate(self._rate, data, now)
         except PeerError as error:
             self.peer_failed(error, now)
+        if behind and not self.is_closing:
+            self._put_off(behind)
         if (
             self._buffer.pending_bytes + self.incoming_aliases.n_bytes > FREE_BYTES
             or self._backlog

@@ -7,12 +7,14 @@ Theory of operation: whoever reads scans the bytes itself, frame by frame, and g
 it could not complete. `receive_data` hands out bytes that always start at a frame boundary, so
 a scanner needs no state of its own. Most chunks end at a boundary and pass through untouched. A
 frame larger than a chunk is collected and joined once, when its last byte is there: N bytes
-cost one copy of N, however many chunks they come in.
+cost one copy of N, however many chunks they come in. A *large* frame is put together while it
+comes, as to join 16 MB takes 15 ms, in which nobody is served.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import BytesIO
 
 from broker.errors import MalformedPacketError, ProtocolError
 from broker.mqtt.reason_codes import ReasonCode
@@ -21,6 +23,12 @@ SMALL_CHUNK_BYTES = 1024
 """Chunks below this are appended to one array: a peer that sends a large frame byte by byte
 costs its bytes and not an object for each."""
 
+LARGE_FRAME_BYTES = 2 * 1024 * 1024
+"""A frame of more is put together while it comes. That takes a third longer in all, as the memory
+is made larger many times; shorter frames are joined in 2 ms."""
+
+_NOTHING = BytesIO()
+
 
 class ReceiveBuffer:
     """What has been received and is not yet a whole frame.
@@ -28,10 +36,19 @@ class ReceiveBuffer:
     Invariant: what is kept begins with the first byte of a frame.
 
     Attributes:
+        is_large: so is the frame which is kept. Whoever hands over no more than `missing_bytes`
+            then is given the frame alone, which need not be copied again.
         pending_bytes: that are kept until more come.
     """
 
-    __slots__ = ("_chunks", "_maximum_packet_size", "_needed_bytes", "pending_bytes")
+    __slots__ = (
+        "_chunks",
+        "_large",
+        "_maximum_packet_size",
+        "_needed_bytes",
+        "is_large",
+        "pending_bytes",
+    )
 
     def __init__(self, maximum_packet_size: int) -> None:
         """Begin with nothing.
@@ -42,13 +59,15 @@ class ReceiveBuffer:
         """
         self._maximum_packet_size = maximum_packet_size
         self._chunks: list[bytes | bytearray] = []
+        self._large = _NOTHING
+        self.is_large = False
         self.pending_bytes = 0
         self._needed_bytes = 0
 
     @property
     def missing_bytes(self) -> int:
         """Bytes that the frame which is kept is known to need still; until then they are kept."""
-        return self._needed_bytes - self.pending_bytes if self._chunks else 0
+        return self._needed_bytes - self.pending_bytes if self.pending_bytes else 0
 
     def receive_data(self, chunk: bytes) -> bytes:
         """Take a chunk and return what can be scanned now.
@@ -57,10 +76,12 @@ class ReceiveBuffer:
             Bytes that start at a frame boundary, no longer kept here: the caller scans them and
             gives an incomplete end back by `unread`. Empty while a frame is known to need more.
         """
-        chunks = self._chunks
-        if not chunks:
+        if not self.pending_bytes:
             return chunk
         self.pending_bytes += len(chunk)
+        if self.is_large:
+            return self._receive_large(chunk)
+        chunks = self._chunks
         if self.pending_bytes >= self._needed_bytes:
             chunks.append(chunk)
             data = b"".join(chunks)
@@ -77,9 +98,23 @@ class ReceiveBuffer:
             chunks.append(bytearray(chunk))
         return b""
 
+    def _receive_large(self, chunk: bytes) -> bytes:
+        """Add to a large frame; return it, with what stands behind it in the chunk, if it is whole.
+
+        The bytes are not copied for that: nobody else has them.
+        """
+        self._large.write(chunk)
+        if self.pending_bytes < self._needed_bytes:
+            return b""
+        data = self._large.getvalue()
+        self.clear()
+        return data
+
     def clear(self) -> None:
         """Drop what is kept: nothing more is received."""
         self._chunks.clear()
+        self._large = _NOTHING
+        self.is_large = False
         self.pending_bytes = 0
 
     def unread(self, data: bytes, position: int) -> None:
@@ -103,8 +138,13 @@ class ReceiveBuffer:
                 raise packet_too_large(self._needed_bytes, self._maximum_packet_size)
         else:
             self._needed_bytes = len(tail) + 1
-        self._chunks.append(tail)
         self.pending_bytes = len(tail)
+        if self._needed_bytes > LARGE_FRAME_BYTES:
+            self.is_large = True
+            self._large = BytesIO()
+            self._large.write(tail)
+        else:
+            self._chunks.append(tail)
 
     def frames(self, data: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield (first byte, body) of each whole frame, then keep the rest.
