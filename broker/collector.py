@@ -11,8 +11,10 @@ little was done since the last one, it looks at what was made in that time; if m
 Either way what is there then counts as old (`gc.freeze`), and is not looked at again until the
 objects have become twice as many, by half a million blocks at least: then all are, as cycles among
 the old ones may be what grows. So they are where the resident memory has become half as much again
-and 100 MB more: a cycle may hold a payload, and be but a few objects. A backlog of payloads grows
-like that too, and is looked at for nothing, once for each such growth.
+and 100 MB more: a cycle may hold a payload, and be but a few objects.
+
+To look at all objects takes 0.1 s for 100,000 retained messages, 0.5 s for 500,000. The program
+knows how many it has, and their memory: what it *keeps* like that does not count as growth.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 import psutil
 
@@ -39,6 +41,9 @@ GROWTH_RATIO: Final = 1.5
 LEAST_GROWTH_BYTES: Final = 100_000_000
 """Resident memory at which all objects are looked at again: so many times what it was, and so much
 more."""
+
+Kept: TypeAlias = tuple[int, int]
+"""What a program keeps, about: small blocks, and bytes of memory."""
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
 
@@ -73,6 +78,7 @@ class Collector:
         clock: Callable[[], float] = time.monotonic,
         used: Callable[[], float] = time.process_time,
         resident_bytes: Callable[[], int] = resident_bytes,
+        kept: Callable[[], Kept] = lambda: (0, 0),
     ) -> None:
         """Collect once, then take over from Python.
 
@@ -81,7 +87,9 @@ class Collector:
             clock: returns monotonic seconds.
             used: returns the seconds of processor time that the process has used.
             resident_bytes: returns the memory of the process that is not on disk.
+            kept: returns what of both the program knows to be in use.
         """
+        self._kept = kept
         self._count_blocks = count_blocks
         self._clock = clock
         self._used = used
@@ -97,24 +105,29 @@ class Collector:
         now, used = self._clock(), self._used()
         is_busy = used - self._used_then > BUSY_RATIO * (now - self._looked_at)
         self._looked_at, self._used_then = now, used
-        n_bytes = self._resident_bytes()
-        if self._count_blocks() > self._all_again_at or n_bytes > self._all_again_at_bytes:
+        kept_blocks, kept_bytes = self._kept()
+        n_blocks, n_bytes = self._count_blocks(), self._resident_bytes()
+        if (
+            n_blocks - kept_blocks > self._all_again_at
+            or n_bytes - kept_bytes > self._all_again_at_bytes
+        ):
             self.collect_all()
         elif is_busy:
             gc.freeze()
         else:
             gc.collect(0)
             gc.freeze()
-        self._all_again_at_bytes = min(self._all_again_at_bytes, _most_bytes(n_bytes))
+        self._all_again_at_bytes = min(self._all_again_at_bytes, _most_bytes(n_bytes) - kept_bytes)
 
     def collect_all(self) -> None:
         """Look at every object there is."""
         gc.unfreeze()
         gc.collect()
         gc.freeze()
+        kept_blocks, kept_bytes = self._kept()
         n_blocks = self._count_blocks()
-        self._all_again_at = n_blocks + max(n_blocks, LEAST_GROWTH_BLOCKS)
-        self._all_again_at_bytes = _most_bytes(self._resident_bytes())
+        self._all_again_at = n_blocks + max(n_blocks, LEAST_GROWTH_BLOCKS) - kept_blocks
+        self._all_again_at_bytes = _most_bytes(self._resident_bytes()) - kept_bytes
 
 
 def _most_bytes(n_bytes: int) -> float:

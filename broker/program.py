@@ -13,7 +13,7 @@ from typing import Annotated, Final, Protocol, TypeAlias, runtime_checkable
 
 import typer
 
-from broker.collector import Collector
+from broker.collector import Collector, Kept
 from broker.errors import PenstockError
 from broker.faults import note_fault
 from broker.log_lines import log_to_stderr
@@ -48,6 +48,14 @@ class ReloadingService(Service, Protocol):
 
     async def reload(self) -> None:
         """Read them; what cannot be used is logged and changes nothing."""
+
+
+@runtime_checkable
+class KeepingService(Service, Protocol):
+    """A service that may have very many objects, and knows how many."""
+
+    def kept(self) -> Kept:
+        """Return about what they take of the memory, for `broker.collector`."""
 
 
 def new_app() -> typer.Typer:
@@ -101,7 +109,7 @@ async def _serve(service: Service) -> None:
         loop.add_signal_handler(signal.SIGHUP, asked.put_nowait, signal.SIGHUP)
     keep_a_little()
     await service.start()
-    collector = Collector()
+    collector = Collector(kept=service.kept) if isinstance(service, KeepingService) else Collector()
     spare_memory = SpareMemory(collect=collector.collect_all)
 
     faults: dict[str, int] = {}

@@ -18,6 +18,9 @@ from broker.timers import Timer, Timers
 RETAINED_BYTES: Final = 112
 """What a retained message takes in CPython beside the message itself."""
 
+RETAINED_BLOCKS: Final = 7
+"""How many small blocks a retained message takes in CPython, with the last level of its topic."""
+
 EXPIRY_BYTES: Final = 520
 """The same of its timer, where it expires."""
 

@@ -28,8 +28,10 @@ from broker.machine_memory import machine_memory_bytes
 from broker.open_files import most_connections
 from broker.plugin_loader import LoadedPlugins, load_plugins
 from broker.reporting import Reports
+from broker.retained import RETAINED_BLOCKS
 from broker.sampling import Sampling
 from broker.sys_topics import SysTopics
+from broker.topic_tree import PLAN_BLOCKS
 
 if TYPE_CHECKING:
     from broker.amqtt_host.host import AmqttHost
@@ -297,6 +299,10 @@ class Server:
             if not number % CHECKED_AT_ONCE:
                 await asyncio.sleep(0)
 
+    def kept(self) -> tuple[int, int]:
+        """Return `kept_by` the core."""
+        return kept_by(self.core)
+
     async def stop(self) -> None:
         """Stop listening, finish what was accepted, say goodbye and free everything."""
         self._logger.info("stopping")
@@ -343,3 +349,18 @@ class Server:
         host, self._host = self._host, None
         if host is not None:
             await host.post_shutdown()
+
+
+def kept_by(core: Core) -> tuple[int, int]:
+    """Return about what messages that are retained or wait take, and plans.
+
+    Returns:
+        (small blocks of CPython's, bytes of memory).
+    """
+    retained, backlog = core.retained, core.outbox_rules.backlog
+    n_blocks = RETAINED_BLOCKS * len(retained) + PLAN_BLOCKS * len(core.tree.plans)
+    n_bytes = retained.n_bytes
+    if backlog is not None:
+        n_blocks += backlog.n_messages
+        n_bytes += backlog.n_bytes
+    return n_blocks, n_bytes

@@ -27,6 +27,9 @@ from broker.shared_subscriptions import SharedSubscription
 if TYPE_CHECKING:
     from broker.session import Session
 
+PLAN_BLOCKS: Final = 4
+"""How many small blocks the plan of a topic takes in CPython that nobody subscribes to."""
+
 _PLAN_BYTES: Final = 512
 _TARGET_BYTES: Final = 90
 """What a plan and each of its targets take in CPython, its fast plan included."""

@@ -32,11 +32,13 @@ class Process:
         self.now = 1000.0
         self.used = 10.0
         self.n_bytes = 50_000_000
+        self.kept = (0, 0)
         self.collector = Collector(
             count_blocks=lambda: self.n_blocks,
             clock=lambda: self.now,
             used=lambda: self.used,
             resident_bytes=lambda: self.n_bytes,
+            kept=lambda: self.kept,
         )
 
     def rest(self, used: float) -> None:
@@ -108,6 +110,45 @@ def test_old_cycles_are_freed_once_the_memory_has_grown(process: Process) -> Non
     later = new_ring()
     process.rest(used=0.9)
     assert later() is not None
+
+
+def test_what_the_program_keeps_is_no_growth(process: Process) -> None:
+    """500,000 retained messages are no cycles, and a look at them would hold all up for 0.5 s."""
+    ring = new_ring()
+    process.kept = (3_500_000, 500_000_000)
+    process.n_blocks += 3_500_000 + LEAST_GROWTH_BLOCKS
+    process.n_bytes += 500_000_000 + LEAST_GROWTH_BYTES
+    process.rest(used=0.9)
+    assert ring() is not None
+    process.n_blocks += 1
+    process.rest(used=0.9)
+    assert ring() is None
+
+
+def test_memory_beyond_what_the_program_keeps_is_growth(process: Process) -> None:
+    """A few cycles may hold large payloads."""
+    ring = new_ring()
+    process.kept = (0, 500_000_000)
+    process.n_bytes += 500_000_000 + 25_000_000 + LEAST_GROWTH_BYTES
+    process.rest(used=0.9)
+    assert ring() is not None
+    process.n_bytes += 1
+    process.rest(used=0.9)
+    assert ring() is None
+
+
+def test_growth_is_measured_by_all_that_has_to_be_looked_at(process: Process) -> None:
+    """The more there is, the dearer is the look, and the more garbage may wait for it."""
+    process.kept = (10 * LEAST_GROWTH_BLOCKS, 0)
+    process.n_blocks = 12 * LEAST_GROWTH_BLOCKS
+    process.rest(used=0.9)
+    ring = new_ring()
+    process.n_blocks *= 2
+    process.rest(used=0.9)
+    assert ring() is not None
+    process.n_blocks += 1
+    process.rest(used=0.9)
+    assert ring() is None
 
 
 def test_memory_that_has_gone_meanwhile_may_not_come_back_unseen(process: Process) -> None:

@@ -102,6 +102,26 @@ def test_a_service_that_has_started_is_not_collected_for_every_few_objects() -> 
         gc.unfreeze()
 
 
+class Keeping(Service):
+    """Has many objects, and says how many."""
+
+    def kept(self) -> tuple[int, int]:
+        """Note that it was asked."""
+        self.steps.append("kept")
+        return 1000, 100_000
+
+
+def test_a_service_that_knows_what_it_keeps_is_asked() -> None:
+    """For the collector: retained messages are nothing that it need look for cycles in."""
+    service = Keeping()
+    try:
+        run_until_stopped(service)
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    assert "kept" in service.steps
+
+
 def test_a_service_at_rest_looks_for_memory_to_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backlog goes when nothing else may happen."""
     monkeypatch.setattr("broker.program.SpareMemory", EndingLook)

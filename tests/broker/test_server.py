@@ -14,17 +14,20 @@ from broker import server as server_module
 from broker.config import parse_policy
 from broker.errors import ConfigError, PenstockError
 from broker.extensions import Plugin
+from broker.limits import Limits
 from broker.listeners import ListenError
 from broker.mqtt.packets import Disconnect, PubAck, Publish
 from broker.mqtt.reason_codes import ReasonCode
 from broker.plugin_loader import LoadedPlugins
-from broker.server import Server
+from broker.retained import RETAINED_BLOCKS
+from broker.server import Server, kept_by
 from plugins.queue.client import QueueClient
 from tests.broker.serving import make_server, port_of, serving, until
 from tests.helpers.certificates import Authority
 from tests.helpers.process import ANONYMOUS, anonymous_policy
 from tests.helpers.riddle import Riddle
 from tests.helpers.streams import StreamClient
+from tests.helpers.virtual import VirtualBroker
 from tests.helpers.wire import WireClient, connected
 
 LOCAL = "127.0.0.1"
@@ -351,3 +354,24 @@ async def test_a_file_that_goes_while_it_is_read_again_ends_nothing(
         async with await StreamClient.dial_tls(port_of(server), authority.client_context()) as one:
             await one.connect("c")
     assert "No such file or directory; its files of before stay in use" in caplog.text
+
+
+def test_what_messages_take_is_known_while_they_are_there() -> None:
+    """For the collector, which need not look at them; nothing is left when they are gone."""
+    broker = VirtualBroker(Limits(total_queued_bytes=1_000_000))
+    publisher, reader = broker.connect("publisher"), broker.connect("reader")
+    before = kept_by(broker.core)
+    reader.subscribe("waits", qos=1)
+    reader.connection.pause_sending(broker.now)
+    for n in range(5):
+        publisher.publish(f"r/{n}", bytes(100), retain=True)
+        publisher.publish("waits", bytes(100), qos=1, packet_id=n + 1)
+    n_blocks, n_bytes = kept_by(broker.core)
+    assert n_blocks - before[0] >= 5 * RETAINED_BLOCKS + 5
+    assert n_bytes - before[1] > 10 * 100
+    for n in range(5):
+        publisher.publish(f"r/{n}", b"", retain=True)
+    reader.connection.resume_sending(broker.now)
+    broker.settle()
+    broker.core.tree.void_plans()
+    assert kept_by(broker.core) == before
