@@ -60,6 +60,11 @@ def open_private(path: str) -> int:
     raise DatabaseFileError(f"{path}: read {read}; {allowed}")
 
 
+def behind_links(path: str) -> str:
+    """Return the name of the file itself, as it was written where it is no link."""
+    return os.path.realpath(path) if os.path.islink(path) else path  # noqa: PTH114
+
+
 class DatabaseFile:
     """The files of one database, held by a lock until `close`.
 
@@ -80,7 +85,7 @@ class DatabaseFile:
             DatabaseFileError: another process has it, a file cannot be used, or the database is
                 missing beside its log.
         """
-        self.path = path = os.path.realpath(path)
+        self.path = path = behind_links(path)
         self.tightened: list[str] = []
         self._is_filled = False
         self._watched: dict[str, tuple[int, int]] = {}

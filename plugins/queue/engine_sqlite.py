@@ -13,14 +13,13 @@ that space can be held again, no message is taken.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Final, TypeVar
 
-from broker.database_file import DatabaseFile, DatabaseFileError
+from broker.database_file import DatabaseFile, DatabaseFileError, behind_links
 from plugins.queue.disk_reserve import DiskReserve
 from plugins.queue.engine import (
     BrokenSegmentError,
@@ -91,7 +90,7 @@ class SqliteStore:
         self._busy_seconds = busy_seconds
         self._synchronous = ""
         # Beside the file itself, where a link may lead to another disk.
-        self._reserve = DiskReserve(f"{os.path.realpath(path)}.reserve", RESERVE_BYTES)
+        self._reserve = DiskReserve(f"{behind_links(path)}.reserve", RESERVE_BYTES)
         self._ids: dict[Key, int] = {}
         self._file: DatabaseFile | None = None
         self._writer: sqlite3.Connection | None = None
