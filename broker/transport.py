@@ -413,7 +413,11 @@ class MqttProtocol(asyncio.Protocol):
         if connection.out:
             return  # the rest of a payload goes as there is room for it, then this is called again
         if connection.is_heard_out and transport.can_write_eof():
-            transport.write_eof()
+            try:
+                transport.write_eof()
+            except OSError:  # the peer has reset it, as asyncio's own loop tells
+                transport.abort()
+                return
             if not self._is_reading:
                 self._is_reading = True
                 transport.resume_reading()

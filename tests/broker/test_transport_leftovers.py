@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import struct
 
@@ -141,3 +142,19 @@ async def test_what_a_client_that_comes_back_had_left_is_counted(*, is_taken_ove
         else:
             await server.stop()
         assert core.counters.publish_refused == {"publisher gone": 49}
+
+
+async def test_a_client_that_has_reset_its_connection_before_it_is_told_why_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is nobody left to tell."""
+
+    def write_eof() -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    async with serving() as server, await connected(port_of(server), "p") as client:
+        protocol = protocol_of(server, "p")
+        monkeypatch.setattr(protocol.transport, "write_eof", write_eof)
+        await client.send_bytes(b"\xf0\0\0")
+        await until(lambda: protocol not in driver_of(server).protocols)
+    assert "fault of the broker" not in caplog.text
