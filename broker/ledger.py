@@ -74,6 +74,7 @@ DROP_REASONS = {
     "offline": "QoS 0, for a subscriber that is not connected",
     "packet_too_large": "longer than the subscriber's Maximum Packet Size [MQTT-3.1.2-24]",
     "payload_lost": "its payload store could not read it back",
+    "properties": "more properties than a proxy reads",
     "pushed_out": "waiting longest when the outbox was full, with queue_full: drop_oldest",
     "queue_full": "the outbox was at its limit of messages or bytes",
     "refused": "the subscriber answered with a reason code of 0x80 or above",

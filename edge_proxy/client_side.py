@@ -22,6 +22,7 @@ from broker.errors import MalformedPacketError, ProtocolError
 from broker.ledger import Ledger
 from broker.link import Link
 from broker.message import Message
+from broker.mqtt.data_types import read_variable_byte_integer
 from broker.mqtt.enums import PacketType, ProtocolVersion
 from broker.mqtt.packets import PubAck, PubRec
 from broker.mqtt.properties import read_publish_properties
@@ -51,7 +52,7 @@ class ClientSide:
     Attributes:
         out: buffers to write to the client, in order.
         out_bytes: what they sum up to.
-        refusals: packets for the broker: messages that expired here.
+        refusals: packets for the broker, of messages that expired or had too many properties.
         outbox: what waits.
         acks: where each QoS 1 and 2 message is.
         ledger: the account of this client.
@@ -183,7 +184,13 @@ class ClientSide:
             raise MalformedPacketError("PUBLISH ends within its variable header")
         topic = self._shared.topics.look_up(data[start + 2 : topic_end])
         packet_id = int.from_bytes(data[topic_end:body])
-        properties, body = self._read_properties(data, body, stop)
+        try:
+            properties, body = self._read_properties(data, body, stop)
+        except ProtocolError as error:
+            if error.reason_code != ReasonCode.QUOTA_EXCEEDED:
+                raise
+            self._refuse(qos, packet_id)
+            return False
         is_dup = first_byte & 0x08 != 0
         if qos and not self.acks.expect(packet_id, qos, is_dup=is_dup):
             return False
@@ -216,11 +223,29 @@ class ClientSide:
         self.wants_pump = True
         return False
 
+    def _refuse(self, qos: int, packet_id: int) -> None:
+        """Do not deliver a message with more properties than the proxy reads.
+
+        Were the connection closed for it, the broker would send it again to a session that
+        persists, and the client would never get anything else.
+        """
+        self.ledger.matched += 1
+        self.ledger.drop("properties")
+        if qos:
+            kind = PubAck if qos == 1 else PubRec
+            packet = kind(packet_id, ReasonCode.QUOTA_EXCEEDED)
+            self.refusals.append(write_packet(packet, self._version))
+
     def _read_properties(self, data: bytes, start: int, stop: int) -> tuple[dict[str, Any], int]:
         """Return the properties of a PUBLISH and where its payload begins."""
         if self._version != ProtocolVersion.MQTT_5:
             return _NO_PROPERTIES, start
-        properties, end = read_publish_properties(data, start)
+        limits = self._limits
+        if stop - start > limits.properties_bytes:
+            n_bytes, _ = read_variable_byte_integer(data, start)
+            if n_bytes > limits.properties_bytes:
+                raise ProtocolError("properties of PUBLISH", ReasonCode.QUOTA_EXCEEDED)
+        properties, end = read_publish_properties(data, start, limits.properties)
         if end > stop:
             raise MalformedPacketError("PUBLISH ends within its properties")
         if "topic_alias" in properties:

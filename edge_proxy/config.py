@@ -82,6 +82,10 @@ class ProxyLimits:
             own limit by default: what the broker takes, it takes through the proxy too.
         connect_bytes: of the largest CONNECT, which is collected whole, from a client that nobody
             knows yet. As much as Penstock takes by default, and more than mosquitto does.
+        properties: User Properties of one packet that the proxy reads: a client is refused for more
+            in its CONNECT; a PUBLISH with more is not delivered but refused to the broker. As many
+            as Penstock takes by default.
+        properties_bytes: the same of the properties of a PUBLISH.
         queued_messages: messages that may wait for one client. When they do, the proxy stops
             reading from the broker; only while something is withheld it reads on and drops
             QoS 0 messages. A second of the fastest stream that one client can be sent.
@@ -98,6 +102,8 @@ class ProxyLimits:
     connections: _Positive | None = None
     maximum_packet_size: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = _MAX_PACKET_SIZE
     connect_bytes: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = 128 * 1024
+    properties: _Positive = 256
+    properties_bytes: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = 128 * 1024
     queued_messages: _Positive = 10_000
     queued_bytes: _Positive = 16 * 1024 * 1024
     connect_timeout_seconds: _Seconds = 10.0

@@ -236,7 +236,10 @@ class Pair:
             return
         if stop > self._limits.connect_bytes:
             raise packet_too_large(stop, self._limits.connect_bytes)
-        connect = cast("Connect", read_packet(data[0], data[start:stop], ProtocolVersion.MQTT_5))
+        packet = read_packet(
+            data[0], data[start:stop], ProtocolVersion.MQTT_5, self._limits.properties
+        )
+        connect = cast("Connect", packet)
         self._version = connect.protocol_version
         self.link.client_id = connect.client_id
         self.link.username = connect.username

@@ -225,6 +225,22 @@ def test_what_expires_here_is_refused_to_the_broker(
     assert pair.topics() == ["small"]
 
 
+@pytest.mark.parametrize(("qos", "answers"), [(0, []), (1, [PubAck]), (2, [PubRec])])
+@pytest.mark.parametrize("many", [[("", "")] * 257, [("", "x" * 60_000)] * 3])
+def test_a_message_with_more_properties_than_are_read_is_refused_to_the_broker(
+    many: list[tuple[str, str]], qos: int, answers: list[type[PubAck | PubRec]]
+) -> None:
+    """To read 209,000 of them would hold all clients up; the broker need not send it again."""
+    pair = VirtualPair.connected()
+    message = publish("a", qos=qos, packet_id=1 if qos else 0, properties={"user_property": many})
+    pair.broker_sends(message, publish("b"))
+    assert pair.topics() == ["b"]
+    assert pair.to_broker() == [kind(1, ReasonCode.QUOTA_EXCEEDED) for kind in answers]
+    client = pair.pair.client
+    assert client.ledger.dropped == {"properties": 1}
+    client.check_invariants()
+
+
 def test_what_expires_behind_a_withheld_message_is_refused_to_the_broker() -> None:
     """Nobody takes it out of its place before it is swept up: the broker is told all the same."""
     pair, _ = withholding()

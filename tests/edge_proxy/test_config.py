@@ -54,7 +54,7 @@ def test_every_key_is_taken() -> None:
         "upstream: {address: '10.0.0.1:2001', connect_timeout_seconds: 1,\n"
         "  connack_timeout_seconds: 8}\n"
         "limits: {connections: 7, queued_messages: 3, queued_bytes: 4, maximum_packet_size: 256,\n"
-        "  connect_bytes: 300,\n"
+        "  connect_bytes: 300, properties: 9, properties_bytes: 301,\n"
         "  connect_timeout_seconds: 2, write_high_bytes: 6, write_low_bytes: 5}\n"
         "plugins: {probing: , withholding: {policy: none}}",
         "proxy.yaml",
@@ -63,7 +63,7 @@ def test_every_key_is_taken() -> None:
     assert (config.broker_host, config.broker_port) == ("10.0.0.1", 2001)
     assert config.broker_timeout_seconds == 1.0
     assert config.connack_timeout_seconds == 8.0
-    assert config.limits == ProxyLimits(7, 256, 300, 3, 4, 2.0, 6, 5)
+    assert config.limits == ProxyLimits(7, 256, 300, 9, 301, 3, 4, 2.0, 6, 5)
     assert config.plugins == {"probing": {}, "withholding": {"policy": "none"}}
     assert parse_proxy_config(UPSTREAM + "listener: {bind: 5}", "f").listen_port == 5
 

@@ -67,6 +67,17 @@ def test_a_connection_to_the_broker_is_wanted_only_for_a_connect() -> None:
     assert not pair.pair.wants_broker
 
 
+@pytest.mark.parametrize(("n_properties", "is_taken"), [(256, True), (257, False)])
+def test_a_connect_of_too_many_properties_does_not_reach_the_broker(
+    n_properties: int, *, is_taken: bool
+) -> None:
+    """It comes from a stranger, and all other clients wait while it is read."""
+    pair = VirtualPair()
+    pair.client_sends(Connect(properties={"user_property": [("", "")] * n_properties}))
+    assert pair.pair.wants_broker == is_taken
+    assert pair.pair.is_closing != is_taken
+
+
 def test_the_client_is_not_read_until_the_broker_is_connected() -> None:
     """What cannot be passed on stays with the client."""
     pair = VirtualPair()
