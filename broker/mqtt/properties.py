@@ -174,8 +174,8 @@ def read_properties(
         data: bytes of the packet.
         start: where the Property Length stands.
         carrier: packet type, or `WILL`.
-        most_properties: how many may be of a kind that may stand more than once; there are few
-            others.
+        most_properties: User Properties that it may have. A server adds as many Subscription
+            Identifiers as subscriptions match; those of a client are counted by their bytes.
 
     Returns:
         (properties, position after them).
@@ -198,7 +198,7 @@ def read_properties(
             pairs = found.setdefault("user_property", [])
             position = _read_user_properties(data, position, end, pairs, most_properties)
             if len(pairs) > most_properties:
-                raise _too_many("user_property", carrier, most_properties)
+                raise _too_many(carrier, most_properties)
             continue
         row = allowed.get(data[position])
         if row is None:
@@ -208,12 +208,7 @@ def read_properties(
         if check is not None:
             check(name, value)
         if repeats:
-            if name in found:
-                if len(found[name]) >= most_properties:
-                    raise _too_many(name, carrier, most_properties)
-                found[name].append(value)
-            else:
-                found[name] = [value]
+            found.setdefault(name, []).append(value)
         elif name in found:
             raise ProtocolError(f"property {name} stands twice; allowed: once")
         else:
@@ -327,10 +322,11 @@ def _unwanted(identifier: int, carrier: int) -> MalformedPacketError:
     return MalformedPacketError(f"property {what} in {_carrier_name(carrier)} is not allowed")
 
 
-def _too_many(name: str, carrier: int, most_properties: int) -> ProtocolError:
-    """Return the error for more properties of a kind than are taken."""
+def _too_many(carrier: int, most_properties: int) -> ProtocolError:
+    """Return the error for more User Properties than are taken."""
     return ProtocolError(
-        f"{_carrier_name(carrier)}: more properties {name} than are allowed: {most_properties}",
+        f"{_carrier_name(carrier)}: more properties user_property than are allowed: "
+        f"{most_properties}",
         ReasonCode.QUOTA_EXCEEDED,
     )
 

@@ -241,6 +241,15 @@ def test_a_message_with_more_properties_than_are_read_is_refused_to_the_broker(
     client.check_invariants()
 
 
+def test_subscription_identifiers_are_no_user_properties() -> None:
+    """A broker adds one for each subscription that matches, however many there are."""
+    pair = VirtualPair.connected()
+    many = {"subscription_identifier": list(range(1, 1001))}
+    pair.broker_sends(publish("a", packet_id=1, properties=many))
+    assert pair.topics() == ["a"]
+    assert not pair.pair.client.ledger.dropped
+
+
 def test_what_expires_behind_a_withheld_message_is_refused_to_the_broker() -> None:
     """Nobody takes it out of its place before it is swept up: the broker is told all the same."""
     pair, _ = withholding()
