@@ -211,11 +211,15 @@ def test_a_connect_with_more_user_properties_than_are_allowed_is_refused(
         assert client.connack.reason_code == (0 if is_allowed else ReasonCode.QUOTA_EXCEEDED)
 
 
-def test_a_subscription_identifier_is_refused_before_very_many_are_read() -> None:
+@pytest.mark.parametrize(("n_bytes", "code"), [(256, 0x82), (258, 0x97)])
+def test_subscription_identifiers_of_a_client_are_bounded_by_their_bytes(
+    n_bytes: int, code: int
+) -> None:
     """A client may send none with a PUBLISH [MQTT-3.3.4-6]; they are read to be told apart."""
-    client = VirtualBroker(Limits(properties=3)).connect("c")
-    client.publish("t", b"x", properties={"subscription_identifier": [1] * 4})
-    assert client.take(Disconnect).reason_code == ReasonCode.QUOTA_EXCEEDED
+    limits = Limits(properties=3, properties_bytes=256)
+    client = VirtualBroker(limits).connect("c")
+    client.publish("t", b"x", properties={"subscription_identifier": [1] * (n_bytes // 2)})
+    assert client.take(Disconnect).reason_code == code
 
 
 def test_the_properties_of_a_publish_have_a_limit_of_their_own() -> None:
