@@ -46,11 +46,11 @@ from benchmarks.peers import (
 from benchmarks.provenance import describe_run
 from benchmarks.stream import Shape
 from benchmarks.windowed import Plan, WindowedLoad
-from broker.link import Link, TcpLook
-from broker.message import Message
-from plugins.withholding.config import WithholdingConfig
-from plugins.withholding.gate import WithholdingGate
-from plugins.withholding.history import MAX_LENGTHS
+from penstock.broker.link import Link, TcpLook
+from penstock.broker.message import Message
+from penstock.plugins.withholding.config import WithholdingConfig
+from penstock.plugins.withholding.gate import WithholdingGate
+from penstock.plugins.withholding.history import MAX_LENGTHS
 
 POLICIES: Final = ("none", "conservative", "probabilistic", "historic", "adaptive")
 MESSAGE: Final = Message("pictures/1", bytes(1_000_000), is_large=True)
@@ -203,7 +203,7 @@ def _changed(name: str, about: str, change: Callable[[dict[str, Any]], None]) ->
         change(policy["plugins"])
         file = directory / "broker.yaml"
         file.write_text(yaml.safe_dump(policy))
-        return [sys.executable, "-m", "broker", "-c", str(file)]
+        return [sys.executable, "-m", "penstock.broker", "-c", str(file)]
 
     return Peer(name, about, prepare, EXAMPLE.version)
 

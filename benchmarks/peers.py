@@ -188,7 +188,7 @@ def example_policy(setting: Setting) -> dict[str, Any]:
 
 def _penstock(directory: Path, setting: Setting) -> list[str]:
     policy = without_queue_limits(example_policy(setting))
-    return [sys.executable, "-m", "broker", "-c", _write_yaml(directory, policy)]
+    return [sys.executable, "-m", "penstock.broker", "-c", _write_yaml(directory, policy)]
 
 
 def _penstock_spill(directory: Path, setting: Setting) -> list[str]:
@@ -203,12 +203,12 @@ def _penstock_copy(directory: Path, setting: Setting) -> list[str]:
 def _penstock_storing(directory: Path, setting: Setting, memory: dict[str, Any]) -> list[str]:
     policy = without_queue_limits(example_policy(setting))
     policy["plugins"]["memory"] = memory
-    return [sys.executable, "-m", "broker", "-c", _write_yaml(directory, policy)]
+    return [sys.executable, "-m", "penstock.broker", "-c", _write_yaml(directory, policy)]
 
 
 def _penstock_stock(directory: Path, setting: Setting) -> list[str]:
     policy = without_queue_limits(stock_amqtt_policy(setting))
-    return [sys.executable, "-m", "broker", "-c", _write_yaml(directory, policy)]
+    return [sys.executable, "-m", "penstock.broker", "-c", _write_yaml(directory, policy)]
 
 
 def _mosquitto(directory: Path, setting: Setting) -> list[str]:

@@ -43,10 +43,10 @@ import uvloop
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.provenance import describe_run
-from broker.message import Message
-from plugins.queue.client import QueueClient
-from plugins.queue.config import LogicalQueueConfig, QueueConfig
-from plugins.queue.sink import QueuePlugin
+from penstock.broker.message import Message
+from penstock.plugins.queue.client import QueueClient
+from penstock.plugins.queue.config import LogicalQueueConfig, QueueConfig
+from penstock.plugins.queue.sink import QueuePlugin
 
 PAYLOAD_BYTES: Final = 1024
 BATCH_MESSAGES: Final = 100
@@ -184,7 +184,7 @@ def _gateway(folder: Path, readers: str) -> Iterator[str]:
     policy = {"queue": {"path": FILE, "http": "127.0.0.1:0", "queues": {QUEUE: queue}}}
     (folder / "policy.yaml").write_text(json.dumps({"plugins": policy}))
     with subprocess.Popen(
-        [sys.executable, "-m", "plugins.queue", "-c", "policy.yaml"],
+        [sys.executable, "-m", "penstock.plugins.queue", "-c", "policy.yaml"],
         stderr=subprocess.PIPE,
         text=True,
         cwd=folder,

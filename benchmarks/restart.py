@@ -75,7 +75,7 @@ def _policy(port: int) -> str:
 def _broker(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     with (folder / "broker.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "broker", "-c", str(folder / "policy.yaml")],
+            [sys.executable, "-m", "penstock.broker", "-c", str(folder / "policy.yaml")],
             cwd=folder,
             env={"PYTHONPATH": str(ROOT)},
             stderr=log,

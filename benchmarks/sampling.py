@@ -67,7 +67,7 @@ def _peer(period: float | None) -> Peer:
         }
         file = directory / "policy.yaml"
         file.write_text(yaml.safe_dump(policy))
-        return [sys.executable, "-m", "broker", "-c", str(file)]
+        return [sys.executable, "-m", "penstock.broker", "-c", str(file)]
 
     return Peer("penstock", "sampling", prepare, lambda: "this checkout")
 

@@ -112,7 +112,7 @@ def gateway(folder: Path) -> Iterator[str]:
     queue = {"readers": "offsets", "physical_queues": PHYSICAL_QUEUES}
     section = {"path": "queue.db", "http": "127.0.0.1:0", "queues": {QUEUE: queue}}
     (folder / "policy.yaml").write_text(json.dumps({"plugins": {"queue": section}}))
-    program = [sys.executable, "-m", "plugins.queue.gateway", "-c", "policy.yaml"]
+    program = [sys.executable, "-m", "penstock.plugins.queue.gateway", "-c", "policy.yaml"]
     with subprocess.Popen(
         program, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment()
     ) as process:
@@ -167,7 +167,7 @@ def ingest(filled: Path, folder: Path, count: int) -> Rate:
     output = folder / "messages"
     with gateway(folder) as url:
         program = [
-            *(sys.executable, "-m", "spark_bridge", "--url", url, "--queue", QUEUE),
+            *(sys.executable, "-m", "penstock.spark_bridge", "--url", url, "--queue", QUEUE),
             *("--output", str(output), "--checkpoint", str(folder / "checkpoint")),
         ]
         ended = subprocess.run(

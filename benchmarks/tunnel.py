@@ -29,9 +29,9 @@ import typer
 from benchmarks.errors import BenchmarkError
 from benchmarks.peers import ROOT
 from benchmarks.provenance import describe_run
-from netem.errors import NetemError
-from netem.network import Host, Link, Network
-from netem.profiles import GOOD, OPEN, Direction, Profile
+from penstock.netem.errors import NetemError
+from penstock.netem.network import Host, Link, Network
+from penstock.netem.profiles import GOOD, OPEN, Direction, Profile
 
 PORT: Final = 5001
 CHUNK: Final = bytes(1 << 16)

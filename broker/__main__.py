@@ -8,10 +8,17 @@ from typing import Annotated
 
 import typer
 
-from broker.config import load_policy
-from broker.plugin_loader import check_packages
-from broker.program import Debug, LogLevel, exit_status, new_app, run_until_stopped, set_up_log
-from broker.server import Server
+from penstock.broker.config import load_policy
+from penstock.broker.plugin_loader import check_packages
+from penstock.broker.program import (
+    Debug,
+    LogLevel,
+    exit_status,
+    new_app,
+    run_until_stopped,
+    set_up_log,
+)
+from penstock.broker.server import Server
 
 app = new_app()
 

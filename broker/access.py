@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
-from broker.access_control import (
+from penstock.broker.access_control import (
     PUBLISH,
     RECEIVE,
     SUBSCRIBE,
@@ -138,8 +138,8 @@ def combine(
 ) -> AccessControl | None:
     """Return the access control for the core: None, which lets everybody in, where nothing decides.
 
-    The listeners are then local: see `broker.local_only`. Where only authenticators decide, a
-    client that names none of their methods is refused.
+    The listeners are then local: see `penstock.broker.local_only`. Where only authenticators
+    decide, a client that names none of their methods is refused.
     """
     if not sources and not authenticators:
         return None

@@ -1,8 +1,10 @@
-"""The points at which extensions decide about clients; those about messages: `broker.extensions`.
+"""The points at which extensions decide about clients.
+
+Those about messages stand in `penstock.broker.extensions`.
 
 Both may take a wait: `AccessControl` answers for authentication by what CONNECT says and for
 topics, as the aMQTT host does; an `Authenticator` is one method of enhanced authentication (MQTT
-5.0, 4.12). `broker.access` puts several together.
+5.0, 4.12). `penstock.broker.access` puts several together.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from broker.message import Message
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.message import Message
+from penstock.broker.mqtt.reason_codes import ReasonCode
 
 
 class Action(NamedTuple):
@@ -123,8 +125,8 @@ class AccessControl(Protocol):
     """Authentication and topic filtering.
 
     An answer is given at once, or is an awaitable where it takes a wait; while it is awaited
-    the connection reads nothing more. Where several are there, `broker.access` says what their
-    answers come to.
+    the connection reads nothing more. Where several are there, `penstock.broker.access` says what
+    their answers come to.
 
     Attributes:
         checks_publish: whether `authorize` must be asked for each PUBLISH.

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from broker import redelivery
-from broker.errors import ProtocolError
-from broker.mqtt.enums import ProtocolVersion
-from broker.mqtt.packets import PubAck, PubComp, PubRec, PubRel
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker import redelivery
+from penstock.broker.errors import ProtocolError
+from penstock.broker.mqtt.enums import ProtocolVersion
+from penstock.broker.mqtt.packets import PubAck, PubComp, PubRec, PubRel
+from penstock.broker.mqtt.reason_codes import ReasonCode
 
 if TYPE_CHECKING:
-    from broker.connection import Connection
-    from broker.core import Core
-    from broker.session import Session
+    from penstock.broker.connection import Connection
+    from penstock.broker.core import Core
+    from penstock.broker.session import Session
 
 PUBREC_BYTE: Final = 0x50
 PUBREL_BYTE: Final = 0x62

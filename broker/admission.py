@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from broker.addresses import address_key
-from broker.counters import Counters, count
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.addresses import address_key
+from penstock.broker.counters import Counters, count
+from penstock.broker.mqtt.reason_codes import ReasonCode
 
 MAX_REFUSED: Final = 64
 """Connections at a time that may stay to hear why they are refused."""

@@ -2,8 +2,8 @@
 
 A connection may go through layers before it speaks MQTT: a header of the PROXY protocol, TLS,
 WebSocket. Each is an asyncio protocol towards what is below and a transport towards what is above,
-so that `broker.transport` neither knows nor cares. One `Arrival` goes through all of them; together
-they have as long as a CONNECT may take.
+so that `penstock.broker.transport` neither knows nor cares. One `Arrival` goes through all of them;
+together they have as long as a CONNECT may take.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from broker.admission import Admission, Place, Room
-from broker.connection import Connection
-from broker.counters import Counters, count
-from broker.tcp_options import set_give_up
+from penstock.broker.admission import Admission, Place, Room
+from penstock.broker.connection import Connection
+from penstock.broker.counters import Counters, count
+from penstock.broker.tcp_options import set_give_up
 
 CLOSE_TIMEOUT_SECONDS: Final = 5.0
 """How long a connection that is closed may take to send what was put before the close."""

@@ -2,8 +2,8 @@
 
 A CONNECT that names a method starts an exchange with the `Authenticator` of that name. Each
 step's answer is a challenge, which goes out as AUTH and is answered by AUTH; or the client is
-let in, by `broker.connecting`; or refused. Until then the connection is not open: it takes AUTH
-and DISCONNECT and nothing else, and the time allowed for CONNECT goes on running. A connected
+let in, by `penstock.broker.connecting`; or refused. Until then the connection is not open: it takes
+AUTH and DISCONNECT and nothing else, and the time allowed for CONNECT goes on running. A connected
 client may start the same exchange again; its other packets go on meanwhile.
 """
 
@@ -13,7 +13,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from broker.access_control import (
+from penstock.broker.access_control import (
     NOT_JUDGED,
     Accepted,
     AuthExchange,
@@ -22,15 +22,15 @@ from broker.access_control import (
     ConnectAttempt,
     Refused,
 )
-from broker.errors import PeerError, ProtocolError
-from broker.mqtt.enums import PacketType
-from broker.mqtt.packets import REASON_CODES, Auth
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.errors import PeerError, ProtocolError
+from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.packets import REASON_CODES, Auth
+from penstock.broker.mqtt.reason_codes import ReasonCode
 
 if TYPE_CHECKING:
-    from broker.connection import Connection
-    from broker.core import Core
-    from broker.login_backoff import Attempt
+    from penstock.broker.connection import Connection
+    from penstock.broker.core import Core
+    from penstock.broker.login_backoff import Attempt
 
 _NOT_TAKEN: Final = frozenset(PacketType) - {PacketType.AUTH, PacketType.DISCONNECT}
 

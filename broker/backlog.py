@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from broker.message import Message
+from penstock.broker.message import Message
 
 DELIVERY_BYTES: Final = 144
 """What a delivery that waits takes in CPython, with its place in a queue."""

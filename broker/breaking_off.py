@@ -37,17 +37,17 @@ import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from broker import retained_delivery
-from broker.extensions import BreakingGate, Transfer
-from broker.payload import PayloadReader
-from broker.wills import will_delay
+from penstock.broker import retained_delivery
+from penstock.broker.extensions import BreakingGate, Transfer
+from penstock.broker.payload import PayloadReader
+from penstock.broker.wills import will_delay
 
 if TYPE_CHECKING:
-    from broker.core import Core
-    from broker.delivery import Delivery
-    from broker.sending import Sender
-    from broker.session import Session
-    from broker.timers import Timer
+    from penstock.broker.core import Core
+    from penstock.broker.delivery import Delivery
+    from penstock.broker.sending import Sender
+    from penstock.broker.session import Session
+    from penstock.broker.timers import Timer
 
 LOOK_SECONDS: Final = 1.0
 """Between two looks at a message that is being sent, each some 10 us."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from broker.mqtt.packets import Subscription
-from broker.mqtt.topics import parse_share
+from penstock.broker.mqtt.packets import Subscription
+from penstock.broker.mqtt.topics import parse_share
 
 _STATE: Final = "$SYS/broker/connection/{}/state"
 

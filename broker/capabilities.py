@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.errors import ProtocolError
-from broker.mqtt.enums import MQTT_3_1
-from broker.mqtt.packets import Connect, Subscribe
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.topics import SHARE_PREFIX
+from penstock.broker.errors import ProtocolError
+from penstock.broker.mqtt.enums import MQTT_3_1
+from penstock.broker.mqtt.packets import Connect, Subscribe
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.topics import SHARE_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from broker.mqtt_options import MqttOptions
+    from penstock.broker.mqtt_options import MqttOptions
 
 _REDIRECTIONS: Final = {
     "temporary": ReasonCode.USE_ANOTHER_SERVER,

@@ -10,9 +10,9 @@ import logging
 from dataclasses import replace
 from typing import cast
 
-from broker.access_control import SessionView
-from broker.events import ClientConnected, ClientDisconnected, Listeners, SessionEnded
-from broker.session import Session
+from penstock.broker.access_control import SessionView
+from penstock.broker.events import ClientConnected, ClientDisconnected, Listeners, SessionEnded
+from penstock.broker.session import Session
 
 
 class ClientLog:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 
 class TcpFigures(NamedTuple):
-    """What the kernel says of the connection; see `broker.link.TcpLook`.
+    """What the kernel says of the connection; see `penstock.broker.link.TcpLook`.
 
     Attributes:
         age_seconds: since it was asked.
@@ -39,7 +39,7 @@ class TcpFigures(NamedTuple):
 
 
 class LinkFigures(NamedTuple):
-    """What the path to the client looks like now; see `broker.link.Link`.
+    """What the path to the client looks like now; see `penstock.broker.link.Link`.
 
     Attributes:
         rtt_latest: newest RTT estimate; None where there is none that is recent, and while the
@@ -118,7 +118,7 @@ class WithholdingFigures(NamedTuple):
 
 
 class LedgerFigures(NamedTuple):
-    """Where the client's messages are; see `broker.ledger.Ledger`.
+    """Where the client's messages are; see `penstock.broker.ledger.Ledger`.
 
     ``matched = delivered + inflight + withheld + queued + expired + moved + sum(dropped)``.
 

@@ -1,8 +1,9 @@
 """Single clients under `$SYS/broker/penstock/clients/ID/`, for those who ask for them.
 
 Three topics of each client with a session, each with a part of its report as JSON: ``link``,
-``withholding``, ``ledger`` (see `broker.client_report`). A document, not a topic for each figure:
-the figures of one moment are true together, such as a ledger that balances, and a client with 40
+``withholding``, ``ledger`` (see `penstock.broker.client_report`). A document, not a topic for each
+figure: the figures of one moment are true together, such as a ledger that balances, and a client
+    with 40
 topics would cost 40 messages.
 
 Theory of operation. There may be 10,000 clients, in whom nobody is interested most of the time, and
@@ -23,15 +24,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from broker.client_report import as_json
-from broker.core import Core
-from broker.message import Message
-from broker.mqtt.enums import MAX_STRING_BYTES
-from broker.reporting import ledger_figures, link_figures, withholding_figures
-from broker.rounds import Rounds
+from penstock.broker.client_report import as_json
+from penstock.broker.core import Core
+from penstock.broker.message import Message
+from penstock.broker.mqtt.enums import MAX_STRING_BYTES
+from penstock.broker.reporting import ledger_figures, link_figures, withholding_figures
+from penstock.broker.rounds import Rounds
 
 if TYPE_CHECKING:
-    from broker.session import Session
+    from penstock.broker.session import Session
 
 ROOT: Final = "$SYS/broker/penstock/clients"
 

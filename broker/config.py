@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from broker.config_file import (
+from penstock.broker.config_file import (
     NamedBy,
     check_listeners,
     join,
@@ -26,11 +26,11 @@ from broker.config_file import (
     suggest,
     validate_config,
 )
-from broker.errors import ConfigError, ConfigProblem
-from broker.limits import Limits
-from broker.listener_config import Listener, ListenerKeys, amqtt_keys, read_listeners
-from broker.mqtt_options import MqttOptions
-from broker.persistence_config import Persistence
+from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.limits import Limits
+from penstock.broker.listener_config import Listener, ListenerKeys, amqtt_keys, read_listeners
+from penstock.broker.mqtt_options import MqttOptions
+from penstock.broker.persistence_config import Persistence
 
 __all__ = [
     "NamedBy",

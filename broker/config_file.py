@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_ori
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from broker.errors import ConfigError, ConfigProblem
+from penstock.broker.errors import ConfigError, ConfigProblem
 
 T = TypeVar("T")
 

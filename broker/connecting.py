@@ -1,7 +1,7 @@
 """CONNECT: from a stranger's first packet to a client with a session.
 
-A client that names an authentication method goes on in `broker.authenticating` before it comes
-back here to be let in.
+A client that names an authentication method goes on in `penstock.broker.authenticating` before it
+comes back here to be let in.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from broker import authenticating
-from broker.access_control import NOT_JUDGED, Accepted, Admittance, ConnectAttempt, Refused
-from broker.capabilities import check_connect, connack_properties, redirection
-from broker.counters import count
-from broker.errors import ProtocolError
-from broker.events import ClientConnected
-from broker.extensions import SubscriberGate
-from broker.fitting import explained, fit_packet
-from broker.mqtt.enums import MQTT_3_1, MQTT_5, PacketType
-from broker.mqtt.packets import ConnAck, Connect, Will
-from broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
-from broker.succession import hand_over
-from broker.wills import will_message
+from penstock.broker import authenticating
+from penstock.broker.access_control import NOT_JUDGED, Accepted, Admittance, ConnectAttempt, Refused
+from penstock.broker.capabilities import check_connect, connack_properties, redirection
+from penstock.broker.counters import count
+from penstock.broker.errors import ProtocolError
+from penstock.broker.events import ClientConnected
+from penstock.broker.extensions import SubscriberGate
+from penstock.broker.fitting import explained, fit_packet
+from penstock.broker.mqtt.enums import MQTT_3_1, MQTT_5, PacketType
+from penstock.broker.mqtt.packets import ConnAck, Connect, Will
+from penstock.broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
+from penstock.broker.succession import hand_over
+from penstock.broker.wills import will_message
 
 if TYPE_CHECKING:
-    from broker.connection import Connection
-    from broker.core import Core
-    from broker.limits import Limits
-    from broker.link import Link
-    from broker.session import Session
+    from penstock.broker.connection import Connection
+    from penstock.broker.core import Core
+    from penstock.broker.limits import Limits
+    from penstock.broker.link import Link
+    from penstock.broker.session import Session
 
 _FAILED: Final = Refused(why="access control failed")
 

@@ -2,14 +2,16 @@
 
 Theory of operation. The driver hands over each chunk of received bytes with the time. Every
 whole packet in it is handled before anything is written; what is to be sent collects in
-`out`, which the driver writes once. A chunk that is one small packet goes to `broker.lone_packets`,
-any other to `broker.scanning`; what is left of it is kept here.
+`out`, which the driver writes once. A chunk that is one small packet goes to
+`penstock.broker.lone_packets`, any other to `penstock.broker.scanning`; what is left of it is kept
+here.
 
 A connection is *suspended* while access control takes its time, and then handles nothing
-more; `wants_reading` then tells the driver to stop reading, as it does while `broker.throttle`
-or `broker.rate_limit` slows this publisher down, or the journal, as the disk is behind. What takes
-many steps is not done all at once either: the rest of a chunk waits until the others have had their
-turn, and the driver calls `go_on`. How packets leave is the other half, `broker.sending`.
+more; `wants_reading` then tells the driver to stop reading, as it does while
+`penstock.broker.throttle` or `penstock.broker.rate_limit` slows this publisher down, or the
+journal, as the disk is behind. What takes many steps is not done all at once either: the rest of a
+chunk waits until the others have had their turn, and the driver calls `go_on`. How packets leave is
+the other half, `penstock.broker.sending`.
 """
 
 from __future__ import annotations
@@ -18,30 +20,30 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-from broker import eager, redelivery
-from broker.authenticating import Authentication
-from broker.connecting import refuse_connect
-from broker.counters import count
-from broker.delivery import NO_QUEUE
-from broker.errors import PeerError, ProtocolError
-from broker.fitting import explained
-from broker.lone_packets import LEAST_BYTES, take_lone
-from broker.mqtt.enums import MQTT_5, PacketType, ProtocolVersion
-from broker.mqtt.packets import Disconnect
-from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
-from broker.mqtt.receive_buffer import ReceiveBuffer
-from broker.rate_limit import RateLimit, n_publishes
-from broker.receipts import PublishReceipt
-from broker.received_bytes import FREE_BYTES
-from broker.room import Held
-from broker.scanning import scan
-from broker.sending import JOIN_BELOW_BYTES, UNREAD_BYTES, Sender
-from broker.timers import Timer
-from broker.topic_aliases import IncomingAliases, OutgoingAliases
+from penstock.broker import eager, redelivery
+from penstock.broker.authenticating import Authentication
+from penstock.broker.connecting import refuse_connect
+from penstock.broker.counters import count
+from penstock.broker.delivery import NO_QUEUE
+from penstock.broker.errors import PeerError, ProtocolError
+from penstock.broker.fitting import explained
+from penstock.broker.lone_packets import LEAST_BYTES, take_lone
+from penstock.broker.mqtt.enums import MQTT_5, PacketType, ProtocolVersion
+from penstock.broker.mqtt.packets import Disconnect
+from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
+from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
+from penstock.broker.rate_limit import RateLimit, n_publishes
+from penstock.broker.receipts import PublishReceipt
+from penstock.broker.received_bytes import FREE_BYTES
+from penstock.broker.room import Held
+from penstock.broker.scanning import scan
+from penstock.broker.sending import JOIN_BELOW_BYTES, UNREAD_BYTES, Sender
+from penstock.broker.timers import Timer
+from penstock.broker.topic_aliases import IncomingAliases, OutgoingAliases
 
 if TYPE_CHECKING:
-    from broker.core import Core
-    from broker.session import Session
+    from penstock.broker.core import Core
+    from penstock.broker.session import Session
 
 _CONNECT_BYTE: Final = PacketType.CONNECT << 4
 
@@ -66,7 +68,7 @@ class Connection(Sender):
         receipts: QoS 1 and 2 messages that are owed an acknowledgement, oldest first.
         is_answered: what it sent first is a CONNECT, in a version in which a mistake can be told.
         is_bridge: the client has said that it is another broker's bridge.
-        known_properties: of a PUBLISH that came in a run, found good; see `broker.runs`.
+        known_properties: of a PUBLISH that came in a run, found good; see `penstock.broker.runs`.
         maximum_packet_size: bytes of the largest packet that is taken from an accepted client.
         is_closing: to be closed once `out` is written; nothing more is received.
         suspended: what the driver must run before more is received, or None.

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from broker import eager
-from broker.access_control import (
+from penstock.broker import eager
+from penstock.broker.access_control import (
     PUBLISH,
     RECEIVE,
     AccessControl,
@@ -21,12 +21,12 @@ from broker.access_control import (
     Authenticator,
     SessionView,
 )
-from broker.backlog import Backlog
-from broker.breaking_off import BreakingOff
-from broker.capabilities import is_restricted
-from broker.counters import Counters, count
-from broker.events import Listeners, MessageRetained
-from broker.extensions import (
+from penstock.broker.backlog import Backlog
+from penstock.broker.breaking_off import BreakingOff
+from penstock.broker.capabilities import is_restricted
+from penstock.broker.counters import Counters, count
+from penstock.broker.events import Listeners, MessageRetained
+from penstock.broker.extensions import (
     CopyingStore,
     DeliveryGate,
     LinkSampler,
@@ -35,29 +35,29 @@ from broker.extensions import (
     Receipt,
     SparingSampler,
 )
-from broker.faults import note_fault
-from broker.ledger import Ledger
-from broker.link import Link
-from broker.login_backoff import LoginBackoff
-from broker.message import Message
-from broker.mqtt.enums import MAX_REMAINING_LENGTH, ProtocolVersion
-from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
-from broker.outbox_rules import OpenGate, OutboxRules
-from broker.payload import PIECE_BYTES, STORED_ABOVE_BYTES, Payload, ReferenceStore
-from broker.received_bytes import ReceivedBytes
-from broker.retained import RetainedMessages
-from broker.room import Room
-from broker.session_registry import SessionRegistry
-from broker.timers import Timers
-from broker.topic_tree import Plan, Target, TopicTree
+from penstock.broker.faults import note_fault
+from penstock.broker.ledger import Ledger
+from penstock.broker.link import Link
+from penstock.broker.login_backoff import LoginBackoff
+from penstock.broker.message import Message
+from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, ProtocolVersion
+from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
+from penstock.broker.outbox_rules import OpenGate, OutboxRules
+from penstock.broker.payload import PIECE_BYTES, STORED_ABOVE_BYTES, Payload, ReferenceStore
+from penstock.broker.received_bytes import ReceivedBytes
+from penstock.broker.retained import RetainedMessages
+from penstock.broker.room import Room
+from penstock.broker.session_registry import SessionRegistry
+from penstock.broker.timers import Timers
+from penstock.broker.topic_tree import Plan, Target, TopicTree
 
 if TYPE_CHECKING:
-    from broker.journal import Journal
-    from broker.limits import Limits
-    from broker.mqtt_options import MqttOptions
-    from broker.sending import Sender
-    from broker.session import Session
-    from broker.shared_subscriptions import SharedSubscription
+    from penstock.broker.journal import Journal
+    from penstock.broker.limits import Limits
+    from penstock.broker.mqtt_options import MqttOptions
+    from penstock.broker.sending import Sender
+    from penstock.broker.session import Session
+    from penstock.broker.shared_subscriptions import SharedSubscription
 
 
 MOST_STEPS: Final = 64
@@ -128,7 +128,7 @@ class Core:
         steps: of the chunk that is handled now: packets that went their own way, and deliveries
             that were no mere copies.
         most_steps: from so many on the rest of a chunk is put off.
-        takes_runs: QoS 1 and 2 packets may be handled in runs (`broker.runs`).
+        takes_runs: QoS 1 and 2 packets may be handled in runs (`penstock.broker.runs`).
         copy_maximum: bytes of the largest packet that may go on as it came, past the payload store.
         is_plain: no listener and no access control looks at single messages or packets.
     """

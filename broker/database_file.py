@@ -18,7 +18,7 @@ import stat
 from contextlib import suppress
 from typing import Final
 
-from broker.errors import PenstockError
+from penstock.broker.errors import PenstockError
 
 PRIVATE_MODE: Final = 0o600
 """Of files that hold messages: their owner's alone."""

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
-from broker.extensions import LinkSampler
-from broker.link import Link
-from broker.message import Message
-from broker.records import Storable
+from penstock.broker.extensions import LinkSampler
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.records import Storable
 
 
 class _NoQueue(deque[Any]):

@@ -2,16 +2,17 @@
 
 Theory of operation. Each call into the core ends with `settle`. It serves every connection that the
 call has touched, in *rounds*: in each, a connection writes what it has to send, 640 KiB at most
-(`broker.outgoing.WRITE_BYTES`), until nobody has any more. Then it sets one timer, for the earliest
-of the core's deadlines.
+(`penstock.broker.outgoing.WRITE_BYTES`), until nobody has any more. Then it sets one timer, for the
+earliest of the core's deadlines.
 
 Nobody may keep the loop for long. What a chunk or a wake-up can cause in a fraction of a
 millisecond is done at once, as most of what clients do. Whoever has more to do stands in one
 *line*, and has a *turn* (`MqttProtocol.take_turn`) when those before it have had theirs:
 * the next *slice* of a long chunk that came in, some 0.2 ms of work;
-* the rest of a slice that was more than `broker.core.MOST_STEPS` *steps*, which are packets that go
-  their own way and deliveries that are no mere copies;
-* the next part of an outbox that has more to send, `broker.sending.PUMP_MESSAGES` at a time.
+* the rest of a slice that was more than `penstock.broker.core.MOST_STEPS` *steps*, which are
+  packets that go their own way and deliveries that are no mere copies;
+* the next part of an outbox that has more to send, `penstock.broker.sending.PUMP_MESSAGES` at a
+  time.
 For `TURNS_SECONDS` the line is served from its head; then the loop looks at the network again. If
 what came from there took longer, the line's next time is as long: while very many publishers send,
 those who stand in it would starve else, and what they are to be sent would grow.
@@ -34,15 +35,15 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.connection import Connection
-from broker.core import Core
-from broker.errors import PeerError
-from broker.lingering import Lingering
+from penstock.broker.connection import Connection
+from penstock.broker.core import Core
+from penstock.broker.errors import PeerError
+from penstock.broker.lingering import Lingering
 
 if TYPE_CHECKING:
-    from broker.limits import Limits
-    from broker.sending import Sender
-    from broker.transport import MqttProtocol
+    from penstock.broker.limits import Limits
+    from penstock.broker.sending import Sender
+    from penstock.broker.transport import MqttProtocol
 
 TURNS_SECONDS: Final = 0.0002
 """For so long at least those who wait in line are served, before the loop looks at the network

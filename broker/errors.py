@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
+from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 
 
 class PenstockError(Exception):

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from broker.access_control import SessionView
-from broker.message import Message
+from penstock.broker.access_control import SessionView
+from penstock.broker.message import Message
 
 
 class ClientConnected(NamedTuple):

@@ -9,8 +9,8 @@ Four extension points decide, in the present tense, as plain functions on the lo
 
 A plugin may also look: `ClientReports` says how each client's link and messages are.
 
-Who may connect, and do what with which topic, is decided by `broker.access_control`. A `Plugin`
-brings any of these; the policy file names it.
+Who may connect, and do what with which topic, is decided by `penstock.broker.access_control`. A
+`Plugin` brings any of these; the policy file names it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from broker.access_control import AccessControl, Authenticator
-from broker.client_report import ClientReport
-from broker.link import Link
-from broker.message import Message
-from broker.payload import Payload
+from penstock.broker.access_control import AccessControl, Authenticator
+from penstock.broker.client_report import ClientReport
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.payload import Payload
 
 
 class Verdict(NamedTuple):

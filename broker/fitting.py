@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from broker.mqtt.enums import PacketType
-from broker.mqtt.packets import Packet, PingReq, PingResp
-from broker.mqtt.writer import write_packet
+from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.packets import Packet, PingReq, PingResp
+from penstock.broker.mqtt.writer import write_packet
 
 _EXPENDABLE: Final = ("user_property", "reason_string")
 """What a packet can do without, the first to go first."""

@@ -1,8 +1,8 @@
 """What the broker does for each packet of a client but PUBLISH: SUBSCRIBE and others here.
 
 `handle` is a table from packet class to ``handle_<packet>``. PUBLISH has its own module,
-`broker.publishing`, and so have CONNECT, `broker.connecting`, AUTH, `broker.authenticating`, and
-the acknowledgements, `broker.acknowledging`.
+`penstock.broker.publishing`, and so have CONNECT, `penstock.broker.connecting`, AUTH,
+`penstock.broker.authenticating`, and the acknowledgements, `penstock.broker.acknowledging`.
 """
 
 from __future__ import annotations
@@ -11,20 +11,25 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from broker import eager, redelivery, retained_delivery
-from broker.access_control import SUBSCRIBE
-from broker.acknowledging import handle_puback, handle_pubcomp, handle_pubrec, handle_pubrel
-from broker.authenticating import handle_auth
-from broker.bridges import of_bridge
-from broker.capabilities import check_subscribe, refusal_of_filter
-from broker.connecting import expiry_seconds, handle_connect
-from broker.counters import count
-from broker.errors import ProtocolError
-from broker.events import ClientSubscribed
-from broker.fitting import explained
-from broker.mqtt.data_types import read_variable_byte_integer
-from broker.mqtt.enums import PacketType, ProtocolVersion
-from broker.mqtt.packets import (
+from penstock.broker import eager, redelivery, retained_delivery
+from penstock.broker.access_control import SUBSCRIBE
+from penstock.broker.acknowledging import (
+    handle_puback,
+    handle_pubcomp,
+    handle_pubrec,
+    handle_pubrel,
+)
+from penstock.broker.authenticating import handle_auth
+from penstock.broker.bridges import of_bridge
+from penstock.broker.capabilities import check_subscribe, refusal_of_filter
+from penstock.broker.connecting import expiry_seconds, handle_connect
+from penstock.broker.counters import count
+from penstock.broker.errors import ProtocolError
+from penstock.broker.events import ClientSubscribed
+from penstock.broker.fitting import explained
+from penstock.broker.mqtt.data_types import read_variable_byte_integer
+from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
+from penstock.broker.mqtt.packets import (
     Auth,
     Connect,
     Disconnect,
@@ -40,19 +45,15 @@ from broker.mqtt.packets import (
     UnsubAck,
     Unsubscribe,
 )
-from broker.mqtt.packets import Subscription as Request
-from broker.mqtt.reader import read_packet
-from broker.mqtt.reason_codes import (
-    SUBACK_FAILURE_3_1_1,
-    ReasonCode,
-    describe_reason_code,
-)
-from broker.mqtt.topics import SHARE_PREFIX, parse_share
-from broker.topic_tree import Subscription
+from penstock.broker.mqtt.packets import Subscription as Request
+from penstock.broker.mqtt.reader import read_packet
+from penstock.broker.mqtt.reason_codes import SUBACK_FAILURE_3_1_1, ReasonCode, describe_reason_code
+from penstock.broker.mqtt.topics import SHARE_PREFIX, parse_share
+from penstock.broker.topic_tree import Subscription
 
 if TYPE_CHECKING:
-    from broker.connection import Connection
-    from broker.core import Core
+    from penstock.broker.connection import Connection
+    from penstock.broker.core import Core
 
 MIN_FILTERS: Final = 1_000
 """Filters that one SUBSCRIBE may have at least: up to so many, SUBACK says which are refused."""

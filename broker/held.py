@@ -17,7 +17,7 @@ from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 
-from broker.delivery import NO_QUEUE, Delivery, by_sequence
+from penstock.broker.delivery import NO_QUEUE, Delivery, by_sequence
 
 
 class Held:

@@ -16,15 +16,15 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from broker.delivery import NO_QUEUE, Delivery
-from broker.errors import ProtocolError
-from broker.message_run import MessageRun
-from broker.mqtt.enums import MAX_PACKET_ID
-from broker.mqtt.short_packets import ALL_PUBACK, ALL_PUBCOMP, ALL_PUBREC, n_equal_packets
+from penstock.broker.delivery import NO_QUEUE, Delivery
+from penstock.broker.errors import ProtocolError
+from penstock.broker.message_run import MessageRun
+from penstock.broker.mqtt.enums import MAX_PACKET_ID
+from penstock.broker.mqtt.short_packets import ALL_PUBACK, ALL_PUBCOMP, ALL_PUBREC, n_equal_packets
 
 if TYPE_CHECKING:
-    from broker.backlog import Backlog
-    from broker.session_journal import DeliveryJournal
+    from penstock.broker.backlog import Backlog
+    from penstock.broker.session_journal import DeliveryJournal
 
 
 class _Part:

@@ -1,9 +1,9 @@
 """What must outlive the process: which of it has changed, and who waits for its commit.
 
 Theory of operation. The journal writes no log of operations. Whoever changes something durable
-says so at one place (`broker.session_journal` for a session, its subscriptions, packet identifiers
-and deliveries; `RetainedMessages`; wills), and the journal notes *what* is changed, not how.
-`seal` then looks at what each of it is now and makes the rows of one commit. A message that
+says so at one place (`penstock.broker.session_journal` for a session, its subscriptions, packet
+identifiers and deliveries; `RetainedMessages`; wills), and the journal notes *what* is changed, not
+how. `seal` then looks at what each of it is now and makes the rows of one commit. A message that
 came, was delivered and acknowledged meanwhile is therefore never written, and a path that moves
 deliveries about needs no word of its own here: a delivery is stored exactly while its outbox or
 its inflight window holds it. Of what is stored and goes for good, only the numbers of its rows wait
@@ -31,11 +31,11 @@ from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Final, Protocol
 
-from broker.delivery import Delivery
-from broker.message import Message
-from broker.mqtt.enums import PacketType
-from broker.mqtt.properties import WILL, write_properties
-from broker.records import (
+from penstock.broker.delivery import Delivery
+from penstock.broker.message import Message
+from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.properties import WILL, write_properties
+from penstock.broker.records import (
     ROWS_OF_A_BLOCK,
     Batch,
     DeliveryRow,
@@ -46,12 +46,12 @@ from broker.records import (
     SubscriptionRow,
     WillRow,
 )
-from broker.session_journal import DeliveryJournal, SessionJournal, ShareJournal
+from penstock.broker.session_journal import DeliveryJournal, SessionJournal, ShareJournal
 
 if TYPE_CHECKING:
-    from broker.core import Core
-    from broker.session import Session
-    from broker.topic_tree import Plan
+    from penstock.broker.core import Core
+    from penstock.broker.session import Session
+    from penstock.broker.topic_tree import Plan
 
 
 MOST_EXPIRED: Final = 10_000

@@ -13,9 +13,9 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from broker.errors import ProtocolError
-from broker.mqtt.enums import MAX_REMAINING_LENGTH, MAX_STRING_BYTES
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.errors import ProtocolError
+from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MAX_STRING_BYTES
+from penstock.broker.mqtt.reason_codes import ReasonCode
 
 # Five bytes short of the longest packet there is: clients such as paho take a larger Maximum
 # Packet Size for a protocol error.
@@ -156,7 +156,8 @@ class Limits:
         connect_timeout_seconds: time from the network connection to a whole CONNECT. Ten
             seconds bring a CONNECT over any link that can carry MQTT.
         login_failures: wrong passwords that an address may try for one user before it has to wait,
-            at first 1 s and twice as long after each further one; see `broker.login_backoff`.
+            at first 1 s and twice as long after each further one; see
+            `penstock.broker.login_backoff`.
             None: any number. Who mistypes a password has it right by the fifth time.
         login_failures_per_address: the same for all users of an address together, which gets one
             back each second. A site of that many devices may be set up wrongly at once.
@@ -242,7 +243,7 @@ class Limits:
 
     @property
     def plan_bytes(self) -> int:
-        """Bytes of memory that the plans of topics may take (`broker.topic_tree`).
+        """Bytes of memory that the plans of topics may take (`penstock.broker.topic_tree`).
 
         A publisher that makes topics up fills it beside what waits or is retained. A sixteenth of
         these keeps the sum near the limit that is set; above it, plans are made anew.

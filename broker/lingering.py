@@ -17,7 +17,7 @@ import contextlib
 import socket
 from typing import Final
 
-from broker.open_files import RESERVE
+from penstock.broker.open_files import RESERVE
 
 LINGER_SECONDS: Final = 30.0
 """Much longer than a packet that was lost takes; each such socket keeps a descriptor so long."""

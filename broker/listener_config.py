@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from broker.config_file import check_is_no_pipe, join, show
+from penstock.broker.config_file import check_is_no_pipe, join, show
 
 DEFAULT_PORT: Final = 1883
 DEFAULT_WEBSOCKET_PORT: Final = 8883

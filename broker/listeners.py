@@ -12,13 +12,13 @@ import ssl
 import stat
 from typing import TYPE_CHECKING, Final
 
-from broker.admission import Room
-from broker.arrival import Arrival, Layer, Reception
-from broker.errors import PenstockError
-from broker.listener_config import Listener, Tls
-from broker.proxy_header import ProxyHeaderError, read_proxy_header
-from broker.revocation import RevocationList, is_revoked
-from broker.tcp_options import (
+from penstock.broker.admission import Room
+from penstock.broker.arrival import Arrival, Layer, Reception
+from penstock.broker.errors import PenstockError
+from penstock.broker.listener_config import Listener, Tls
+from penstock.broker.proxy_header import ProxyHeaderError, read_proxy_header
+from penstock.broker.revocation import RevocationList, is_revoked
+from penstock.broker.tcp_options import (
     RTO_MAX_SINCE,
     CongestionControlError,
     Retransmissions,
@@ -26,18 +26,18 @@ from broker.tcp_options import (
     set_congestion_control,
     set_retransmissions,
 )
-from broker.tls import (
+from penstock.broker.tls import (
     TlsFilesError,
     TlsLayer,
     make_context,
     problem_of_certificate,
     revocation_lists,
 )
-from broker.transport import MqttProtocol
+from penstock.broker.transport import MqttProtocol
 
 if TYPE_CHECKING:
-    from broker.driver import Driver
-    from broker.websocket import WebSocketLayer
+    from penstock.broker.driver import Driver
+    from penstock.broker.websocket import WebSocketLayer
 
 BACKLOG: Final = 1024
 """Connections that may wait to be accepted: a fleet that reconnects comes all at once."""
@@ -140,7 +140,7 @@ class Listening:
             )
         if listener.is_websocket:
             # Its library costs time and memory, which most brokers can do without.
-            from broker.websocket import WebSocketLayer  # noqa: PLC0415
+            from penstock.broker.websocket import WebSocketLayer  # noqa: PLC0415
 
             self._websocket_layer = WebSocketLayer
         if listener.socket_path is not None:

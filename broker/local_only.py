@@ -11,8 +11,8 @@ from dataclasses import replace
 from ipaddress import ip_address
 from typing import Final
 
-from broker.errors import ConfigError, ConfigProblem
-from broker.listener_config import Listener
+from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.listener_config import Listener
 
 WHAT_TO_WRITE: Final = (
     "to serve others, name users: plugins: {access: {password_file: FILE}}, with a FILE that "

@@ -28,10 +28,10 @@ import math
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from broker.addresses import address_key
+from penstock.broker.addresses import address_key
 
 if TYPE_CHECKING:
-    from broker.limits import Limits
+    from penstock.broker.limits import Limits
 
 MAX_RECORDS: Final = 16_384
 """Pairs, addresses and user names with failures that are remembered, of each."""

@@ -16,15 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.acknowledging import made_room, sample
-from broker.message_run import MessageRun
-from broker.mqtt.enums import MQTT_5
-from broker.mqtt.short_packets import PACKET_BYTES
-from broker.publishing import first_plan, pass_on
-from broker.runs import answer, deliver, has_durable
+from penstock.broker.acknowledging import made_room, sample
+from penstock.broker.message_run import MessageRun
+from penstock.broker.mqtt.enums import MQTT_5
+from penstock.broker.mqtt.short_packets import PACKET_BYTES
+from penstock.broker.publishing import first_plan, pass_on
+from penstock.broker.runs import answer, deliver, has_durable
 
 if TYPE_CHECKING:
-    from broker.connection import Connection
+    from penstock.broker.connection import Connection
 
 LEAST_BYTES: Final = PACKET_BYTES
 """Of a packet that is taken here."""

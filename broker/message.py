@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from broker.payload import STORED_ABOVE_BYTES, Payload
-from broker.records import Storable
+from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
+from penstock.broker.records import Storable
 
 Properties = Mapping[str, Any]
-"""Property name to value, as `broker.mqtt.properties` lists them."""
+"""Property name to value, as `penstock.broker.mqtt.properties` lists them."""
 
 
 NO_PROPERTIES: Final[Properties] = MappingProxyType({})
@@ -41,12 +41,12 @@ class Message(Storable):
         qos: QoS it was published with.
         retain: RETAIN flag it was published with.
         is_large: size class: payload longer than threshold_s (paper 002).
-        arrived_at: monotonic seconds; up to `broker.core.ARRIVAL_SECONDS` too early where no sink
-            gets it.
+        arrived_at: monotonic seconds; up to `penstock.broker.core.ARRIVAL_SECONDS` too early where
+            no sink gets it.
         expires_at: monotonic seconds, or None where it never expires (MQTT 5.0, 3.3.2.3.3).
         properties: PUBLISH properties that travel on to subscribers; empty for most.
         encoded_properties: those of them that are the same for all, after their length, from when
-            the message is first sent with any; see `broker.outgoing_properties`.
+            the message is first sent with any; see `penstock.broker.outgoing_properties`.
         publisher: Client Identifier of the publisher; "" for the broker itself.
         more_bytes: what it counts towards limits of bytes beside its payload: its properties,
             where they are not small.

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from broker.message import Message
-from broker.mqtt.enums import MQTT_5
-from broker.mqtt.properties import read_publish_properties
-from broker.mqtt.short_packets import number_packets
+from penstock.broker.message import Message
+from penstock.broker.mqtt.enums import MQTT_5
+from penstock.broker.mqtt.properties import read_publish_properties
+from penstock.broker.mqtt.short_packets import number_packets
 
 Segment: TypeAlias = tuple[int, int, int, int, int, str]
 """Packets of a run that follow each other and have one topic, one length and one form.

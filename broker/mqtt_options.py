@@ -12,9 +12,9 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from broker.errors import PeerError
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.topics import validate_topic
+from penstock.broker.errors import PeerError
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.topics import validate_topic
 
 _STRICT: Final = ConfigDict(extra="forbid", strict=True)
 

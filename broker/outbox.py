@@ -27,16 +27,16 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from broker.delivery import NO_QUEUE, Delivery, by_sequence, first_of, take_ready
-from broker.extensions import Decision, LearningGate, SubscriberGate, Verdict
-from broker.held import Held
-from broker.ledger import Ledger
-from broker.link import Link
-from broker.message import Message
-from broker.outbox_rules import SWEEP_SECONDS, OutboxRules
+from penstock.broker.delivery import NO_QUEUE, Delivery, by_sequence, first_of, take_ready
+from penstock.broker.extensions import Decision, LearningGate, SubscriberGate, Verdict
+from penstock.broker.held import Held
+from penstock.broker.ledger import Ledger
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.outbox_rules import SWEEP_SECONDS, OutboxRules
 
 if TYPE_CHECKING:
-    from broker.session_journal import DeliveryJournal
+    from penstock.broker.session_journal import DeliveryJournal
 
 MIN_LOOK_AGAIN_SECONDS: Final = 0.001
 """A gate that wants to look again at once, for a rounding error maybe, is not asked sooner."""

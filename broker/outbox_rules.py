@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from broker.backlog import Backlog
-from broker.extensions import DeliveryGate, OrderingGate, Verdict
-from broker.ledger import Ledger
-from broker.link import Link
-from broker.message import Message
+from penstock.broker.backlog import Backlog
+from penstock.broker.extensions import DeliveryGate, OrderingGate, Verdict
+from penstock.broker.ledger import Ledger
+from penstock.broker.link import Link
+from penstock.broker.message import Message
 
 if TYPE_CHECKING:
-    from broker.outbox import Outbox
+    from penstock.broker.outbox import Outbox
 
 SWEEP_SECONDS: Final = 0.00002
 """For each message that waits, so long there is no further look for expired ones, which takes 0.4 %

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from broker.mqtt.reason_codes import ReasonCode
-from broker.payload import PayloadReader
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.payload import PayloadReader
 
 if TYPE_CHECKING:
-    from broker.core import Core
+    from penstock.broker.core import Core
 
 WRITE_BYTES: Final = 640 * 1024
 """What one connection is written before the others touched have had as much. While the broker

@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from broker.message import Message
-from broker.mqtt.data_types import read_variable_byte_integer, write_variable_byte_integer
-from broker.mqtt.enums import PacketType
-from broker.mqtt.properties import write_properties
+from penstock.broker.message import Message
+from penstock.broker.mqtt.data_types import read_variable_byte_integer, write_variable_byte_integer
+from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.properties import write_properties
 
 _EXPIRY: Final = "message_expiry_interval"
 

@@ -16,15 +16,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from broker.errors import PeerError
-from broker.journal import Journal
-from broker.persistence_config import Persistence
-from broker.records import Batch
-from broker.restoring import restore
-from broker.session_database import DatabaseStartError, DatabaseWriteError, SessionDatabase
+from penstock.broker.errors import PeerError
+from penstock.broker.journal import Journal
+from penstock.broker.persistence_config import Persistence
+from penstock.broker.records import Batch
+from penstock.broker.restoring import restore
+from penstock.broker.session_database import DatabaseStartError, DatabaseWriteError, SessionDatabase
 
 if TYPE_CHECKING:
-    from broker.core import Core
+    from penstock.broker.core import Core
 
 RETRY_SECONDS: Final = 1.0
 """Between two tries of a batch that the disk has refused."""

@@ -1,7 +1,7 @@
 """From the names in a policy file to plugin objects.
 
 A short name is looked up in the entry-point group ``penstock.plugins``, which any installed
-distribution may join. Names with a dot are aMQTT's and go to `broker.amqtt_host`.
+distribution may join. Names with a dot are aMQTT's and go to `penstock.broker.amqtt_host`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from broker.access_control import AccessControl, Authenticator
-from broker.config import suggest, validate_config
-from broker.errors import ConfigError, ConfigProblem, PenstockError
-from broker.extensions import (
+from penstock.broker.access_control import AccessControl, Authenticator
+from penstock.broker.config import suggest, validate_config
+from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
+from penstock.broker.extensions import (
     ClientReports,
     DeliveryGate,
     LinkSampler,
@@ -27,7 +27,7 @@ from broker.extensions import (
     Plugin,
     PluginContext,
 )
-from broker.payload import ReferenceStore
+from penstock.broker.payload import ReferenceStore
 
 ENTRY_POINT_GROUP = "penstock.plugins"
 
@@ -206,7 +206,7 @@ def _plugin_class(name: str, point: EntryPoint) -> type[Plugin]:
     if not (isinstance(cls, type) and issubclass(cls, Plugin) and hasattr(cls, "Config")):
         raise PluginLoadError(
             f"plugin {name}: {point.value} is {cls!r}; allowed: a subclass of "
-            "broker.extensions.Plugin with a Config"
+            "penstock.broker.extensions.Plugin with a Config"
         )
     return cls
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from broker.delivery import NO_QUEUE, Delivery, first_of
-from broker.ledger import Ledger
-from broker.link import Link
-from broker.message import Message
-from broker.outbox import Outbox
-from broker.outbox_rules import OutboxRules
+from penstock.broker.delivery import NO_QUEUE, Delivery, first_of
+from penstock.broker.ledger import Ledger
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.outbox import Outbox
+from penstock.broker.outbox_rules import OutboxRules
 
 PASSED_BYTES: Final = 65_536
 """Bytes that pass a message of another topic: at 1 Mbit/s, which alarms alone will hardly

@@ -17,19 +17,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from broker import eager
-from broker.access_control import RECEIVE, AccessControl
-from broker.delivery import Delivery
-from broker.extensions import LinkSampler, ProbingSampler
-from broker.message import Message
-from broker.topic_tree import Target
+from penstock.broker import eager
+from penstock.broker.access_control import RECEIVE, AccessControl
+from penstock.broker.delivery import Delivery
+from penstock.broker.extensions import LinkSampler, ProbingSampler
+from penstock.broker.message import Message
+from penstock.broker.topic_tree import Target
 
 if TYPE_CHECKING:
-    from broker.connection import Connection
-    from broker.core import Core
-    from broker.link import Link
-    from broker.sending import Sender
-    from broker.session import Session
+    from penstock.broker.connection import Connection
+    from penstock.broker.core import Core
+    from penstock.broker.link import Link
+    from penstock.broker.sending import Sender
+    from penstock.broker.session import Session
 
 _HEADER_BYTES: Final = 16
 """Most that a PUBLISH has beside topic, payload and Subscription Identifiers: fixed header, lengths

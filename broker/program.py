@@ -13,11 +13,11 @@ from typing import Annotated, Final, Protocol, TypeAlias, runtime_checkable
 
 import typer
 
-from broker.collector import Collector, Kept
-from broker.errors import PenstockError
-from broker.faults import note_fault
-from broker.log_lines import log_to_stderr
-from broker.spare_memory import LOOK_SECONDS, SpareMemory, keep_a_little
+from penstock.broker.collector import Collector, Kept
+from penstock.broker.errors import PenstockError
+from penstock.broker.faults import note_fault
+from penstock.broker.log_lines import log_to_stderr
+from penstock.broker.spare_memory import LOOK_SECONDS, SpareMemory, keep_a_little
 
 LogLevel: TypeAlias = Annotated[
     str, typer.Option(envvar="PENSTOCK_LOG_LEVEL", help="debug, info, warning or error.")
@@ -55,7 +55,7 @@ class KeepingService(Service, Protocol):
     """A service that may have very many objects, and knows how many."""
 
     def kept(self) -> Kept:
-        """Return about what they take of the memory, for `broker.collector`."""
+        """Return about what they take of the memory, for `penstock.broker.collector`."""
 
 
 def new_app() -> typer.Typer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Final, NamedTuple
 
-from broker.errors import PenstockError
+from penstock.broker.errors import PenstockError
 
 MAX_V1_BYTES: Final = 107
 """Of a line with its end, by the specification (section 2.1)."""

@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.access_control import PUBLISH
-from broker.bridges import may_publish_sys
-from broker.capabilities import check_publish, is_payload_valid
-from broker.errors import MalformedPacketError, PeerError, ProtocolError
-from broker.events import MessageReceived
-from broker.message import Message, Properties
-from broker.mqtt.data_types import read_variable_byte_integer
-from broker.mqtt.enums import MQTT_5
-from broker.mqtt.packets import PubAck, PubRec
-from broker.mqtt.properties import read_publish_properties
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.receive_buffer import read_remaining_length
-from broker.mqtt.topics import validate_topic
-from broker.payload import STORED_ABOVE_BYTES, Payload
-from broker.receipts import book_receipt, check_receive_maximum
-from broker.routing import hold, route_allowed, route_held, settle_when_safe, taken
-from broker.shared_subscriptions import choose_members
-from broker.topic_tree import Plan
+from penstock.broker.access_control import PUBLISH
+from penstock.broker.bridges import may_publish_sys
+from penstock.broker.capabilities import check_publish, is_payload_valid
+from penstock.broker.errors import MalformedPacketError, PeerError, ProtocolError
+from penstock.broker.events import MessageReceived
+from penstock.broker.message import Message, Properties
+from penstock.broker.mqtt.data_types import read_variable_byte_integer
+from penstock.broker.mqtt.enums import MQTT_5
+from penstock.broker.mqtt.packets import PubAck, PubRec
+from penstock.broker.mqtt.properties import read_publish_properties
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.receive_buffer import read_remaining_length
+from penstock.broker.mqtt.topics import validate_topic
+from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
+from penstock.broker.receipts import book_receipt, check_receive_maximum
+from penstock.broker.routing import hold, route_allowed, route_held, settle_when_safe, taken
+from penstock.broker.shared_subscriptions import choose_members
+from penstock.broker.topic_tree import Plan
 
 if TYPE_CHECKING:
-    from broker.connection import Connection
-    from broker.core import FastPlan
-    from broker.session import Session
+    from penstock.broker.connection import Connection
+    from penstock.broker.core import FastPlan
+    from penstock.broker.session import Session
 
 SMALL_PROPERTIES_BYTES: Final = 1024
 """Properties of so few bytes, which is most, do not count towards limits of bytes."""

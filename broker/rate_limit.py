@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from broker.errors import MalformedPacketError
-from broker.mqtt.enums import PacketType
-from broker.mqtt.receive_buffer import read_remaining_length
+from penstock.broker.errors import MalformedPacketError
+from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.receive_buffer import read_remaining_length
 
 if TYPE_CHECKING:
-    from broker.limits import Limits
+    from penstock.broker.limits import Limits
 
 _ROUNDING: Final = 1e-6
 """Of a token: what sums of fractions may be short of."""

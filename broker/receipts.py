@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.errors import ProtocolError
-from broker.fitting import explained
-from broker.mqtt.enums import MQTT_5
-from broker.mqtt.packets import PubAck, PubRec
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.errors import ProtocolError
+from penstock.broker.fitting import explained
+from penstock.broker.mqtt.enums import MQTT_5
+from penstock.broker.mqtt.packets import PubAck, PubRec
+from penstock.broker.mqtt.reason_codes import ReasonCode
 
 if TYPE_CHECKING:
-    from broker.connection import Connection
+    from penstock.broker.connection import Connection
 
 
 class PublishReceipt:

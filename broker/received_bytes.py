@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from broker.errors import ProtocolError
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.errors import ProtocolError
+from penstock.broker.mqtt.reason_codes import ReasonCode
 
 if TYPE_CHECKING:
-    from broker.connection import Connection
+    from penstock.broker.connection import Connection
 
 FREE_BYTES: Final = 4096
 """So little of a connection is not worth to be counted: its own objects take as much."""

@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass, field, fields
 from typing import Final, NamedTuple
 
-from broker.payload import Payload
+from penstock.broker.payload import Payload
 
 ROWS_OF_A_BLOCK: Final = 256
 """Rows that share one number object: as many as Python has small numbers that cost nothing."""
@@ -65,7 +65,7 @@ class SessionRow(NamedTuple):
 
 
 class SubscriptionRow(NamedTuple):
-    """One subscription of a session; see `broker.topic_tree.Subscription`.
+    """One subscription of a session; see `penstock.broker.topic_tree.Subscription`.
 
     Attributes:
         session: row of the session.

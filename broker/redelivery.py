@@ -25,14 +25,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from broker import eager
-from broker.delivery import Delivery
+from penstock.broker import eager
+from penstock.broker.delivery import Delivery
 
 if TYPE_CHECKING:
-    from broker.core import Core
-    from broker.journal import Journal
-    from broker.session import Session
-    from broker.shared_subscriptions import SharedSubscription
+    from penstock.broker.core import Core
+    from penstock.broker.journal import Journal
+    from penstock.broker.session import Session
+    from penstock.broker.shared_subscriptions import SharedSubscription
 
 TAKE_MESSAGES: Final = 16
 """What an idle member takes over before others have their turn: a packet's worth of small

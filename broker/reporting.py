@@ -1,11 +1,11 @@
-"""Makes the reports of `broker.client_report` from sessions, when they are asked for."""
+"""Makes the reports of `penstock.broker.client_report` from sessions, when they are asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from broker.client_report import (
+from penstock.broker.client_report import (
     ClientReport,
     DecisionFigures,
     LedgerFigures,
@@ -13,12 +13,12 @@ from broker.client_report import (
     TcpFigures,
     WithholdingFigures,
 )
-from broker.extensions import ThresholdGate
+from penstock.broker.extensions import ThresholdGate
 
 if TYPE_CHECKING:
-    from broker.core import Core
-    from broker.link import TcpLook
-    from broker.session import Session
+    from penstock.broker.core import Core
+    from penstock.broker.link import TcpLook
+    from penstock.broker.session import Session
 
 
 class Reports:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from broker import redelivery, retained_delivery
-from broker.delivery import Delivery, Repeat
-from broker.message import Message
-from broker.mqtt.enums import PacketType
-from broker.mqtt.packets import Will
-from broker.mqtt.properties import WILL, read_properties
-from broker.records import DeliveryRow, MessageRow, Stored, WillRow
-from broker.topic_tree import Subscription
+from penstock.broker import redelivery, retained_delivery
+from penstock.broker.delivery import Delivery, Repeat
+from penstock.broker.message import Message
+from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.packets import Will
+from penstock.broker.mqtt.properties import WILL, read_properties
+from penstock.broker.records import DeliveryRow, MessageRow, Stored, WillRow
+from penstock.broker.topic_tree import Subscription
 
 if TYPE_CHECKING:
-    from broker.core import Core
-    from broker.journal import Journal
-    from broker.session import Session
-    from broker.session_journal import SessionJournal
+    from penstock.broker.core import Core
+    from penstock.broker.journal import Journal
+    from penstock.broker.session import Session
+    from penstock.broker.session_journal import SessionJournal
 
 
 def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: float) -> None:

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from broker.message import Message
-from broker.timers import Timer, Timers
+from penstock.broker.message import Message
+from penstock.broker.timers import Timer, Timers
 
 RETAINED_BYTES: Final = 112
 """What a retained message takes in CPython beside the message itself."""

@@ -19,16 +19,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from broker import eager
-from broker.access_control import RECEIVE
-from broker.delivery import Delivery
-from broker.mqtt.topics import SHARE_PREFIX, matches
+from penstock.broker import eager
+from penstock.broker.access_control import RECEIVE
+from penstock.broker.delivery import Delivery
+from penstock.broker.mqtt.topics import SHARE_PREFIX, matches
 
 if TYPE_CHECKING:
-    from broker.message import Message
-    from broker.retained import RetainedWalk
-    from broker.session import Session
-    from broker.topic_tree import Subscription
+    from penstock.broker.message import Message
+    from penstock.broker.retained import RetainedWalk
+    from penstock.broker.session import Session
+    from penstock.broker.topic_tree import Subscription
 
 SLICE_MESSAGES: Final = 32
 """Retained messages that are sent, or may wait, before others may have their turn: a quarter of a

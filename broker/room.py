@@ -20,23 +20,23 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from broker import eager
-from broker.backlog import DELIVERY_BYTES, LARGE_DELIVERY_BYTES
-from broker.counters import count
-from broker.delivery import NO_QUEUE
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker import eager
+from penstock.broker.backlog import DELIVERY_BYTES, LARGE_DELIVERY_BYTES
+from penstock.broker.counters import count
+from penstock.broker.delivery import NO_QUEUE
+from penstock.broker.mqtt.reason_codes import ReasonCode
 
 if TYPE_CHECKING:
-    from broker.connection import Connection
-    from broker.core import Core
-    from broker.link import Link
-    from broker.message import Message
-    from broker.outbox_rules import OutboxRules
-    from broker.receipts import PublishReceipt
-    from broker.session import Session
-    from broker.shared_subscriptions import SharedSubscription
-    from broker.timers import Timer
-    from broker.topic_tree import Target
+    from penstock.broker.connection import Connection
+    from penstock.broker.core import Core
+    from penstock.broker.link import Link
+    from penstock.broker.message import Message
+    from penstock.broker.outbox_rules import OutboxRules
+    from penstock.broker.receipts import PublishReceipt
+    from penstock.broker.session import Session
+    from penstock.broker.shared_subscriptions import SharedSubscription
+    from penstock.broker.timers import Timer
+    from penstock.broker.topic_tree import Target
 
 HELD_BYTES: Final = 8 * 1024 * 1024
 """Memory of messages that one MQTT 3.1.1 publisher may have held before it is not read from: the

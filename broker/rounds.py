@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.timers import Timers
+from penstock.broker.timers import Timers
 
 
 class Rounds:

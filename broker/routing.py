@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.events import MessageRouted
-from broker.message import Message
-from broker.mqtt.enums import MQTT_5
-from broker.mqtt.reason_codes import ReasonCode
-from broker.receipts import PublishReceipt, book_receipt
-from broker.shared_subscriptions import choose_members
-from broker.topic_tree import Plan
+from penstock.broker.events import MessageRouted
+from penstock.broker.message import Message
+from penstock.broker.mqtt.enums import MQTT_5
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.receipts import PublishReceipt, book_receipt
+from penstock.broker.shared_subscriptions import choose_members
+from penstock.broker.topic_tree import Plan
 
 if TYPE_CHECKING:
-    from broker.connection import Connection
-    from broker.core import Core
-    from broker.journal import Journal
-    from broker.session import Session
+    from penstock.broker.connection import Connection
+    from penstock.broker.core import Core
+    from penstock.broker.journal import Journal
+    from penstock.broker.session import Session
 
 
 async def route_allowed(

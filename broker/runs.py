@@ -25,23 +25,23 @@ from collections.abc import Callable
 from operator import or_
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.acknowledging import made_room
-from broker.errors import PeerError
-from broker.extensions import RunSampler
-from broker.message_run import MessageRun, Segment
-from broker.mqtt.data_types import read_variable_byte_integer
-from broker.mqtt.enums import MQTT_5
-from broker.mqtt.properties import read_publish_properties
-from broker.mqtt.short_packets import ALL_PUBREL, PACKET_BYTES, answers, packets_from
-from broker.publishing import SMALL_PROPERTIES_BYTES, are_direct
-from broker.room import MANY_SESSIONS
-from broker.sending import ANSWER_MEMORY_BYTES, JOIN_BELOW_BYTES
-from broker.session import DIRECT_BYTES
+from penstock.broker.acknowledging import made_room
+from penstock.broker.errors import PeerError
+from penstock.broker.extensions import RunSampler
+from penstock.broker.message_run import MessageRun, Segment
+from penstock.broker.mqtt.data_types import read_variable_byte_integer
+from penstock.broker.mqtt.enums import MQTT_5
+from penstock.broker.mqtt.properties import read_publish_properties
+from penstock.broker.mqtt.short_packets import ALL_PUBREL, PACKET_BYTES, answers, packets_from
+from penstock.broker.publishing import SMALL_PROPERTIES_BYTES, are_direct
+from penstock.broker.room import MANY_SESSIONS
+from penstock.broker.sending import ANSWER_MEMORY_BYTES, JOIN_BELOW_BYTES
+from penstock.broker.session import DIRECT_BYTES
 
 if TYPE_CHECKING:
-    from broker.connection import Connection
-    from broker.core import Core
-    from broker.session import Session
+    from penstock.broker.connection import Connection
+    from penstock.broker.core import Core
+    from penstock.broker.session import Session
 
 _PUBACK: Final = 0x40
 _PUBREC: Final = 0x50

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from broker.core import Core
-from broker.extensions import LinkSampler, ProbingSampler
-from broker.probes import Probes
-from broker.rounds import Rounds
-from broker.session import Session
+from penstock.broker.core import Core
+from penstock.broker.extensions import LinkSampler, ProbingSampler
+from penstock.broker.probes import Probes
+from penstock.broker.rounds import Rounds
+from penstock.broker.session import Session
 
 if TYPE_CHECKING:
-    from broker.connection import Connection
+    from penstock.broker.connection import Connection
 
 SLICE: Final = 32
 """Sessions sampled in one go: 0.2 ms or so, in which nothing else is served; as long as a turn of
-those who wait in line (`broker.driver.TURNS_SECONDS`). To wake up for fewer costs as much again."""
+those who wait in line (`penstock.broker.driver.TURNS_SECONDS`). To wake up for fewer costs as much
+again."""
 
 MOST_SEEN: Final = 256
 """Sessions looked at in one go, where most are not to be sampled: some 0.02 ms."""

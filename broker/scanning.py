@@ -5,7 +5,7 @@ that need no more than a copy of the very bytes. `scan` goes over the bytes once
 looks the topic of such a packet up in `Core.fast_plans`, and makes a *run* of neighbours that go to
 the same subscribers: one slice of the bytes, given to each of them (`pass_on`). Those of one topic
 and size are found by their equal beginnings, at 0.1 us a packet, where a look-up takes 0.7. Runs of
-QoS 1 and 2 are for `broker.runs`. All the rest goes packet by packet.
+QoS 1 and 2 are for `penstock.broker.runs`. All the rest goes packet by packet.
 
 What takes many steps is not done at once: a packet that goes its own way is one, and so is each
 delivery that is no mere copy (`Core.steps`). After `Core.most_steps` the scan ends, between two
@@ -17,20 +17,20 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-from broker import handlers
-from broker.acknowledging import SHORT
-from broker.authenticating import check_packet_type
-from broker.errors import PeerError, ProtocolError
-from broker.events import PacketReceived
-from broker.mqtt.enums import MQTT_5, PUBLISH, PacketType
-from broker.mqtt.reader import answer_version, may_be_connect
-from broker.mqtt.receive_buffer import packet_too_large, read_remaining_length
-from broker.publishing import are_direct, pass_on, receive_publish
-from broker.runs import TAKE_RUN
+from penstock.broker import handlers
+from penstock.broker.acknowledging import SHORT
+from penstock.broker.authenticating import check_packet_type
+from penstock.broker.errors import PeerError, ProtocolError
+from penstock.broker.events import PacketReceived
+from penstock.broker.mqtt.enums import MQTT_5, PUBLISH, PacketType
+from penstock.broker.mqtt.reader import answer_version, may_be_connect
+from penstock.broker.mqtt.receive_buffer import packet_too_large, read_remaining_length
+from penstock.broker.publishing import are_direct, pass_on, receive_publish
+from penstock.broker.runs import TAKE_RUN
 
 if TYPE_CHECKING:
-    from broker.connection import Connection
-    from broker.session import Session
+    from penstock.broker.connection import Connection
+    from penstock.broker.session import Session
 
 _CONNECT_BYTE: Final = PacketType.CONNECT << 4
 

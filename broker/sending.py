@@ -16,31 +16,31 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from broker.delivery import NO_QUEUE, Delivery
-from broker.events import PacketSent
-from broker.fitting import fit_packet
-from broker.message import Message
-from broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5, PacketType
-from broker.mqtt.packets import Packet, PubRel
-from broker.mqtt.writer import publish_header, write_packet
-from broker.outgoing import Outgoing
-from broker.outgoing_properties import outgoing_properties
-from broker.payload import (
+from penstock.broker.delivery import NO_QUEUE, Delivery
+from penstock.broker.events import PacketSent
+from penstock.broker.fitting import fit_packet
+from penstock.broker.message import Message
+from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5, PacketType
+from penstock.broker.mqtt.packets import Packet, PubRel
+from penstock.broker.mqtt.writer import publish_header, write_packet
+from penstock.broker.outgoing import Outgoing
+from penstock.broker.outgoing_properties import outgoing_properties
+from penstock.broker.payload import (
     PIECE_BYTES,
     SENT_PIECE_BYTES,
     STORED_ABOVE_BYTES,
     PayloadReader,
     PieceReader,
 )
-from broker.probes import send_probe
-from broker.redelivery import may_take_over, take_over
-from broker.retained_delivery import SLICE_MESSAGES, send_due
-from broker.throttle import Throttle
-from broker.topic_aliases import OutgoingAliases
+from penstock.broker.probes import send_probe
+from penstock.broker.redelivery import may_take_over, take_over
+from penstock.broker.retained_delivery import SLICE_MESSAGES, send_due
+from penstock.broker.throttle import Throttle
+from penstock.broker.topic_aliases import OutgoingAliases
 
 if TYPE_CHECKING:
-    from broker.core import Core
-    from broker.session import Session
+    from penstock.broker.core import Core
+    from penstock.broker.session import Session
 
 JOIN_BELOW_BYTES: Final = STORED_ABOVE_BYTES
 """A payload up to this size is joined to a header up to it; longer ones are not copied again."""

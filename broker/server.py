@@ -10,32 +10,32 @@ import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from broker.access import combine
-from broker.admission import Admission
-from broker.arrival import Reception
-from broker.client_log import ClientLog
-from broker.client_topics import ClientTopics
-from broker.config import Policy
-from broker.connecting import close_if_revoked, revoke
-from broker.core import Core
-from broker.driver import Driver
-from broker.events import Listeners
-from broker.limits import OF_MEMORY
-from broker.listener_config import Listener
-from broker.listeners import Listening
-from broker.local_only import WHAT_TO_WRITE, demands_certificate, is_local, local_listeners
-from broker.machine_memory import machine_memory_bytes
-from broker.open_files import most_connections
-from broker.plugin_loader import LoadedPlugins, load_plugins
-from broker.reporting import Reports
-from broker.retained import RETAINED_BLOCKS
-from broker.sampling import Sampling
-from broker.sys_topics import SysTopics
-from broker.topic_tree import PLAN_BLOCKS
+from penstock.broker.access import combine
+from penstock.broker.admission import Admission
+from penstock.broker.arrival import Reception
+from penstock.broker.client_log import ClientLog
+from penstock.broker.client_topics import ClientTopics
+from penstock.broker.config import Policy
+from penstock.broker.connecting import close_if_revoked, revoke
+from penstock.broker.core import Core
+from penstock.broker.driver import Driver
+from penstock.broker.events import Listeners
+from penstock.broker.limits import OF_MEMORY
+from penstock.broker.listener_config import Listener
+from penstock.broker.listeners import Listening
+from penstock.broker.local_only import WHAT_TO_WRITE, demands_certificate, is_local, local_listeners
+from penstock.broker.machine_memory import machine_memory_bytes
+from penstock.broker.open_files import most_connections
+from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
+from penstock.broker.reporting import Reports
+from penstock.broker.retained import RETAINED_BLOCKS
+from penstock.broker.sampling import Sampling
+from penstock.broker.sys_topics import SysTopics
+from penstock.broker.topic_tree import PLAN_BLOCKS
 
 if TYPE_CHECKING:
-    from broker.amqtt_host.host import AmqttHost
-    from broker.persistence import PersistentState
+    from penstock.broker.amqtt_host.host import AmqttHost
+    from penstock.broker.persistence import PersistentState
 
 DRAIN_SECONDS: Final = 5.0
 """How long a stop waits for clients to take what is on its way to them."""
@@ -137,7 +137,7 @@ class Server:
         """Bring aMQTT in, only where the policy file names one of its plugins."""
         if self._policy.amqtt is None:
             return None
-        from broker.amqtt_host.host import AmqttHost  # noqa: PLC0415 (aMQTT costs time and memory)
+        from penstock.broker.amqtt_host.host import AmqttHost  # noqa: PLC0415 (aMQTT costs time and memory)
 
         is_alone = not self._plugins.has_authentication
         return AmqttHost(self._policy, self._logger, clock=self._driver.clock, is_alone=is_alone)
@@ -209,7 +209,7 @@ class Server:
         config = self._policy.persistence
         if config is None or config.durability == "memory":
             return
-        from broker.persistence import PersistentState  # noqa: PLC0415 (few need its database)
+        from penstock.broker.persistence import PersistentState  # noqa: PLC0415 (few need its database)
 
         self._state = PersistentState(
             config,

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final
 
-from broker.delivery import NO_QUEUE, Delivery
-from broker.inflight import Inflight
-from broker.ledger import Ledger
-from broker.link import Link
-from broker.message import Message
-from broker.mqtt.packets import Will
-from broker.mqtt.reason_codes import ReasonCode
-from broker.priority_outbox import make_outbox
-from broker.retained_delivery import RetainedDue, send_before
-from broker.timers import Timer
-from broker.topic_tree import Subscription
+from penstock.broker.delivery import NO_QUEUE, Delivery
+from penstock.broker.inflight import Inflight
+from penstock.broker.ledger import Ledger
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import Will
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.priority_outbox import make_outbox
+from penstock.broker.retained_delivery import RetainedDue, send_before
+from penstock.broker.timers import Timer
+from penstock.broker.topic_tree import Subscription
 
 if TYPE_CHECKING:
-    from broker.connection import Connection
-    from broker.core import Core
-    from broker.probes import Probe
-    from broker.receipts import PublishReceipt
-    from broker.session_journal import SessionJournal
-    from broker.shared_subscriptions import SharedSubscription
+    from penstock.broker.connection import Connection
+    from penstock.broker.core import Core
+    from penstock.broker.probes import Probe
+    from penstock.broker.receipts import PublishReceipt
+    from penstock.broker.session_journal import SessionJournal
+    from penstock.broker.shared_subscriptions import SharedSubscription
 
 DIRECT_BYTES: Final = 1024 * 1024
 """What one turn may write past the outbox: a chunk of packets must not cause more than that for

@@ -20,10 +20,10 @@ from contextlib import closing, suppress
 from itertools import chain
 from typing import Any, Final
 
-from broker.database_file import DatabaseFile, DatabaseFileError
-from broker.errors import PenstockError
-from broker.payload import PIECE_BYTES, Payload
-from broker.records import (
+from penstock.broker.database_file import DatabaseFile, DatabaseFileError
+from penstock.broker.errors import PenstockError
+from penstock.broker.payload import PIECE_BYTES, Payload
+from penstock.broker.records import (
     Batch,
     DeliveryRow,
     IncomingRow,
@@ -359,7 +359,9 @@ class SessionDatabase:
 
 
 class StayingPayload:
-    """A payload that is read from the database as it is sent; see `broker.payload.StoredPayload`.
+    """A payload that is read from the database as it is sent.
+
+    See `penstock.broker.payload.StoredPayload`.
 
     The message's row is there while anybody has a reference to the message that is stored.
     """

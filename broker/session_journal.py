@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.records import SessionRow
+from penstock.broker.records import SessionRow
 
 if TYPE_CHECKING:
-    from broker.delivery import Delivery
-    from broker.journal import Journal
-    from broker.session import Session
+    from penstock.broker.delivery import Delivery
+    from penstock.broker.journal import Journal
+    from penstock.broker.session import Session
 
 
 class DeliveryJournal:

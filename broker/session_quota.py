@@ -11,11 +11,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from broker.addresses import address_key
+from penstock.broker.addresses import address_key
 
 if TYPE_CHECKING:
-    from broker.limits import Limits
-    from broker.session import Session
+    from penstock.broker.limits import Limits
+    from penstock.broker.session import Session
 
 
 class SessionQuota:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from broker import redelivery, retained_delivery
-from broker.events import ClientDisconnected, ClientUnsubscribed, SessionEnded
-from broker.mqtt.reason_codes import ReasonCode
-from broker.session import Session
-from broker.session_quota import SessionQuota
-from broker.wills import send_will, will_bytes, will_delay
+from penstock.broker import redelivery, retained_delivery
+from penstock.broker.events import ClientDisconnected, ClientUnsubscribed, SessionEnded
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.session import Session
+from penstock.broker.session_quota import SessionQuota
+from penstock.broker.wills import send_will, will_bytes, will_delay
 
 if TYPE_CHECKING:
-    from broker.connection import Connection
-    from broker.core import Core
-    from broker.mqtt.packets import Will
+    from penstock.broker.connection import Connection
+    from penstock.broker.core import Core
+    from penstock.broker.mqtt.packets import Will
 
 
 class SessionRegistry:

@@ -7,7 +7,7 @@ it already, or the message is large and would be withheld from it. Where no memb
 connected one with the least to do gets the message; where none is connected, the one with the
 least waiting for it, as only a session of QoS 1 or 2 keeps what comes while its client is away.
 
-Whoever holds messages that it cannot send is noted in `holders`; `broker.redelivery` moves
+Whoever holds messages that it cannot send is noted in `holders`; `penstock.broker.redelivery` moves
 these to members that can.
 """
 
@@ -17,9 +17,9 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from broker.message import Message
-    from broker.session import Session
-    from broker.topic_tree import Target
+    from penstock.broker.message import Message
+    from penstock.broker.session import Session
+    from penstock.broker.topic_tree import Target
 
 
 MOST_ASKED: Final = 16
@@ -65,7 +65,7 @@ class SharedSubscription:
     def leave(self, session: Session) -> bool:
         """Let a member go; return False where the session was none.
 
-        What waits for it stays where it is: see `broker.redelivery`.
+        What waits for it stays where it is: see `penstock.broker.redelivery`.
         """
         for place, member in enumerate(self.members):
             if member.session is session:

@@ -30,7 +30,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from broker.collector import resident_bytes
+from penstock.broker.collector import resident_bytes
 
 LOOK_SECONDS: Final = 0.25
 """Time between two looks: whoever watches the process sees the memory gone with the backlog."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
-from broker import redelivery
-from broker.access_control import RECEIVE, SUBSCRIBE, AccessControl, Action
-from broker.mqtt.topics import matches, parse_share
+from penstock.broker import redelivery
+from penstock.broker.access_control import RECEIVE, SUBSCRIBE, AccessControl, Action
+from penstock.broker.mqtt.topics import matches, parse_share
 
 if TYPE_CHECKING:
-    from broker.core import Core
-    from broker.delivery import Delivery
-    from broker.session import Session
+    from penstock.broker.core import Core
+    from penstock.broker.delivery import Delivery
+    from penstock.broker.session import Session
 
 _Question: TypeAlias = tuple[Action, str]
 

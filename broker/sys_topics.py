@@ -1,7 +1,7 @@
 """The broker's own figures as retained messages under `$SYS/broker`.
 
 Names are those that mosquitto and aMQTT publish; Penstock's own stand under
-``$SYS/broker/penstock``. Those of single clients are in `broker.client_topics`.
+``$SYS/broker/penstock``. Those of single clients are in `penstock.broker.client_topics`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from broker.collector import resident_bytes
-from broker.core import Core
-from broker.extensions import CountingStore
-from broker.ledger import Ledger
-from broker.limits import OF_MEMORY
-from broker.message import Message
-from broker.rounds import Rounds
-from broker.session import Session
+from penstock.broker.collector import resident_bytes
+from penstock.broker.core import Core
+from penstock.broker.extensions import CountingStore
+from penstock.broker.ledger import Ledger
+from penstock.broker.limits import OF_MEMORY
+from penstock.broker.message import Message
+from penstock.broker.rounds import Rounds
+from penstock.broker.session import Session
 
 ROOT = "$SYS/broker/"
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from broker.errors import PenstockError
+from penstock.broker.errors import PenstockError
 
 RTO_MAX_SINCE: Final = "Linux 6.15"
 """The first kernel that lets a socket have its own longest time between retransmissions."""

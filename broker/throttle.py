@@ -28,10 +28,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from broker.timers import Timer
+from penstock.broker.timers import Timer
 
 if TYPE_CHECKING:
-    from broker.sending import Sender
+    from penstock.broker.sending import Sender
 
 THROTTLE_SECONDS: Final = 0.05
 """Time in which a subscriber that keeps up drains `write_high_bytes` at least once; below some

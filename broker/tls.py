@@ -19,11 +19,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from broker.arrival import Arrival, Layer
-from broker.config_file import check_is_no_pipe
-from broker.errors import PenstockError
-from broker.listener_config import Tls
-from broker.revocation import RevocationList, read_lists
+from penstock.broker.arrival import Arrival, Layer
+from penstock.broker.config_file import check_is_no_pipe
+from penstock.broker.errors import PenstockError
+from penstock.broker.listener_config import Tls
+from penstock.broker.revocation import RevocationList, read_lists
 
 SLICE_BYTES: Final = 65_536
 """Plaintext that is encrypted before the transport below is asked again whether it has room."""

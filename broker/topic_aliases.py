@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from broker.errors import ProtocolError
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.errors import ProtocolError
+from penstock.broker.mqtt.reason_codes import ReasonCode
 
 PROPERTY_BYTES: Final = 3
 """What the property costs; a topic that is not longer gains nothing by an alias."""

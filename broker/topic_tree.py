@@ -20,12 +20,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from broker.extensions import MessageSink
-from broker.mqtt.topics import SHARE_PREFIX, matches, parse_share
-from broker.shared_subscriptions import SharedSubscription
+from penstock.broker.extensions import MessageSink
+from penstock.broker.mqtt.topics import SHARE_PREFIX, matches, parse_share
+from penstock.broker.shared_subscriptions import SharedSubscription
 
 if TYPE_CHECKING:
-    from broker.session import Session
+    from penstock.broker.session import Session
 
 PLAN_BLOCKS: Final = 4
 """How many small blocks the plan of a topic takes in CPython that nobody subscribes to."""

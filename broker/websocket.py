@@ -22,8 +22,8 @@ from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
-from broker.arrival import Arrival, Layer
-from broker.listener_config import Listener
+from penstock.broker.arrival import Arrival, Layer
+from penstock.broker.listener_config import Listener
 
 try:
     from websockets.speedups import apply_mask

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
-from broker.bridges import may_publish_sys
-from broker.message import Message, properties_bytes
-from broker.mqtt.packets import Will
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.bridges import may_publish_sys
+from penstock.broker.message import Message, properties_bytes
+from penstock.broker.mqtt.packets import Will
+from penstock.broker.mqtt.reason_codes import ReasonCode
 
 if TYPE_CHECKING:
-    from broker.core import Core
-    from broker.session import Session
+    from penstock.broker.core import Core
+    from penstock.broker.session import Session
 
 NO_THRESHOLD: Final = 2**63
 

@@ -7,9 +7,16 @@ from typing import Annotated
 
 import typer
 
-from broker.program import Debug, LogLevel, exit_status, new_app, run_until_stopped, set_up_log
-from edge_proxy.config import load_proxy_config
-from edge_proxy.sidecar import Sidecar
+from penstock.broker.program import (
+    Debug,
+    LogLevel,
+    exit_status,
+    new_app,
+    run_until_stopped,
+    set_up_log,
+)
+from penstock.edge_proxy.config import load_proxy_config
+from penstock.edge_proxy.sidecar import Sidecar
 
 app = new_app()
 

@@ -17,23 +17,27 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
-from broker.delivery import Delivery
-from broker.errors import MalformedPacketError, ProtocolError
-from broker.ledger import Ledger
-from broker.link import Link
-from broker.message import Message
-from broker.mqtt.data_types import read_variable_byte_integer
-from broker.mqtt.enums import PacketType, ProtocolVersion
-from broker.mqtt.packets import PubAck, PubRec
-from broker.mqtt.properties import read_publish_properties
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.receive_buffer import ReceiveBuffer, packet_too_large, read_remaining_length
-from broker.mqtt.writer import publish_header, write_packet
-from broker.priority_outbox import make_outbox
-from edge_proxy.ack_map import AckMap, Outcome
-from edge_proxy.direction import Direction, check_first_byte
-from edge_proxy.link_samplers import LinkSamplers
-from edge_proxy.shared import Shared
+from penstock.broker.delivery import Delivery
+from penstock.broker.errors import MalformedPacketError, ProtocolError
+from penstock.broker.ledger import Ledger
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.mqtt.data_types import read_variable_byte_integer
+from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
+from penstock.broker.mqtt.packets import PubAck, PubRec
+from penstock.broker.mqtt.properties import read_publish_properties
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.receive_buffer import (
+    ReceiveBuffer,
+    packet_too_large,
+    read_remaining_length,
+)
+from penstock.broker.mqtt.writer import publish_header, write_packet
+from penstock.broker.priority_outbox import make_outbox
+from penstock.edge_proxy.ack_map import AckMap, Outcome
+from penstock.edge_proxy.direction import Direction, check_first_byte
+from penstock.edge_proxy.link_samplers import LinkSamplers
+from penstock.edge_proxy.shared import Shared
 
 JOIN_BELOW_BYTES: Final = 4096
 """A payload up to this size is joined to its header; a longer one is written by reference."""

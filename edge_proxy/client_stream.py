@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from broker.errors import MalformedPacketError, ProtocolError
-from broker.mqtt.enums import PacketType, ProtocolVersion
-from broker.mqtt.receive_buffer import packet_too_large, read_remaining_length
-from edge_proxy.direction import Direction, check_first_byte
+from penstock.broker.errors import MalformedPacketError, ProtocolError
+from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
+from penstock.broker.mqtt.receive_buffer import packet_too_large, read_remaining_length
+from penstock.edge_proxy.direction import Direction, check_first_byte
 
 OnAcknowledgement: TypeAlias = Callable[[int, int, int], bool]
 """(packet type, packet id, reason code) to whether it is passed on."""

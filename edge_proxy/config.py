@@ -10,10 +10,10 @@ from typing import Annotated, Any, Final
 from pydantic import ConfigDict, Field, field_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from broker.config import parse_mapping, read_mapping, validate_config
-from broker.errors import ConfigError, ConfigProblem
-from broker.listener_config import split_bind
-from broker.mqtt.enums import MAX_REMAINING_LENGTH
+from penstock.broker.config import parse_mapping, read_mapping, validate_config
+from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.listener_config import split_bind
+from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH
 
 _STRICT: Final = ConfigDict(extra="forbid", strict=True)
 _MAX_PACKET_SIZE: Final = 5 + MAX_REMAINING_LENGTH

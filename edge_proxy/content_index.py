@@ -11,7 +11,7 @@ import hashlib
 from typing import Final
 from weakref import WeakValueDictionary
 
-from broker.payload import PIECE_BYTES, Payload
+from penstock.broker.payload import PIECE_BYTES, Payload
 
 MIN_INDEXED_BYTES: Final = 4096
 """A shorter payload is kept as it is: the entry would cost a good part of what it saves."""

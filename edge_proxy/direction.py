@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from broker.errors import MalformedPacketError, ProtocolError
-from broker.mqtt.enums import MQTT_3_1, PacketType
-from broker.mqtt.reader import USED_FIRST_BYTES_3_1
+from penstock.broker.errors import MalformedPacketError, ProtocolError
+from penstock.broker.mqtt.enums import MQTT_3_1, PacketType
+from penstock.broker.mqtt.reader import USED_FIRST_BYTES_3_1
 
 
 class Direction(Enum):

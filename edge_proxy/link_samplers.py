@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from broker.extensions import LinkSampler
-from broker.link import Link
+from penstock.broker.extensions import LinkSampler
+from penstock.broker.link import Link
 
 
 class LinkSamplers:

@@ -16,18 +16,22 @@ from __future__ import annotations
 import dataclasses
 from typing import cast
 
-from broker.errors import PeerError, ProtocolError
-from broker.link import Link
-from broker.mqtt.enums import PacketType, ProtocolVersion
-from broker.mqtt.packets import ConnAck, Connect, Disconnect
-from broker.mqtt.reader import may_be_connect, read_packet
-from broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
-from broker.mqtt.receive_buffer import ReceiveBuffer, packet_too_large, read_remaining_length
-from broker.mqtt.writer import write_packet
-from edge_proxy.client_side import ClientSide
-from edge_proxy.client_stream import ClientStream
-from edge_proxy.direction import Direction
-from edge_proxy.shared import Shared, describe
+from penstock.broker.errors import PeerError, ProtocolError
+from penstock.broker.link import Link
+from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
+from penstock.broker.mqtt.packets import ConnAck, Connect, Disconnect
+from penstock.broker.mqtt.reader import may_be_connect, read_packet
+from penstock.broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
+from penstock.broker.mqtt.receive_buffer import (
+    ReceiveBuffer,
+    packet_too_large,
+    read_remaining_length,
+)
+from penstock.broker.mqtt.writer import write_packet
+from penstock.edge_proxy.client_side import ClientSide
+from penstock.edge_proxy.client_stream import ClientStream
+from penstock.edge_proxy.direction import Direction
+from penstock.edge_proxy.shared import Shared, describe
 
 
 class Pair:

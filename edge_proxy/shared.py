@@ -6,17 +6,17 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from broker.counters import Counters
-from broker.extensions import DeliveryGate, LinkSampler, SubscriberGate
-from broker.faults import note_fault
-from broker.ledger import Ledger
-from broker.link import Link
-from broker.outbox_rules import OpenGate, OutboxRules
-from edge_proxy.content_index import ContentIndex
-from edge_proxy.topic_cache import TopicCache
+from penstock.broker.counters import Counters
+from penstock.broker.extensions import DeliveryGate, LinkSampler, SubscriberGate
+from penstock.broker.faults import note_fault
+from penstock.broker.ledger import Ledger
+from penstock.broker.link import Link
+from penstock.broker.outbox_rules import OpenGate, OutboxRules
+from penstock.edge_proxy.content_index import ContentIndex
+from penstock.edge_proxy.topic_cache import TopicCache
 
 if TYPE_CHECKING:
-    from edge_proxy.config import ProxyLimits
+    from penstock.edge_proxy.config import ProxyLimits
 
 
 def describe(ledger: Ledger) -> str:

@@ -7,15 +7,15 @@ import contextlib
 import logging
 from typing import Final
 
-from broker.errors import ConfigError, ConfigProblem, PenstockError
-from broker.extensions import LinkSampler, ProbingSampler
-from broker.ledger import Ledger
-from broker.mqtt.reason_codes import ReasonCode
-from broker.open_files import most_connections
-from broker.plugin_loader import LoadedPlugins, check_packages, load_plugins
-from edge_proxy.config import ProxyConfig
-from edge_proxy.shared import Shared, describe
-from edge_proxy.transport import Driver
+from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
+from penstock.broker.extensions import LinkSampler, ProbingSampler
+from penstock.broker.ledger import Ledger
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.open_files import most_connections
+from penstock.broker.plugin_loader import LoadedPlugins, check_packages, load_plugins
+from penstock.edge_proxy.config import ProxyConfig
+from penstock.edge_proxy.shared import Shared, describe
+from penstock.edge_proxy.transport import Driver
 
 BACKLOG: Final = 1024
 """Connections that may wait to be accepted: a fleet that reconnects comes all at once."""

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from broker.errors import MalformedPacketError, ProtocolError
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.topics import validate_topic
+from penstock.broker.errors import MalformedPacketError, ProtocolError
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.topics import validate_topic
 
 MAX_TOPICS: Final = 10_000
 """Topics known at a time, some 2 MB; a broker with more has the gate asked again."""

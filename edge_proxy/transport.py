@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Final, cast
 
-from broker.admission import Admission, Place, Room
-from broker.mqtt.reason_codes import ReasonCode
-from edge_proxy.direction import Direction
-from edge_proxy.pair import Pair
-from edge_proxy.shared import Shared
+from penstock.broker.admission import Admission, Place, Room
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.edge_proxy.direction import Direction
+from penstock.edge_proxy.pair import Pair
+from penstock.edge_proxy.shared import Shared
 
 MAX_TURNS: Final = 16
 """Times one pair may pump and write before the others have their turn."""

@@ -11,12 +11,12 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from models.withholding.other_paths import run_paths
-from models.withholding.plot import check_file, draw, draw_trace
-from models.withholding.report import paths_to_markdown, to_markdown
-from models.withholding.simulation import Answers, Setting
-from models.withholding.sweep import Sweep, run
-from models.withholding.trace import generate_trace, read_trace
+from penstock.models.withholding.other_paths import run_paths
+from penstock.models.withholding.plot import check_file, draw, draw_trace
+from penstock.models.withholding.report import paths_to_markdown, to_markdown
+from penstock.models.withholding.simulation import Answers, Setting
+from penstock.models.withholding.sweep import Sweep, run
+from penstock.models.withholding.trace import generate_trace, read_trace
 
 Number = TypeVar("Number", int, float)
 

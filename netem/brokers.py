@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import yaml
 
-from netem.connection import PORT
-from netem.errors import NetemError, RunError
-from netem.network import FOLDER, Host
-from netem.scenario import Broker
+from penstock.netem.connection import PORT
+from penstock.netem.errors import NetemError, RunError
+from penstock.netem.network import FOLDER, Host
+from penstock.netem.scenario import Broker
 
 CONSOLE: Final = "127.0.0.1:8081"
 """Where Penstock's plugin `console` listens unless a scenario says otherwise."""
@@ -118,7 +118,7 @@ def _write_yaml(directory: Path, policy: Mapping[str, Any]) -> str:
 
 def _penstock(broker: Broker, directory: Path) -> list[str]:
     file = _write_yaml(directory, penstock_policy(broker.settings))
-    return [sys.executable, "-m", "broker", "-c", file]
+    return [sys.executable, "-m", "penstock.broker", "-c", file]
 
 
 def _amqtt(broker: Broker, directory: Path) -> list[str]:

@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from netem.intervals import union
-from netem.measures import Measures, show
-from netem.run_file import RunInfo
-from netem.scenario import Scenario
+from penstock.netem.intervals import union
+from penstock.netem.measures import Measures, show
+from penstock.netem.run_file import RunInfo
+from penstock.netem.scenario import Scenario
 
 INCHES: Final = 12.8
 """Width, of 1,536 pixels: a slide's."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, ClassVar, Final, TypeAlias
 
-from netem.profiles import Profile
+from penstock.netem.profiles import Profile
 
 _CONFIG: Final[dict[str, Any]] = {"extra": "forbid", "strict": True}
 

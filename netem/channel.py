@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from netem.profiles import Bursts, Direction
+from penstock.netem.profiles import Bursts, Direction
 
 if TYPE_CHECKING:
     from random import Random

@@ -1,4 +1,4 @@
-"""The clients of one host, a process each: ``python -m netem.client PLAN``.
+"""The clients of one host, a process each: ``python -m penstock.netem.client PLAN``.
 
 Each is forked from this process, which has what they need in its memory: a hundred clients start
 in a second and share it. Lines on standard output tell the runner about a client (``ready``,
@@ -20,9 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from netem import publisher, subscriber
-from netem.client_plan import CrewPlan, PublisherPlan, SubscriberPlan
-from netem.connection import say
+from penstock.netem import publisher, subscriber
+from penstock.netem.client_plan import CrewPlan, PublisherPlan, SubscriberPlan
+from penstock.netem.connection import say
 
 LOOK_SECONDS: Final = 0.2
 """Between two looks at whether a client has ended."""

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from netem.payloads import Times
+from penstock.netem.payloads import Times
 
 Protocol = Literal["3.1.1", "5"]
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from netem.errors import NetemError
-from netem.namespaces import FOLDER
+from penstock.netem.errors import NetemError
+from penstock.netem.namespaces import FOLDER
 
 SYSCTL: Final = "/proc/sys/net/ipv4/tcp_congestion_control"
 """The default of the namespace that the process which opens it is in."""

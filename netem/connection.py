@@ -13,7 +13,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from netem.client_plan import Protocol
+from penstock.netem.client_plan import Protocol
 
 PORT: Final = 1883
 """Where brokers listen."""

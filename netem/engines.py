@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from netem.errors import NetemError
+from penstock.netem.errors import NetemError
 
 TUN_DEVICE: Final = Path("/dev/net/tun")
 
@@ -20,8 +20,9 @@ class Engine(StrEnum):
             forwarder does the same on every kernel, loses the same packets for the same seed,
             counts each, and is what our figures are from; `TC` is for those who ask for it, and
             for rates that a process in user space does not reach.
-        TUN: a process that forwards packets between TUN devices (`netem.forwarder`).
-        TC: pairs of veth devices with the queueing disciplines of the kernel (`netem.tc_link`).
+        TUN: a process that forwards packets between TUN devices (`penstock.netem.forwarder`).
+        TC: pairs of veth devices with the queueing disciplines of the kernel
+            (`penstock.netem.tc_link`).
     """
 
     AUTO = "auto"

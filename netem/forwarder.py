@@ -1,11 +1,12 @@
 """The process that is the links of a network.
 
 It carries packets between pairs of TUN devices, or tells the kernel when links that the kernel
-carries change (`netem.tc_link`).
+carries change (`penstock.netem.tc_link`).
 
-`netem.network` starts it and tells it what to do on its standard input (`netem.messages`). It
-ends with that input, however the other program ended, and takes the network down with it: its
-devices go with its file descriptors, the namespaces and what runs in them are removed.
+`penstock.netem.network` starts it and tells it what to do on its standard input
+(`penstock.netem.messages`). It ends with that input, however the other program ended, and takes the
+network down with it: its devices go with its file descriptors, the namespaces and what runs in them
+are removed.
 
 What it carries are whole IP packets of at most `MTU_BYTES`: without segmentation offload, so that
 a loss is the loss of what a wire would have lost.
@@ -29,13 +30,23 @@ from typing import Final, TypeAlias
 
 from pydantic import ValidationError
 
-from netem.channel import Channel, Counts
-from netem.errors import NetemError
-from netem.messages import ANSWER, REQUEST, Add, AddTc, Answer, Follow, Request, Switch, Tell
-from netem.namespaces import remove_namespaces
-from netem.profiles import Direction, Profile
-from netem.schedule import Schedule
-from netem.tc_link import TcLink, Wires
+from penstock.netem.channel import Channel, Counts
+from penstock.netem.errors import NetemError
+from penstock.netem.messages import (
+    ANSWER,
+    REQUEST,
+    Add,
+    AddTc,
+    Answer,
+    Follow,
+    Request,
+    Switch,
+    Tell,
+)
+from penstock.netem.namespaces import remove_namespaces
+from penstock.netem.profiles import Direction, Profile
+from penstock.netem.schedule import Schedule
+from penstock.netem.tc_link import TcLink, Wires
 
 MTU_BYTES: Final = 1500
 """Of the devices: Ethernet's, and the kernel's default for TUN."""

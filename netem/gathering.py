@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from netem.publisher import read_published_file
-from netem.records import DeliveryRow, LinkRow, MessageRow, WithheldRow
-from netem.roster import Roster, publisher_files, subscriber_files, witness_files
-from netem.subscriber import read_delivered_file
-from netem.watch import intervals, read_looks_file
+from penstock.netem.publisher import read_published_file
+from penstock.netem.records import DeliveryRow, LinkRow, MessageRow, WithheldRow
+from penstock.netem.roster import Roster, publisher_files, subscriber_files, witness_files
+from penstock.netem.subscriber import read_delivered_file
+from penstock.netem.watch import intervals, read_looks_file
 
 
 def message_rows(roster: Roster, files: Path, begin_at: float) -> list[MessageRow]:

@@ -1,6 +1,6 @@
 """A link in a file: its states, and when it is in which.
 
-YAML, in the units of `netem.profiles`; docs/netem.md has an example.
+YAML, in the units of `penstock.netem.profiles`; docs/netem.md has an example.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from netem.changes import Changes
-from netem.mistakes import STRICT, Mistake, MistakesError, fit, read_yaml
-from netem.profiles import Profile
-from netem.scenario import OnOffPlan, TracePlan, Ways, make_changes
+from penstock.netem.changes import Changes
+from penstock.netem.mistakes import STRICT, Mistake, MistakesError, fit, read_yaml
+from penstock.netem.profiles import Profile
+from penstock.netem.scenario import OnOffPlan, TracePlan, Ways, make_changes
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,12 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from netem.errors import NetemError
-from netem.intervals import Interval, union
-from netem.outcomes import Outcome, Promises, join, keep_account
-from netem.records import MemoryRow, Tables
-from netem.scenario import Scenario, Target
-from netem.withheld_times import Accuracy, find_impaired, judge_withholding
+from penstock.netem.errors import NetemError
+from penstock.netem.intervals import Interval, union
+from penstock.netem.outcomes import Outcome, Promises, join, keep_account
+from penstock.netem.records import MemoryRow, Tables
+from penstock.netem.scenario import Scenario, Target
+from penstock.netem.withheld_times import Accuracy, find_impaired, judge_withholding
 
 TOLERANCE_SECONDS: Final = 0.005
 """By which a message may be later and is still as fast: what a busy machine of two cores adds to a

@@ -1,4 +1,4 @@
-"""What `netem.network` and the forwarder say to each other: one line of JSON each way in turn.
+"""What network and forwarder say to each other: one line of JSON each way in turn.
 
 The forwarder answers each request with one `Answer`.
 """
@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import TypeAdapter
 
-from netem.changes import Changes
-from netem.channel import Counts
-from netem.profiles import Profile
+from penstock.netem.changes import Changes
+from penstock.netem.channel import Counts
+from penstock.netem.profiles import Profile
 
 _CONFIG: Final[dict[str, Any]] = {"extra": "forbid", "strict": True}
 

@@ -14,7 +14,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from netem.errors import NetemError
+from penstock.netem.errors import NetemError
 
 T = TypeVar("T")
 Place: TypeAlias = tuple[int | str, ...]

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from netem.errors import NetemError
+from penstock.netem.errors import NetemError
 
 NAME_PREFIX: Final = "penstock-"
 FOLDER: Final = Path("/run/netns")

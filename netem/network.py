@@ -11,8 +11,8 @@
 
 A host is a network namespace: processes in it see its devices, addresses and ports alone. A link
 is by default a TUN device in either host, and a forwarder in user space between them
-(`netem.forwarder`): it needs root and /dev/net/tun, and nothing that a kernel may have been built
-without. With the engine `tc` it is the kernel's (`netem.tc_link`).
+(`penstock.netem.forwarder`): it needs root and /dev/net/tun, and nothing that a kernel may have
+been built without. With the engine `tc` it is the kernel's (`penstock.netem.tc_link`).
 
 Hosts that a link joins reach each other by the `Host.address` of either; `Network.route` makes
 hosts between others pass packets on, so that all reach each other which links connect.
@@ -33,21 +33,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
-from netem.changes import Changes
-from netem.channel import Counts
-from netem.congestion_control import set_congestion_control
-from netem.engines import Engine, choose_engine
-from netem.errors import NetemError, RunError
-from netem.messages import ANSWER, REQUEST, Add, AddTc, Answer, Follow, Request, Switch, Tell
-from netem.namespaces import (
+from penstock.netem.changes import Changes
+from penstock.netem.channel import Counts
+from penstock.netem.congestion_control import set_congestion_control
+from penstock.netem.engines import Engine, choose_engine
+from penstock.netem.errors import NetemError, RunError
+from penstock.netem.messages import (
+    ANSWER,
+    REQUEST,
+    Add,
+    AddTc,
+    Answer,
+    Follow,
+    Request,
+    Switch,
+    Tell,
+)
+from penstock.netem.namespaces import (
     own_prefix,
     remove_leftovers,
     remove_namespaces,
     require_root,
     run_ip,
 )
-from netem.profiles import Profile
-from netem.routes import End, first_ends
+from penstock.netem.profiles import Profile
+from penstock.netem.routes import End, first_ends
 
 DEFAULT_CONGESTION_CONTROL: Final = "cubic"
 """Linux's own default, whatever this machine's is: runs can be compared."""
@@ -214,7 +224,7 @@ class Network:
             seed: of the links' chance: which packets are lost, and how late they are. Of the
                 engine `tun`; the kernel draws as it likes.
             congestion_control: of hosts that name no other.
-            engine: what makes links: a name of `netem.engines.Engine`.
+            engine: what makes links: a name of `penstock.netem.engines.Engine`.
         """
         self._seed = seed
         self._congestion_control = congestion_control
@@ -417,7 +427,7 @@ class _Forwarder:
 
     def __init__(self, prefix: str) -> None:
         self._process = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-m", "netem.forwarder", prefix],
+            [sys.executable, "-m", "penstock.netem.forwarder", prefix],
             env=os.environ | {"PYTHONPATH": str(FOLDER)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

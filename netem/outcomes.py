@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from netem.records import MessageRow, Tables
+from penstock.netem.records import MessageRow, Tables
 
 
 class Outcome(NamedTuple):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from netem.profiles import Direction
+from penstock.netem.profiles import Direction
 
 CHUNK_SECONDS: Final = 0.01
 """What one chunk occupies the link for: as fine as a change of profile takes effect."""

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
-from netem.canvas import (
+from penstock.netem.canvas import (
     DIMMED_COLOUR,
     FAINT,
     INK,
@@ -34,10 +34,10 @@ from netem.canvas import (
     spread,
     tidy,
 )
-from netem.measures import Measures, percent, show
-from netem.outcomes import Outcome
-from netem.run_file import RunInfo
-from netem.size_plots import draw_memory_by_latency, draw_sizes
+from penstock.netem.measures import Measures, percent, show
+from penstock.netem.outcomes import Outcome
+from penstock.netem.run_file import RunInfo
+from penstock.netem.size_plots import draw_memory_by_latency, draw_sizes
 
 LARGE_BYTES: Final = 10_000
 """A payload above it is drawn as large: threshold_s of paper 002."""

@@ -1,7 +1,7 @@
 """Links: how long each direction takes, how much it carries, and what it does to packets.
 
-One format for both engines. The relay (`netem.relay`) sees bytes of a TCP connection and knows
-delay and rate; the tunnel (`netem.network`) sees packets and knows everything here.
+One format for both engines. The relay (`penstock.netem.relay`) sees bytes of a TCP connection and
+knows delay and rate; the tunnel (`penstock.netem.network`) sees packets and knows everything here.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ from typing import Any, Final, NamedTuple
 
 from paho.mqtt import client as mqtt
 
-from netem.client_plan import PublisherPlan, StreamPlan
-from netem.connection import connect, give_up, new_client, say
-from netem.payloads import HEAD_BYTES, Head, write_payload
+from penstock.netem.client_plan import PublisherPlan, StreamPlan
+from penstock.netem.connection import connect, give_up, new_client, say
+from penstock.netem.payloads import HEAD_BYTES, Head, write_payload
 
 KEEP_ALIVE_SECONDS: Final = 60
 

@@ -1,13 +1,13 @@
 """A slow link in user space: relays TCP connections with delay and rate, without root.
 
-``python -m netem.relay 127.0.0.1:1883`` listens on a port that it prints, relays every
+``python -m penstock.netem.relay 127.0.0.1:1883`` listens on a port that it prints, relays every
 connection to the target, and reads names of profiles from standard input: type ``bad`` and the
 link is bad, ``good`` and it is good again.
 
 What it is not: it ends the TCP connection of each side and starts another.
 
 * Segments cannot be lost or reordered in it: there are none, only bytes. Loss needs the tunnel
-  of `netem.network`, and root.
+  of `penstock.netem.network`, and root.
 * The kernel's RTT (``TCP_INFO``) of either side ends at the relay and stays at some
   microseconds however slow the link is. What sees the whole way is an answer of the other
   program, such as a PUBACK.
@@ -32,8 +32,8 @@ from typing import Annotated, Final
 
 import typer
 
-from netem.pacer import Pacer
-from netem.profiles import PROFILES, Profile
+from penstock.netem.pacer import Pacer
+from penstock.netem.profiles import PROFILES, Profile
 
 BUFFER_BYTES: Final = 16 * 1024
 """SO_RCVBUF and SO_SNDBUF as asked for; Linux doubles it."""
@@ -223,7 +223,7 @@ def _without_packets(profile: Profile) -> Profile:
     if profile.upstream.acts_on_packets or profile.downstream.acts_on_packets:
         raise ValueError(
             f"profile {profile.name!r}: a relay of bytes knows delay and rate; "
-            "loss and the like need netem.network"
+            "loss and the like need penstock.netem.network"
         )
     return profile
 
@@ -320,7 +320,7 @@ def main(argv: list[str] | None = None) -> int:
         Exit status: 0 after a stop by signal, 2 for a mistake in the arguments.
     """
     try:
-        app(args=argv, prog_name="python -m netem.relay")
+        app(args=argv, prog_name="python -m penstock.netem.relay")
     except SystemExit as stopped:
         return stopped.code if isinstance(stopped.code, int) else 0
     return 0

@@ -10,12 +10,12 @@ from typing import Final
 
 import numpy as np
 
-from netem.canvas import Plot, find_over, paint, show_bytes
-from netem.errors import RunError
-from netem.measures import QUANTILES, TOLERANCE_SECONDS, Measures, Verdict, quantile, show
-from netem.plots import draw
-from netem.profiles import Profile
-from netem.records import (
+from penstock.netem.canvas import Plot, find_over, paint, show_bytes
+from penstock.netem.errors import RunError
+from penstock.netem.measures import QUANTILES, TOLERANCE_SECONDS, Measures, Verdict, quantile, show
+from penstock.netem.plots import draw
+from penstock.netem.profiles import Profile
+from penstock.netem.records import (
     DeliveryRow,
     ExpectedRow,
     LinkRow,
@@ -24,10 +24,10 @@ from netem.records import (
     Tables,
     WithheldRow,
 )
-from netem.run_file import RunInfo, read_run_info
-from netem.scenario import Publisher, Scenario, Subscriber
-from netem.tables import read_table
-from netem.withheld_times import GRACE_SECONDS
+from penstock.netem.run_file import RunInfo, read_run_info
+from penstock.netem.scenario import Publisher, Scenario, Subscriber
+from penstock.netem.tables import read_table
+from penstock.netem.withheld_times import GRACE_SECONDS
 
 NAME: Final = "report.md"
 """Of the report, in the folder of the run."""

@@ -11,11 +11,11 @@ from typing import Final
 
 import psutil
 
-from netem.errors import NetemError, RunError
-from netem.network import FOLDER
-from netem.records import Tables
-from netem.run_file import RunInfo, read_run_info, write_run_info
-from netem.tables import NAMES, Format, write_table
+from penstock.netem.errors import NetemError, RunError
+from penstock.netem.network import FOLDER
+from penstock.netem.records import Tables
+from penstock.netem.run_file import RunInfo, read_run_info, write_run_info
+from penstock.netem.tables import NAMES, Format, write_table
 
 CPU_INFO: Final = Path("/proc/cpuinfo")
 

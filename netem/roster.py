@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from netem.client_plan import Awaited, CrewPlan, PublisherPlan, StreamPlan, SubscriberPlan
-from netem.payloads import Times
-from netem.records import ExpectedRow
-from netem.scenario import Publisher, Scenario, Subscriber, client_ids
-from netem.topics import matches
+from penstock.netem.client_plan import Awaited, CrewPlan, PublisherPlan, StreamPlan, SubscriberPlan
+from penstock.netem.payloads import Times
+from penstock.netem.records import ExpectedRow
+from penstock.netem.scenario import Publisher, Scenario, Subscriber, client_ids
+from penstock.netem.topics import matches
 
 WITNESS: Final = "netem-witness"
 """Client Identifier of the subscriber beside the broker that tells when messages arrive."""

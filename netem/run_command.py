@@ -16,18 +16,18 @@ from typing import Final, NoReturn
 
 import typer
 
-from netem.brokers import version
-from netem.display import Display
-from netem.engines import Engine, choose_engine
-from netem.errors import RunError
-from netem.namespaces import require_root
-from netem.report import NAME, write_report
-from netem.results import commit, machine, make_folder, write_result
-from netem.run_file import RunInfo
-from netem.runner import planned_seconds, run_scenario
-from netem.scenario import MAX_SEED, Scenario
-from netem.scenario_file import read_scenario
-from netem.tables import Format
+from penstock.netem.brokers import version
+from penstock.netem.display import Display
+from penstock.netem.engines import Engine, choose_engine
+from penstock.netem.errors import RunError
+from penstock.netem.namespaces import require_root
+from penstock.netem.report import NAME, write_report
+from penstock.netem.results import commit, machine, make_folder, write_result
+from penstock.netem.run_file import RunInfo
+from penstock.netem.runner import planned_seconds, run_scenario
+from penstock.netem.scenario import MAX_SEED, Scenario
+from penstock.netem.scenario_file import read_scenario
+from penstock.netem.tables import Format
 
 SIGNALLED: Final = 128
 """And the signal's number: status of a program that was ended by one."""

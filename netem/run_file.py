@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from netem.errors import NetemError, RunError
-from netem.mistakes import STRICT
-from netem.scenario import Scenario
+from penstock.netem.errors import NetemError, RunError
+from penstock.netem.mistakes import STRICT
+from penstock.netem.scenario import Scenario
 
 NAME: Final = "run.json"
 """Of the file, in the folder of the run."""

@@ -18,18 +18,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from netem.display import Display
-from netem.engines import Engine
-from netem.errors import RunError
-from netem.gathering import delivery_rows, link_rows, message_rows, withheld_rows
-from netem.namespaces import NAME_PREFIX, is_leftover, own_prefix
-from netem.network import Network
-from netem.processes import BusyTime, Families
-from netem.records import MemoryRow, Tables
-from netem.roster import Roster
-from netem.run_file import ProcessorShare
-from netem.scenario import Scenario
-from netem.site import READY_SECONDS, Site
+from penstock.netem.display import Display
+from penstock.netem.engines import Engine
+from penstock.netem.errors import RunError
+from penstock.netem.gathering import delivery_rows, link_rows, message_rows, withheld_rows
+from penstock.netem.namespaces import NAME_PREFIX, is_leftover, own_prefix
+from penstock.netem.network import Network
+from penstock.netem.processes import BusyTime, Families
+from penstock.netem.records import MemoryRow, Tables
+from penstock.netem.roster import Roster
+from penstock.netem.run_file import ProcessorShare
+from penstock.netem.scenario import Scenario
+from penstock.netem.site import READY_SECONDS, Site
 
 CALM_SECONDS: Final = 5.0
 """Between the last subscription and the beginning: brokers learn what the links are like."""

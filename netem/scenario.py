@@ -1,8 +1,8 @@
 """An experiment: a network, brokers that take turns or stand side by side, traffic, and bad times.
 
-A scenario says what; `netem.scenario_file` reads one from YAML and `netem.runner` runs it. Each
-broker gets a copy of the topology, of the clients and of the impairments, with the same seed: links
-are bad at the same times for all of them.
+A scenario says what; `penstock.netem.scenario_file` reads one from YAML and `penstock.netem.runner`
+runs it. Each broker gets a copy of the topology, of the clients and of the impairments, with the
+same seed: links are bad at the same times for all of them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
-from netem.changes import Changes, OnOff, Trace
-from netem.mistakes import NO_KEY, STRICT, Mistake, MistakesError, Place
-from netem.profiles import Direction, Profile
+from penstock.netem.changes import Changes, OnOff, Trace
+from penstock.netem.mistakes import NO_KEY, STRICT, Mistake, MistakesError, Place
+from penstock.netem.profiles import Direction, Profile
 
 LEAST_PAYLOAD_BYTES: Final = 24
 """For the head that tells messages apart."""
@@ -36,7 +36,7 @@ COMMON_FIGURES: Final = (
     "withheld_outside",
     "withheld_share",
 )
-"""What all messages together come to; `netem.measures` says what each is."""
+"""What all messages together come to; `penstock.netem.measures` says what each is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class OnOffPlan:
-    """`netem.changes.OnOff` by names of profiles; its seed is that of the run."""
+    """`penstock.netem.changes.OnOff` by names of profiles; its seed is that of the run."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
@@ -133,7 +133,7 @@ class OnOffPlan:
 
 @dataclass(frozen=True, slots=True)
 class TracePlan:
-    """`netem.changes.Trace` by names of profiles."""
+    """`penstock.netem.changes.Trace` by names of profiles."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
@@ -320,7 +320,7 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is to come out; `netem.measures` names the figures.
+    """What is to come out; `penstock.netem.measures` names the figures.
 
     Attributes:
         figure: such as ``small p90``, ``large mean``, ``lost``, ``memory``.

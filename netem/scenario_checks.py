@@ -8,15 +8,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any, Final
 
-from netem.mistakes import Mistake, MistakesError, Place
-from netem.scenario import (
-    LEAST_PAYLOAD_BYTES,
-    MAX_SEED,
-    Scenario,
-    Stream,
-    client_ids,
-)
-from netem.topics import fault_of_filter, fault_of_topic, matches
+from penstock.netem.mistakes import Mistake, MistakesError, Place
+from penstock.netem.scenario import LEAST_PAYLOAD_BYTES, MAX_SEED, Scenario, Stream, client_ids
+from penstock.netem.topics import fault_of_filter, fault_of_topic, matches
 
 MAX_PAYLOAD_BYTES: Final = 268_000_000
 """What fits into a packet, of which the protocol allows 268,435,455 bytes after its first ones."""

@@ -1,8 +1,9 @@
 """Scenarios in files: the papers' experiments and our own come with Penstock, a user's are read.
 
-YAML, with the keys of `netem.scenario.Scenario` but for its name, which is that of the file; beside
-them may stand ``short``, a mapping that is laid over all of it where little time is to be had:
-mappings key by key, a null takes a key out, everything else takes the place of what was there.
+YAML, with the keys of `penstock.netem.scenario.Scenario` but for its name, which is that of the
+file; beside them may stand ``short``, a mapping that is laid over all of it where little time is to
+be had: mappings key by key, a null takes a key out, everything else takes the place of what was
+there.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from netem.errors import NetemError
-from netem.mistakes import Mistake, MistakesError, Place, fit, read_yaml
-from netem.scenario import Scenario
-from netem.scenario_checks import find_mistakes
+from penstock.netem.errors import NetemError
+from penstock.netem.mistakes import Mistake, MistakesError, Place, fit, read_yaml
+from penstock.netem.scenario import Scenario
+from penstock.netem.scenario_checks import find_mistakes
 
 FOLDER: Final = Path(__file__).parent / "scenarios"
 """Of the scenarios that come with Penstock."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from math import inf
 from typing import Final, TypeAlias
 
-from netem.profiles import Profile
+from penstock.netem.profiles import Profile
 
 MAX_LOG: Final = 100_000
 """Changes of one link that are remembered, the newest."""

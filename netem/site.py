@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from netem.brokers import ENVIRONMENT, RunningBroker, console_address, log_tail
-from netem.client_plan import CrewPlan
-from netem.errors import RunError
-from netem.network import Host, Link, Network
-from netem.roster import Roster
+from penstock.netem.brokers import ENVIRONMENT, RunningBroker, console_address, log_tail
+from penstock.netem.client_plan import CrewPlan
+from penstock.netem.errors import RunError
+from penstock.netem.network import Host, Link, Network
+from penstock.netem.roster import Roster
 
 READY_SECONDS: Final = 60.0
 """In which clients have to be subscribed or connected, and one second more for each four."""
@@ -39,7 +39,7 @@ class Crew:
         plan.write(file)
         with self._log.open("wb") as log:
             self.process = host.popen(
-                [sys.executable, "-m", "netem.client", str(file)],
+                [sys.executable, "-m", "penstock.netem.client", str(file)],
                 cwd=directory,
                 env=ENVIRONMENT,
                 stdin=subprocess.PIPE,
@@ -161,7 +161,7 @@ class Site:
         if address is None or not focus:
             return
         period = scenario.measurements.withheld_period_seconds
-        command = [sys.executable, "-m", "netem.watch"]
+        command = [sys.executable, "-m", "penstock.netem.watch"]
         command += [address, str(period), str(self.watch_file), *focus]
         with self._watch_log.open("wb") as log:
             self._watch = self._hosts[scenario.broker_host].popen(

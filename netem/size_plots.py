@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from netem.canvas import (
+from penstock.netem.canvas import (
     INK,
     LEAST_LATENCY,
     Canvas,
@@ -26,8 +26,8 @@ from netem.canvas import (
     show_bytes,
     tidy,
 )
-from netem.measures import Measures, Seconds, quantile, show
-from netem.run_file import RunInfo
+from penstock.netem.measures import Measures, Seconds, quantile, show
+from penstock.netem.run_file import RunInfo
 
 MANY_SIZES: Final = 4
 """From which on it is worth a plot by size; a run of small, large and probes has three."""

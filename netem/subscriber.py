@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple
 
 from paho.mqtt import client as mqtt
 
-from netem.client_plan import SubscriberPlan
-from netem.connection import connect, give_up, new_client, note, say
-from netem.payloads import read_head
+from penstock.netem.client_plan import SubscriberPlan
+from penstock.netem.connection import connect, give_up, new_client, note, say
+from penstock.netem.payloads import read_head
 
 LOOP_SECONDS: Final = 0.5
 

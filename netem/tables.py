@@ -1,4 +1,4 @@
-"""Rows of `netem.records` in files: Parquet or CSV, a file for each kind of row."""
+"""Rows of `penstock.netem.records` in files: Parquet or CSV, a file for each kind of row."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from netem.errors import NetemError
-from netem.records import (
+from penstock.netem.errors import NetemError
+from penstock.netem.records import (
     DeliveryRow,
     ExpectedRow,
     LinkRow,
@@ -40,7 +40,7 @@ NAMES: Final[dict[type[tuple[Any, ...]], str]] = {
     WithheldRow: "withheld",
     LinkRow: "links",
 }
-"""Of the files, without their ends, and of the attributes of `netem.records.Tables`."""
+"""Of the files, without their ends, and of the attributes of `penstock.netem.records.Tables`."""
 
 _TYPES: Final = {
     str: pa.string(),

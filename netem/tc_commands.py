@@ -1,9 +1,10 @@
 """Directions of a link in the words of tc(8), and what it counted in ours: pure.
 
-Each direction has two queueing disciplines one after the other, as in `netem.channel`: first the
-rate with its bounded queue (tbf), then what happens on the way (netem): loss, delay, reordering,
-duplicates. Where netem came first, as within one device it must, a lost packet would take no time
-of the rate, and the delay would count from when a packet is sent instead of from when it has left.
+Each direction has two queueing disciplines one after the other, as in `penstock.netem.channel`:
+first the rate with its bounded queue (tbf), then what happens on the way (netem): loss, delay,
+reordering, duplicates. Where netem came first, as within one device it must, a lost packet would
+take no time of the rate, and the delay would count from when a packet is sent instead of from when
+it has left.
 
 What tc does another way than the tun engine:
 
@@ -19,9 +20,9 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from netem.channel import MAX_UNDER_WAY_BYTES, Counts
-from netem.errors import NetemError
-from netem.profiles import Bursts, Direction
+from penstock.netem.channel import MAX_UNDER_WAY_BYTES, Counts
+from penstock.netem.errors import NetemError
+from penstock.netem.profiles import Bursts, Direction
 
 ETHERNET_HEADER_BYTES: Final = 14
 """What tc sees of a packet beyond what a profile counts."""

@@ -25,13 +25,13 @@ import os
 import subprocess
 from typing import Final
 
-from netem.channel import Counts
-from netem.engines import instead_of_tc
-from netem.errors import NetemError
-from netem.namespaces import run_ip
-from netem.profiles import Direction, Profile
-from netem.schedule import Schedule
-from netem.tc_commands import count, impairment_words, needs_netem, rate_words, read_shown
+from penstock.netem.channel import Counts
+from penstock.netem.engines import instead_of_tc
+from penstock.netem.errors import NetemError
+from penstock.netem.namespaces import run_ip
+from penstock.netem.profiles import Direction, Profile
+from penstock.netem.schedule import Schedule
+from penstock.netem.tc_commands import count, impairment_words, needs_netem, rate_words, read_shown
 
 MAX_PROCESSORS: Final = 32
 """Those that one group of a processor mask names."""

@@ -1,4 +1,4 @@
-"""Looks at what Penstock withholds, beside the broker: ``python -m netem.watch``.
+"""Looks at what Penstock withholds, beside the broker: ``python -m penstock.netem.watch``.
 
 It asks the HTTP API of the plugin `console` and writes a line for each look at which something is
 withheld, or has been since the look before:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from netem.errors import NetemError
-from netem.intervals import Interval, intersection, total_seconds, union
-from netem.records import Tables
-from netem.scenario import Scenario
+from penstock.netem.errors import NetemError
+from penstock.netem.intervals import Interval, intersection, total_seconds, union
+from penstock.netem.records import Tables
+from penstock.netem.scenario import Scenario
 
 GRACE_SECONDS: Final = 5.0
 """After the end of an impairment: paper 002 asks every 5 s, so a broker may know that late that it

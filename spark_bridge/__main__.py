@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from spark_bridge.errors import BridgeError, OptionError
-from spark_bridge.java import Java, find_java
-from spark_bridge.options import SourceOptions, read_options
+from penstock.spark_bridge.errors import BridgeError, OptionError
+from penstock.spark_bridge.java import Java, find_java
+from penstock.spark_bridge.options import SourceOptions, read_options
 
 if TYPE_CHECKING:
-    from spark_bridge.pipeline import PipelineOptions, Summary
+    from penstock.spark_bridge.pipeline import PipelineOptions, Summary
 
 AVAILABLE_NOW: Final = "available-now"
 PROGRAM: Final = "penstock spark"
@@ -138,7 +138,7 @@ def stream(
     java = find_java(os.environ)
     check_queue(source)
 
-    from spark_bridge.pipeline import PipelineOptions  # noqa: PLC0415 - Spark takes a while
+    from penstock.spark_bridge.pipeline import PipelineOptions  # noqa: PLC0415 - Spark takes a while
 
     options = PipelineOptions(
         source=source,
@@ -175,7 +175,7 @@ def check_queue(source: SourceOptions) -> None:
     Raises:
         QueueUnavailableError: it does not answer, or has no such queue.
     """
-    from spark_bridge.queue_reader import QueueReader  # noqa: PLC0415 - needs the extra, as Spark
+    from penstock.spark_bridge.queue_reader import QueueReader  # noqa: PLC0415 - needs the extra, as Spark
 
     reader = QueueReader(source)
     try:
@@ -194,7 +194,7 @@ def run(
     short_run: bool,
 ) -> Summary:
     """Start Spark, run the pipeline and stop Spark."""
-    from spark_bridge import pipeline, session  # noqa: PLC0415 - Spark takes a while
+    from penstock.spark_bridge import pipeline, session  # noqa: PLC0415 - Spark takes a while
 
     archive = session.class_archive_path(java, os.environ)
     spark_session = session.build_session(
@@ -224,7 +224,7 @@ def prepare() -> None:
     """Write the archive with which Spark starts in half the time, once per machine."""
     java = find_java(os.environ)
 
-    from spark_bridge import class_archive, session  # noqa: PLC0415 - Spark takes a while
+    from penstock.spark_bridge import class_archive, session  # noqa: PLC0415 - Spark takes a while
 
     archive = session.class_archive_path(java, os.environ)
     class_archive.write_class_archive(archive)

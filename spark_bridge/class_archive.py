@@ -9,9 +9,9 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from spark_bridge.errors import BridgeError
-from spark_bridge.session import build_session, java_options
-from spark_bridge.telemetry import aggregate, parse_telemetry
+from penstock.spark_bridge.errors import BridgeError
+from penstock.spark_bridge.session import build_session, java_options
+from penstock.spark_bridge.telemetry import aggregate, parse_telemetry
 
 _END_SECONDS: Final = 120.0
 _PAYLOAD: Final = '{"host": "h", "metric": "cpu", "value": 1, "at": 1700000000}'

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from spark_bridge.errors import BridgeError
+from penstock.spark_bridge.errors import BridgeError
 
 LEAST_JAVA: Final = 17
 """The oldest Java that Spark 4 runs on."""

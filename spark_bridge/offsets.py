@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spark_bridge.errors import QueueChangedError
+from penstock.spark_bridge.errors import QueueChangedError
 
 Held = Mapping[int, tuple[int, int]]
 """Physical queue to (earliest offset held, offset of the next message to be enqueued)."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from spark_bridge.errors import OptionError
+from penstock.spark_bridge.errors import OptionError
 
 DEFAULT_MAX_MESSAGES_PER_BATCH: Final = 250_000
 """A few seconds of work: a killed query repeats no more than that, and frees the queue as often."""

@@ -21,15 +21,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_bridge.errors import BridgeError, one_line
-from spark_bridge.offsets import Position
-from spark_bridge.options import SourceOptions
-from spark_bridge.queue_reader import QueueReader
-from spark_bridge.schema import SPARK_DDL
-from spark_bridge.sink_folder import prepare_folder
-from spark_bridge.source import FORMAT
-from spark_bridge.tally import Tally
-from spark_bridge.telemetry import (
+from penstock.spark_bridge.errors import BridgeError, one_line
+from penstock.spark_bridge.offsets import Position
+from penstock.spark_bridge.options import SourceOptions
+from penstock.spark_bridge.queue_reader import QueueReader
+from penstock.spark_bridge.schema import SPARK_DDL
+from penstock.spark_bridge.sink_folder import prepare_folder
+from penstock.spark_bridge.source import FORMAT
+from penstock.spark_bridge.tally import Tally
+from penstock.spark_bridge.telemetry import (
     OBSERVATION,
     PROBLEMS,
     aggregate,

@@ -13,11 +13,11 @@ from typing import Final, TypeVar
 
 import pyarrow as pa
 
-from plugins.queue.client import Batch, QueueClient, QueueError, join_batches
-from spark_bridge.errors import QueueChangedError, QueueUnavailableError
-from spark_bridge.offsets import Held, Position, Range, find_losses, resume
-from spark_bridge.options import SourceOptions
-from spark_bridge.rows import to_record_batch
+from penstock.plugins.queue.client import Batch, QueueClient, QueueError, join_batches
+from penstock.spark_bridge.errors import QueueChangedError, QueueUnavailableError
+from penstock.spark_bridge.offsets import Held, Position, Range, find_losses, resume
+from penstock.spark_bridge.options import SourceOptions
+from penstock.spark_bridge.rows import to_record_batch
 
 _T = TypeVar("_T")
 

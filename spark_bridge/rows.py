@@ -7,8 +7,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from plugins.queue.client import Batch
-from spark_bridge.schema import ARROW_SCHEMA
+from penstock.plugins.queue.client import Batch
+from penstock.spark_bridge.schema import ARROW_SCHEMA
 
 _NO_PROPERTIES: Final = pa.scalar(None, pa.string())
 _MICROSECONDS: Final = 1_000_000.0

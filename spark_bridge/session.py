@@ -23,9 +23,9 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from spark_bridge.errors import BridgeError, one_line
-from spark_bridge.java import Java
-from spark_bridge.source import register
+from penstock.spark_bridge.errors import BridgeError, one_line
+from penstock.spark_bridge.java import Java
+from penstock.spark_bridge.source import register
 
 
 class SessionError(BridgeError):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from spark_bridge.errors import BridgeError
+from penstock.spark_bridge.errors import BridgeError
 
 _LOG = "_spark_metadata"
 _COMPACT = ".compact"

@@ -27,11 +27,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from spark_bridge.errors import OptionError
-from spark_bridge.offsets import Position, Range, earliest, latest, plan_end, plan_ranges
-from spark_bridge.options import SourceOptions, read_options
-from spark_bridge.queue_reader import QueueReader
-from spark_bridge.schema import COLUMNS, SPARK_DDL
+from penstock.spark_bridge.errors import OptionError
+from penstock.spark_bridge.offsets import Position, Range, earliest, latest, plan_end, plan_ranges
+from penstock.spark_bridge.options import SourceOptions, read_options
+from penstock.spark_bridge.queue_reader import QueueReader
+from penstock.spark_bridge.schema import COLUMNS, SPARK_DDL
 
 FORMAT = "penstock"
 
@@ -49,7 +49,7 @@ class QueuePartition(InputPartition):
 
 
 class PenstockDataSource(DataSource):
-    """A logical queue; its options are those of ``spark_bridge.options``."""
+    """A logical queue; its options are those of ``penstock.spark_bridge.options``."""
 
     @classmethod
     def name(cls) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from broker.config import parse_policy
-from broker.import_mosquitto.directives import DIRECTIVES
-from broker.plugin_loader import load_plugins
+from penstock import __main__ as command_line
+from penstock.broker.config import parse_policy
+from penstock.broker.import_mosquitto.directives import DIRECTIVES
+from penstock.broker.plugin_loader import load_plugins
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docs" / "migration.md").read_text()
@@ -32,7 +32,7 @@ def test_the_policy_shown_is_one_that_loads() -> None:
 def test_every_command_shown_has_its_options(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A program and each of its options are there."""
     _, program, *arguments = line.split()
-    assert penstock.main([program, "--help"]) == 0
+    assert command_line.main([program, "--help"]) == 0
     shown = capsys.readouterr().out
     assert all(word in shown for word in arguments if word.startswith("-"))
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-import penstock
+from penstock import __main__ as command_line
 
 
 def test_unknown_program_names_it_and_all_programs(capsys: pytest.CaptureFixture[str]) -> None:
     """A wrong program name is told beside the right ones, with status 2."""
-    assert penstock.main(["borker"]) == 2
+    assert command_line.main(["borker"]) == 2
     told = capsys.readouterr().err
     assert "'borker'" in told
-    assert all(name in told for name in penstock.PROGRAMS)
+    assert all(name in told for name in command_line.PROGRAMS)
 
 
 @pytest.mark.parametrize(("arguments", "status"), [([], 2), (["--help"], 0)])
@@ -24,15 +24,15 @@ def test_usage_lists_all_programs(
     arguments: list[str], status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Help is on standard output with status 0; without a program it is an error."""
-    assert penstock.main(arguments) == status
+    assert command_line.main(arguments) == status
     captured = capsys.readouterr()
     told = captured.err if status else captured.out
-    assert all(name in told for name in penstock.PROGRAMS)
+    assert all(name in told for name in command_line.PROGRAMS)
 
 
 def test_version_is_the_one_installed(capsys: pytest.CaptureFixture[str]) -> None:
     """What to name in a report of a fault."""
-    assert penstock.main(["--version"]) == 0
+    assert command_line.main(["--version"]) == 0
     assert capsys.readouterr().out == f"penstock {version('penstock')}\n"
 
 
@@ -50,8 +50,8 @@ def test_bench_without_a_checkout_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An installed Penstock has no benchmarks; the answer is a line and status 2."""
-    monkeypatch.setattr(penstock, "__file__", str(tmp_path / "penstock.py"))
-    assert penstock.main(["bench"]) == 2
+    monkeypatch.setattr(command_line, "__file__", str(tmp_path / "penstock" / "__main__.py"))
+    assert command_line.main(["bench"]) == 2
     assert "checkout" in capsys.readouterr().err
 
 
@@ -59,13 +59,16 @@ def test_bench_without_a_checkout_says_so(
 def test_a_closed_standard_file_is_an_empty_one(redirection: str) -> None:
     """What is opened next does not take its place, neither here nor in a program started here."""
     code = (
-        "import os, penstock, subprocess, sys; penstock.main(['--version']); "
+        "import os, subprocess, sys; from penstock import __main__ as command_line; "
+        "command_line.main(['--version']); "
         "told = subprocess.run([sys.executable, '-c', 'import os; os.fstat(0); os.fstat(1)']); "
         "sys.exit(told.returncode + 10 * (os.open('.', os.O_RDONLY) < 3))"
     )
     command = f'"$0" -c "$1" {redirection}'
     done = subprocess.run(
-        ["sh", "-c", command, sys.executable, code], cwd=Path(penstock.__file__).parent, check=False
+        ["sh", "-c", command, sys.executable, code],
+        cwd=Path(command_line.__file__).parents[1],
+        check=False,
     )
     assert done.returncode == 0
 
@@ -74,7 +77,7 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run some code in a process of its own, from the repository."""
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        cwd=Path(penstock.__file__).parent,
+        cwd=Path(command_line.__file__).parents[1],
         capture_output=True,
         text=True,
         check=False,
@@ -85,23 +88,23 @@ WITHOUT_EXTRAS = """
 import sys
 for module in ("pyspark", "pyarrow", "paho", "aiomqtt", "matplotlib", "numpy", "simpy", "trustme"):
     sys.modules[module] = None
-import penstock
+from penstock import __main__ as command_line
 """
 
 
 def test_each_program_without_its_extra_shows_its_help() -> None:
     """What a program takes can be read before anything else is installed."""
-    code = "for name in penstock.PROGRAMS: print(name, penstock.main([name, '--help']))"
+    code = "for name in command_line.PROGRAMS: print(name, command_line.main([name, '--help']))"
     done = python(WITHOUT_EXTRAS + code)
     assert (done.returncode, done.stderr) == (0, "")
-    for name in penstock.PROGRAMS:
+    for name in command_line.PROGRAMS:
         assert f"\n{name} 0\n" in done.stdout
 
 
 def test_a_program_without_its_extra_names_it(tmp_path: Path) -> None:
     """With how to install it; no traceback."""
     folders = [f"--{name}={tmp_path / name}" for name in ("output", "checkpoint")]
-    code = WITHOUT_EXTRAS + "sys.exit(penstock.main(sys.argv[1:]))"
+    code = WITHOUT_EXTRAS + "sys.exit(command_line.main(sys.argv[1:]))"
     done = python(code, "spark", "--url=http://127.0.0.1:9", "--queue=q", *folders)
     told = "penstock spark: needs the module pyarrow: pip install 'penstock[spark]'\n"
     assert (done.returncode, done.stderr) == (2, told)
@@ -109,7 +112,7 @@ def test_a_program_without_its_extra_names_it(tmp_path: Path) -> None:
 
 INTERRUPTED_WHILE = """
 import os, signal, sys, types
-import penstock
+from penstock import __main__ as command_line
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
@@ -125,13 +128,13 @@ sys.meta_path.insert(0, Finder())
 if sys.argv[1] == "running":
     sys.modules["slow"] = types.ModuleType("slow")
     sys.modules["slow"].main = main
-penstock.PROGRAMS["slow"] = ("slow", "")
-sys.exit(penstock.main(["slow"]))
+command_line.PROGRAMS["slow"] = ("slow", "")
+sys.exit(command_line.main(["slow"]))
 """
 
 
 @pytest.mark.parametrize(
-    ("state", "status"), [("importing", -signal.SIGINT), ("running", penstock.INTERRUPTED)]
+    ("state", "status"), [("importing", -signal.SIGINT), ("running", command_line.INTERRUPTED)]
 )
 def test_an_interrupt_shows_no_traceback(state: str, status: int) -> None:
     """Neither while a program is imported, which takes long, nor before it listens for signals."""
@@ -142,5 +145,5 @@ def test_an_interrupt_shows_no_traceback(state: str, status: int) -> None:
 def test_what_happens_at_an_interrupt_is_as_before_afterwards() -> None:
     """Here a program is a function call."""
     before = signal.getsignal(signal.SIGINT)
-    assert penstock.main(["passwd", "--help"]) == 0
+    assert command_line.main(["passwd", "--help"]) == 0
     assert signal.getsignal(signal.SIGINT) is before

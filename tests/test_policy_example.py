@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from broker.config import _PolicyKeys as PolicyKeys
-from broker.config import load_policy, parse_mapping, validate_config
-from broker.limits import Limits
-from broker.listener_config import ListenerKeys
-from broker.mqtt_options import MqttOptions
-from broker.persistence_config import Persistence
-from plugins.access.config import AccessConfig
-from plugins.console.config import ConsoleConfig
-from plugins.memory.config import MemoryConfig
-from plugins.probing.config import ProbingConfig
-from plugins.queue.config import LogicalQueueConfig, QueueConfig, QueueHttpLimits
-from plugins.web.limits import HttpLimits
-from plugins.withholding.config import WithholdingConfig
+from penstock.broker.config import _PolicyKeys as PolicyKeys
+from penstock.broker.config import load_policy, parse_mapping, validate_config
+from penstock.broker.limits import Limits
+from penstock.broker.listener_config import ListenerKeys
+from penstock.broker.mqtt_options import MqttOptions
+from penstock.broker.persistence_config import Persistence
+from penstock.plugins.access.config import AccessConfig
+from penstock.plugins.console.config import ConsoleConfig
+from penstock.plugins.memory.config import MemoryConfig
+from penstock.plugins.probing.config import ProbingConfig
+from penstock.plugins.queue.config import LogicalQueueConfig, QueueConfig, QueueHttpLimits
+from penstock.plugins.web.limits import HttpLimits
+from penstock.plugins.withholding.config import WithholdingConfig
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "policy.example.yaml"
 

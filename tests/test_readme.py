@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from broker.config import parse_policy, validate_config
-from broker.errors import ConfigError
-from broker.plugin_loader import load_plugins
-from plugins.withholding.config import WithholdingConfig
+from penstock import __main__ as command_line
+from penstock.broker.config import parse_policy, validate_config
+from penstock.broker.errors import ConfigError
+from penstock.broker.plugin_loader import load_plugins
+from penstock.plugins.withholding.config import WithholdingConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -48,7 +48,7 @@ def test_what_python_shown_imports_is_there(text: str) -> None:
 def test_every_command_shown_has_its_options(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A program and each option that the README names are there."""
     _, program, *arguments = line.partition("#")[0].split()
-    assert penstock.main([program, "--help"]) == 0
+    assert command_line.main([program, "--help"]) == 0
     shown = capsys.readouterr().out
     missing = [word for word in arguments if word.startswith("-") and word not in shown]
     assert not missing

@@ -95,7 +95,7 @@ class Subject:
             plugins = whole["plugins"]
             whole["plugins"] = {key: value for key, value in plugins.items() if value is not None}
             (self.folder / "policy.yaml").write_text(yaml.safe_dump(whole))
-            self._command = [*wrapper, sys.executable, "-m", "broker", "-c", "policy.yaml"]
+            self._command = [*wrapper, sys.executable, "-m", "penstock.broker", "-c", "policy.yaml"]
             return
         text = [f"listener {self.port} 127.0.0.1", *lines]
         if not any(line.startswith("password_file") for line in lines):

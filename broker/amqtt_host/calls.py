@@ -15,13 +15,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from broker.amqtt_host.handlers import Handler, run_now
+from penstock.broker.amqtt_host.handlers import Handler, run_now
 
 SHUTDOWN_SECONDS: Final = 5.0
 """How long the end of the broker waits for plugins that are still at work, in each step."""
 
 MAX_WAIT_SECONDS: Final = 1.0
-"""The longest that a client waits for plugins, as `broker.throttle` lets it wait for others."""
+"""The longest that a client waits for plugins, as `penstock.broker.throttle` lets it wait for
+others."""
 
 N_STUCK: Final = 10
 """How many times `max_events` the events of stuck plugins may become."""

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, Final
 from amqtt.broker import RetainedApplicationMessage
 from amqtt.session import Session as AmqttSession
 
-from broker.access_control import SUBSCRIBE
-from broker.amqtt_host.packets import retained_view
-from broker.amqtt_host.sessions import HostedSession
-from broker.errors import PeerError
-from broker.handlers import add_subscription
-from broker.message import Message
-from broker.mqtt.enums import QoS
-from broker.mqtt.topics import parse_share, validate_topic, validate_topic_filter
-from broker.topic_tree import Subscription
+from penstock.broker.access_control import SUBSCRIBE
+from penstock.broker.amqtt_host.packets import retained_view
+from penstock.broker.amqtt_host.sessions import HostedSession
+from penstock.broker.errors import PeerError
+from penstock.broker.handlers import add_subscription
+from penstock.broker.message import Message
+from penstock.broker.mqtt.enums import QoS
+from penstock.broker.mqtt.topics import parse_share, validate_topic, validate_topic_filter
+from penstock.broker.topic_tree import Subscription
 
 if TYPE_CHECKING:
-    from broker.amqtt_host.host import AmqttHost
+    from penstock.broker.amqtt_host.host import AmqttHost
 
 _REFUSED: Final = 0x80
 """aMQTT's return code for a subscription that is not made."""

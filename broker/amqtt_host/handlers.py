@@ -25,8 +25,8 @@ from amqtt.plugins.sys.broker import (
 )
 from amqtt.plugins.topic_checking import TopicAccessControlListPlugin, TopicTabooPlugin
 
-from broker.config import suggest
-from broker.counters import Counters
+from penstock.broker.config import suggest
+from penstock.broker.counters import Counters
 
 EVENTS: Final = (*BrokerEvents, *MQTTEvents)
 

@@ -13,7 +13,7 @@ from amqtt.events import BrokerEvents, MQTTEvents
 from amqtt.plugins.authentication import AnonymousAuthPlugin
 from amqtt.plugins.sys.broker import BrokerSysPlugin
 
-from broker.access_control import (
+from penstock.broker.access_control import (
     PUBLISH,
     RECEIVE,
     SUBSCRIBE,
@@ -22,9 +22,9 @@ from broker.access_control import (
     ConnectAttempt,
     SessionView,
 )
-from broker.amqtt_host.calls import SHUTDOWN_SECONDS, PluginCalls
-from broker.amqtt_host.facade import HostedBroker
-from broker.amqtt_host.handlers import (
+from penstock.broker.amqtt_host.calls import SHUTDOWN_SECONDS, PluginCalls
+from penstock.broker.amqtt_host.facade import HostedBroker
+from penstock.broker.amqtt_host.handlers import (
     SysCounts,
     counts_packets,
     decides,
@@ -32,12 +32,12 @@ from broker.amqtt_host.handlers import (
     handler_of,
     warn_of_unknown_events,
 )
-from broker.amqtt_host.loading import load_manager
-from broker.amqtt_host.packets import HostedMessage, packet_view, retained_view
-from broker.amqtt_host.sessions import HostedSession, session_of_attempt
-from broker.config import Policy
-from broker.core import Core
-from broker.events import (
+from penstock.broker.amqtt_host.loading import load_manager
+from penstock.broker.amqtt_host.packets import HostedMessage, packet_view, retained_view
+from penstock.broker.amqtt_host.sessions import HostedSession, session_of_attempt
+from penstock.broker.config import Policy
+from penstock.broker.core import Core
+from penstock.broker.events import (
     ClientConnected,
     ClientDisconnected,
     ClientSubscribed,
@@ -50,8 +50,8 @@ from broker.events import (
     PacketSent,
     SessionEnded,
 )
-from broker.message import Message
-from broker.session import Session
+from penstock.broker.message import Message
+from penstock.broker.session import Session
 
 _ACTIONS: Final = {action: AmqttAction(action.name) for action in (PUBLISH, SUBSCRIBE, RECEIVE)}
 

@@ -23,9 +23,9 @@ from dacite.exceptions import (
     WrongTypeError,
 )
 
-from broker.config import Policy, suggest
-from broker.config_file import show
-from broker.errors import ConfigError, ConfigProblem
+from penstock.broker.config import Policy, suggest
+from penstock.broker.config_file import show
+from penstock.broker.errors import ConfigError, ConfigProblem
 
 NAMESPACE: Final = "amqtt.broker.plugins"
 """aMQTT's name for its broker's loggers and its group of entry points."""

@@ -14,19 +14,12 @@ from amqtt.mqtt.publish import PublishPacket
 from amqtt.session import INCOMING, IncomingApplicationMessage
 from amqtt.session import Session as AmqttSession
 
-from broker.amqtt_host.handlers import run_now
-from broker.message import Message
-from broker.mqtt.enums import PacketType, ProtocolVersion
-from broker.mqtt.packets import (
-    ConnAck,
-    Connect,
-    Packet,
-    Subscribe,
-    Subscription,
-    UnsubAck,
-)
-from broker.mqtt.reader import read_packet
-from broker.mqtt.writer import write_packet
+from penstock.broker.amqtt_host.handlers import run_now
+from penstock.broker.message import Message
+from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
+from penstock.broker.mqtt.packets import ConnAck, Connect, Packet, Subscribe, Subscription, UnsubAck
+from penstock.broker.mqtt.reader import read_packet
+from penstock.broker.mqtt.writer import write_packet
 
 
 class HostedMessage(IncomingApplicationMessage):

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Final
 
 from amqtt.session import Session as AmqttSession
 
-from broker.access_control import ConnectAttempt
-from broker.session import Session
+from penstock.broker.access_control import ConnectAttempt
+from penstock.broker.session import Session
 
 _MADE_WHEN_ASKED: Final[dict[str, Callable[[], Any]]] = {
     "inflight_in": OrderedDict,

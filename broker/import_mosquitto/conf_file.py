@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from broker.config import read_text
-from broker.errors import ConfigError, ConfigProblem
+from penstock.broker.config import read_text
+from penstock.broker.errors import ConfigError, ConfigProblem
 
 
 class Line(NamedTuple):

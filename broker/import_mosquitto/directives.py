@@ -1,7 +1,7 @@
 """Every directive of mosquitto 2.0 and 2.1: what it applies to, its values, what becomes of it.
 
-A directive without a note is carried over by `broker.import_mosquitto.translate`. One with a
-note has no counterpart; the note says why, and what comes nearest.
+A directive without a note is carried over by `penstock.broker.import_mosquitto.translate`. One with
+a note has no counterpart; the note says why, and what comes nearest.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from broker.config import suggest
-from broker.errors import ConfigError, ConfigProblem
-from broker.import_mosquitto.conf_file import Line
-from broker.import_mosquitto.directives import (
+from penstock.broker.config import suggest
+from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.import_mosquitto.conf_file import Line
+from penstock.broker.import_mosquitto.directives import (
     DIRECTIVES,
     Directive,
     Loosens,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from broker.errors import MalformedPacketError
-from broker.mqtt.enums import MAX_REMAINING_LENGTH, MAX_STRING_BYTES
+from penstock.broker.errors import MalformedPacketError
+from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MAX_STRING_BYTES
 
 Buffer: TypeAlias = "bytes | memoryview"
 """What packets are read from."""

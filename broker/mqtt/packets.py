@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
-from broker.mqtt.enums import PacketType, ProtocolVersion
+from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
 
 
 @dataclass(frozen=True, slots=True)

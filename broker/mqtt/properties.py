@@ -11,12 +11,12 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from broker.errors import MalformedPacketError, ProtocolError
-from broker.mqtt import data_types
-from broker.mqtt.data_types import Buffer
-from broker.mqtt.enums import PacketType
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.topics import validate_topic
+from penstock.broker.errors import MalformedPacketError, ProtocolError
+from penstock.broker.mqtt import data_types
+from penstock.broker.mqtt.data_types import Buffer
+from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.topics import validate_topic
 
 Properties: TypeAlias = Mapping[str, Any]
 Check: TypeAlias = Callable[[str, Any], None]

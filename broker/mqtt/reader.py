@@ -12,16 +12,16 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from broker.errors import MalformedPacketError, ProtocolError
-from broker.mqtt.data_types import (
+from penstock.broker.errors import MalformedPacketError, ProtocolError
+from penstock.broker.mqtt.data_types import (
     Buffer,
     read_binary_data,
     read_byte,
     read_two_byte_integer,
     read_utf8_string,
 )
-from broker.mqtt.enums import BRIDGE_BIT, MQTT_3_1, MQTT_5, PacketType, ProtocolVersion
-from broker.mqtt.packets import (
+from penstock.broker.mqtt.enums import BRIDGE_BIT, MQTT_3_1, MQTT_5, PacketType, ProtocolVersion
+from penstock.broker.mqtt.packets import (
     REASON_CODES,
     Auth,
     ConnAck,
@@ -42,13 +42,9 @@ from broker.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from broker.mqtt.properties import WILL, read_properties, read_publish_properties
-from broker.mqtt.reason_codes import (
-    SUBACK_FAILURE_3_1_1,
-    ReasonCode,
-    describe_reason_code,
-)
-from broker.mqtt.topics import SHARE_PREFIX, validate_filter_read, validate_topic
+from penstock.broker.mqtt.properties import WILL, read_properties, read_publish_properties
+from penstock.broker.mqtt.reason_codes import SUBACK_FAILURE_3_1_1, ReasonCode, describe_reason_code
+from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_filter_read, validate_topic
 
 PacketReader: TypeAlias = Callable[[int, Buffer, int, int], Packet]
 

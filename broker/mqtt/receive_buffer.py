@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from io import BytesIO
 
-from broker.errors import MalformedPacketError, ProtocolError
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.errors import MalformedPacketError, ProtocolError
+from penstock.broker.mqtt.reason_codes import ReasonCode
 
 SMALL_CHUNK_BYTES = 1024
 """Chunks below this are appended to one array: a peer that sends a large frame byte by byte

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Any, Final
 
-from broker.mqtt.data_types import (
+from penstock.broker.mqtt.data_types import (
     write_binary_data,
     write_two_byte_integer,
     write_utf8_string,
     write_variable_byte_integer,
 )
-from broker.mqtt.enums import (
+from penstock.broker.mqtt.enums import (
     BRIDGE_BIT,
     MAX_PACKET_ID,
     MQTT_3_1,
@@ -27,7 +27,7 @@ from broker.mqtt.enums import (
     PUBLISH,
     PacketType,
 )
-from broker.mqtt.packets import (
+from penstock.broker.mqtt.packets import (
     Auth,
     ConnAck,
     Connect,
@@ -46,8 +46,8 @@ from broker.mqtt.packets import (
     UnsubAck,
     Unsubscribe,
 )
-from broker.mqtt.properties import WILL, Properties, write_properties
-from broker.mqtt.reason_codes import (
+from penstock.broker.mqtt.properties import WILL, Properties, write_properties
+from penstock.broker.mqtt.reason_codes import (
     CONNACK_RETURN_CODES,
     SUBACK_FAILURE_3_1_1,
     describe_reason_code,
@@ -111,7 +111,8 @@ def write_packet(packet: Packet, version: int) -> bytes:
     """Return a whole packet.
 
     Args:
-        packet: of any class; what it holds is taken as valid, as `broker.mqtt.reader` checks it.
+        packet: of any class; what it holds is taken as valid, as `penstock.broker.mqtt.reader`
+            checks it.
         version: 3, 4 or 5; a CONNECT is written by its own `protocol_version`.
 
     Raises:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import mean
 from typing import NamedTuple
 
-from models.withholding.sweep import (
+from penstock.models.withholding.sweep import (
     ADAPTIVE,
     ADAPTIVE_EARLY,
     BASELINE,

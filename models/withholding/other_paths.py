@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Final, NamedTuple
 
-from models.withholding.simulation import Answers, Setting, simulate
-from models.withholding.sweep import ADAPTIVE, BASELINE, POLICIES
-from models.withholding.trace import PAPER_TRACE
+from penstock.models.withholding.simulation import Answers, Setting, simulate
+from penstock.models.withholding.sweep import ADAPTIVE, BASELINE, POLICIES
+from penstock.models.withholding.trace import PAPER_TRACE
 
 PAPERS: Final = ("conservative", "probabilistic", "historic")
 """The policies whose best `adaptive` is held against."""

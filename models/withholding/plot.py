@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Final
 
-from models.withholding.claims import (
+from penstock.models.withholding.claims import (
     FIGURE_8,
     FIGURE_8_PROBE_PERIOD,
     FIGURE_9,
@@ -19,9 +19,9 @@ from models.withholding.claims import (
     Verdict,
     verdicts,
 )
-from models.withholding.clairvoyant import least_latencies
-from models.withholding.simulation import Setting, simulate
-from models.withholding.sweep import (
+from penstock.models.withholding.clairvoyant import least_latencies
+from penstock.models.withholding.simulation import Setting, simulate
+from penstock.models.withholding.sweep import (
     ADAPTIVE,
     ADAPTIVE_EARLY,
     BASELINE,

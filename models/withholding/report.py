@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from models.withholding.claims import verdicts
-from models.withholding.other_paths import PathResult
-from models.withholding.sweep import CLAIRVOYANT, GIVEN_THRESHOLD_L, POLICIES, Results
+from penstock.models.withholding.claims import verdicts
+from penstock.models.withholding.other_paths import PathResult
+from penstock.models.withholding.sweep import CLAIRVOYANT, GIVEN_THRESHOLD_L, POLICIES, Results
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from broker.link import Link
-from plugins.probing.estimators import WindowedMinimum
-from plugins.withholding.config import DEFAULT_MARGIN_RATIO
-from plugins.withholding.history import CongestionHistory
-from plugins.withholding.policy import Policy, Situation
-from plugins.withholding.thresholds import Thresholds
+from penstock.broker.link import Link
+from penstock.plugins.probing.estimators import WindowedMinimum
+from penstock.plugins.withholding.config import DEFAULT_MARGIN_RATIO
+from penstock.plugins.withholding.history import CongestionHistory
+from penstock.plugins.withholding.policy import Policy, Situation
+from penstock.plugins.withholding.thresholds import Thresholds
 
 Answers = Literal["period", "arrival"]
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Final
 
-from models.withholding.clairvoyant import least_latencies
-from models.withholding.estimates import Estimate, estimate
-from models.withholding.simulation import Answers, Setting, simulate
-from plugins.withholding.config import DEFAULT_CONGESTION_RATE, DEFAULT_MAX_WITHHOLD
-from plugins.withholding.policies import make_policy
-from plugins.withholding.policy import Policy
+from penstock.models.withholding.clairvoyant import least_latencies
+from penstock.models.withholding.estimates import Estimate, estimate
+from penstock.models.withholding.simulation import Answers, Setting, simulate
+from penstock.plugins.withholding.config import DEFAULT_CONGESTION_RATE, DEFAULT_MAX_WITHHOLD
+from penstock.plugins.withholding.policies import make_policy
+from penstock.plugins.withholding.policy import Policy
 
 WRONG_CONGESTION_RATE = 1 / 60
 """The paper's bad case: λ as if congestion lasted 60 s on average."""

@@ -1,10 +1,10 @@
-"""``python -m plugins.access`` is ``penstock passwd``."""
+"""``python -m penstock.plugins.access`` is ``penstock passwd``."""
 
 from __future__ import annotations
 
 import sys
 
-from plugins.access.passwd import main
+from penstock.plugins.access.passwd import main
 
 if __name__ == "__main__":
     sys.exit(main())

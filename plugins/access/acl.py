@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from broker.errors import ConfigError, ConfigProblem, MalformedPacketError
-from broker.mqtt.topics import matches, validate_topic_filter
+from penstock.broker.errors import ConfigError, ConfigProblem, MalformedPacketError
+from penstock.broker.mqtt.topics import matches, validate_topic_filter
 
 READ: Final = 1
 WRITE: Final = 2

@@ -3,9 +3,9 @@
 A CONNECT is judged by the rules of its listener. A password file that knows the user decides by
 the password; any other user is left to the broker's other sources, and refused if there are
 none. To verify a password of many iterations takes a thread, of which there are few, so that the
-messages of others go on; `plugins.access.turns` says whose is next. A password that was right is
-known again by a keyed digest, as long as the file is not read anew: a fleet that reconnects does
-not wait for its turn.
+messages of others go on; `penstock.plugins.access.turns` says whose is next. A password that was
+right is known again by a keyed digest, as long as the file is not read anew: a fleet that
+reconnects does not wait for its turn.
 
 All files are read again at `reload`, and taken only if all of them are right.
 """
@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from broker.access_control import (
+from penstock.broker.access_control import (
     NOT_JUDGED,
     PUBLISH,
     Accepted,
@@ -34,16 +34,16 @@ from broker.access_control import (
     Refused,
     SessionView,
 )
-from broker.addresses import address_key
-from broker.config import NamedBy, check_listeners, read_text
-from broker.extensions import Plugin, PluginContext
-from plugins.access import certificate
-from plugins.access.acl import READ, WRITE, AccessList, parse_acl
-from plugins.access.config import AccessConfig, Rules
-from plugins.access.password_hash import PasswordHash, parse_hash, verify
-from plugins.access.scram import METHOD, ScramExchange, Users, parse_credentials
-from plugins.access.turns import Turns
-from plugins.access.user_file import parse_users
+from penstock.broker.addresses import address_key
+from penstock.broker.config import NamedBy, check_listeners, read_text
+from penstock.broker.extensions import Plugin, PluginContext
+from penstock.plugins.access import certificate
+from penstock.plugins.access.acl import READ, WRITE, AccessList, parse_acl
+from penstock.plugins.access.config import AccessConfig, Rules
+from penstock.plugins.access.password_hash import PasswordHash, parse_hash, verify
+from penstock.plugins.access.scram import METHOD, ScramExchange, Users, parse_credentials
+from penstock.plugins.access.turns import Turns
+from penstock.plugins.access.user_file import parse_users
 
 VERIFYING_THREADS: Final = 2
 """Logins that are verified at a time: as many as leave a small machine its network."""

@@ -16,10 +16,10 @@ from typing import Annotated
 
 import typer
 
-from broker.errors import PenstockError
-from broker.program import exit_status, new_app
-from plugins.access import password_hash, scram
-from plugins.access.user_file import with_user, without_user
+from penstock.broker.errors import PenstockError
+from penstock.broker.program import exit_status, new_app
+from penstock.plugins.access import password_hash, scram
+from penstock.plugins.access.user_file import with_user, without_user
 
 app = new_app()
 

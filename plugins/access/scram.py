@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from scramp import ScramException, ScramMechanism
 
-from broker.access_control import Accepted, AuthStep, Challenge, Refused
+from penstock.broker.access_control import Accepted, AuthStep, Challenge, Refused
 
 METHOD: Final = "SCRAM-SHA-256"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from broker.errors import ConfigError, ConfigProblem
+from penstock.broker.errors import ConfigError, ConfigProblem
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@
   client ids, those behind ``after`` where it is given; ``next`` is the ``after`` for the rest.
 * ``GET /clients/{client_id}``: the report of one client; in the path, its id is percent-encoded.
 
-Answers are JSON; `broker.client_report` says what is in a report. An error is
+Answers are JSON; `penstock.broker.client_report` says what is in a report. An error is
 ``{"error": "..."}``. Nothing can be changed over this API.
 
 There may be very many clients, and who serves them serves this: a request takes a turn for each
@@ -20,12 +20,12 @@ from typing import Final
 
 from aiohttp import web
 
-from broker.client_report import as_json
-from broker.errors import ConfigError, ConfigProblem
-from broker.extensions import ClientReports, Plugin, PluginContext
-from broker.mqtt.enums import MAX_STRING_BYTES
-from plugins.console.config import ConsoleConfig
-from plugins.web.service import HttpServer, RequestError, answering_errors, integer, show
+from penstock.broker.client_report import as_json
+from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.extensions import ClientReports, Plugin, PluginContext
+from penstock.broker.mqtt.enums import MAX_STRING_BYTES
+from penstock.plugins.console.config import ConsoleConfig
+from penstock.plugins.web.service import HttpServer, RequestError, answering_errors, integer, show
 
 DEFAULT_PAGE_CLIENTS: Final = 100
 MAX_PAGE_CLIENTS: Final = 1_000

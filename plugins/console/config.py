@@ -7,8 +7,8 @@ from dataclasses import field
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from plugins.web.bind import Bind
-from plugins.web.limits import HttpLimits
+from penstock.plugins.web.bind import Bind
+from penstock.plugins.web.limits import HttpLimits
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid", strict=True))

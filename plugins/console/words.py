@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 Report = Mapping[str, Any]
-"""A report, or a part of one, as JSON has it; see `broker.client_report`."""
+"""A report, or a part of one, as JSON has it; see `penstock.broker.client_report`."""
 
 
 def describe(client: Report) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from broker.extensions import CopyingStore
-from broker.payload import Payload
+from penstock.broker.extensions import CopyingStore
+from penstock.broker.payload import Payload
 
 
 class CopyStore(CopyingStore):

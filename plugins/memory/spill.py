@@ -19,9 +19,9 @@ import threading
 from collections import OrderedDict, deque
 from typing import Final
 
-from broker.extensions import CountingStore
-from broker.payload import PIECE_BYTES
-from plugins.memory.spill_file import Segment, SpillFile
+from penstock.broker.extensions import CountingStore
+from penstock.broker.payload import PIECE_BYTES
+from penstock.plugins.memory.spill_file import Segment, SpillFile
 
 SHARED_PIECES: Final = 8
 """Pieces that are remembered, 512 KiB; they count towards the limit. The connections that a message

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from broker.errors import ConfigError, ConfigProblem
-from broker.extensions import PayloadStore, Plugin, PluginContext
-from plugins.memory.config import MemoryConfig
-from plugins.memory.copies import CopyStore
-from plugins.memory.spill import SpillStore
-from plugins.memory.spill_file import SpillFile
+from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.extensions import PayloadStore, Plugin, PluginContext
+from penstock.plugins.memory.config import MemoryConfig
+from penstock.plugins.memory.copies import CopyStore
+from penstock.plugins.memory.spill import SpillStore
+from penstock.plugins.memory.spill_file import SpillFile
 
 
 class MemoryPlugin(Plugin):

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from broker.errors import MalformedPacketError
-from broker.mqtt.topics import validate_topic
+from penstock.broker.errors import MalformedPacketError
+from penstock.broker.mqtt.topics import validate_topic
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

@@ -36,15 +36,21 @@ from __future__ import annotations
 import logging
 import os
 
-from broker.errors import ConfigError, ConfigProblem
-from broker.extensions import Plugin, PluginContext, ProbingSampler, RunSampler, SparingSampler
-from broker.link import Link, TcpLook
-from plugins.probing.config import ProbingConfig
-from plugins.probing.estimators import RetransmitRatio, SourceEstimates
-from plugins.probing.probe import ProbeTimer
-from plugins.probing.puback import EveryPacketTimer, OnePacketTimer, PubackTimer
-from plugins.probing.stall import StallDetector
-from plugins.probing.tcp_info import (
+from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.extensions import (
+    Plugin,
+    PluginContext,
+    ProbingSampler,
+    RunSampler,
+    SparingSampler,
+)
+from penstock.broker.link import Link, TcpLook
+from penstock.plugins.probing.config import ProbingConfig
+from penstock.plugins.probing.estimators import RetransmitRatio, SourceEstimates
+from penstock.plugins.probing.probe import ProbeTimer
+from penstock.plugins.probing.puback import EveryPacketTimer, OnePacketTimer, PubackTimer
+from penstock.plugins.probing.stall import StallDetector
+from penstock.plugins.probing.tcp_info import (
     TcpInfo,
     is_tcp_info_supported,
     read_congestion_control,

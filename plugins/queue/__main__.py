@@ -1,10 +1,10 @@
-"""``python -m plugins.queue`` is ``penstock queue``."""
+"""``python -m penstock.plugins.queue`` is ``penstock queue``."""
 
 from __future__ import annotations
 
 import sys
 
-from plugins.queue.gateway import main
+from penstock.plugins.queue.gateway import main
 
 if __name__ == "__main__":
     sys.exit(main())

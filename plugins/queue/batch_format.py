@@ -14,7 +14,7 @@ holds no messages. All numbers are little-endian. A frame is:
    ``receipt_handle``: lengths (n x u32), then bytes.
 
 Columns make it fast: a whole one is read with one call, and a topic is decoded once for all its
-messages. The reading side is in `plugins.queue.client`, which must stand alone.
+messages. The reading side is in `penstock.plugins.queue.client`, which must stand alone.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from broker.message import Message
-from plugins.queue.client import (
+from penstock.broker.message import Message
+from penstock.plugins.queue.client import (
     BATCH_HEADER,
     BATCH_MAGIC,
     KIND_DELIVERIES,

@@ -1,7 +1,7 @@
 """What reads and feeds a queue over HTTP; stands alone, so that a Spark executor needs no broker.
 
 Only the standard library is imported. The reading side of the batch format stands here for the
-same reason; `plugins.queue.batch_format` documents the format and writes it.
+same reason; `penstock.plugins.queue.batch_format` documents the format and writes it.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from broker.errors import MalformedPacketError
-from broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
-from plugins.web.bind import split_bind
-from plugins.web.limits import HttpLimits
+from penstock.broker.errors import MalformedPacketError
+from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
+from penstock.plugins.web.bind import split_bind
+from penstock.plugins.web.limits import HttpLimits
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
 

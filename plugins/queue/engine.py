@@ -25,9 +25,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from broker.errors import PenstockError
-from broker.message import Message
-from plugins.queue.client import Delivery
+from penstock.broker.errors import PenstockError
+from penstock.broker.message import Message
+from penstock.plugins.queue.client import Delivery
 
 
 class EngineStartError(PenstockError):

@@ -15,10 +15,10 @@ from functools import partial
 from logging import Logger
 from typing import TypeVar
 
-from broker.message import Message
-from plugins.queue.batch_format import cut_frame
-from plugins.queue.client import Batch, Delivery, read_batch
-from plugins.queue.engine import (
+from penstock.broker.message import Message
+from penstock.plugins.queue.batch_format import cut_frame
+from penstock.plugins.queue.client import Batch, Delivery, read_batch
+from penstock.plugins.queue.engine import (
     AppendResult,
     BrokenSegmentError,
     OffsetError,
@@ -27,10 +27,10 @@ from plugins.queue.engine import (
     StorageError,
     Usage,
 )
-from plugins.queue.group_commit import Append, Delete, GroupCommit, SetAside, Truncate
-from plugins.queue.leases import Lease
-from plugins.queue.physical_queue import PhysicalQueue, ReadMessage
-from plugins.queue.store import Key, Mark, Store, StoredSegment, wanted_bits
+from penstock.plugins.queue.group_commit import Append, Delete, GroupCommit, SetAside, Truncate
+from penstock.plugins.queue.leases import Lease
+from penstock.plugins.queue.physical_queue import PhysicalQueue, ReadMessage
+from penstock.plugins.queue.store import Key, Mark, Store, StoredSegment, wanted_bits
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
-from plugins.queue.engine import Usage
-from plugins.queue.store import Key, Mark, NewSegment, StoredSegment, wanted_bits
+from penstock.plugins.queue.engine import Usage
+from penstock.plugins.queue.store import Key, Mark, NewSegment, StoredSegment, wanted_bits
 
 
 class MemoryStore:

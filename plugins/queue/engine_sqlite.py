@@ -19,23 +19,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Final, TypeVar
 
-from broker.database_file import DatabaseFile, DatabaseFileError, behind_links
-from plugins.queue.disk_reserve import DiskReserve
-from plugins.queue.engine import (
+from penstock.broker.database_file import DatabaseFile, DatabaseFileError, behind_links
+from penstock.plugins.queue.disk_reserve import DiskReserve
+from penstock.plugins.queue.engine import (
     BrokenSegmentError,
     EngineStartError,
     StorageError,
     StorageFullError,
     Usage,
 )
-from plugins.queue.sqlite_file import (
+from penstock.plugins.queue.sqlite_file import (
     BUSY_SECONDS,
     CHECKPOINT_PAGES,
     PAGE_BYTES,
     connect,
     prepare,
 )
-from plugins.queue.store import Key, Mark, NewSegment, StoredSegment, wanted_bits
+from penstock.plugins.queue.store import Key, Mark, NewSegment, StoredSegment, wanted_bits
 
 T = TypeVar("T")
 

@@ -12,11 +12,18 @@ from typing import Annotated
 
 import typer
 
-from broker.config import load_policy, validate_config
-from broker.errors import ConfigError, ConfigProblem
-from broker.program import Debug, LogLevel, exit_status, new_app, run_until_stopped, set_up_log
-from plugins.queue.config import QueueConfig
-from plugins.queue.sink import QueuePlugin
+from penstock.broker.config import load_policy, validate_config
+from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.program import (
+    Debug,
+    LogLevel,
+    exit_status,
+    new_app,
+    run_until_stopped,
+    set_up_log,
+)
+from penstock.plugins.queue.config import QueueConfig
+from penstock.plugins.queue.sink import QueuePlugin
 
 app = new_app()
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from logging import Logger
 from typing import Any, TypeAlias
 
-from broker.message import Message
-from plugins.queue.batch_format import properties_json, split_for_segments, write_segment
-from plugins.queue.engine import AppendResult, StorageError
-from plugins.queue.store import Key, Mark, NewSegment, Store
+from penstock.broker.message import Message
+from penstock.plugins.queue.batch_format import properties_json, split_for_segments, write_segment
+from penstock.plugins.queue.engine import AppendResult, StorageError
+from penstock.plugins.queue.store import Key, Mark, NewSegment, Store
 
 LOG_PERIOD_SECONDS = 10.0
 """How often a storage that refuses, at times or for long, is logged."""

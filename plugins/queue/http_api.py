@@ -26,18 +26,18 @@ from typing import Any
 
 from aiohttp import web
 
-from broker.errors import PenstockError
-from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
-from plugins.queue.batch_format import write_deliveries
-from plugins.queue.client import BATCH_CONTENT_TYPE, Batch, Delivery, read_batch
-from plugins.queue.engine import (
+from penstock.broker.errors import PenstockError
+from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
+from penstock.plugins.queue.batch_format import write_deliveries
+from penstock.plugins.queue.client import BATCH_CONTENT_TYPE, Batch, Delivery, read_batch
+from penstock.plugins.queue.engine import (
     Engine,
     OffsetError,
     RangeGoneError,
     StorageError,
     StorageFullError,
 )
-from plugins.queue.http_requests import (
+from penstock.plugins.queue.http_requests import (
     MAX_OFFSET,
     MESSAGE_KEYS,
     read_handles,
@@ -46,10 +46,10 @@ from plugins.queue.http_requests import (
     read_offsets,
     seconds,
 )
-from plugins.queue.intake import Counts, Intake
-from plugins.queue.logical_queue import BusyError, LogicalQueue, WrongReaderError
-from plugins.web.bodies import Bodies
-from plugins.web.service import (
+from penstock.plugins.queue.intake import Counts, Intake
+from penstock.plugins.queue.logical_queue import BusyError, LogicalQueue, WrongReaderError
+from penstock.plugins.web.bodies import Bodies
+from penstock.plugins.web.service import (
     CHECK_ROOM,
     RequestError,
     answering_errors,
@@ -64,7 +64,7 @@ MAX_RANGE_MESSAGES = 100_000
 
 RANGES_AT_A_TIME = 4
 """Answers of some megabytes that are made side by side; each is on its way before the next begins,
-which there may be no room for then (`plugins.web.guard`)."""
+which there may be no room for then (`penstock.plugins.web.guard`)."""
 
 _STATUS: tuple[tuple[type[PenstockError], int], ...] = (
     (RangeGoneError, 410),

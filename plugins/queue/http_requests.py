@@ -10,11 +10,11 @@ from typing import Any
 
 from aiohttp import web
 
-from broker.errors import MalformedPacketError
-from broker.message import Message
-from broker.mqtt.topics import validate_topic
-from plugins.web.bodies import Bodies
-from plugins.web.service import RequestError, integer, show
+from penstock.broker.errors import MalformedPacketError
+from penstock.broker.message import Message
+from penstock.broker.mqtt.topics import validate_topic
+from penstock.plugins.web.bodies import Bodies
+from penstock.plugins.web.service import RequestError, integer, show
 
 MAX_OFFSET = 2**63 - 1
 

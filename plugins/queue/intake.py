@@ -8,10 +8,10 @@ from functools import partial
 from logging import Logger
 from typing import Final, Protocol
 
-from broker.message import Message
-from broker.mqtt.reason_codes import ReasonCode
-from plugins.queue.engine import AppendResult, Engine, StorageFullError
-from plugins.queue.logical_queue import LogicalQueue
+from penstock.broker.message import Message
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.plugins.queue.engine import AppendResult, Engine, StorageFullError
+from penstock.plugins.queue.logical_queue import LogicalQueue
 
 DROP_REASONS: Final = {
     "closing": "it came while the program was ending",
@@ -34,7 +34,7 @@ _REASON_CODES: Final = {
 
 
 class Receipt(Protocol):
-    """Told once, on the loop's thread, what became of a message: `broker.extensions.Receipt`."""
+    """Told once, on the loop's thread, what became of a message; a `Receipt`."""
 
     def settle(self, reason_code: int) -> None:
         """Report 0 when the message is safe, 0x80 or above when it is refused."""

@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from broker.errors import PenstockError
-from plugins.queue.client import Delivery
-from plugins.queue.config import LogicalQueueConfig
-from plugins.queue.dequeue import (
+from penstock.broker.errors import PenstockError
+from penstock.plugins.queue.client import Delivery
+from penstock.plugins.queue.config import LogicalQueueConfig
+from penstock.plugins.queue.dequeue import (
     Conventional,
     DequeueController,
     DequeueRequest,
     DequeueStrategy,
     RetryDequeueRequest,
 )
-from plugins.queue.engine import Engine, QueueLayout, StorageError
-from plugins.queue.enqueue import EnqueueController
+from penstock.plugins.queue.engine import Engine, QueueLayout, StorageError
+from penstock.plugins.queue.enqueue import EnqueueController
 
 ANSWER_BYTES = 4 * 1024 * 1024
 """Payload bytes of one dequeue's answer, unless one message alone is longer. Bounds the time

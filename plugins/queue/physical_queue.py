@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from plugins.queue.leases import Lease, LeaseTable
+from penstock.plugins.queue.leases import Lease, LeaseTable
 
 
 class ReadMessage(NamedTuple):

@@ -7,19 +7,19 @@ import time
 from collections.abc import Sequence
 from logging import Logger
 
-from broker.extensions import MessageSink, Plugin, PluginContext, Receipt, SinkCounts
-from broker.faults import note_fault
-from broker.message import Message
-from plugins.queue.config import QueueConfig
-from plugins.queue.engine import Engine, StorageError
-from plugins.queue.engine_local import LocalEngine
-from plugins.queue.engine_memory import MemoryStore
-from plugins.queue.engine_sqlite import SqliteStore
-from plugins.queue.http_api import QueueApi
-from plugins.queue.intake import Intake, PendingBudget
-from plugins.queue.logical_queue import LogicalQueue
-from plugins.web.bodies import Bodies
-from plugins.web.service import HttpServer
+from penstock.broker.extensions import MessageSink, Plugin, PluginContext, Receipt, SinkCounts
+from penstock.broker.faults import note_fault
+from penstock.broker.message import Message
+from penstock.plugins.queue.config import QueueConfig
+from penstock.plugins.queue.engine import Engine, StorageError
+from penstock.plugins.queue.engine_local import LocalEngine
+from penstock.plugins.queue.engine_memory import MemoryStore
+from penstock.plugins.queue.engine_sqlite import SqliteStore
+from penstock.plugins.queue.http_api import QueueApi
+from penstock.plugins.queue.intake import Intake, PendingBudget
+from penstock.plugins.queue.logical_queue import LogicalQueue
+from penstock.plugins.web.bodies import Bodies
+from penstock.plugins.web.service import HttpServer
 
 RETENTION_STEPS = 10
 """A message leaves at most a tenth of its retention late."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-from plugins.queue.engine import EngineStartError
+from penstock.plugins.queue.engine import EngineStartError
 
 APPLICATION_ID: Final = 0x50455154
 """Stands in the file's header, so that no other program's database is taken for a queue."""

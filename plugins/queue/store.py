@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from plugins.queue.engine import Usage
+from penstock.plugins.queue.engine import Usage
 
 Key: TypeAlias = tuple[str, int]
 """Logical queue and number of a physical queue."""

@@ -15,7 +15,7 @@ from typing import Final
 
 from aiohttp import web
 
-from plugins.web.service import RequestError
+from penstock.plugins.web.service import RequestError
 
 BEGINNING_BYTES: Final = 4096
 """Of each body, for which there is always room: most requests of a back end have less. A thousand

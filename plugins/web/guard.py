@@ -18,7 +18,7 @@ from collections.abc import Callable
 from logging import Logger
 from typing import Final, cast
 
-from plugins.web.limits import HttpLimits
+from penstock.plugins.web.limits import HttpLimits
 
 MAX_REFUSED: Final = 16
 """Connections at a time that may stay to hear why they are refused."""

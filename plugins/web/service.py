@@ -20,11 +20,11 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
-from broker.errors import PenstockError
-from broker.open_files import most_files
-from plugins.web.bind import split_bind
-from plugins.web.guard import MAX_REFUSED, Guards
-from plugins.web.limits import HttpLimits
+from penstock.broker.errors import PenstockError
+from penstock.broker.open_files import most_files
+from penstock.plugins.web.bind import split_bind
+from penstock.plugins.web.guard import MAX_REFUSED, Guards
+from penstock.plugins.web.limits import HttpLimits
 
 SHUTDOWN_SECONDS: Final = 2.0
 """How long requests under way may take to end when the program ends."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.extensions import RunSampler
-from broker.link import Link
-from plugins.withholding.learned_profile import LARGE_BYTES, AckTimes
+from penstock.broker.extensions import RunSampler
+from penstock.broker.link import Link
+from penstock.plugins.withholding.learned_profile import LARGE_BYTES, AckTimes
 
 if TYPE_CHECKING:
-    from plugins.withholding.gate import WithholdingGate
+    from penstock.plugins.withholding.gate import WithholdingGate
 
 
 class AckSizes(RunSampler):

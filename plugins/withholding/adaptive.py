@@ -40,8 +40,8 @@ from bisect import bisect_right, insort
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plugins.withholding.history import CongestionHistory
-from plugins.withholding.policy import Judgement, Policy, Situation
+from penstock.plugins.withholding.history import CongestionHistory
+from penstock.plugins.withholding.policy import Judgement, Policy, Situation
 
 MAX_ENDS = 16
 """Of longer lengths than these, every second or third is taken: a decision costs some microseconds,

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from broker.link import Link
+from penstock.broker.link import Link
 
 REPEATED_RATIO: Final = 2.0
 """Bytes left of the message must be so many times those that a new connection begins with."""

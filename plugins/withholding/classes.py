@@ -1,6 +1,6 @@
 """Classes of messages: large or small (paper 002, "Message size classification"), and first.
 
-What is first leaves before the rest whatever its size; see `broker.priority_outbox`.
+What is first leaves before the rest whatever its size; see `penstock.broker.priority_outbox`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from broker.mqtt.topics import matches
+from penstock.broker.mqtt.topics import matches
 
 MAX_TOPICS: Final = 10_000
 """Topics whose class is remembered: a publisher that makes up topics must not fill the memory."""

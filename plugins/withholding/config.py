@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator
 from pydantic.dataclasses import dataclass
 
-from broker.errors import MalformedPacketError
-from broker.mqtt.topics import parse_share, validate_topic_filter
-from plugins.withholding.classes import SizeClasses
-from plugins.withholding.profile import LatencyProfile
-from plugins.withholding.profile_file import is_csv
-from plugins.withholding.thresholds import LearnedFrom, Thresholds
+from penstock.broker.errors import MalformedPacketError
+from penstock.broker.mqtt.topics import parse_share, validate_topic_filter
+from penstock.plugins.withholding.classes import SizeClasses
+from penstock.plugins.withholding.profile import LatencyProfile
+from penstock.plugins.withholding.profile_file import is_csv
+from penstock.plugins.withholding.thresholds import LearnedFrom, Thresholds
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PerSecond = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -24,9 +24,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from broker.config import NamedBy, check_listeners, parse_mapping, read_text
-from broker.errors import ConfigError, ConfigProblem
-from broker.extensions import (
+from penstock.broker.config import NamedBy, check_listeners, parse_mapping, read_text
+from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.extensions import (
     BreakingGate,
     LearningGate,
     OrderingGate,
@@ -37,19 +37,19 @@ from broker.extensions import (
     Transfer,
     Verdict,
 )
-from broker.link import Link
-from broker.message import Message
-from plugins.withholding.ack_sizes import AckSizes
-from plugins.withholding.breaking import Breaking
-from plugins.withholding.classes import FirstTopics
-from plugins.withholding.config import DEFAULT_PROFILE, LEARNED, WithholdingConfig
-from plugins.withholding.history import CongestionHistory
-from plugins.withholding.learned_profile import SizeFit
-from plugins.withholding.policies import make_policy
-from plugins.withholding.policy import Policy, Situation
-from plugins.withholding.profile import LatencyProfile
-from plugins.withholding.profile_file import is_csv, parse_csv_profile, table_of_mapping
-from plugins.withholding.thresholds import read_asked
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.plugins.withholding.ack_sizes import AckSizes
+from penstock.plugins.withholding.breaking import Breaking
+from penstock.plugins.withholding.classes import FirstTopics
+from penstock.plugins.withholding.config import DEFAULT_PROFILE, LEARNED, WithholdingConfig
+from penstock.plugins.withholding.history import CongestionHistory
+from penstock.plugins.withholding.learned_profile import SizeFit
+from penstock.plugins.withholding.policies import make_policy
+from penstock.plugins.withholding.policy import Policy, Situation
+from penstock.plugins.withholding.profile import LatencyProfile
+from penstock.plugins.withholding.profile_file import is_csv, parse_csv_profile, table_of_mapping
+from penstock.plugins.withholding.thresholds import read_asked
 
 STRICTLY_AFTER_SECONDS = 0.001
 """Added to a release time; far above the rounding of clocks, far below any RTT that matters."""

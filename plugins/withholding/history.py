@@ -30,8 +30,8 @@ from array import array
 from bisect import insort
 from typing import NamedTuple
 
-from broker.link import TcpLook
-from plugins.withholding.tcp_rate import seconds_per_byte
+from penstock.broker.link import TcpLook
+from penstock.plugins.withholding.tcp_rate import seconds_per_byte
 
 MAX_LENGTHS = 48
 """Lengths remembered: enough that some are left when most have been outlived, in 400 bytes."""

@@ -7,8 +7,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plugins.withholding.adaptive import FUSE_RATIO, AdaptivePolicy
-from plugins.withholding.policy import Judgement, Policy, Situation
+from penstock.plugins.withholding.adaptive import FUSE_RATIO, AdaptivePolicy
+from penstock.plugins.withholding.policy import Judgement, Policy, Situation
 
 
 @dataclass(frozen=True)

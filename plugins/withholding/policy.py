@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from plugins.withholding.history import CongestionHistory
+from penstock.plugins.withholding.history import CongestionHistory
 
 
 class Situation(NamedTuple):

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any, Final
 
-from broker.errors import ConfigError, ConfigProblem
-from plugins.withholding.profile import table_problem
+from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.plugins.withholding.profile import table_problem
 
 CSV_SUFFIXES: Final = (".csv",)
 YAML_SUFFIXES: Final = (".yaml", ".yml")

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from broker.link import Link
+from penstock.broker.link import Link
 
 LearnedFrom = Literal["minimum", "average"]
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import pyarrow.dataset as ds
 
-from plugins.queue.client import QueueClient, QueueError
+from penstock.plugins.queue.client import QueueClient, QueueError
 from script.demo_program.clients import PICTURES, TELEMETRY, read_number
 from script.demo_program.errors import DemoError
 from script.demo_program.policy import Places

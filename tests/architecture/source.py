@@ -12,6 +12,8 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 INSTALLED_PACKAGES: Final = ("broker", "plugins", "edge_proxy", "netem", "spark_bridge", "models")
 OUR_PACKAGES: Final = (*INSTALLED_PACKAGES, "benchmarks", "penstock")
+NAME: Final = "penstock."
+"""All that is installed is below this name; the table leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ def read_imports(text: str, root: Path = ROOT) -> list[Import]:
                 names.append(submodule if _is_module(submodule, root) else node.module)
         assert isinstance(node, ast.stmt) or not names
         line = getattr(node, "lineno", 0)
-        found += [Import(name, line, is_for_typing) for name in dict.fromkeys(names)]
+        names = [name.removeprefix(NAME) for name in dict.fromkeys(names)]
+        found += [Import(name, line, is_for_typing) for name in names]
     return found
 
 
@@ -120,7 +123,7 @@ def read_modules() -> tuple[Module, ...]:
     """Return every module of our packages and of the command, by name."""
     files = [file for package in OUR_PACKAGES for file in (ROOT / package).rglob("*.py")]
     modules = []
-    for file in [*files, ROOT / "penstock.py"]:
+    for file in [*files, *sorted((ROOT / "penstock").glob("*.py"))]:
         path = file.relative_to(ROOT)
         modules.append(Module(module_name(path), path, tuple(read_imports(file.read_text()))))
     return tuple(sorted(modules, key=lambda module: module.name))

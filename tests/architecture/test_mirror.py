@@ -118,7 +118,7 @@ def source_files() -> list[Path]:
     """Return every Python file that is written by hand."""
     folders = (*INSTALLED_PACKAGES, "benchmarks", "script", "tests")
     files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
-    return sorted(file.relative_to(ROOT) for file in [*files, ROOT / "penstock.py"])
+    return sorted(file.relative_to(ROOT) for file in [*files, *(ROOT / "penstock").glob("*.py")])
 
 
 @pytest.mark.parametrize("path", source_files(), ids=str)

@@ -5,7 +5,7 @@ import pytest
 from benchmarks import bystanders
 from benchmarks.bystanders import CASES, Found, main, measure, overlapping_filters, to_markdown
 from benchmarks.latency import Lateness
-from broker.mqtt.topics import matches
+from penstock.broker.mqtt.topics import matches
 
 
 def test_the_overlapping_filters_all_match_and_are_all_different() -> None:

@@ -13,9 +13,9 @@ from benchmarks.decision_cost import (
 )
 from benchmarks.errors import BenchmarkError
 from benchmarks.paired import Interval
-from plugins.withholding.config import WithholdingConfig
-from plugins.withholding.gate import WithholdingGate
-from plugins.withholding.history import MAX_LENGTHS
+from penstock.plugins.withholding.config import WithholdingConfig
+from penstock.plugins.withholding.gate import WithholdingGate
+from penstock.plugins.withholding.history import MAX_LENGTHS
 
 
 def test_decisions_memory_and_overhead_are_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-from broker.arrival import Arrival, Layer
-from broker.config import parse_policy
-from broker.connection import Connection
-from broker.driver import Driver
-from broker.server import Server
-from broker.session import Session
-from broker.throttle import Throttle
-from broker.transport import MqttProtocol
+from penstock.broker.arrival import Arrival, Layer
+from penstock.broker.config import parse_policy
+from penstock.broker.connection import Connection
+from penstock.broker.driver import Driver
+from penstock.broker.server import Server
+from penstock.broker.session import Session
+from penstock.broker.throttle import Throttle
+from penstock.broker.transport import MqttProtocol
 from tests.helpers.process import SECONDS, anonymous_policy
 
 

@@ -4,11 +4,11 @@ from collections.abc import Awaitable
 
 import pytest
 
-from broker.access import SeveralSources, combine
-from broker.access_control import PUBLISH, SUBSCRIBE, Accepted, Admittance, Refused
-from broker.connecting import close_if_revoked
-from broker.mqtt.packets import ConnAck, Connect
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.access import SeveralSources, combine
+from penstock.broker.access_control import PUBLISH, SUBSCRIBE, Accepted, Admittance, Refused
+from penstock.broker.connecting import close_if_revoked
+from penstock.broker.mqtt.packets import ConnAck, Connect
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.access import Access, finish
 from tests.helpers.riddle import Riddle
 from tests.helpers.virtual import VirtualBroker, VirtualClient

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.addresses import address_key
+from penstock.broker.addresses import address_key
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker import admission as admission_module
-from broker.admission import MAX_REFUSED, Admission, Place, Room
-from broker.counters import Counters
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker import admission as admission_module
+from penstock.broker.admission import MAX_REFUSED, Admission, Place, Room
+from penstock.broker.counters import Counters
+from penstock.broker.mqtt.reason_codes import ReasonCode
 
 
 def make(connections: int = 1000, per_address: int | None = None) -> tuple[Admission, Counters]:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from broker import arrival as arrival_module
-from broker.admission import Admission, Room
-from broker.arrival import Arrival, Layer, Reception
-from broker.counters import Counters
-from broker.mqtt.packets import Connect, Disconnect, Subscribe, Subscription
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.writer import write_packet
-from broker.server import Server
+from penstock.broker import arrival as arrival_module
+from penstock.broker.admission import Admission, Room
+from penstock.broker.arrival import Arrival, Layer, Reception
+from penstock.broker.counters import Counters
+from penstock.broker.mqtt.packets import Connect, Disconnect, Subscribe, Subscription
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.server import Server
 from tests.broker.serving import port_of, serving, until
 from tests.helpers.certificates import Authority
 from tests.helpers.process import SECONDS

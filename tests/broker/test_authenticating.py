@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from broker.limits import Limits
-from broker.mqtt.packets import (
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.packets import (
     Auth,
     ConnAck,
     Connect,
@@ -16,7 +16,7 @@ from broker.mqtt.packets import (
     Subscribe,
     Subscription,
 )
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.access import Access, finish
 from tests.helpers.riddle import Riddle
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will

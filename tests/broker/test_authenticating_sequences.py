@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.mqtt.packets import (
+from penstock.broker.mqtt.packets import (
     Auth,
     ConnAck,
     Connect,

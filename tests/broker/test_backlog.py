@@ -6,13 +6,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from broker.backlog import DELIVERY_BYTES, LARGE_DELIVERY_BYTES, Backlog
-from broker.delivery import Delivery
-from broker.ledger import Ledger
-from broker.link import Link
-from broker.message import Message
-from broker.outbox import Outbox
-from broker.outbox_rules import OpenGate, OutboxRules
+from penstock.broker.backlog import DELIVERY_BYTES, LARGE_DELIVERY_BYTES, Backlog
+from penstock.broker.delivery import Delivery
+from penstock.broker.ledger import Ledger
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.outbox import Outbox
+from penstock.broker.outbox_rules import OpenGate, OutboxRules
 
 MOST_BYTES = 5000
 LARGEST_BYTES = 3000

@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from broker.breaking_off import LEAST_EXPIRY_SECONDS, LOOK_SECONDS, RETURN_SECONDS
-from broker.events import Listeners, PacketSent
-from broker.message import Message
-from broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel, Unsubscribe
-from broker.payload import SENT_PIECE_BYTES
-from broker.reporting import report
-from broker.sys_topics import SysTopics
+from penstock.broker.breaking_off import LEAST_EXPIRY_SECONDS, LOOK_SECONDS, RETURN_SECONDS
+from penstock.broker.events import Listeners, PacketSent
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel, Unsubscribe
+from penstock.broker.payload import SENT_PIECE_BYTES
+from penstock.broker.reporting import report
+from penstock.broker.sys_topics import SysTopics
 from tests.helpers.durable import DurableBroker
 from tests.helpers.half_sent import AFTER, Gate, Path
 from tests.helpers.held_machine import FOR_EVER, MANY_PIECES, HeldMachine, large

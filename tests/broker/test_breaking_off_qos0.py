@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from broker.breaking_off import LOOK_SECONDS, RETURN_SECONDS
-from broker.mqtt.packets import Subscribe, Subscription
+from penstock.broker.breaking_off import LOOK_SECONDS, RETURN_SECONDS
+from penstock.broker.mqtt.packets import Subscribe, Subscription
 from tests.helpers.half_sent import Path
 from tests.helpers.held_machine import MANY_PIECES
 

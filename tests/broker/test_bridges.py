@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.mqtt.packets import PubAck, Publish
+from penstock.broker.mqtt.packets import PubAck, Publish
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 STATE = "$SYS/broker/connection/bridge/state"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.mqtt.packets import (
+from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
     Disconnect,
@@ -17,8 +17,8 @@ from broker.mqtt.packets import (
     Subscribe,
     Subscription,
 )
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt_options import MqttOptions
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt_options import MqttOptions
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 UTF_8: dict[str, Any] = {"payload_format_indicator": 1}

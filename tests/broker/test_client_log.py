@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from broker.client_log import ClientLog
-from broker.events import ClientConnected, Listeners
-from broker.limits import Limits
+from penstock.broker.client_log import ClientLog
+from penstock.broker.events import ClientConnected, Listeners
+from penstock.broker.limits import Limits
 from tests.helpers.virtual import VirtualBroker
 
 LIMITS = "limits.queued_messages: 2, limits.queued_bytes: 134217728"

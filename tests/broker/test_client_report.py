@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from broker.client_report import (
+from penstock.broker.client_report import (
     ClientReport,
     DecisionFigures,
     LedgerFigures,

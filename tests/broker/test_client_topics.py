@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from broker.access_control import RECEIVE, Action, SessionView
-from broker.client_topics import DOCUMENTS, ROOT, ClientTopics, topic_level
-from broker.mqtt.packets import Publish, Subscribe, Subscription, Unsubscribe
-from broker.mqtt.topics import validate_topic
-from broker.reporting import report
+from penstock.broker.access_control import RECEIVE, Action, SessionView
+from penstock.broker.client_topics import DOCUMENTS, ROOT, ClientTopics, topic_level
+from penstock.broker.mqtt.packets import Publish, Subscribe, Subscription, Unsubscribe
+from penstock.broker.mqtt.topics import validate_topic
+from penstock.broker.reporting import report
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 INTERVAL = 10.0

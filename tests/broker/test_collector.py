@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from broker.collector import LEAST_GROWTH_BLOCKS, LEAST_GROWTH_BYTES, Collector
+from penstock.broker.collector import LEAST_GROWTH_BLOCKS, LEAST_GROWTH_BYTES, Collector
 
 
 class Ring:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from amqtt.contexts import BrokerConfig
 
-from broker.config import load_policy, parse_policy
-from broker.errors import ConfigError
-from broker.limits import Limits
-from broker.listener_config import Listener
+from penstock.broker.config import load_policy, parse_policy
+from penstock.broker.errors import ConfigError
+from penstock.broker.limits import Limits
+from penstock.broker.listener_config import Listener
 
 
 def problems_of(text: str) -> dict[str, tuple[str, str]]:

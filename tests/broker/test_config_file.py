@@ -8,7 +8,7 @@ import pytest
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from broker.config_file import (
+from penstock.broker.config_file import (
     NamedBy,
     check_listeners,
     parse_mapping,
@@ -17,7 +17,7 @@ from broker.config_file import (
     suggest,
     validate_config,
 )
-from broker.errors import ConfigError
+from penstock.broker.errors import ConfigError
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker.access_control import Accepted, Admittance, Refused
-from broker.connecting import close_if_revoked
-from broker.extensions import SubscriberGate
-from broker.limits import Limits
-from broker.link import Link
-from broker.message import Message
-from broker.mqtt.packets import (
+from penstock.broker.access_control import Accepted, Admittance, Refused
+from penstock.broker.connecting import close_if_revoked
+from penstock.broker.extensions import SubscriberGate
+from penstock.broker.limits import Limits
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
     Disconnect,
@@ -23,10 +23,10 @@ from broker.mqtt.packets import (
     Subscribe,
     Subscription,
 )
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.writer import write_packet
-from broker.mqtt_options import MqttOptions
-from broker.outbox_rules import OpenGate
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.mqtt_options import MqttOptions
+from penstock.broker.outbox_rules import OpenGate
 from tests.helpers.access import Access, finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 

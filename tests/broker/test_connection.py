@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker.extensions import Receipt
-from broker.limits import Limits
-from broker.message import Message
-from broker.mqtt.packets import Connect, Disconnect, PingReq, PingResp, Publish
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.writer import write_packet
+from penstock.broker.extensions import Receipt
+from penstock.broker.limits import Limits
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import Connect, Disconnect, PingReq, PingResp, Publish
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 

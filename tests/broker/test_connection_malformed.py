@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.mqtt.packets import ConnAck, Disconnect
+from penstock.broker.mqtt.packets import ConnAck, Disconnect
 from tests.helpers.malformed import CLOSED, TAKEN, Case, cases
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tracemalloc
 
-from broker.mqtt.packets import PingReq, PingResp, Publish
-from broker.mqtt.receive_buffer import LARGE_FRAME_BYTES
-from broker.mqtt.writer import write_packet
+from penstock.broker.mqtt.packets import PingReq, PingResp, Publish
+from penstock.broker.mqtt.receive_buffer import LARGE_FRAME_BYTES
+from penstock.broker.mqtt.writer import write_packet
 from tests.helpers.virtual import VirtualBroker
 
 CLIENTS = 200

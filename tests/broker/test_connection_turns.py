@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.limits import Limits
-from broker.mqtt.packets import PingReq, PingResp, PubAck, Publish, PubRec
-from broker.mqtt.writer import write_packet
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.packets import PingReq, PingResp, PubAck, Publish, PubRec
+from penstock.broker.mqtt.writer import write_packet
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 BAD = (b"", b"\x36\x03\x00\x01t", b"\x30\xff\xff\xff\xff")

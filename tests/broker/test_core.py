@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from broker.events import Listeners
-from broker.link import Link
-from broker.message import Message
-from broker.mqtt.packets import Disconnect
-from broker.outbox_rules import OpenGate
+from penstock.broker.events import Listeners
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import Disconnect
+from penstock.broker.outbox_rules import OpenGate
 from tests.helpers.access import Access
 from tests.helpers.virtual import VirtualBroker
 
@@ -157,7 +157,7 @@ def test_the_core_imports_no_io() -> None:
     program = (
         "import sys\n"
         f"for name in {blocked!r}: sys.modules[name] = None\n"
-        "import broker.core, broker.connection, broker.handlers\n"
+        "import penstock.broker.core, penstock.broker.connection, penstock.broker.handlers\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 

@@ -14,11 +14,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from broker.extensions import Verdict
-from broker.limits import Limits
-from broker.link import Link
-from broker.message import Message
-from broker.mqtt.packets import (
+from penstock.broker.extensions import Verdict
+from penstock.broker.limits import Limits
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
     Disconnect,
@@ -32,8 +32,8 @@ from broker.mqtt.packets import (
     Subscription,
     Unsubscribe,
 )
-from broker.mqtt_options import MqttOptions
-from broker.outbox_rules import OpenGate
+from penstock.broker.mqtt_options import MqttOptions
+from penstock.broker.outbox_rules import OpenGate
 from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualClient, will

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from broker.counters import Counters, count
+from penstock.broker.counters import Counters, count
 from tests.helpers.virtual import VirtualBroker
 
 

@@ -4,8 +4,8 @@ from collections import deque
 
 import pytest
 
-from broker.delivery import NO_QUEUE, Delivery, by_sequence, take_ready
-from broker.message import Message
+from penstock.broker.delivery import NO_QUEUE, Delivery, by_sequence, take_ready
+from penstock.broker.message import Message
 
 
 def test_a_message_expires_at_its_time() -> None:

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from broker.driver import BUSY_SECONDS, CROWDED_SECONDS, FEW_LEAVING, MOST_TURNS
-from broker.mqtt.packets import Publish
-from broker.mqtt.writer import write_packet
-from broker.transport import LEAST_SLICE_BYTES
+from penstock.broker.driver import BUSY_SECONDS, CROWDED_SECONDS, FEW_LEAVING, MOST_TURNS
+from penstock.broker.mqtt.packets import Publish
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.transport import LEAST_SLICE_BYTES
 from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
 from tests.helpers.wire import connected
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from broker import eager
+from penstock.broker import eager
 
 
 def test_a_coroutine_that_does_not_wait_has_run_when_start_returns() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from broker.errors import (
+from penstock.broker.errors import (
     ConfigError,
     ConfigProblem,
     MalformedPacketError,
@@ -8,7 +8,7 @@ from broker.errors import (
     PenstockError,
     ProtocolError,
 )
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.reason_codes import ReasonCode
 
 
 def test_a_peers_error_names_its_reason_code_and_the_detail() -> None:

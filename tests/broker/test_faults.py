@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from broker.faults import note_fault
+from penstock.broker.faults import note_fault
 
 
 def test_faults_are_counted_each_and_logged_ever_less_often(

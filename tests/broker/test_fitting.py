@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker.fitting import fit_packet
-from broker.mqtt.packets import (
+from penstock.broker.fitting import fit_packet
+from penstock.broker.mqtt.packets import (
     ConnAck,
     Disconnect,
     Packet,
@@ -19,7 +19,7 @@ from broker.mqtt.packets import (
     SubAck,
     UnsubAck,
 )
-from broker.mqtt.writer import write_packet
+from penstock.broker.mqtt.writer import write_packet
 
 REASON: dict[str, Any] = {"reason_string": "why"}
 USER: dict[str, Any] = {"user_property": [("a", "b")]}

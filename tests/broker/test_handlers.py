@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from broker.events import Listeners
-from broker.handlers import FILTERS_IN_TURN
-from broker.limits import Limits
-from broker.mqtt.packets import (
+from penstock.broker.events import Listeners
+from penstock.broker.handlers import FILTERS_IN_TURN
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
     Disconnect,
@@ -23,7 +23,7 @@ from broker.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.access import Access, finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 

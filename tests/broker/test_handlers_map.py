@@ -6,7 +6,7 @@ import importlib
 import re
 from pathlib import Path
 
-from broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.enums import PacketType
 
 PAGE = Path(__file__).parents[2] / "docs" / "code.md"
 

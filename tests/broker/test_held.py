@@ -4,9 +4,9 @@ from collections import deque
 
 import pytest
 
-from broker.delivery import Delivery
-from broker.held import Held
-from broker.message import Message
+from penstock.broker.delivery import Delivery
+from penstock.broker.held import Held
+from penstock.broker.message import Message
 
 
 def held(*names: str) -> tuple[Held, dict[str, Delivery]]:

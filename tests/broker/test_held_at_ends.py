@@ -9,17 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from broker.extensions import OrderingGate, Verdict
-from broker.link import Link
-from broker.message import Message
-from broker.mqtt.packets import (
-    Disconnect,
-    PubComp,
-    Publish,
-    PubRec,
-    PubRel,
-)
-from broker.outbox_rules import OpenGate
+from penstock.broker.extensions import OrderingGate, Verdict
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import Disconnect, PubComp, Publish, PubRec, PubRel
+from penstock.broker.outbox_rules import OpenGate
 from tests.helpers.durable import DurableBroker
 from tests.helpers.held_machine import FOR_EVER, LARGE, HeldMachine, large
 from tests.helpers.virtual import VirtualBroker, VirtualClient

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from broker.delivery import Delivery
-from broker.errors import ProtocolError
-from broker.inflight import Inflight
-from broker.message import Message
-from broker.message_run import MessageRun
-from broker.mqtt.enums import MAX_PACKET_ID
-from broker.mqtt.packets import Publish
-from broker.mqtt.short_packets import ALL_PUBACK, ALL_PUBCOMP, ALL_PUBREC, packets_from
-from broker.mqtt.writer import write_packet
+from penstock.broker.delivery import Delivery
+from penstock.broker.errors import ProtocolError
+from penstock.broker.inflight import Inflight
+from penstock.broker.message import Message
+from penstock.broker.message_run import MessageRun
+from penstock.broker.mqtt.enums import MAX_PACKET_ID
+from penstock.broker.mqtt.packets import Publish
+from penstock.broker.mqtt.short_packets import ALL_PUBACK, ALL_PUBCOMP, ALL_PUBREC, packets_from
+from penstock.broker.mqtt.writer import write_packet
 
 
 def delivery(qos: int = 1) -> Delivery:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from broker import journal as journal_module
-from broker.extensions import Receipt
-from broker.message import Message
-from broker.mqtt.packets import (
+from penstock.broker import journal as journal_module
+from penstock.broker.extensions import Receipt
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
     Disconnect,
@@ -26,7 +26,7 @@ from broker.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from broker.mqtt.writer import write_packet
+from penstock.broker.mqtt.writer import write_packet
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualClient
 

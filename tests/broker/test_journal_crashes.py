@@ -14,8 +14,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from broker.limits import Limits
-from broker.mqtt.packets import (
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
     Packet,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from broker.ledger import Ledger
+from penstock.broker.ledger import Ledger
 
 
 def test_outstanding_is_what_was_matched_and_has_not_left() -> None:

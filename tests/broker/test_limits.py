@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker.config import parse_policy
-from broker.errors import ConfigError
-from broker.limits import Limits
+from penstock.broker.config import parse_policy
+from penstock.broker.errors import ConfigError
+from penstock.broker.limits import Limits
 
 
 def test_limits_take_the_place_of_defaults() -> None:

@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from broker.backlog import Backlog
-from broker.delivery import Delivery
-from broker.ledger import Ledger
-from broker.limits import Limits
-from broker.link import Link
-from broker.message import Message
-from broker.mqtt.packets import SubAck, Subscribe, Subscription, Will
-from broker.mqtt.reason_codes import ReasonCode
-from broker.outbox import Outbox
-from broker.outbox_rules import OpenGate, OutboxRules
-from broker.retained import RetainedMessages
-from broker.session import Session
-from broker.timers import Timers
-from broker.topic_tree import Subscription as Own
-from broker.topic_tree import TopicTree
-from broker.wills import will_bytes
+from penstock.broker.backlog import Backlog
+from penstock.broker.delivery import Delivery
+from penstock.broker.ledger import Ledger
+from penstock.broker.limits import Limits
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import SubAck, Subscribe, Subscription, Will
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.outbox import Outbox
+from penstock.broker.outbox_rules import OpenGate, OutboxRules
+from penstock.broker.retained import RetainedMessages
+from penstock.broker.session import Session
+from penstock.broker.timers import Timers
+from penstock.broker.topic_tree import Subscription as Own
+from penstock.broker.topic_tree import TopicTree
+from penstock.broker.wills import will_bytes
 from tests.helpers.virtual import VirtualBroker
 
 N = 1000

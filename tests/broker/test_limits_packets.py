@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from broker.limits import Limits
-from broker.mqtt.packets import (
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.packets import (
     Auth,
     ConnAck,
     Connect,
@@ -23,8 +23,8 @@ from broker.mqtt.packets import (
     Subscription,
     Unsubscribe,
 )
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.writer import write_packet
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
 from tests.helpers.riddle import Riddle
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from broker.backlog import DELIVERY_BYTES
-from broker.limits import Limits
-from broker.message import Message
-from broker.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.backlog import DELIVERY_BYTES
+from penstock.broker.limits import Limits
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 TWICE = Message("t", bytes(10), publisher="p").memory_bytes + 2 * DELIVERY_BYTES

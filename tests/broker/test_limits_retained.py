@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from broker.limits import Limits
-from broker.message import Message
-from broker.mqtt.packets import PubAck, Publish, PubRec, PubRel
-from broker.mqtt.reason_codes import ReasonCode
-from broker.retained import LEVEL_BYTES, RETAINED_BYTES
+from penstock.broker.limits import Limits
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import PubAck, Publish, PubRec, PubRel
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.retained import LEVEL_BYTES, RETAINED_BYTES
 from tests.helpers.access import Access
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker.handlers import MIN_FILTERS
-from broker.limits import Limits
-from broker.mqtt.packets import (
+from penstock.broker.handlers import MIN_FILTERS
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
     Disconnect,
@@ -19,7 +19,7 @@ from broker.mqtt.packets import (
     UnsubAck,
     Unsubscribe,
 )
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.access import finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from broker import breaking_off
-from broker import lingering as lingering_module
-from broker.breaking_off import BreakingOff
-from broker.extensions import BreakingGate, Transfer
-from broker.lingering import Lingering
-from broker.link import Link
-from broker.message import Message
-from broker.mqtt.packets import PingReq, Publish
-from broker.outgoing import WRITE_BYTES
-from broker.server import Server
+from penstock.broker import breaking_off
+from penstock.broker import lingering as lingering_module
+from penstock.broker.breaking_off import BreakingOff
+from penstock.broker.extensions import BreakingGate, Transfer
+from penstock.broker.lingering import Lingering
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import PingReq, Publish
+from penstock.broker.outgoing import WRITE_BYTES
+from penstock.broker.server import Server
 from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
 from tests.helpers.certificates import Authority
 from tests.helpers.shelf import Shelf

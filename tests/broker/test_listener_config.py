@@ -10,9 +10,9 @@ import pytest
 import yaml
 from amqtt.contexts import BrokerConfig
 
-from broker.config import Policy, parse_policy
-from broker.errors import ConfigError
-from broker.listener_config import Listener, Tls, split_bind
+from penstock.broker.config import Policy, parse_policy
+from penstock.broker.errors import ConfigError
+from penstock.broker.listener_config import Listener, Tls, split_bind
 
 DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs" / "listeners.md"
 

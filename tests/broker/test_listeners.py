@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from broker import tcp_options
-from broker.admission import MAX_REFUSED
-from broker.errors import PenstockError
-from broker.listeners import ListenError
-from broker.mqtt.packets import Connect
-from broker.mqtt.reason_codes import ReasonCode, describe_reason_code
-from broker.mqtt.writer import write_packet
-from broker.server import Server
-from broker.tcp_options import RTO_MAX_SINCE, plan_retransmissions
+from penstock.broker import tcp_options
+from penstock.broker.admission import MAX_REFUSED
+from penstock.broker.errors import PenstockError
+from penstock.broker.listeners import ListenError
+from penstock.broker.mqtt.packets import Connect
+from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.server import Server
+from penstock.broker.tcp_options import RTO_MAX_SINCE, plan_retransmissions
 from tests.broker.serving import make_server, port_of, protocol_of, serving, until
 from tests.helpers.access import Access
 from tests.helpers.certificates import Authority

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from broker.config import parse_policy
-from broker.errors import ConfigError
-from broker.listener_config import Listener
-from broker.local_only import is_local, local_listeners
+from penstock.broker.config import parse_policy
+from penstock.broker.errors import ConfigError
+from penstock.broker.listener_config import Listener
+from penstock.broker.local_only import is_local, local_listeners
 
 
 def listener_with(**keys: Any) -> Listener:

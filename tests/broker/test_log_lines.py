@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from broker.log_lines import (
+from penstock.broker.log_lines import (
     MAX_CHARACTERS,
     MAX_LINES,
     WINDOW_SECONDS,

@@ -6,12 +6,12 @@ import logging
 
 import pytest
 
-from broker import login_backoff
-from broker.access_control import NOT_JUDGED, Admittance, ConnectAttempt, Refused
-from broker.limits import Limits
-from broker.login_backoff import REPEAT_SECONDS, LoginBackoff
-from broker.mqtt.packets import Auth, ConnAck, Connect
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker import login_backoff
+from penstock.broker.access_control import NOT_JUDGED, Admittance, ConnectAttempt, Refused
+from penstock.broker.limits import Limits
+from penstock.broker.login_backoff import REPEAT_SECONDS, LoginBackoff
+from penstock.broker.mqtt.packets import Auth, ConnAck, Connect
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.access import Access, finish
 from tests.helpers.riddle import Riddle
 from tests.helpers.virtual import VirtualBroker, VirtualClient

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import pytest
 
-from broker.limits import Limits
-from broker.lone_packets import take_lone
-from broker.mqtt.packets import PubAck, Publish
-from broker.mqtt.writer import write_packet
+from penstock.broker.limits import Limits
+from penstock.broker.lone_packets import take_lone
+from penstock.broker.mqtt.packets import PubAck, Publish
+from penstock.broker.mqtt.writer import write_packet
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 

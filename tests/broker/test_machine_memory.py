@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.machine_memory import machine_memory_bytes
+from penstock.broker.machine_memory import machine_memory_bytes
 
 GIB = 1 << 30
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from broker.__main__ import main
-from broker.mqtt.packets import Connect
-from broker.mqtt.writer import write_packet
+from penstock.broker.__main__ import main
+from penstock.broker.mqtt.packets import Connect
+from penstock.broker.mqtt.writer import write_packet
 from tests.helpers.process import anonymous_policy, running_broker
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from broker.message import Message
-from broker.payload import ReferenceStore
+from penstock.broker.message import Message
+from penstock.broker.payload import ReferenceStore
 
 
 def test_a_message_has_the_bytes_of_its_topic_and_the_size_of_its_payload() -> None:

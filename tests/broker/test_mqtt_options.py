@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from broker.config import parse_policy
-from broker.errors import ConfigError
-from broker.mqtt.packets import PubAck
-from broker.mqtt_options import MqttOptions
+from penstock.broker.config import parse_policy
+from penstock.broker.errors import ConfigError
+from penstock.broker.mqtt.packets import PubAck
+from penstock.broker.mqtt_options import MqttOptions
 from tests.helpers.access import Access
 from tests.helpers.virtual import VirtualBroker
 

@@ -4,14 +4,14 @@ import resource
 import subprocess
 import sys
 
-from broker.open_files import FEWEST, RESERVE
+from penstock.broker.open_files import FEWEST, RESERVE
 from tests.helpers.process import ROOT
 
 
 def most_connections(soft: int, hard: int = 4096, options: str = "") -> tuple[int, int]:
     """Return what a process that begins with limits of files makes of them, and its new limit."""
     program = (
-        "import resource; from broker.open_files import most_connections;"
+        "import resource; from penstock.broker.open_files import most_connections;"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1];"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, min(hard, {hard})));"
         f"print(most_connections({options}), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"

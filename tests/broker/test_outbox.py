@@ -6,15 +6,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from broker.backlog import Backlog
-from broker.delivery import Delivery
-from broker.extensions import Decision, LearningGate, SubscriberGate, Verdict
-from broker.ledger import Ledger
-from broker.link import Link
-from broker.message import Message
-from broker.outbox import Outbox
-from broker.outbox_rules import OpenGate, OutboxRules
-from broker.priority_outbox import make_outbox
+from penstock.broker.backlog import Backlog
+from penstock.broker.delivery import Delivery
+from penstock.broker.extensions import Decision, LearningGate, SubscriberGate, Verdict
+from penstock.broker.ledger import Ledger
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.outbox import Outbox
+from penstock.broker.outbox_rules import OpenGate, OutboxRules
+from penstock.broker.priority_outbox import make_outbox
 
 
 class Gate(OpenGate):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import tracemalloc
 
-from broker.mqtt.packets import PubAck
-from broker.records import Batch
+from penstock.broker.mqtt.packets import PubAck
+from penstock.broker.records import Batch
 from tests.helpers.durable import DurableBroker, MemoryDisk
 
 MESSAGES = 1_000

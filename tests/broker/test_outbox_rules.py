@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from broker.extensions import OrderingGate
-from broker.outbox_rules import OpenGate, OutboxRules
+from penstock.broker.extensions import OrderingGate
+from penstock.broker.outbox_rules import OpenGate, OutboxRules
 
 
 class Ordering(OpenGate, OrderingGate):

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from broker.connection import Connection
-from broker.message import Message
-from broker.mqtt.writer import publish_header
-from broker.outgoing import WRITE_BYTES
-from broker.payload import PIECE_BYTES
+from penstock.broker.connection import Connection
+from penstock.broker.message import Message
+from penstock.broker.mqtt.writer import publish_header
+from penstock.broker.outgoing import WRITE_BYTES
+from penstock.broker.payload import PIECE_BYTES
 from tests.helpers.shelf import Shelf
 from tests.helpers.virtual import VirtualBroker
 

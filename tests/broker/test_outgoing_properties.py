@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from broker import outgoing_properties as module
-from broker.message import Message
-from broker.mqtt.enums import PacketType
-from broker.mqtt.properties import read_properties, write_properties
-from broker.outgoing_properties import outgoing_properties
+from penstock.broker import outgoing_properties as module
+from penstock.broker.message import Message
+from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.properties import read_properties, write_properties
+from penstock.broker.outgoing_properties import outgoing_properties
 
 USER = {"user_property": [("unit", "celsius"), ("unit", "kelvin")], "content_type": "text"}
 

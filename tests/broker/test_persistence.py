@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from broker.mqtt.packets import PubAck, Publish
-from broker.session_database import DatabaseStartError
+from penstock.broker.mqtt.packets import PubAck, Publish
+from penstock.broker.session_database import DatabaseStartError
 from tests.broker.serving import make_server, port_of, serving, until
 from tests.helpers.wire import WireClient, connected
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker.config import parse_policy
-from broker.errors import ConfigError
-from broker.persistence_config import Persistence
+from penstock.broker.config import parse_policy
+from penstock.broker.errors import ConfigError
+from penstock.broker.persistence_config import Persistence
 
 
 def test_without_the_section_nothing_is_kept() -> None:

@@ -12,12 +12,12 @@ import pytest
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from broker.access_control import AccessControl, Authenticator
-from broker.config import Policy, parse_policy
-from broker.errors import ConfigError
-from broker.extensions import DeliveryGate, MessageSink, PayloadStore, Plugin
-from broker.payload import ReferenceStore
-from broker.plugin_loader import (
+from penstock.broker.access_control import AccessControl, Authenticator
+from penstock.broker.config import Policy, parse_policy
+from penstock.broker.errors import ConfigError
+from penstock.broker.extensions import DeliveryGate, MessageSink, PayloadStore, Plugin
+from penstock.broker.payload import ReferenceStore
+from penstock.broker.plugin_loader import (
     LoadedPlugins,
     PluginLoadError,
     ShadowedPackageError,
@@ -210,7 +210,7 @@ def test_second_sink_of_a_name_is_refused() -> None:
 
 @pytest.mark.usefixtures("example_plugins")
 def test_several_plugins_may_answer_for_clients() -> None:
-    """All of their access control counts; `broker.access` combines it."""
+    """All of their access control counts; `penstock.broker.access` combines it."""
     loaded = load("{shelf: {}, door: {}}")
     assert loaded.access == (Door.access,)
     assert [offered.method for offered in loaded.authenticators] == ["KNOCK"]
@@ -240,7 +240,7 @@ def test_plugin_that_fails_when_made_is_named() -> None:
     [
         ("no_such_module:X", "No module named 'no_such_module'"),
         (f"{__name__}:NoSuchClass", "NoSuchClass"),
-        (f"{__name__}:Sink", "a subclass of broker.extensions.Plugin"),
+        (f"{__name__}:Sink", "a subclass of penstock.broker.extensions.Plugin"),
     ],
 )
 def test_plugin_that_cannot_be_brought_in_is_named(
@@ -287,8 +287,8 @@ def test_folder_that_shadows_ours_is_named(tmp_path: Path, monkeypatch: pytest.M
 def test_loading_plugins_imports_no_amqtt() -> None:
     """A policy without aMQTT plugins does not pay for aMQTT."""
     program = (
-        "import sys; from broker.config import parse_policy; "
-        "from broker.plugin_loader import load_plugins; "
+        "import sys; from penstock.broker.config import parse_policy; "
+        "from penstock.broker.plugin_loader import load_plugins; "
         "load_plugins(parse_policy('plugins: {}', 'p')); "
         "sys.exit('amqtt' in sys.modules)"
     )

@@ -6,13 +6,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from broker.delivery import Delivery
-from broker.extensions import OrderingGate, Verdict
-from broker.ledger import Ledger
-from broker.link import Link
-from broker.message import Message
-from broker.outbox_rules import OpenGate, OutboxRules
-from broker.priority_outbox import PASSED_BYTES, PriorityOutbox, make_outbox
+from penstock.broker.delivery import Delivery
+from penstock.broker.extensions import OrderingGate, Verdict
+from penstock.broker.ledger import Ledger
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.outbox_rules import OpenGate, OutboxRules
+from penstock.broker.priority_outbox import PASSED_BYTES, PriorityOutbox, make_outbox
 
 LARGE = 1000
 

@@ -10,13 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.extensions import ProbingSampler, Verdict
-from broker.limits import Limits
-from broker.link import Link
-from broker.message import Message
-from broker.mqtt.packets import Disconnect, PubAck, Publish, Unsubscribe
-from broker.outbox_rules import OpenGate
-from broker.sampling import Sampling
+from penstock.broker.extensions import ProbingSampler, Verdict
+from penstock.broker.limits import Limits
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import Disconnect, PubAck, Publish, Unsubscribe
+from penstock.broker.outbox_rules import OpenGate
+from penstock.broker.sampling import Sampling
 from tests.helpers.access import Access
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient

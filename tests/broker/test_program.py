@@ -12,13 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.errors import PenstockError
-from broker.program import (
-    exit_status,
-    new_app,
-    run_until_stopped,
-    set_up_log,
-)
+from penstock.broker.errors import PenstockError
+from penstock.broker.program import exit_status, new_app, run_until_stopped, set_up_log
 
 
 class Service:
@@ -124,7 +119,7 @@ def test_a_service_that_knows_what_it_keeps_is_asked() -> None:
 
 def test_a_service_at_rest_looks_for_memory_to_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backlog goes when nothing else may happen."""
-    monkeypatch.setattr("broker.program.SpareMemory", EndingLook)
+    monkeypatch.setattr("penstock.broker.program.SpareMemory", EndingLook)
     service = Resting()
     run_until_stopped(service)
     assert service.steps == ["start", "stop"]
@@ -155,9 +150,9 @@ def test_a_look_that_fails_is_logged_and_comes_again(
     part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One moment without files must not stop what looks after the memory, nor the other part."""
-    monkeypatch.setattr("broker.program.LOOK_SECONDS", 0.001)
-    monkeypatch.setattr("broker.program.Collector", NoCollector)
-    monkeypatch.setattr(f"broker.program.{part}", FailingOnce)
+    monkeypatch.setattr("penstock.broker.program.LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("penstock.broker.program.Collector", NoCollector)
+    monkeypatch.setattr(f"penstock.broker.program.{part}", FailingOnce)
     service = Resting()
     run_until_stopped(service)
     assert service.steps == ["start", "stop"]

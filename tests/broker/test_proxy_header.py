@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.proxy_header import (
+from penstock.broker.proxy_header import (
     MAX_V1_BYTES,
     MAX_V2_BYTES,
     ProxyHeader,

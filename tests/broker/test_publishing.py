@@ -6,21 +6,14 @@ from typing import Any
 
 import pytest
 
-from broker.events import Listeners
-from broker.extensions import Receipt
-from broker.limits import Limits
-from broker.message import Message
-from broker.mqtt.packets import (
-    Disconnect,
-    PubAck,
-    PubComp,
-    Publish,
-    PubRec,
-    PubRel,
-)
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.writer import write_packet
-from broker.payload import Payload
+from penstock.broker.events import Listeners
+from penstock.broker.extensions import Receipt
+from penstock.broker.limits import Limits
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.payload import Payload
 from tests.helpers.access import Access
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from broker.extensions import Verdict
-from broker.link import Link
-from broker.message import Message
-from broker.mqtt.packets import Publish
-from broker.outbox import MIN_SWEEP_MESSAGES
-from broker.outbox_rules import OpenGate
+from penstock.broker.extensions import Verdict
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import Publish
+from penstock.broker.outbox import MIN_SWEEP_MESSAGES
+from penstock.broker.outbox_rules import OpenGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 KEEP: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 9999}}

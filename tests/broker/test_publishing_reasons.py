@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from broker.mqtt.packets import ConnAck, Disconnect, PubAck, Publish, PubRec, PubRel
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.writer import write_packet
+from penstock.broker.mqtt.packets import ConnAck, Disconnect, PubAck, Publish, PubRec, PubRel
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
 from tests.broker.test_publishing import Sink
 from tests.helpers.access import Access
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will

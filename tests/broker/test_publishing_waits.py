@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.access import Access, Later, finish
 from tests.helpers.virtual import VirtualBroker
 

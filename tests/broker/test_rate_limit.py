@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.limits import Limits
-from broker.mqtt.packets import Disconnect, PingReq, PingResp, PubAck, Publish
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.writer import write_packet
-from broker.rate_limit import RateLimit, n_publishes
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.packets import Disconnect, PingReq, PingResp, PubAck, Publish
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.rate_limit import RateLimit, n_publishes
 from tests.helpers.access import Access, finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 

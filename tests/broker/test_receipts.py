@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from broker.limits import Limits
-from broker.mqtt.packets import Disconnect, PubAck, PubRec, PubRel
-from broker.mqtt.reason_codes import ReasonCode
-from broker.receipts import PublishReceipt, acknowledgement
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.packets import Disconnect, PubAck, PubRec, PubRel
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.receipts import PublishReceipt, acknowledgement
 from tests.broker.test_publishing import Sink
 from tests.helpers.virtual import VirtualBroker
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from broker.limits import Limits
-from broker.mqtt.packets import ConnAck, Connect, Disconnect, Publish
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.writer import write_packet
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.packets import ConnAck, Connect, Disconnect, Publish
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 LIMIT = 100_000

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from broker.limits import Limits
-from broker.mqtt.packets import (
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.packets import (
     Disconnect,
     PubAck,
     PubComp,
@@ -17,7 +17,7 @@ from broker.mqtt.packets import (
     PubRel,
     Unsubscribe,
 )
-from broker.redelivery import SLICE_MESSAGES
+from penstock.broker.redelivery import SLICE_MESSAGES
 from tests.helpers.access import Access
 from tests.helpers.durable import DurableBroker
 from tests.helpers.shares import LASTING, SHARE, Closed, check_books, member

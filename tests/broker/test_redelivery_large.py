@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from broker.extensions import Verdict
-from broker.link import Link
-from broker.message import Message
-from broker.redelivery import ASKED_AGAIN
+from penstock.broker.extensions import Verdict
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.redelivery import ASKED_AGAIN
 from tests.helpers.shares import Closed, check_books, member
 from tests.helpers.virtual import VirtualBroker
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from broker.client_report import ClientReport, DecisionFigures, TcpFigures
-from broker.extensions import ThresholdGate, Verdict
-from broker.link import Link, TcpLook
-from broker.message import Message
-from broker.outbox_rules import OpenGate
-from broker.reporting import Reports, report
+from penstock.broker.client_report import ClientReport, DecisionFigures, TcpFigures
+from penstock.broker.extensions import ThresholdGate, Verdict
+from penstock.broker.link import Link, TcpLook
+from penstock.broker.message import Message
+from penstock.broker.outbox_rules import OpenGate
+from penstock.broker.reporting import Reports, report
 from tests.helpers.virtual import VirtualBroker
 
 LARGE = b"x" * 200

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from broker.extensions import Verdict
-from broker.limits import Limits, QueueFull
-from broker.link import Link
-from broker.message import Message
-from broker.mqtt.packets import (
+from penstock.broker.extensions import Verdict
+from penstock.broker.limits import Limits, QueueFull
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import (
     Disconnect,
     PubAck,
     PubComp,
@@ -21,8 +21,8 @@ from broker.mqtt.packets import (
     Subscribe,
     Subscription,
 )
-from broker.mqtt.reason_codes import ReasonCode
-from broker.outbox_rules import OpenGate
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.outbox_rules import OpenGate
 from tests.helpers.durable import DurableBroker
 from tests.helpers.half_sent import Gate
 from tests.helpers.virtual import VirtualClient, will

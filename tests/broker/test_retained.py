@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.message import Message
-from broker.mqtt.topics import matches
-from broker.retained import LEVEL_BYTES, RETAINED_BYTES, TABLE_BYTES, RetainedMessages
+from penstock.broker.message import Message
+from penstock.broker.mqtt.topics import matches
+from penstock.broker.retained import LEVEL_BYTES, RETAINED_BYTES, TABLE_BYTES, RetainedMessages
 
 LEVELS = st.sampled_from(["", "a", "b", "$SYS"])
 TOPICS = st.lists(LEVELS, min_size=1, max_size=4).map("/".join).filter(bool)

@@ -10,12 +10,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from broker import retained_delivery
-from broker.extensions import Verdict
-from broker.limits import Limits
-from broker.link import Link
-from broker.message import Message
-from broker.mqtt.packets import (
+from penstock.broker import retained_delivery
+from penstock.broker.extensions import Verdict
+from penstock.broker.limits import Limits
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
     PingReq,
@@ -26,9 +26,9 @@ from broker.mqtt.packets import (
     Subscription,
     Unsubscribe,
 )
-from broker.mqtt.writer import write_packet
-from broker.outbox_rules import OpenGate
-from broker.retained_delivery import SLICE_MESSAGES, UNSENT_BYTES, RetainedDue
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.outbox_rules import OpenGate
+from penstock.broker.retained_delivery import SLICE_MESSAGES, UNSENT_BYTES, RetainedDue
 from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient

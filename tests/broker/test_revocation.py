@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from broker.listener_config import Tls
-from broker.mqtt.packets import ConnAck, Connect, Disconnect
-from broker.mqtt.reason_codes import ReasonCode
-from broker.revocation import is_revoked, read_lists
-from broker.server import Server
-from broker.tls import TlsFilesError, make_context
+from penstock.broker.listener_config import Tls
+from penstock.broker.mqtt.packets import ConnAck, Connect, Disconnect
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.revocation import is_revoked, read_lists
+from penstock.broker.server import Server
+from penstock.broker.tls import TlsFilesError, make_context
 from tests.broker.serving import port_of, serving, until
 from tests.helpers.certificates import Authority, CertificateFiles
 from tests.helpers.streams import StreamClient

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from broker import room
-from broker.limits import Limits
-from broker.mqtt.packets import PubComp, Publish, PubRel
-from broker.room import HELD_BYTES, LOG_SECONDS, Room
+from penstock.broker import room
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.packets import PubComp, Publish, PubRel
+from penstock.broker.room import HELD_BYTES, LOG_SECONDS, Room
 from tests.helpers.full import FULL, SMALL, acknowledged, away, check, drain, kept, send
 from tests.helpers.virtual import VirtualBroker, will
 

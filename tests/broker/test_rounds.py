@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from broker.rounds import Rounds
-from broker.timers import Timers
+from penstock.broker.rounds import Rounds
+from penstock.broker.timers import Timers
 
 
 class Work:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.limits import Limits
-from broker.mqtt.enums import MQTT_5
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.enums import MQTT_5
 from tests.helpers.access import Access, finish
 from tests.helpers.full import FULL, SMALL, acknowledged, away, check, drain, kept, send
 from tests.helpers.virtual import VirtualBroker

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.extensions import RunSampler, SparingSampler
-from broker.limits import Limits
-from broker.link import Link
-from broker.mqtt.packets import (
+from penstock.broker.extensions import RunSampler, SparingSampler
+from penstock.broker.limits import Limits
+from penstock.broker.link import Link
+from penstock.broker.mqtt.packets import (
     Packet,
     PubAck,
     PubComp,
@@ -22,8 +22,8 @@ from broker.mqtt.packets import (
     Subscribe,
     Subscription,
 )
-from broker.mqtt.writer import write_packet
-from broker.outbox_rules import OpenGate
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.outbox_rules import OpenGate
 from tests.broker.test_sending import Sampler
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient

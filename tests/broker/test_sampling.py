@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from broker.link import Link
-from broker.sampling import MOST_SEEN, SLICE, Sampling
+from penstock.broker.link import Link
+from penstock.broker.sampling import MOST_SEEN, SLICE, Sampling
 from tests.helpers.virtual import VirtualBroker
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from broker.extensions import Verdict
-from broker.limits import Limits
-from broker.link import Link
-from broker.message import Message
-from broker.mqtt.packets import (
+from penstock.broker.extensions import Verdict
+from penstock.broker.limits import Limits
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import (
     Connect,
     Packet,
     PingReq,
@@ -23,10 +23,10 @@ from broker.mqtt.packets import (
     Subscribe,
     Subscription,
 )
-from broker.mqtt.writer import write_packet
-from broker.outbox_rules import OpenGate
-from broker.payload import Payload
-from broker.sending import JOIN_BELOW_BYTES, PUMP_BYTES, PUMP_MESSAGES
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.outbox_rules import OpenGate
+from penstock.broker.payload import Payload
+from penstock.broker.sending import JOIN_BELOW_BYTES, PUMP_BYTES, PUMP_MESSAGES
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 KEEP: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 600}}

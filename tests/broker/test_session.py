@@ -8,12 +8,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.extensions import Verdict
-from broker.limits import Limits, QueueFull
-from broker.link import Link
-from broker.message import Message
-from broker.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel, Unsubscribe
-from broker.outbox_rules import OpenGate
+from penstock.broker.extensions import Verdict
+from penstock.broker.limits import Limits, QueueFull
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import (
+    Disconnect,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    Unsubscribe,
+)
+from penstock.broker.outbox_rules import OpenGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 TOPICS = st.sampled_from(["a", "b", "cam/1", "cam/2"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.records import (
+from penstock.broker.records import (
     Batch,
     DeliveryRow,
     IncomingRow,
@@ -21,7 +21,7 @@ from broker.records import (
     SubscriptionRow,
     WillRow,
 )
-from broker.session_database import (
+from penstock.broker.session_database import (
     ROWS_AT_A_TIME,
     DatabaseStartError,
     DatabaseWriteError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.mqtt.packets import (
+from penstock.broker.mqtt.packets import (
     Disconnect,
     PubAck,
     PubComp,

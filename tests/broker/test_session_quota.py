@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from broker.limits import Limits
-from broker.mqtt.packets import ConnAck, Connect
-from broker.mqtt.reason_codes import ReasonCode
-from broker.session_quota import SessionQuota
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.packets import ConnAck, Connect
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.session_quota import SessionQuota
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from broker.events import Listeners
-from broker.extensions import Verdict
-from broker.link import Link
-from broker.message import Message
-from broker.mqtt.packets import (
+from penstock.broker.events import Listeners
+from penstock.broker.extensions import Verdict
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import (
     Disconnect,
     Packet,
     Publish,
@@ -20,8 +20,8 @@ from broker.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from broker.mqtt.writer import write_packet
-from broker.outbox_rules import OpenGate
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.outbox_rules import OpenGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from broker.limits import Limits
-from broker.mqtt.packets import PubAck, Publish, Subscribe, Subscription, Unsubscribe
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.packets import PubAck, Publish, Subscribe, Subscription, Unsubscribe
 from tests.helpers.access import Access, finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 

@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from broker.spare_memory import (
+from penstock.broker.spare_memory import (
     LEAST_BLOCKS,
     LOOKS_AFTERWARDS,
     LOOKS_BETWEEN,
@@ -95,7 +95,7 @@ def test_what_a_backlog_took_is_the_systems_again() -> None:
 
 LARGE_MESSAGES = """
 import resource
-from broker.spare_memory import keep_a_little
+from penstock.broker.spare_memory import keep_a_little
 
 def receive():
     return b"".join([bytes(250_000) for _ in range(4)])
@@ -120,8 +120,8 @@ def test_the_memory_of_a_large_message_serves_for_the_next() -> None:
 
 COUNTING = """
 import psutil
-from broker.message import Message
-from broker.spare_memory import SpareMemory
+from penstock.broker.message import Message
+from penstock.broker.spare_memory import SpareMemory
 
 rss = psutil.Process().memory_info
 spare = SpareMemory()
@@ -142,8 +142,8 @@ print((rss().rss - before) / (most - before))
 
 
 RESTING = """
-from broker.collector import resident_bytes
-from broker.spare_memory import SpareMemory, keep_a_little
+from penstock.broker.collector import resident_bytes
+from penstock.broker.spare_memory import SpareMemory, keep_a_little
 
 keep_a_little()
 spare = SpareMemory()

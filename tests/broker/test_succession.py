@@ -6,9 +6,9 @@ from collections.abc import Awaitable
 
 import pytest
 
-from broker.access_control import RECEIVE, SUBSCRIBE, Action, ConnectAttempt, SessionView
-from broker.mqtt.packets import Connect, Disconnect, PubAck, PubRec, PubRel
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.access_control import RECEIVE, SUBSCRIBE, Action, ConnectAttempt, SessionView
+from penstock.broker.mqtt.packets import Connect, Disconnect, PubAck, PubRec, PubRel
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.access import Later, finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 

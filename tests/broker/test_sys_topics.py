@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from broker.extensions import CountingStore
-from broker.ledger import DROP_REASONS
-from broker.limits import Limits
-from broker.mqtt.packets import PubAck, Publish
-from broker.payload import ReferenceStore
-from broker.sys_topics import ROOT, SLICE, SysTopics
+from penstock.broker.extensions import CountingStore
+from penstock.broker.ledger import DROP_REASONS
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.packets import PubAck, Publish
+from penstock.broker.payload import ReferenceStore
+from penstock.broker.sys_topics import ROOT, SLICE, SysTopics
 from tests.helpers.virtual import VirtualBroker
 
 DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
@@ -193,7 +193,7 @@ def test_figures_that_cannot_be_read_once_are_published_at_the_next_time(
             raise OSError(24, "Too many open files")
         return 12_345
 
-    monkeypatch.setattr("broker.sys_topics.resident_bytes", resident_bytes)
+    monkeypatch.setattr("penstock.broker.sys_topics.resident_bytes", resident_bytes)
     assert "heap/size" not in figures(broker)
     is_failing = False
     broker.advance(10)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from broker import tcp_options
-from broker.tcp_options import (
+from penstock.broker import tcp_options
+from penstock.broker.tcp_options import (
     CongestionControlError,
     Retransmissions,
     give_up_ms,

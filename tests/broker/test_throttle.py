@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.limits import Limits
-from broker.message import Message
-from broker.mqtt.packets import Packet, PubAck, Publish, Subscribe, Subscription
-from broker.throttle import (
+from penstock.broker.limits import Limits
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import Packet, PubAck, Publish, Subscribe, Subscription
+from penstock.broker.throttle import (
     LITTLE_BYTES_PER_SECOND,
     LITTLE_MESSAGES_PER_SECOND,
     LITTLE_SECONDS,

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from broker.timers import MIN_CANCELLED, Timers
+from penstock.broker.timers import MIN_CANCELLED, Timers
 
 
 def never(now: float) -> None:

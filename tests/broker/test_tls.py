@@ -13,15 +13,23 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.access_control import ConnectAttempt
-from broker.admission import Admission, Room
-from broker.arrival import Arrival, Reception
-from broker.counters import Counters
-from broker.listener_config import Tls
-from broker.mqtt.packets import ConnAck, Connect, Disconnect, PubAck, Publish, SubAck, Subscribe
-from broker.mqtt.packets import Subscription as Filter
-from broker.mqtt.writer import write_packet
-from broker.tls import (
+from penstock.broker.access_control import ConnectAttempt
+from penstock.broker.admission import Admission, Room
+from penstock.broker.arrival import Arrival, Reception
+from penstock.broker.counters import Counters
+from penstock.broker.listener_config import Tls
+from penstock.broker.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    PubAck,
+    Publish,
+    SubAck,
+    Subscribe,
+)
+from penstock.broker.mqtt.packets import Subscription as Filter
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.tls import (
     SLICE_BYTES,
     TlsFilesError,
     TlsLayer,

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import ProtocolError
-from broker.mqtt.packets import Disconnect, PubAck, Publish, PubRec
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.writer import write_packet
-from broker.mqtt_options import MqttOptions
-from broker.topic_aliases import IncomingAliases, OutgoingAliases
+from penstock.broker.errors import ProtocolError
+from penstock.broker.mqtt.packets import Disconnect, PubAck, Publish, PubRec
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.mqtt_options import MqttOptions
+from penstock.broker.topic_aliases import IncomingAliases, OutgoingAliases
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 KEEP: dict[str, Any] = {"clean_start": False}

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.extensions import Receipt
-from broker.message import Message
-from broker.mqtt.topics import matches
-from broker.session import Session
-from broker.topic_tree import Subscription, TopicTree
+from penstock.broker.extensions import Receipt
+from penstock.broker.message import Message
+from penstock.broker.mqtt.topics import matches
+from penstock.broker.session import Session
+from penstock.broker.topic_tree import Subscription, TopicTree
 from tests.helpers.virtual import VirtualBroker
 
 LEVELS = st.sampled_from(["", "a", "b", "$SYS"])

@@ -6,12 +6,12 @@ import socket
 
 import pytest
 
-from broker import transport as transport_module
-from broker.access_control import Action, ConnectAttempt, SessionView
-from broker.arrival import CLOSE_TIMEOUT_SECONDS
-from broker.connection import Connection
-from broker.message import Message
-from broker.mqtt.packets import (
+from penstock.broker import transport as transport_module
+from penstock.broker.access_control import Action, ConnectAttempt, SessionView
+from penstock.broker.arrival import CLOSE_TIMEOUT_SECONDS
+from penstock.broker.connection import Connection
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
     Disconnect,
@@ -23,11 +23,11 @@ from broker.mqtt.packets import (
     Subscribe,
     Subscription,
 )
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.writer import write_packet
-from broker.outgoing import WRITE_BYTES
-from broker.payload import PIECE_BYTES
-from broker.transport import LEAST_SLICE_BYTES
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.outgoing import WRITE_BYTES
+from penstock.broker.payload import PIECE_BYTES
+from penstock.broker.transport import LEAST_SLICE_BYTES
 from tests.broker.serving import (
     driver_of,
     objects_of_connections,

@@ -9,11 +9,11 @@ import struct
 
 import pytest
 
-from broker import driver as driver_module
-from broker import transport as transport_module
-from broker.mqtt.packets import Disconnect, Publish
-from broker.mqtt.writer import write_packet
-from broker.transport import LEAST_SLICE_BYTES
+from penstock.broker import driver as driver_module
+from penstock.broker import transport as transport_module
+from penstock.broker.mqtt.packets import Disconnect, Publish
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.transport import LEAST_SLICE_BYTES
 from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
 from tests.helpers.wire import connected
 

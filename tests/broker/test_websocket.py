@@ -12,9 +12,9 @@ from websockets.exceptions import InvalidStatus
 from websockets.frames import CloseCode
 from websockets.typing import Subprotocol
 
-from broker import websocket as websocket_module
-from broker.listener_config import Listener
-from broker.mqtt.packets import (
+from penstock.broker import websocket as websocket_module
+from penstock.broker.listener_config import Listener
+from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
     Disconnect,
@@ -24,9 +24,9 @@ from broker.mqtt.packets import (
     Subscribe,
     Subscription,
 )
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.writer import write_packet
-from broker.websocket import WebSocketLayer
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.websocket import WebSocketLayer
 from tests.broker.serving import (
     driver_of,
     objects_of_connections,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from broker.limits import Limits
-from broker.mqtt.packets import ConnAck, Connect, Disconnect, Will
-from broker.mqtt.reason_codes import ReasonCode
-from broker.wills import will_bytes, will_message
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.packets import ConnAck, Connect, Disconnect, Will
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.wills import will_bytes, will_message
 from tests.helpers.access import Access
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient

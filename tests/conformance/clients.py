@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import pytest
 
-from broker.limits import Limits
-from broker.mqtt.data_types import write_variable_byte_integer
-from broker.mqtt.packets import ConnAck, Disconnect, Packet
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.writer import write_packet
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.data_types import write_variable_byte_integer
+from penstock.broker.mqtt.packets import ConnAck, Disconnect, Packet
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 

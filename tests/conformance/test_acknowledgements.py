@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.mqtt.packets import (
+from penstock.broker.mqtt.packets import (
     Packet,
     PubAck,
     PubComp,
@@ -19,7 +19,7 @@ from broker.mqtt.packets import (
     Subscription,
     Unsubscribe,
 )
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.conformance.clients import answer, pair
 from tests.helpers.access import Access
 from tests.helpers.virtual import VirtualBroker, VirtualClient

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from broker.access_control import Accepted, AuthExchange, AuthStep, Challenge, ConnectAttempt
-from broker.mqtt.packets import Auth, ConnAck, Connect
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.writer import write_packet
+from penstock.broker.access_control import (
+    Accepted,
+    AuthExchange,
+    AuthStep,
+    Challenge,
+    ConnectAttempt,
+)
+from penstock.broker.mqtt.packets import Auth, ConnAck, Connect
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
 from tests.conformance.clients import answer
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 

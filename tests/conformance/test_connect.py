@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.mqtt.packets import (
+from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
     Disconnect,
@@ -22,7 +22,7 @@ from broker.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.conformance.clients import (
     IN_EACH_VERSION,
     MALFORMED,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from broker.extensions import Receipt
-from broker.limits import Limits
-from broker.message import Message
-from broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
+from penstock.broker.extensions import Receipt
+from penstock.broker.limits import Limits
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from tests.conformance.clients import IN_EACH_VERSION, keep, pair
 from tests.helpers.virtual import VirtualBroker
 

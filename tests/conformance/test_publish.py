@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker.limits import Limits
-from broker.mqtt.packets import (
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.packets import (
     PingReq,
     PingResp,
     PubAck,
@@ -21,8 +21,8 @@ from broker.mqtt.packets import (
     UnsubAck,
     Unsubscribe,
 )
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt_options import MqttOptions
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt_options import MqttOptions
 from tests.conformance.clients import (
     IN_EACH_VERSION,
     MALFORMED,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.limits import Limits
-from broker.mqtt.packets import (
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.packets import (
     ConnAck,
     Disconnect,
     PubAck,
@@ -14,7 +14,7 @@ from broker.mqtt.packets import (
     PubRec,
     PubRel,
 )
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.conformance.clients import (
     IN_EACH_VERSION,
     PROTOCOL_ERROR,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.mqtt.packets import (
+from penstock.broker.mqtt.packets import (
     PubAck,
     PubComp,
     Publish,
@@ -16,7 +16,7 @@ from broker.mqtt.packets import (
     UnsubAck,
     Unsubscribe,
 )
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.conformance.clients import (
     IN_EACH_VERSION,
     MALFORMED,

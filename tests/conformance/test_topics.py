@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.mqtt.packets import Publish, Subscribe, Subscription
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.packets import Publish, Subscribe, Subscription
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.conformance.clients import (
     IN_EACH_VERSION,
     MALFORMED,

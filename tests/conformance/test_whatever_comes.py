@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker.mqtt.packets import ConnAck, Connect, Disconnect, PingReq
+from penstock.broker.mqtt.packets import ConnAck, Connect, Disconnect, PingReq
 from tests.broker.mqtt.vectors import LONGER_FORMS, VECTORS
 from tests.conformance.clients import IN_EACH_VERSION
 from tests.helpers.virtual import VirtualBroker, VirtualClient

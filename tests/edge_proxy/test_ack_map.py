@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from broker.delivery import Delivery
-from broker.errors import ProtocolError
-from broker.message import Message
-from broker.mqtt.enums import PacketType
-from broker.mqtt.reason_codes import ReasonCode
-from edge_proxy.ack_map import AckMap, Outcome
+from penstock.broker.delivery import Delivery
+from penstock.broker.errors import ProtocolError
+from penstock.broker.message import Message
+from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.edge_proxy.ack_map import AckMap, Outcome
 
 PUBACK, PUBREC, PUBCOMP = PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from broker.extensions import OrderingGate
-from broker.link import Link
-from broker.mqtt.packets import (
+from penstock.broker.extensions import OrderingGate
+from penstock.broker.link import Link
+from penstock.broker.mqtt.packets import (
     Disconnect,
     Packet,
     PingResp,
@@ -20,10 +20,10 @@ from broker.mqtt.packets import (
     PubRel,
     SubAck,
 )
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.writer import write_packet
-from broker.outbox import MIN_SWEEP_MESSAGES
-from edge_proxy.client_side import MAX_URGENT_BYTES
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.outbox import MIN_SWEEP_MESSAGES
+from penstock.edge_proxy.client_side import MAX_URGENT_BYTES
 from tests.helpers.pairs import DOWN, UP, SwitchGate, VirtualPair, publish
 
 VERSIONS = pytest.mark.parametrize("version", [4, 5])

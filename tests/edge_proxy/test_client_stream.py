@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import MalformedPacketError, PeerError, ProtocolError
-from broker.mqtt.enums import PacketType
-from broker.mqtt.packets import (
+from penstock.broker.errors import MalformedPacketError, PeerError, ProtocolError
+from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.packets import (
     Disconnect,
     Packet,
     PingReq,
@@ -20,9 +20,9 @@ from broker.mqtt.packets import (
     Subscribe,
     Subscription,
 )
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.writer import write_packet
-from edge_proxy.client_stream import ClientStream
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
+from penstock.edge_proxy.client_stream import ClientStream
 from tests.helpers.pairs import packets_in
 
 MAX_BYTES = 268_435_460

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from broker.config import parse_mapping, validate_config
-from broker.errors import ConfigError
-from edge_proxy.config import (
+from penstock.broker.config import parse_mapping, validate_config
+from penstock.broker.errors import ConfigError
+from penstock.edge_proxy.config import (
     ListenerKeys,
     ProxyKeys,
     ProxyLimits,
@@ -18,8 +18,8 @@ from edge_proxy.config import (
     load_proxy_config,
     parse_proxy_config,
 )
-from plugins.probing.config import ProbingConfig
-from plugins.withholding.config import WithholdingConfig
+from penstock.plugins.probing.config import ProbingConfig
+from penstock.plugins.withholding.config import WithholdingConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "proxy.example.yaml"

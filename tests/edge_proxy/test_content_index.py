@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 
-from edge_proxy.content_index import MIN_INDEXED_BYTES, ContentIndex
+from penstock.edge_proxy.content_index import MIN_INDEXED_BYTES, ContentIndex
 from tests.helpers.pairs import SwitchGate, VirtualPair, publish
 
 MIB = 1024 * 1024

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from broker.link import Link
-from edge_proxy.link_samplers import LinkSamplers
+from penstock.broker.link import Link
+from penstock.edge_proxy.link_samplers import LinkSamplers
 
 
 class Sampler:

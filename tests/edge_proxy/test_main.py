@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_proxy.__main__ import main
+from penstock.edge_proxy.__main__ import main
 
 
 def test_a_wrong_file_ends_with_status_2(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.mqtt.packets import (
+from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
     Disconnect,
@@ -19,11 +19,11 @@ from broker.mqtt.packets import (
     Subscription,
     Will,
 )
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.writer import write_packet
-from edge_proxy.direction import Direction
-from plugins.withholding.config import WithholdingConfig
-from plugins.withholding.gate import WithholdingGate
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
+from penstock.edge_proxy.direction import Direction
+from penstock.plugins.withholding.config import WithholdingConfig
+from penstock.plugins.withholding.gate import WithholdingGate
 from tests.helpers.pairs import CONNACK_SECONDS, DOWN, UP, SwitchGate, VirtualPair, publish
 
 WHOLE_CONNECT = Connect(

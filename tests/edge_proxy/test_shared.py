@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker.ledger import Ledger
-from broker.link import Link
-from broker.outbox_rules import OpenGate
-from edge_proxy.config import ProxyLimits
-from edge_proxy.shared import Shared, describe
-from plugins.withholding.config import WithholdingConfig
-from plugins.withholding.gate import WithholdingGate
+from penstock.broker.ledger import Ledger
+from penstock.broker.link import Link
+from penstock.broker.outbox_rules import OpenGate
+from penstock.edge_proxy.config import ProxyLimits
+from penstock.edge_proxy.shared import Shared, describe
+from penstock.plugins.withholding.config import WithholdingConfig
+from penstock.plugins.withholding.gate import WithholdingGate
 
 
 def test_an_account_on_one_line() -> None:

@@ -12,15 +12,21 @@ import pytest
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from broker import plugin_loader
-from broker.errors import ConfigError, PenstockError
-from broker.extensions import LinkSampler, MessageSink, PayloadStore, Plugin, ProbingSampler
-from broker.mqtt.packets import Disconnect, PubAck
-from broker.mqtt.reason_codes import ReasonCode
-from broker.program import ReloadingService
-from edge_proxy.config import parse_proxy_config
-from edge_proxy.sidecar import ListenError, Sidecar
-from plugins.withholding.gate import WithholdingGate
+from penstock.broker import plugin_loader
+from penstock.broker.errors import ConfigError, PenstockError
+from penstock.broker.extensions import (
+    LinkSampler,
+    MessageSink,
+    PayloadStore,
+    Plugin,
+    ProbingSampler,
+)
+from penstock.broker.mqtt.packets import Disconnect, PubAck
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.program import ReloadingService
+from penstock.edge_proxy.config import parse_proxy_config
+from penstock.edge_proxy.sidecar import ListenError, Sidecar
+from penstock.plugins.withholding.gate import WithholdingGate
 from tests.helpers.pairs import SwitchGate, publish
 from tests.helpers.scripted import SECONDS, ScriptedBroker, open_client, until
 
@@ -136,7 +142,7 @@ async def test_a_plugins_gate_withholds_and_the_account_says_so(
 
 async def test_a_stop_waits_only_so_long(life: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that takes nothing is dropped; plugins are closed whatever they raise."""
-    monkeypatch.setattr("edge_proxy.sidecar.DRAIN_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.edge_proxy.sidecar.DRAIN_SECONDS", 0.01)
     async with running("plugins: {gated: }") as (proxy, upstream):
         client = await open_client(proxy.address, client_id="c")
         broker = await upstream.accepted()

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from broker.errors import MalformedPacketError, PeerError, ProtocolError
-from broker.mqtt.reason_codes import ReasonCode
-from edge_proxy.topic_cache import LONGEST_KNOWN, MAX_TOPICS, KnownTopic, TopicCache
+from penstock.broker.errors import MalformedPacketError, PeerError, ProtocolError
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.edge_proxy.topic_cache import LONGEST_KNOWN, MAX_TOPICS, KnownTopic, TopicCache
 
 
 class Question:

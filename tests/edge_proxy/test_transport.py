@@ -11,21 +11,14 @@ from typing import Any
 import pytest
 
 from benchmarks.peers import reserved_port
-from broker.admission import MAX_REFUSED
-from broker.link import Link
-from broker.mqtt.packets import (
-    ConnAck,
-    Disconnect,
-    PingReq,
-    PingResp,
-    PubAck,
-    Publish,
-)
-from broker.mqtt.reason_codes import ReasonCode
-from edge_proxy import transport
-from edge_proxy.config import ProxyLimits
-from edge_proxy.shared import Shared
-from edge_proxy.transport import Driver
+from penstock.broker.admission import MAX_REFUSED
+from penstock.broker.link import Link
+from penstock.broker.mqtt.packets import ConnAck, Disconnect, PingReq, PingResp, PubAck, Publish
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.edge_proxy import transport
+from penstock.edge_proxy.config import ProxyLimits
+from penstock.edge_proxy.shared import Shared
+from penstock.edge_proxy.transport import Driver
 from tests.helpers.pairs import DOWN, UP, SwitchGate, publish
 from tests.helpers.scripted import SECONDS, Peer, ScriptedBroker, open_client, until
 
@@ -311,7 +304,7 @@ async def test_a_fault_of_the_proxy_ends_one_pair(
             raise RuntimeError("our own")
 
         with monkeypatch.context() as patched:
-            patched.setattr("edge_proxy.pair.Pair.receive_data", fail)
+            patched.setattr("penstock.edge_proxy.pair.Pair.receive_data", fail)
             client.send(PingReq())
             assert await client.receive() == Disconnect(ReasonCode.UNSPECIFIED_ERROR)
             assert await client.receive_end() == b""
@@ -439,7 +432,7 @@ async def test_a_fault_at_a_deadline_ends_one_pair(
     def fail(*_: object) -> None:
         raise RuntimeError("our own")
 
-    monkeypatch.setattr("edge_proxy.pair.Pair.handle_timeout", fail)
+    monkeypatch.setattr("penstock.edge_proxy.pair.Pair.handle_timeout", fail)
     async with bench(connect_timeout_seconds=0.01) as proxy:
         _, writer = await asyncio.open_connection(*proxy.address)
         await until(lambda: "closed after a fault of the proxy" in caplog.text)

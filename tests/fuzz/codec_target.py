@@ -5,10 +5,10 @@ An input is one byte (protocol version, size of the chunks) and then what is rec
 
 from __future__ import annotations
 
-from broker.errors import PeerError
-from broker.mqtt.reader import answer_version, read_packet
-from broker.mqtt.receive_buffer import ReceiveBuffer
-from broker.mqtt.writer import write_packet
+from penstock.broker.errors import PeerError
+from penstock.broker.mqtt.reader import answer_version, read_packet
+from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
+from penstock.broker.mqtt.writer import write_packet
 
 MAXIMUM_PACKET_SIZE = 4096
 

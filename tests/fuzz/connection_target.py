@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from broker.errors import PeerError
-from broker.extensions import Verdict
-from broker.limits import Limits, QueueFull
-from broker.link import Link
-from broker.message import Message
-from broker.mqtt.packets import (
+from penstock.broker.errors import PeerError
+from penstock.broker.extensions import Verdict
+from penstock.broker.limits import Limits, QueueFull
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import (
     Connect,
     Disconnect,
     Packet,
@@ -29,9 +29,9 @@ from broker.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from broker.mqtt.writer import write_packet
-from broker.mqtt_options import MqttOptions
-from broker.outbox_rules import OpenGate
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.mqtt_options import MqttOptions
+from penstock.broker.outbox_rules import OpenGate
 from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient

@@ -12,7 +12,7 @@ def main() -> None:
     import atheris  # noqa: PLC0415 (the suite imports the target alone)
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    with atheris.instrument_imports(include=["broker"]):
+    with atheris.instrument_imports(include=["penstock.broker"]):
         from tests.fuzz import connection_target  # noqa: PLC0415 (imported instrumented)
     logging.disable(logging.CRITICAL)
     atheris.Setup(sys.argv, connection_target.run)

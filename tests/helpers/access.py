@@ -6,8 +6,8 @@ import types
 from collections.abc import Awaitable, Generator
 from typing import Generic, TypeVar
 
-from broker.access_control import Action, Admittance, ConnectAttempt, SessionView
-from broker.errors import PeerError
+from penstock.broker.access_control import Action, Admittance, ConnectAttempt, SessionView
+from penstock.broker.errors import PeerError
 from tests.helpers.virtual import VirtualClient
 
 Answer = TypeVar("Answer")

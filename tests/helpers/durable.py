@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from broker.journal import Journal
-from broker.limits import Limits
-from broker.payload import Payload
-from broker.records import (
+from penstock.broker.journal import Journal
+from penstock.broker.limits import Limits
+from penstock.broker.payload import Payload
+from penstock.broker.records import (
     Batch,
     DeliveryRow,
     IncomingRow,
@@ -19,7 +19,7 @@ from broker.records import (
     SubscriptionRow,
     WillRow,
 )
-from broker.restoring import restore
+from penstock.broker.restoring import restore
 from tests.helpers.virtual import VirtualBroker
 
 EPOCH = 1_700_000_000.0

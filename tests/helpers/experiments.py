@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from netem.profiles import Direction
-from netem.scenario import (
+from penstock.netem.profiles import Direction
+from penstock.netem.scenario import (
     Broker,
     HostPlan,
     Impairment,

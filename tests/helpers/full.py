@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.writer import write_packet
+from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 SMALL: dict[str, Any] = {"queued_messages": 2}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from plugins.queue.client import QueueClient
+from penstock.plugins.queue.client import QueueClient
 
 _LISTENS = re.compile(r"queue API listens on (?P<url>http://\S+)")
 
@@ -36,7 +36,7 @@ def running_gateway(
     section = {"path": str(folder / "queue.db"), "http": bind, "queues": {queue: layout}}
     policy = folder / "policy.yaml"
     policy.write_text(yaml.safe_dump({"plugins": {"queue": section}}))
-    program = [sys.executable, "-m", "plugins.queue.gateway", "-c", str(policy)]
+    program = [sys.executable, "-m", "penstock.plugins.queue.gateway", "-c", str(policy)]
     with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.breaking_off import LOOK_SECONDS
-from broker.extensions import BreakingGate, OrderingGate, Transfer, Verdict
-from broker.link import Link
-from broker.message import Message
-from broker.mqtt.packets import PubRel
-from broker.outbox_rules import OpenGate
+from penstock.broker.breaking_off import LOOK_SECONDS
+from penstock.broker.extensions import BreakingGate, OrderingGate, Transfer, Verdict
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import PubRel
+from penstock.broker.outbox_rules import OpenGate
 from tests.helpers.held_machine import FOR_EVER, LARGE, MANY_PIECES, large
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 

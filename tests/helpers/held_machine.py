@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
+from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualClient
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from netem.profiles import Direction
-from netem.records import (
+from penstock.netem.profiles import Direction
+from penstock.netem.records import (
     DeliveryRow,
     ExpectedRow,
     LinkRow,
@@ -15,9 +15,9 @@ from netem.records import (
     Tables,
     WithheldRow,
 )
-from netem.results import write_result
-from netem.run_file import ProcessorShare, RunInfo
-from netem.scenario import (
+from penstock.netem.results import write_result
+from penstock.netem.run_file import ProcessorShare, RunInfo
+from penstock.netem.scenario import (
     Broker,
     HostPlan,
     Impairment,
@@ -31,7 +31,7 @@ from netem.scenario import (
     TracePlan,
     Ways,
 )
-from netem.tables import Format
+from penstock.netem.tables import Format
 
 BROKERS = ("adaptive", "mosquitto")
 

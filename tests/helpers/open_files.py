@@ -7,7 +7,7 @@ import contextlib
 import resource
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from broker.mqtt.packets import ConnAck
+from penstock.broker.mqtt.packets import ConnAck
 from tests.helpers.scripted import SECONDS, open_client
 
 

@@ -6,19 +6,19 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from broker.extensions import DeliveryGate, LinkSampler, Verdict
-from broker.link import Link
-from broker.message import Message
-from broker.mqtt.packets import ConnAck, Connect, Packet, Publish
-from broker.mqtt.reader import read_packet
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.receive_buffer import ReceiveBuffer
-from broker.mqtt.writer import write_packet
-from broker.outbox_rules import OpenGate
-from edge_proxy.config import ProxyLimits
-from edge_proxy.direction import Direction
-from edge_proxy.pair import Pair
-from edge_proxy.shared import Shared
+from penstock.broker.extensions import DeliveryGate, LinkSampler, Verdict
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import ConnAck, Connect, Packet, Publish
+from penstock.broker.mqtt.reader import read_packet
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.outbox_rules import OpenGate
+from penstock.edge_proxy.config import ProxyLimits
+from penstock.edge_proxy.direction import Direction
+from penstock.edge_proxy.pair import Pair
+from penstock.edge_proxy.shared import Shared
 
 UP = Direction.UPSTREAM
 DOWN = Direction.DOWNSTREAM

@@ -111,7 +111,7 @@ class Program:
 
 
 class BrokerProcess(Program):
-    """``python -m broker -c FILE`` and its log.
+    """``python -m penstock.broker -c FILE`` and its log.
 
     Attributes:
         port: of the listener `default`, or of the last one where none has that name; 0 where
@@ -136,7 +136,7 @@ class BrokerProcess(Program):
         text = policy if isinstance(policy, str) else yaml.safe_dump(dict(policy))
         (folder / "policy.yaml").write_text(text)
         super().__init__(
-            [*wrapper, sys.executable, "-m", "broker", "-c", "policy.yaml"],
+            [*wrapper, sys.executable, "-m", "penstock.broker", "-c", "policy.yaml"],
             cwd=folder,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             **options,

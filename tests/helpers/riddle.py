@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from broker.access_control import (
+from penstock.broker.access_control import (
     Accepted,
     AuthExchange,
     AuthStep,
@@ -12,7 +12,7 @@ from broker.access_control import (
     ConnectAttempt,
     Refused,
 )
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.access import Later
 
 

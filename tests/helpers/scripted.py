@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Self
 
-from broker.mqtt.packets import ConnAck, Connect, Packet
-from broker.mqtt.reader import read_packet
-from broker.mqtt.writer import write_packet
+from penstock.broker.mqtt.packets import ConnAck, Connect, Packet
+from penstock.broker.mqtt.reader import read_packet
+from penstock.broker.mqtt.writer import write_packet
 
 SECONDS = 30
 """The longest wait for something that must happen."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.extensions import Verdict
-from broker.link import Link
-from broker.message import Message
-from broker.outbox_rules import OpenGate
+from penstock.broker.extensions import Verdict
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.outbox_rules import OpenGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 SHARE = "$share/workers/jobs"

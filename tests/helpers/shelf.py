@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.payload import PIECE_BYTES
+from penstock.broker.payload import PIECE_BYTES
 
 
 class Shelf:

@@ -8,10 +8,10 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from broker.connection import Connection
-from broker.core import Core
-from broker.limits import Limits
-from broker.mqtt.packets import (
+from penstock.broker.connection import Connection
+from penstock.broker.core import Core
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
     Packet,
@@ -22,11 +22,11 @@ from broker.mqtt.packets import (
     Subscription,
     Will,
 )
-from broker.mqtt.reader import read_packet
-from broker.mqtt.receive_buffer import ReceiveBuffer
-from broker.mqtt.writer import write_packet
-from broker.mqtt_options import MqttOptions
-from broker.session import Session
+from penstock.broker.mqtt.reader import read_packet
+from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.mqtt_options import MqttOptions
+from penstock.broker.session import Session
 
 Kind = TypeVar("Kind")
 

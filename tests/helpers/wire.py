@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from broker.mqtt.packets import (
+from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
     Disconnect,
@@ -20,9 +20,9 @@ from broker.mqtt.packets import (
     Subscribe,
     Subscription,
 )
-from broker.mqtt.reader import read_packet
-from broker.mqtt.receive_buffer import ReceiveBuffer
-from broker.mqtt.writer import write_packet
+from penstock.broker.mqtt.reader import read_packet
+from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
+from penstock.broker.mqtt.writer import write_packet
 
 SECONDS: Final = 30.0
 """The longest wait for something that must happen, on a machine that is busy."""

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-import penstock
-from models.__main__ import main
+from penstock import __main__ as command_line
+from penstock.models.__main__ import main
 
 QUICK = ["--traces", "2", "--seconds", "100", "--thresholds", "0.5", "--probe-periods", "1"]
 
 
 def test_plan_prints_markdown(capsys: pytest.CaptureFixture[str]) -> None:
     """``penstock plan withholding`` gives tables of latency and verdicts."""
-    assert penstock.main(["plan", "withholding", *QUICK]) == 0
+    assert command_line.main(["plan", "withholding", *QUICK]) == 0
     told = capsys.readouterr().out
     assert "| T_Q = 1 s | threshold_l 0.5 s |" in told
     assert "| claim | verdict | found |" in told
@@ -128,7 +128,7 @@ def test_where_a_plot_cannot_be_written_nothing_is_simulated(
 ) -> None:
     """It is said before a run of minutes."""
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("models.__main__.run", None)
+    monkeypatch.setattr("penstock.models.__main__.run", None)
     (tmp_path / "folder").mkdir()
     assert main(["withholding", option, str(tmp_path / name)]) == 2
     assert f"{option}: {tmp_path / name}: {told}" in capsys.readouterr().err
@@ -146,6 +146,6 @@ def test_plot_without_matplotlib_names_the_extra(
         return load(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    monkeypatch.setattr("models.__main__.run", None)  # it is said before
+    monkeypatch.setattr("penstock.models.__main__.run", None)  # it is said before
     assert main(["withholding", *QUICK, "--plot", str(tmp_path / "x.png")]) == 2
     assert "penstock[models]" in capsys.readouterr().err

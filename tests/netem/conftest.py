@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from netem import namespaces
+from penstock.netem import namespaces
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from netem.brokers import (
+from penstock.netem.brokers import (
     ANONYMOUS,
     amqtt_policy,
     console_address,
@@ -19,8 +19,8 @@ from netem.brokers import (
     prepare,
     version,
 )
-from netem.errors import NetemError
-from netem.scenario import Broker
+from penstock.netem.errors import NetemError
+from penstock.netem.scenario import Broker
 
 
 def test_settings_are_laid_over_key_by_key() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from netem.canvas import (
+from penstock.netem.canvas import (
     FOCUS_COLOUR,
     OVER_COLOUR,
     Canvas,
@@ -20,8 +20,8 @@ from netem.canvas import (
     show_seconds,
     spread,
 )
-from netem.measures import Measures
-from netem.scenario import Broker, Target
+from penstock.netem.measures import Measures
+from penstock.netem.scenario import Broker, Target
 from tests.helpers.netem_runs import INFO, SCENARIO, whole_run
 
 

@@ -5,8 +5,8 @@ from itertools import islice, pairwise
 
 import pytest
 
-from netem.changes import OnOff, Trace
-from netem.profiles import BAD, GOOD, OPEN
+from penstock.netem.changes import OnOff, Trace
+from penstock.netem.profiles import BAD, GOOD, OPEN
 
 
 def test_on_and_off_alternate_for_exponential_times_of_their_means() -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netem import channel as channel_module
-from netem.channel import Channel
-from netem.profiles import Bursts, Direction
+from penstock.netem import channel as channel_module
+from penstock.netem.channel import Channel
+from penstock.netem.profiles import Bursts, Direction
 
 PACKET = bytes(1_000)
 

@@ -10,15 +10,15 @@ from typing import Literal
 
 import pytest
 
-from netem.brokers import RunningBroker
-from netem.errors import RunError
-from netem.namespaces import start_time_of
-from netem.network import Host, Network
-from netem.publisher import Published, read_published_file
-from netem.roster import Roster, publisher_files, subscriber_files
-from netem.scenario import Broker, Publisher, Scenario, Stream, Subscriber
-from netem.site import Crew
-from netem.subscriber import read_delivered_file
+from penstock.netem.brokers import RunningBroker
+from penstock.netem.errors import RunError
+from penstock.netem.namespaces import start_time_of
+from penstock.netem.network import Host, Network
+from penstock.netem.publisher import Published, read_published_file
+from penstock.netem.roster import Roster, publisher_files, subscriber_files
+from penstock.netem.scenario import Broker, Publisher, Scenario, Stream, Subscriber
+from penstock.netem.site import Crew
+from penstock.netem.subscriber import read_delivered_file
 from tests.helpers.experiments import scenario
 from tests.helpers.networks import NEEDS_ROOT
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from netem.congestion_control import ALLOWED, AVAILABLE, set_congestion_control
-from netem.errors import NetemError
-from netem.network import Network
+from penstock.netem.congestion_control import ALLOWED, AVAILABLE, set_congestion_control
+from penstock.netem.errors import NetemError
+from penstock.netem.network import Network
 from tests.helpers.networks import NEEDS_ROOT
 
 pytestmark = NEEDS_ROOT

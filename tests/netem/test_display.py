@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from netem.display import Display, clock
+from penstock.netem.display import Display, clock
 
 
 class Terminal(io.StringIO):

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from netem import engines
-from netem.engines import Engine, choose_engine, instead_of_tc
-from netem.errors import NetemError
+from penstock.netem import engines
+from penstock.netem.engines import Engine, choose_engine, instead_of_tc
+from penstock.netem.errors import NetemError
 
 
 @pytest.fixture

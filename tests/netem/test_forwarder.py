@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from netem.messages import REQUEST, Add, Switch, Tell
-from netem.profiles import GOOD, OPEN
+from penstock.netem.messages import REQUEST, Add, Switch, Tell
+from penstock.netem.profiles import GOOD, OPEN
 from tests.helpers.networks import NEEDS_ROOT
 
 pytestmark = NEEDS_ROOT
@@ -27,7 +27,7 @@ def devices_now() -> set[str]:
 @contextmanager
 def forwarder() -> Iterator[subprocess.Popen[bytes]]:
     """A forwarder of a network without namespaces."""
-    command = [sys.executable, "-m", "netem.forwarder", f"penstock-test-{os.getpid()}-"]
+    command = [sys.executable, "-m", "penstock.netem.forwarder", f"penstock-test-{os.getpid()}-"]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

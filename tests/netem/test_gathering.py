@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from netem.gathering import delivery_rows, link_rows, message_rows, withheld_rows
-from netem.records import DeliveryRow, LinkRow, MessageRow, WithheldRow
-from netem.roster import Roster
+from penstock.netem.gathering import delivery_rows, link_rows, message_rows, withheld_rows
+from penstock.netem.records import DeliveryRow, LinkRow, MessageRow, WithheldRow
+from penstock.netem.roster import Roster
 from tests.helpers.experiments import scenario
 
 BEGIN_AT = 1_000.0

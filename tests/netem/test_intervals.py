@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from netem.intervals import intersection, total_seconds, union
+from penstock.netem.intervals import intersection, total_seconds, union
 
 
 def test_times_that_touch_or_overlap_are_one() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from netem.changes import OnOff, Trace
-from netem.errors import NetemError
-from netem.link_file import read_link
-from netem.profiles import Bursts, Direction
+from penstock.netem.changes import OnOff, Trace
+from penstock.netem.errors import NetemError
+from penstock.netem.link_file import read_link
+from penstock.netem.profiles import Bursts, Direction
 
 ROOT = Path(__file__).resolve().parents[2]
 

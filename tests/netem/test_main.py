@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from netem.__main__ import main
-from netem.namespaces import FOLDER
-from netem.scenario_file import names
+from penstock.netem.__main__ import main
+from penstock.netem.namespaces import FOLDER
+from penstock.netem.scenario_file import names
 from tests.helpers.netem_runs import INFO, whole_run, write_run
 from tests.helpers.networks import NEEDS_ROOT
 
@@ -47,7 +47,7 @@ def file(tmp_path: Path) -> Path:
 def holding(file: Path, *options: str, stdin: int) -> Iterator[subprocess.Popen[str]]:
     """Run the program on a file, and at the end whatever a test has found, no more."""
     with subprocess.Popen(
-        [sys.executable, "-m", "netem", "link", str(file), *options],
+        [sys.executable, "-m", "penstock.netem", "link", str(file), *options],
         cwd=ROOT,
         text=True,
         stdin=stdin,
@@ -177,7 +177,7 @@ def without(packages: tuple[str, ...], *arguments: str) -> subprocess.CompletedP
     """Run the program where some packages are not installed."""
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({packages}))\n"
-        "from netem.__main__ import main; sys.exit(main(sys.argv[1:]))"
+        "from penstock.netem.__main__ import main; sys.exit(main(sys.argv[1:]))"
     )
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],

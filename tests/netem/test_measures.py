@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from netem.errors import NetemError
-from netem.measures import Measures, quantile, show
-from netem.records import MemoryRow, Tables
-from netem.scenario import Target
+from penstock.netem.errors import NetemError
+from penstock.netem.measures import Measures, quantile, show
+from penstock.netem.records import MemoryRow, Tables
+from penstock.netem.scenario import Target
 from tests.helpers.netem_runs import (
     INFO,
     SCENARIO,

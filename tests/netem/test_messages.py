@@ -3,10 +3,20 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from netem.changes import OnOff, Trace
-from netem.channel import Counts
-from netem.messages import ANSWER, REQUEST, Add, AddTc, Answer, Follow, Request, Switch, Tell
-from netem.profiles import GOOD, LOSSY, OPEN, Bursts, Direction, Profile
+from penstock.netem.changes import OnOff, Trace
+from penstock.netem.channel import Counts
+from penstock.netem.messages import (
+    ANSWER,
+    REQUEST,
+    Add,
+    AddTc,
+    Answer,
+    Follow,
+    Request,
+    Switch,
+    Tell,
+)
+from penstock.netem.profiles import GOOD, LOSSY, OPEN, Bursts, Direction, Profile
 
 BURSTY = Profile("bursty", Direction(loss=Bursts(0.1, 0.5)), Direction(0.1, 1e6, queue_bytes=9))
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from netem import namespaces
-from netem.errors import NetemError
-from netem.namespaces import (
+from penstock.netem import namespaces
+from penstock.netem.errors import NetemError
+from penstock.netem.namespaces import (
     FOLDER,
     own_prefix,
     remove_leftovers,
@@ -35,7 +35,7 @@ def test_without_root_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", ["net_admin", "sys_admin"])
 def test_a_root_that_may_not_is_told_what_is_missing(name: str) -> None:
     """Root of a container, as they are by default, is no root to the kernel."""
-    code = "from netem.namespaces import require_root; require_root()"
+    code = "from penstock.netem.namespaces import require_root; require_root()"
     done = subprocess.run(
         ["setpriv", f"--bounding-set=-{name}", f"--inh-caps=-{name}", sys.executable, "-c", code],
         cwd=ROOT,

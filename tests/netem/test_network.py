@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from netem import network as network_module
-from netem.changes import OnOff, Trace
-from netem.channel import Counts
-from netem.congestion_control import ALLOWED, AVAILABLE
-from netem.errors import NetemError, RunError
-from netem.namespaces import FOLDER, own_prefix, start_time_of
-from netem.network import Host, Link, Network
-from netem.profiles import OPEN, Direction, Profile
+from penstock.netem import network as network_module
+from penstock.netem.changes import OnOff, Trace
+from penstock.netem.channel import Counts
+from penstock.netem.congestion_control import ALLOWED, AVAILABLE
+from penstock.netem.errors import NetemError, RunError
+from penstock.netem.namespaces import FOLDER, own_prefix, start_time_of
+from penstock.netem.network import Host, Link, Network
+from penstock.netem.profiles import OPEN, Direction, Profile
 from tests.helpers.networks import NEEDS_ROOT
 
 pytestmark = NEEDS_ROOT
@@ -56,9 +56,9 @@ for _ in range(int(sys.argv[2])):
 
 OWNER = """
 import sys, time
-from netem import namespaces
-from netem.network import Network
-from netem.profiles import OPEN
+from penstock.netem import namespaces
+from penstock.netem.network import Network
+from penstock.netem.profiles import OPEN
 namespaces.NAME_PREFIX = sys.argv[2]
 with Network(engine=sys.argv[1]) as network:
     cloud, edge = network.host("cloud"), network.host("edge")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from netem.outcomes import Promises, join, keep_account
-from netem.records import Tables
+from penstock.netem.outcomes import Promises, join, keep_account
+from penstock.netem.records import Tables
 from tests.helpers.netem_runs import delivery, expected, message
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from netem.pacer import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, SLACK_BYTES, Pacer
-from netem.profiles import Direction
+from penstock.netem.pacer import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, SLACK_BYTES, Pacer
+from penstock.netem.profiles import Direction
 
 
 def test_a_chunk_takes_its_length_over_the_rate_and_then_the_delay() -> None:

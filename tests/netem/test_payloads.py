@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from netem.payloads import HEAD_BYTES, Head, Times, read_head, write_payload
+from penstock.netem.payloads import HEAD_BYTES, Head, Times, read_head, write_payload
 
 HEAD = Head(publisher=65_535, stream=7, number=4_000_000_000, due_at=12.000_000_1)
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from matplotlib import colors, image
 
-from netem.canvas import FOCUS_COLOUR, IMPAIRED_COLOUR, OVER_COLOUR, Plot
-from netem.measures import Measures
-from netem.plots import draw, draw_distributions, draw_latencies, draw_memory
-from netem.records import Tables
+from penstock.netem.canvas import FOCUS_COLOUR, IMPAIRED_COLOUR, OVER_COLOUR, Plot
+from penstock.netem.measures import Measures
+from penstock.netem.plots import draw, draw_distributions, draw_latencies, draw_memory
+from penstock.netem.records import Tables
 from tests.helpers.netem_runs import INFO, SCENARIO, message, whole_run
 
 

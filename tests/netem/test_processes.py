@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from netem import processes
-from netem.processes import BusyTime, Families
+from penstock.netem import processes
+from penstock.netem.processes import BusyTime, Families
 
 PARENT = """
 import subprocess, sys
@@ -64,9 +64,9 @@ def test_seconds_in_which_all_processors_were_busy_are_added_up(
 ) -> None:
     """Those in a row of looks at 95, 20 and 91 %: a mean of 69 % would hide them."""
     now = 100.0
-    monkeypatch.setattr("netem.processes.time.monotonic", lambda: now)
+    monkeypatch.setattr("penstock.netem.processes.time.monotonic", lambda: now)
     percents = iter([0.0, 95.0, 20.0, 91.0])
-    monkeypatch.setattr("netem.processes.psutil.cpu_percent", lambda: next(percents))
+    monkeypatch.setattr("penstock.netem.processes.psutil.cpu_percent", lambda: next(percents))
     busy = BusyTime()
     for now in (100.5, 101.0, 101.2, 102.0, 103.5):  # noqa: B007 - the clock
         busy.look()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from netem.profiles import BAD, GOOD, LOSSY, OPEN, PROFILES, Bursts, Direction
+from penstock.netem.profiles import BAD, GOOD, LOSSY, OPEN, PROFILES, Bursts, Direction
 
 
 @pytest.mark.parametrize(

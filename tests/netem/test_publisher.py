@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from netem.publisher import Published, read_published, read_published_file
+from penstock.netem.publisher import Published, read_published, read_published_file
 
 
 def test_messages_are_joined_with_their_acknowledgements() -> None:

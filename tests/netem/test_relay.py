@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers import reserved_port
-from netem import relay as relay_module
-from netem.profiles import LOSSY, OPEN, Direction, Profile
-from netem.relay import Relay
+from penstock.netem import relay as relay_module
+from penstock.netem.profiles import LOSSY, OPEN, Direction, Profile
+from penstock.netem.relay import Relay
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -194,7 +194,14 @@ def read_line(process: subprocess.Popen[str]) -> str:
 def test_as_a_program_it_relays_and_follows_standard_input(server: socket.socket) -> None:
     """It says where it listens, switches by name, tells a wrong name, and ends by SIGTERM."""
     port = server.getsockname()[1]
-    command = [sys.executable, "-m", "netem.relay", f"127.0.0.1:{port}", "--profile", "open"]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.netem.relay",
+        f"127.0.0.1:{port}",
+        "--profile",
+        "open",
+    ]
     with subprocess.Popen(
         command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=1
     ) as process:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from netem.errors import NetemError
-from netem.measures import Measures
-from netem.report import read_tables, to_markdown, write_report
-from netem.scenario import Subscriber, Target
-from netem.tables import Format
+from penstock.netem.errors import NetemError
+from penstock.netem.measures import Measures
+from penstock.netem.report import read_tables, to_markdown, write_report
+from penstock.netem.scenario import Subscriber, Target
+from penstock.netem.tables import Format
 from tests.helpers.netem_runs import INFO, SCENARIO, whole_run, write_run
 
 

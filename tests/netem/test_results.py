@@ -7,12 +7,12 @@ from typing import NoReturn
 
 import pytest
 
-from netem import results
-from netem.errors import NetemError, RunError
-from netem.records import Tables, WithheldRow
-from netem.results import commit, machine, make_folder, write_result
-from netem.run_file import RunInfo, read_run_info
-from netem.tables import NAMES, Format, read_table
+from penstock.netem import results
+from penstock.netem.errors import NetemError, RunError
+from penstock.netem.records import Tables, WithheldRow
+from penstock.netem.results import commit, machine, make_folder, write_result
+from penstock.netem.run_file import RunInfo, read_run_info
+from penstock.netem.tables import NAMES, Format, read_table
 from tests.helpers.experiments import scenario
 
 INFO = RunInfo(
@@ -81,7 +81,7 @@ def test_a_folder_into_which_nothing_can_be_written_is_refused_before_the_run(
     def refuse(**_: object) -> NoReturn:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr("netem.results.tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr("penstock.netem.results.tempfile.TemporaryFile", refuse)
     with pytest.raises(NetemError, match=f"^--out: {tmp_path}: .*Read-only file system"):
         make_folder(tmp_path)
 

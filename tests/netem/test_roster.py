@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from netem.client_plan import CrewPlan
-from netem.roster import WITNESS, Roster, focus_of
-from netem.scenario import (
+from penstock.netem.client_plan import CrewPlan
+from penstock.netem.roster import WITNESS, Roster, focus_of
+from penstock.netem.scenario import (
     Broker,
     HostPlan,
     Impairment,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from netem.routes import End, first_ends
+from penstock.netem.routes import End, first_ends
 
 
 def joined(*links: str) -> dict[str, list[End]]:

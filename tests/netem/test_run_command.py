@@ -10,11 +10,11 @@ from typing import NoReturn
 import pytest
 import typer
 
-from netem import run_command
-from netem.__main__ import main
-from netem.engines import Engine
-from netem.run_command import choose, command_line, ended_by_signals
-from netem.scenario import Broker, Publisher, Target
+from penstock.netem import run_command
+from penstock.netem.__main__ import main
+from penstock.netem.engines import Engine
+from penstock.netem.run_command import choose, command_line, ended_by_signals
+from penstock.netem.scenario import Broker, Publisher, Target
 from tests.helpers.experiments import scenario
 from tests.helpers.networks import NEEDS_ROOT
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from netem.errors import NetemError
-from netem.profiles import Bursts, Direction
-from netem.run_file import ProcessorShare, RunInfo, read_run_info, write_run_info
-from netem.scenario import (
+from penstock.netem.errors import NetemError
+from penstock.netem.profiles import Bursts, Direction
+from penstock.netem.run_file import ProcessorShare, RunInfo, read_run_info, write_run_info
+from penstock.netem.scenario import (
     Broker,
     HostPlan,
     Impairment,

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from netem import runner, site
-from netem.display import Display
-from netem.errors import NetemError, RunError
-from netem.namespaces import FOLDER, own_prefix, start_time_of
-from netem.runner import planned_seconds, run_scenario, temporary_folder
-from netem.scenario import Broker
+from penstock.netem import runner, site
+from penstock.netem.display import Display
+from penstock.netem.errors import NetemError, RunError
+from penstock.netem.namespaces import FOLDER, own_prefix, start_time_of
+from penstock.netem.runner import planned_seconds, run_scenario, temporary_folder
+from penstock.netem.scenario import Broker
 from tests.helpers.experiments import scenario
 from tests.helpers.networks import NEEDS_ROOT
 
@@ -59,7 +59,7 @@ def test_folders_of_processes_that_were_killed_are_removed(
     [
         (
             Broker("penstock", settings={"plugins": {"withholding": {"policy": "wishful"}}}),
-            r"(?s)broker ours has ended with status 2: .*-m broker -c .*wishful",
+            r"(?s)broker ours has ended with status 2: .*-m penstock.broker -c .*wishful",
         ),
         (
             Broker("mosquitto", lines=["no_such_key 1"]),
@@ -75,7 +75,9 @@ def test_a_broker_that_does_not_start_is_named_with_its_log(
     broker: Broker, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its command; nothing of the network is left."""
-    monkeypatch.setattr("netem.brokers.START_SECONDS", 0.5 if broker.kind == "command" else 30.0)
+    monkeypatch.setattr(
+        "penstock.netem.brokers.START_SECONDS", 0.5 if broker.kind == "command" else 30.0
+    )
     with pytest.raises(RunError, match=words):
         run_scenario(scenario(brokers={"ours": broker}), DISPLAY)
     assert our_namespaces() == []

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from netem.changes import OnOff
-from netem.scenario import HostPlan, LinkPlan, Topology, client_ids
-from netem.scenario_file import read_scenario
+from penstock.netem.changes import OnOff
+from penstock.netem.scenario import HostPlan, LinkPlan, Topology, client_ids
+from penstock.netem.scenario_file import read_scenario
 
 
 def test_a_link_is_named_after_its_hosts() -> None:

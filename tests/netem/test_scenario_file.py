@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from netem.errors import NetemError
-from netem.scenario import (
+from penstock.netem.errors import NetemError
+from penstock.netem.scenario import (
     COMMON_FIGURES,
     STREAM_FIGURES,
     Broker,
@@ -27,7 +27,7 @@ from netem.scenario import (
     Topology,
     TracePlan,
 )
-from netem.scenario_file import FOLDER, names, read_scenario
+from penstock.netem.scenario_file import FOLDER, names, read_scenario
 
 DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs/scenarios.md"
 MOST_SHORT_SECONDS = 15.0

@@ -4,9 +4,9 @@ from math import inf
 
 import pytest
 
-from netem.changes import Trace
-from netem.profiles import BAD, GOOD, OPEN, Profile
-from netem.schedule import MAX_LOG, Schedule
+from penstock.netem.changes import Trace
+from penstock.netem.profiles import BAD, GOOD, OPEN, Profile
+from penstock.netem.schedule import MAX_LOG, Schedule
 
 
 class Link:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from netem.measures import Measures
-from netem.records import MemoryRow, Tables
-from netem.run_file import RunInfo
-from netem.scenario import Stream
-from netem.size_plots import correlate, draw_memory_by_latency, draw_sizes
+from penstock.netem.measures import Measures
+from penstock.netem.records import MemoryRow, Tables
+from penstock.netem.run_file import RunInfo
+from penstock.netem.scenario import Stream
+from penstock.netem.size_plots import correlate, draw_memory_by_latency, draw_sizes
 from tests.helpers.netem_runs import INFO, SCENARIO, delivery, expected, message
 
 SIZES = {"100B": 100, "1KB": 1000, "100KB": 100_000, "1MB": 1_000_000}

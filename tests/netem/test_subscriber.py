@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from netem.client_plan import Awaited, SubscriberPlan
-from netem.subscriber import Delivered, Progress, read_delivered_file
+from penstock.netem.client_plan import Awaited, SubscriberPlan
+from penstock.netem.subscriber import Delivered, Progress, read_delivered_file
 
 
 def plan(awaited: list[Awaited]) -> SubscriberPlan:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from netem.errors import NetemError
-from netem.records import DeliveryRow, MemoryRow, MessageRow, Tables, WithheldRow
-from netem.tables import Format, read_table, write_table
+from penstock.netem.errors import NetemError
+from penstock.netem.records import DeliveryRow, MemoryRow, MessageRow, Tables, WithheldRow
+from penstock.netem.tables import Format, read_table, write_table
 
 MESSAGES = [
     MessageRow("adaptive", 1, "pub, 1", "small", "a/1", 0, 100, 1, 0.1, 0.1001, 0.15, 0.1002),

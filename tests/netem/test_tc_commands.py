@@ -5,16 +5,10 @@ from typing import Any
 
 import pytest
 
-from netem.channel import Counts
-from netem.errors import NetemError
-from netem.profiles import LOSSY, OPEN, Bursts, Direction
-from netem.tc_commands import (
-    count,
-    impairment_words,
-    needs_netem,
-    rate_words,
-    read_shown,
-)
+from penstock.netem.channel import Counts
+from penstock.netem.errors import NetemError
+from penstock.netem.profiles import LOSSY, OPEN, Bursts, Direction
+from penstock.netem.tc_commands import count, impairment_words, needs_netem, rate_words, read_shown
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from netem import tc_link
-from netem.changes import OnOff
-from netem.errors import NetemError
-from netem.namespaces import own_prefix, run_ip
-from netem.network import Host, Link, Network
-from netem.profiles import OPEN, Bursts, Direction, Profile
-from netem.tc_commands import impairment_words, rate_words
-from netem.tc_link import Wires, run_tc
+from penstock.netem import tc_link
+from penstock.netem.changes import OnOff
+from penstock.netem.errors import NetemError
+from penstock.netem.namespaces import own_prefix, run_ip
+from penstock.netem.network import Host, Link, Network
+from penstock.netem.profiles import OPEN, Bursts, Direction, Profile
+from penstock.netem.tc_commands import impairment_words, rate_words
+from penstock.netem.tc_link import Wires, run_tc
 from tests.helpers.networks import NEEDS_ROOT
 
 pytestmark = NEEDS_ROOT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from netem.topics import fault_of_filter, fault_of_topic, matches
+from penstock.netem.topics import fault_of_filter, fault_of_topic, matches
 
 
 @pytest.mark.parametrize(

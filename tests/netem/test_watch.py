@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from netem.watch import Interval, Look, Noticed, intervals, read_looks_file
+from penstock.netem.watch import Interval, Look, Noticed, intervals, read_looks_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,7 +107,16 @@ def test_few_are_asked_for_by_name_and_many_are_found_in_the_list(
     file = tmp_path / "withheld"
     wanted = [f"sub-{n}" for n in range(1, n_clients + 1)]
     with subprocess.Popen(
-        [sys.executable, "-m", "netem.watch", console, "0.05", str(file), *wanted, "nobody"],
+        [
+            sys.executable,
+            "-m",
+            "penstock.netem.watch",
+            console,
+            "0.05",
+            str(file),
+            *wanted,
+            "nobody",
+        ],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     ) as process:
         while len(read_looks_file(file) if file.exists() else []) < 2 * n_clients:

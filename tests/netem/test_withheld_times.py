@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from netem.errors import NetemError
-from netem.records import LinkRow, Tables, WithheldRow
-from netem.withheld_times import Accuracy, find_impaired, judge_withholding
+from penstock.netem.errors import NetemError
+from penstock.netem.records import LinkRow, Tables, WithheldRow
+from penstock.netem.withheld_times import Accuracy, find_impaired, judge_withholding
 from tests.helpers.netem_runs import SCENARIO, expected
 
 

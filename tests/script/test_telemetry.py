@@ -4,7 +4,7 @@ import json
 import math
 import os
 
-from broker.mqtt.topics import validate_topic
+from penstock.broker.mqtt.topics import validate_topic
 from script.demo_program.clients import read_number
 from script.demo_program.telemetry import Sample, Sampler, host_name
 

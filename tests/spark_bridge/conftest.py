@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from plugins.queue.client import QueueClient
-from spark_bridge.java import find_java
-from spark_bridge.session import build_session, class_archive_path, java_options
+from penstock.plugins.queue.client import QueueClient
+from penstock.spark_bridge.java import find_java
+from penstock.spark_bridge.session import build_session, class_archive_path, java_options
 from tests.helpers.gateway import running_gateway
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plugins.queue.client import Batch, QueueClient, QueueError
+from penstock.plugins.queue.client import Batch, QueueClient, QueueError
 
 
 class MemoryQueue(QueueClient):

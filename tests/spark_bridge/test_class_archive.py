@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_bridge.class_archive import ClassArchiveError, rehearse, write_class_archive
-from spark_bridge.java import find_java
-from spark_bridge.session import java_options
+from penstock.spark_bridge.class_archive import ClassArchiveError, rehearse, write_class_archive
+from penstock.spark_bridge.java import find_java
+from penstock.spark_bridge.session import java_options
 
 
 def run_java(options: str, folder: Path) -> None:

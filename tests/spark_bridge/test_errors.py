@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from spark_bridge.errors import OptionError, QueueChangedError, one_line
+from penstock.spark_bridge.errors import OptionError, QueueChangedError, one_line
 
 
 def test_an_error_text_stands_on_one_line() -> None:
@@ -15,7 +15,7 @@ def test_one_line_finds_our_error_inside_a_traceback_of_spark() -> None:
         "[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: Traceback\n"
         '  File "source.py", line 3, in schema\n'
         "    raise OptionError('penstock: a decoy in the source line')\n"
-        f"spark_bridge.errors.OptionError: {ours}\n"
+        f"penstock.spark_bridge.errors.OptionError: {ours}\n"
         "SQLSTATE: 38000"
     )
     assert one_line(RuntimeError(text)) == "option 'url' is missing"

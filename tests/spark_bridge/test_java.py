@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_bridge.java import JavaError, find_java
+from penstock.spark_bridge.java import JavaError, find_java
 
 
 def java_that_says(folder: Path, text: str) -> Path:

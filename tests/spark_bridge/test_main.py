@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from plugins.queue.client import QueueClient
-from spark_bridge.__main__ import StopSignals, describe, main, read_pairs, read_trigger
-from spark_bridge.errors import OptionError
-from spark_bridge.pipeline import Summary
+from penstock.plugins.queue.client import QueueClient
+from penstock.spark_bridge.__main__ import StopSignals, describe, main, read_pairs, read_trigger
+from penstock.spark_bridge.errors import OptionError
+from penstock.spark_bridge.pipeline import Summary
 from tests.helpers.gateway import running_gateway
 
 
@@ -110,7 +110,7 @@ def test_a_setting_that_spark_refuses_ends_with_status_2_and_one_line(tmp_path: 
     """Spark's own words for the cause, without its traceback, and where more of it stands."""
     with running_gateway(tmp_path) as client:
         given = arguments(tmp_path, client.url, "--master", "locall[2]")
-        program = [sys.executable, "-m", "spark_bridge", *given]
+        program = [sys.executable, "-m", "penstock.spark_bridge", *given]
         ended = subprocess.run(program, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith("penstock spark: Spark does not start: ")

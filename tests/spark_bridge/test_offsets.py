@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_bridge.errors import QueueChangedError
-from spark_bridge.offsets import (
+from penstock.spark_bridge.errors import QueueChangedError
+from penstock.spark_bridge.offsets import (
     Position,
     Range,
     earliest,

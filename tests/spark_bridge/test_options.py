@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_bridge.errors import OptionError
-from spark_bridge.options import OPTION_NAMES, SourceOptions, read_options
-from spark_bridge.pipeline import source_texts
+from penstock.spark_bridge.errors import OptionError
+from penstock.spark_bridge.options import OPTION_NAMES, SourceOptions, read_options
+from penstock.spark_bridge.pipeline import source_texts
 
 NEEDED = {"url": "http://127.0.0.1:8080", "queue": "telemetry"}
 

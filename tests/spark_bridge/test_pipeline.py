@@ -8,9 +8,15 @@ import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
 
-from plugins.queue.client import QueueClient
-from spark_bridge.options import SourceOptions, read_options
-from spark_bridge.pipeline import PipelineError, PipelineOptions, Summary, run, source_texts
+from penstock.plugins.queue.client import QueueClient
+from penstock.spark_bridge.options import SourceOptions, read_options
+from penstock.spark_bridge.pipeline import (
+    PipelineError,
+    PipelineOptions,
+    Summary,
+    run,
+    source_texts,
+)
 
 HOSTS = ("a", "b")
 

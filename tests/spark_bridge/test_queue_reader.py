@@ -5,11 +5,11 @@ import pickle
 
 import pytest
 
-from plugins.queue.client import QueueError
-from spark_bridge.errors import QueueChangedError, QueueUnavailableError
-from spark_bridge.offsets import Position, Range
-from spark_bridge.options import SourceOptions
-from spark_bridge.queue_reader import QueueReader
+from penstock.plugins.queue.client import QueueError
+from penstock.spark_bridge.errors import QueueChangedError, QueueUnavailableError
+from penstock.spark_bridge.offsets import Position, Range
+from penstock.spark_bridge.options import SourceOptions
+from penstock.spark_bridge.queue_reader import QueueReader
 from tests.spark_bridge.memory_queue import MemoryQueue
 
 OPTIONS = SourceOptions(url="http://127.0.0.1:9", queue="telemetry", retry_seconds=10)

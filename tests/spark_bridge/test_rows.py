@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from plugins.queue.client import Batch
-from spark_bridge.rows import to_record_batch
-from spark_bridge.schema import ARROW_SCHEMA
+from penstock.plugins.queue.client import Batch
+from penstock.spark_bridge.rows import to_record_batch
+from penstock.spark_bridge.schema import ARROW_SCHEMA
 
 
 def test_every_field_arrives_in_its_column() -> None:

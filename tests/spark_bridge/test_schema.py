@@ -16,7 +16,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_bridge.schema import ARROW_SCHEMA, COLUMNS, SPARK_DDL
+from penstock.spark_bridge.schema import ARROW_SCHEMA, COLUMNS, SPARK_DDL
 
 SPARK_TYPES = {
     "INT": IntegerType(),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from spark_bridge.java import Java
-from spark_bridge.session import class_archive_path, java_options, worker_python
+from penstock.spark_bridge.java import Java
+from penstock.spark_bridge.session import class_archive_path, java_options, worker_python
 
 JAVA = Java(Path("/usr/bin/java"), "17.0.1")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_bridge.sink_folder import SinkFolderError, listed_names, prepare_folder
+from penstock.spark_bridge.sink_folder import SinkFolderError, listed_names, prepare_folder
 
 
 def run(spark: SparkSession, folder: Path, checkpoint: Path, batches: int) -> None:

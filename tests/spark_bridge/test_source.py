@@ -9,9 +9,9 @@ from pyspark.errors import AnalysisException, PySparkException, StreamingQueryEx
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from plugins.queue.client import QueueClient
-from spark_bridge.errors import one_line
-from spark_bridge.schema import ARROW_SCHEMA
+from penstock.plugins.queue.client import QueueClient
+from penstock.spark_bridge.errors import one_line
+from penstock.spark_bridge.schema import ARROW_SCHEMA
 from tests.helpers.gateway import running_gateway
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_bridge.tally import Tally
+from penstock.spark_bridge.tally import Tally
 
 
 def report(batch: int, rows: int, end: Any = None, **more: Any) -> dict[str, Any]:

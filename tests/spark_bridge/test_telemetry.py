@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from spark_bridge.schema import SPARK_DDL
-from spark_bridge.telemetry import (
+from penstock.spark_bridge.schema import SPARK_DDL
+from penstock.spark_bridge.telemetry import (
     MAX_CLOCK_SKEW_SECONDS,
     aggregate,
     count_problems,

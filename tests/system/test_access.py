@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from scramp import ScramClient
 
-from broker.mqtt.packets import Auth, ConnAck, Connect, Disconnect, Publish
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.packets import Auth, ConnAck, Connect, Disconnect, Publish
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.process import ROOT, running_broker
 from tests.helpers.wire import WireClient, connected
 
@@ -23,7 +23,7 @@ REFUSED = ReasonCode.NOT_AUTHORIZED
 
 def passwd(folder: Path, *arguments: str, password: str) -> None:
     """Write a user as an operator does."""
-    command = [sys.executable, "-m", "plugins.access", *arguments]
+    command = [sys.executable, "-m", "penstock.plugins.access", *arguments]
     subprocess.run(
         command,
         check=True,

@@ -12,8 +12,8 @@ from typing import IO, Any
 import pytest
 import yaml
 
-from netem.network import Host, Network
-from netem.profiles import LOSSY_DOWNSTREAM, Direction, Profile
+from penstock.netem.network import Host, Network
+from penstock.netem.profiles import LOSSY_DOWNSTREAM, Direction, Profile
 from tests.helpers.networks import NEEDS_ROOT
 from tests.helpers.process import ROOT, SECONDS, anonymous_policy
 
@@ -100,7 +100,7 @@ class Field:
         policy = anonymous_policy(plugins)
         policy["listeners"] = {"default": {"type": "tcp", "bind": f"0.0.0.0:{PORT}"}}
         (folder / "policy.yaml").write_text(yaml.safe_dump(policy))
-        broker = self._start(cloud, "-m", "broker", "-c", "policy.yaml")
+        broker = self._start(cloud, "-m", "penstock.broker", "-c", "policy.yaml")
         assert broker.stderr is not None
         self.log = Lines(broker.stderr)
         self.log.wait_for("listener default: listening")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from plugins.queue.client import QueueClient
+from penstock.plugins.queue.client import QueueClient
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ("--seconds", "4", "--no-spark")

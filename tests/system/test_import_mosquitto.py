@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from benchmarks.peers import reserved_port
-from broker.mqtt.packets import Connect, PubAck, Publish
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.packets import Connect, PubAck, Publish
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.certificates import Authority
 from tests.helpers.mosquitto import running_mosquitto
 from tests.helpers.process import ROOT, running_broker
@@ -167,7 +167,7 @@ def settings(folder: Path, authority: Authority, tls: int, websocket: int) -> st
         kind = ["-H", "sha512"] if username == "bob" else []
         command = ["mosquitto_passwd", *kind, "-b", str(passwords), username, password]
         subprocess.run(command, check=True, capture_output=True)
-    command = [sys.executable, "-m", "plugins.access", str(passwords), "admin"]
+    command = [sys.executable, "-m", "penstock.plugins.access", str(passwords), "admin"]
     subprocess.run(command, check=True, input="root", text=True, cwd=ROOT)
     certfile, keyfile = authority.issue()
     return (
@@ -183,7 +183,7 @@ def settings(folder: Path, authority: Authority, tls: int, websocket: int) -> st
 
 def imported(conf: Path) -> str:
     """Return the policy file made of a mosquitto.conf by the program."""
-    command = [sys.executable, "-m", "broker.import_mosquitto", str(conf)]
+    command = [sys.executable, "-m", "penstock.broker.import_mosquitto", str(conf)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
     assert done.stderr.count("\n") == 1
     assert ": user " in done.stderr

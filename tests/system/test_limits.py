@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from broker.mqtt.packets import Disconnect, PubAck, Publish, Subscribe, Subscription
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.writer import write_packet
+from penstock.broker.mqtt.packets import Disconnect, PubAck, Publish, Subscribe, Subscription
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
 from tests.broker.serving import until
 from tests.helpers.process import BrokerProcess, anonymous_policy, running_broker
 from tests.helpers.wire import WireClient, connected

@@ -9,9 +9,9 @@ from random import Random
 import psutil
 import pytest
 
-from broker.mqtt.packets import ConnAck, Connect, Disconnect, PingResp, PubAck, Publish
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.writer import write_packet
+from penstock.broker.mqtt.packets import ConnAck, Connect, Disconnect, PingResp, PubAck, Publish
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
 from tests.broker.serving import until
 from tests.helpers.malformed import CLOSED, TAKEN, Case, cases
 from tests.helpers.process import BrokerProcess, anonymous_policy, running_broker

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from broker.mqtt.packets import PubAck, Publish
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.packets import PubAck, Publish
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.process import (
     SECONDS,
     BrokerProcess,

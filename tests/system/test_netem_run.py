@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from netem.namespaces import FOLDER
-from netem.records import (
+from penstock.netem.namespaces import FOLDER
+from penstock.netem.records import (
     DeliveryRow,
     ExpectedRow,
     LinkRow,
@@ -18,8 +18,8 @@ from netem.records import (
     MessageRow,
     WithheldRow,
 )
-from netem.run_file import read_run_info
-from netem.tables import read_table
+from penstock.netem.run_file import read_run_info
+from penstock.netem.tables import read_table
 from tests.helpers.networks import NEEDS_ROOT
 from tests.helpers.process import SECONDS
 
@@ -71,7 +71,7 @@ LATE_SECONDS = 3.0
 def start(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
     """Start ``penstock netem run`` in a folder."""
     return subprocess.Popen(
-        [sys.executable, str(ROOT / "penstock.py"), "netem", "run", *arguments],
+        [sys.executable, "-m", "penstock", "netem", "run", *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         text=True,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from netem.measures import Measures
-from netem.report import read_tables
-from netem.run_file import read_run_info
-from netem.scenario_file import names, read_scenario
+from penstock.netem.measures import Measures
+from penstock.netem.report import read_tables
+from penstock.netem.run_file import read_run_info
+from penstock.netem.scenario_file import names, read_scenario
 from tests.helpers.networks import NEEDS_ROOT
 
 pytestmark = NEEDS_ROOT
@@ -40,7 +40,7 @@ def run_short(name: str, folder: Path) -> Run:
     """Run a scenario in its short length into a folder; its targets that are no timings count."""
     return subprocess.run(
         [
-            *(sys.executable, str(ROOT / "penstock.py"), "netem", "run", name),
+            *(sys.executable, "-m", "penstock", "netem", "run", name),
             *("--short", "--check", "--out", str(folder)),
         ],
         env=os.environ | {"PYTHONPATH": str(ROOT)},

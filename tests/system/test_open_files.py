@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import aiomqtt
 
-from broker.mqtt.packets import ConnAck, PingReq, PingResp
+from penstock.broker.mqtt.packets import ConnAck, PingReq, PingResp
 from tests.helpers.open_files import flooded, is_served, limit_of_files, no_free_files
 from tests.helpers.process import anonymous_policy, running_broker
 from tests.helpers.scripted import SECONDS, open_client

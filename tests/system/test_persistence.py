@@ -17,8 +17,8 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from benchmarks.faults.flows import PatientClient
 from benchmarks.peers import reserved_port
-from broker.mqtt.packets import PubAck, Publish, Will
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.packets import PubAck, Publish, Will
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.paho_client import (
     MQTT_3_1_1,
     MQTT_5,

@@ -16,7 +16,7 @@ from aiomqtt import ProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from broker.mqtt.packets import (
+from penstock.broker.mqtt.packets import (
     ConnAck,
     PingReq,
     PingResp,
@@ -30,9 +30,9 @@ from broker.mqtt.packets import (
     Subscription,
     Will,
 )
-from broker.mqtt.reason_codes import ReasonCode
-from netem.profiles import OPEN, Direction, Profile
-from netem.relay import Relay
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.netem.profiles import OPEN, Direction, Profile
+from penstock.netem.relay import Relay
 from tests.helpers.mosquitto import Mosquitto, running_mosquitto
 from tests.helpers.open_files import flooded, is_served, limit_of_files
 from tests.helpers.process import Program

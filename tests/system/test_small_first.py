@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.mqtt.packets import Publish
+from penstock.broker.mqtt.packets import Publish
 from tests.broker.serving import port_of, serving
 from tests.helpers.wire import WireClient, connected
 

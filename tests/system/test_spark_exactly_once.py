@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pyarrow.dataset as ds
 
-from plugins.queue.client import QueueClient
+from penstock.plugins.queue.client import QueueClient
 from tests.helpers.gateway import running_gateway
 from tests.helpers.stalling_proxy import StallingProxy, stalling_proxy
 
@@ -35,7 +35,7 @@ def start(url: str, folder: Path) -> subprocess.Popen[str]:
     """Start the program on what the queue holds."""
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "spark_bridge", "--url", url, "--queue", "telemetry"),
+            *(sys.executable, "-m", "penstock.spark_bridge", "--url", url, "--queue", "telemetry"),
             *("--output", str(folder / "messages"), "--checkpoint", str(folder / "checkpoint")),
             *("--option", f"max_messages_per_batch={BATCH}"),
             *("--option", f"max_messages_per_request={REQUEST}"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from broker.mqtt.packets import PubAck, Publish
+from penstock.broker.mqtt.packets import PubAck, Publish
 from tests.helpers.process import BrokerProcess, anonymous_policy, running_broker
 from tests.helpers.wire import WireClient, connected
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.mqtt.packets import ConnAck, Connect, Disconnect, PubAck, Publish
-from broker.mqtt.reason_codes import ReasonCode
-from plugins.queue.client import QueueClient
+from penstock.broker.mqtt.packets import ConnAck, Connect, Disconnect, PubAck, Publish
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.plugins.queue.client import QueueClient
 from tests.helpers.paho_client import MQTT_5, PahoClient
 from tests.helpers.process import BrokerProcess, anonymous_policy, running_broker
 from tests.helpers.wire import WireClient, connected

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from broker.__main__ import main
-from edge_proxy.__main__ import main as proxy_main
+from penstock.broker.__main__ import main
+from penstock.edge_proxy.__main__ import main as proxy_main
 from tests.helpers.process import anonymous_policy, running_broker
 
 MISTAKES = [

@@ -9,14 +9,14 @@ from typing import Any
 
 from amqtt.plugins.base import BaseAuthPlugin, BasePlugin, BaseTopicPlugin
 
-from broker.amqtt_host.host import AmqttHost
-from broker.config import Policy, parse_policy
-from broker.connection import Connection
-from broker.core import Core
-from broker.mqtt.packets import ConnAck, Connect, Packet, Publish
-from broker.mqtt.reader import read_packet
-from broker.mqtt.receive_buffer import read_remaining_length
-from broker.mqtt.writer import write_packet
+from penstock.broker.amqtt_host.host import AmqttHost
+from penstock.broker.config import Policy, parse_policy
+from penstock.broker.connection import Connection
+from penstock.broker.core import Core
+from penstock.broker.mqtt.packets import ConnAck, Connect, Packet, Publish
+from penstock.broker.mqtt.reader import read_packet
+from penstock.broker.mqtt.receive_buffer import read_remaining_length
+from penstock.broker.mqtt.writer import write_packet
 
 ANONYMOUS = "amqtt.plugins.authentication.AnonymousAuthPlugin"
 FILE = "amqtt.plugins.authentication.FileAuthPlugin"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from broker.amqtt_host import calls as calls_module
-from broker.amqtt_host.calls import PluginCalls
-from broker.amqtt_host.handlers import Handler
+from penstock.broker.amqtt_host import calls as calls_module
+from penstock.broker.amqtt_host.calls import PluginCalls
+from penstock.broker.amqtt_host.handlers import Handler
 
 
 class Faults:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from amqtt.broker import RetainedApplicationMessage
 
-from broker.mqtt.packets import Publish, Subscribe, Subscription
+from penstock.broker.mqtt.packets import Publish, Subscribe, Subscription
 from tests.broker.amqtt_host.hosting import (
     ACL,
     ANONYMOUS,

@@ -14,7 +14,7 @@ from amqtt.plugins.logging_amqtt import EventLoggerPlugin, PacketLoggerPlugin
 from amqtt.plugins.sys.broker import BrokerSysPlugin
 from amqtt.plugins.topic_checking import TopicAccessControlListPlugin, TopicTabooPlugin
 
-from broker.amqtt_host.handlers import (
+from penstock.broker.amqtt_host.handlers import (
     SysCounts,
     counts_packets,
     decides,
@@ -23,7 +23,7 @@ from broker.amqtt_host.handlers import (
     run_now,
     warn_of_unknown_events,
 )
-from broker.counters import Counters
+from penstock.broker.counters import Counters
 
 QUIET = logging.getLogger("test.amqtt.quiet")
 QUIET.setLevel(logging.INFO)

@@ -13,12 +13,12 @@ from amqtt.plugins.sys.broker import BrokerSysPlugin
 from pwdlib import PasswordHash
 from pwdlib.hashers.argon2 import Argon2Hasher
 
-from broker.access_control import ConnectAttempt
-from broker.amqtt_host.host import AmqttHost
-from broker.config import parse_policy
-from broker.events import Listeners
-from broker.message import Message
-from broker.mqtt.packets import (
+from penstock.broker.access_control import ConnectAttempt
+from penstock.broker.amqtt_host.host import AmqttHost
+from penstock.broker.config import parse_policy
+from penstock.broker.events import Listeners
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import (
     Disconnect,
     PingReq,
     Publish,
@@ -28,7 +28,7 @@ from broker.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.broker.amqtt_host.hosting import (
     ACL,
     ANONYMOUS,

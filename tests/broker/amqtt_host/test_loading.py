@@ -12,8 +12,8 @@ from amqtt.plugins.authentication import AnonymousAuthPlugin
 from amqtt.plugins.base import BaseAuthPlugin, BasePlugin
 from amqtt.plugins.manager import PluginManager, get_plugin_manager
 
-from broker.amqtt_host.loading import HostedPluginManager, load_manager
-from broker.errors import ConfigError
+from penstock.broker.amqtt_host.loading import HostedPluginManager, load_manager
+from penstock.broker.errors import ConfigError
 from tests.broker.amqtt_host.hosting import ACL, ANONYMOUS, FILE, Recorder, named, policy_of
 
 

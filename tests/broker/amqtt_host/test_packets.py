@@ -9,10 +9,10 @@ from amqtt.mqtt.packet import MQTTPacket
 from amqtt.mqtt.publish import PublishPacket
 from amqtt.session import IncomingApplicationMessage
 
-from broker.amqtt_host.packets import HostedMessage, packet_view, retained_view
-from broker.amqtt_host.sessions import HostedSession
-from broker.message import Message
-from broker.mqtt.packets import (
+from penstock.broker.amqtt_host.packets import HostedMessage, packet_view, retained_view
+from penstock.broker.amqtt_host.sessions import HostedSession
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import (
     Auth,
     ConnAck,
     Connect,
@@ -32,7 +32,7 @@ from broker.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from broker.mqtt.writer import write_packet
+from penstock.broker.mqtt.writer import write_packet
 
 PACKETS: list[Packet] = [
     Connect("c", 4, username="u", password=b"p", will=Will("w", b"x", qos=1)),

@@ -8,12 +8,12 @@ import pytest
 from amqtt.session import ApplicationMessage, OutgoingApplicationMessage
 from amqtt.session import Session as AmqttSession
 
-from broker.access_control import ConnectAttempt
-from broker.amqtt_host.sessions import HostedSession, session_of_attempt
-from broker.core import Core
-from broker.limits import Limits
-from broker.message import Message
-from broker.mqtt_options import MqttOptions
+from penstock.broker.access_control import ConnectAttempt
+from penstock.broker.amqtt_host.sessions import HostedSession, session_of_attempt
+from penstock.broker.core import Core
+from penstock.broker.limits import Limits
+from penstock.broker.message import Message
+from penstock.broker.mqtt_options import MqttOptions
 
 
 def attempt_of(password: bytes | None = b"secret", keep_alive: int = 30) -> ConnectAttempt:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.errors import ConfigError
-from broker.import_mosquitto.conf_file import Line, parse_lines, read_conf
+from penstock.broker.errors import ConfigError
+from penstock.broker.import_mosquitto.conf_file import Line, parse_lines, read_conf
 
 
 def test_a_line_is_a_name_and_what_follows() -> None:

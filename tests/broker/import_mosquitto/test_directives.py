@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from broker.import_mosquitto.directives import DIRECTIVES, Loosens, find, problem_of, value_of
+from penstock.broker.import_mosquitto.directives import (
+    DIRECTIVES,
+    Loosens,
+    find,
+    problem_of,
+    value_of,
+)
 
 MANUAL = """
 acl_file address addresses allow_anonymous allow_duplicate_messages allow_zero_length_clientid

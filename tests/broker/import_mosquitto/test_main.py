@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import load_policy
-from broker.import_mosquitto.__main__ import main
+from penstock.broker.config import load_policy
+from penstock.broker.import_mosquitto.__main__ import main
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from broker.config import Policy, parse_policy
-from broker.errors import ConfigError
-from broker.import_mosquitto.conf_file import parse_lines
-from broker.import_mosquitto.directives import DIRECTIVES, Loosens, Place, is_secret
-from broker.import_mosquitto.translate import UNBOUNDED_BYTES, Translation, translate
+from penstock.broker.config import Policy, parse_policy
+from penstock.broker.errors import ConfigError
+from penstock.broker.import_mosquitto.conf_file import parse_lines
+from penstock.broker.import_mosquitto.directives import DIRECTIVES, Loosens, Place, is_secret
+from penstock.broker.import_mosquitto.translate import UNBOUNDED_BYTES, Translation, translate
 
 DROPS = {"queue_full": "drop_newest"}
 LISTENER = "listener 1883\n"

@@ -6,9 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from broker.mqtt import properties as table
-from broker.mqtt.enums import PacketType
-from broker.mqtt.packets import (
+from penstock.broker.mqtt import properties as table
+from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.packets import (
     REASON_CODES,
     Auth,
     ConnAck,
@@ -29,8 +29,8 @@ from broker.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from broker.mqtt.properties import PROPERTIES, WILL, Property
-from broker.mqtt.reader import CONNACK_REASON_CODES, SUBACK_CODES_3_1_1
+from penstock.broker.mqtt.properties import PROPERTIES, WILL, Property
+from penstock.broker.mqtt.reader import CONNACK_REASON_CODES, SUBACK_CODES_3_1_1
 
 MQTT_5 = 5
 

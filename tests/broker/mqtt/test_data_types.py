@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import MalformedPacketError, PeerError
-from broker.mqtt import data_types
+from penstock.broker.errors import MalformedPacketError, PeerError
+from penstock.broker.mqtt import data_types
 from tests.broker.mqtt.strategies import TEXTS
 
 Reader = Callable[[bytes, int], tuple[Any, int]]

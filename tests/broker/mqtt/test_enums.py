@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from broker.mqtt.data_types import write_variable_byte_integer
-from broker.mqtt.enums import (
+from penstock.broker.mqtt.data_types import write_variable_byte_integer
+from penstock.broker.mqtt.enums import (
     MAX_PACKET_ID,
     MAX_REMAINING_LENGTH,
     MAX_STRING_BYTES,

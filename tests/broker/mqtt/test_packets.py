@@ -4,8 +4,8 @@ import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode as PahoReasonCode
 
-from broker.mqtt.enums import PacketType
-from broker.mqtt.packets import (
+from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.packets import (
     REASON_CODES,
     Connect,
     Packet,

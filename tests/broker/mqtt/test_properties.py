@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 
-from broker.errors import MalformedPacketError, PeerError, ProtocolError
-from broker.mqtt.enums import PacketType
-from broker.mqtt.properties import (
+from penstock.broker.errors import MalformedPacketError, PeerError, ProtocolError
+from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.properties import (
     PROPERTIES,
     WILL,
     Property,

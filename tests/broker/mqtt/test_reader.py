@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.errors import MalformedPacketError, PeerError, ProtocolError
-from broker.mqtt.packets import (
+from penstock.broker.errors import MalformedPacketError, PeerError, ProtocolError
+from penstock.broker.mqtt.packets import (
     Connect,
     Disconnect,
     Packet,
@@ -22,10 +22,10 @@ from broker.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from broker.mqtt.reader import answer_version, read_packet
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.receive_buffer import read_remaining_length
-from broker.mqtt.writer import write_packet
+from penstock.broker.mqtt.reader import answer_version, read_packet
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.receive_buffer import read_remaining_length
+from penstock.broker.mqtt.writer import write_packet
 from tests.broker.mqtt.strategies import packets
 from tests.broker.mqtt.vectors import LONGER_FORMS, VECTORS, Vector
 
@@ -486,10 +486,10 @@ class Refuse:
             raise ImportError(name)
 sys.meta_path.insert(0, Refuse())
 sys.modules.pop("time", None)
-import broker.mqtt
-names = [module.name for module in pkgutil.iter_modules(broker.mqtt.__path__)]
+import penstock.broker.mqtt
+names = [module.name for module in pkgutil.iter_modules(penstock.broker.mqtt.__path__)]
 for name in names:
-    __import__(f"broker.mqtt.{name}")
+    __import__(f"penstock.broker.mqtt.{name}")
 print(len(names))
 """
     result = subprocess.run(

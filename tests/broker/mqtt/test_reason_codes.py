@@ -3,7 +3,7 @@ from __future__ import annotations
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode as PahoReasonCode
 
-from broker.mqtt.reason_codes import (
+from penstock.broker.mqtt.reason_codes import (
     CONNACK_RETURN_CODES,
     SUBACK_FAILURE_3_1_1,
     ReasonCode,

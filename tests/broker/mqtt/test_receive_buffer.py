@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.errors import MalformedPacketError, PeerError, ProtocolError
-from broker.mqtt.packets import Packet, Publish
-from broker.mqtt.reader import read_packet
-from broker.mqtt.reason_codes import ReasonCode
-from broker.mqtt.receive_buffer import (
+from penstock.broker.errors import MalformedPacketError, PeerError, ProtocolError
+from penstock.broker.mqtt.packets import Packet, Publish
+from penstock.broker.mqtt.reader import read_packet
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.receive_buffer import (
     LARGE_FRAME_BYTES,
     ReceiveBuffer,
     read_remaining_length,
 )
-from broker.mqtt.writer import write_packet
+from penstock.broker.mqtt.writer import write_packet
 from tests.broker.mqtt.strategies import packets
 from tests.broker.mqtt.vectors import VECTORS
 

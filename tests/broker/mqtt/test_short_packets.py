@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.mqtt.packets import PubAck, PubComp, PubRec, PubRel
-from broker.mqtt.short_packets import (
+from penstock.broker.mqtt.packets import PubAck, PubComp, PubRec, PubRel
+from penstock.broker.mqtt.short_packets import (
     ALL_PUBACK,
     ALL_PUBCOMP,
     ALL_PUBREC,
@@ -15,7 +15,7 @@ from broker.mqtt.short_packets import (
     number_packets,
     packets_from,
 )
-from broker.mqtt.writer import write_packet
+from penstock.broker.mqtt.writer import write_packet
 
 KINDS = [(ALL_PUBACK, PubAck), (ALL_PUBREC, PubRec), (ALL_PUBREL, PubRel), (ALL_PUBCOMP, PubComp)]
 

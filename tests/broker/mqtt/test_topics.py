@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import MalformedPacketError
-from broker.mqtt.topics import matches, parse_share, validate_topic, validate_topic_filter
+from penstock.broker.errors import MalformedPacketError
+from penstock.broker.mqtt.topics import matches, parse_share, validate_topic, validate_topic_filter
 from tests.broker.mqtt.strategies import SHARED, TOPIC_FILTERS, TOPICS
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.mqtt.packets import (
+from penstock.broker.mqtt.packets import (
     Auth,
     ConnAck,
     Connect,
@@ -19,8 +19,8 @@ from broker.mqtt.packets import (
     UnsubAck,
     Will,
 )
-from broker.mqtt.receive_buffer import read_remaining_length
-from broker.mqtt.writer import publish_header, write_packet
+from penstock.broker.mqtt.receive_buffer import read_remaining_length
+from penstock.broker.mqtt.writer import publish_header, write_packet
 from tests.broker.mqtt.strategies import publishes
 from tests.broker.mqtt.vectors import VECTORS, Vector
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from broker.mqtt.packets import (
+from penstock.broker.mqtt.packets import (
     Auth,
     ConnAck,
     Connect,

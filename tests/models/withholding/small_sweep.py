@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from models.withholding.sweep import Results, Sweep, run
-from models.withholding.trace import generate_trace
+from penstock.models.withholding.sweep import Results, Sweep, run
+from penstock.models.withholding.trace import generate_trace
 
 TRACES = [
     generate_trace(random.Random(seed), 300)  # noqa: S311 (a simulation has no secrets)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from models.withholding.claims import verdicts
-from models.withholding.sweep import (
+from penstock.models.withholding.claims import verdicts
+from penstock.models.withholding.sweep import (
     ADAPTIVE,
     ADAPTIVE_EARLY,
     BASELINE,

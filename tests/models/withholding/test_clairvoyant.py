@@ -5,10 +5,10 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.withholding.clairvoyant import least_latencies
-from models.withholding.simulation import Setting, simulate
-from models.withholding.trace import generate_trace
-from plugins.withholding.policies import make_policy
+from penstock.models.withholding.clairvoyant import least_latencies
+from penstock.models.withholding.simulation import Setting, simulate
+from penstock.models.withholding.trace import generate_trace
+from penstock.plugins.withholding.policies import make_policy
 
 NAMES = ("none", "conservative", "probabilistic", "historic", "adaptive")
 

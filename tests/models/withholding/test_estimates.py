@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from models.withholding.estimates import Estimate, estimate, t_quantile
+from penstock.models.withholding.estimates import Estimate, estimate, t_quantile
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from models.withholding.other_paths import OTHER_PATHS, Path, run_paths
+from penstock.models.withholding.other_paths import OTHER_PATHS, Path, run_paths
 
 N_SECONDS = 400
 

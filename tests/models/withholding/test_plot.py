@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from models.withholding.claims import verdicts
-from models.withholding.plot import (
+from penstock.models.withholding.claims import verdicts
+from penstock.models.withholding.plot import (
     COLUMNS,
     FAILS_MARK,
     FIGURE_INCHES,
@@ -16,8 +16,8 @@ from models.withholding.plot import (
     draw_figures,
     draw_trace,
 )
-from models.withholding.simulation import Setting
-from models.withholding.sweep import Results
+from penstock.models.withholding.simulation import Setting
+from penstock.models.withholding.sweep import Results
 from tests.models.withholding.small_sweep import small_results
 
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from models.withholding.other_paths import PathResult
-from models.withholding.report import paths_to_markdown, table, to_markdown
-from models.withholding.sweep import POLICIES
+from penstock.models.withholding.other_paths import PathResult
+from penstock.models.withholding.report import paths_to_markdown, table, to_markdown
+from penstock.models.withholding.sweep import POLICIES
 from tests.models.withholding.small_sweep import small_results
 
 

@@ -5,13 +5,13 @@ from statistics import mean
 
 import pytest
 
-import models.withholding.simulation
-import plugins.withholding.policy
-from models.withholding.simulation import Setting, simulate
-from models.withholding.trace import generate_trace
-from plugins.withholding.adaptive import AdaptivePolicy
-from plugins.withholding.policies import ConservativePolicy, HistoricPolicy, NonePolicy
-from plugins.withholding.policy import Policy
+import penstock.models.withholding.simulation
+import penstock.plugins.withholding.policy
+from penstock.models.withholding.simulation import Setting, simulate
+from penstock.models.withholding.trace import generate_trace
+from penstock.plugins.withholding.adaptive import AdaptivePolicy
+from penstock.plugins.withholding.policies import ConservativePolicy, HistoricPolicy, NonePolicy
+from penstock.plugins.withholding.policy import Policy
 
 N_SECONDS = 5_000
 SEEDS = range(6)
@@ -38,7 +38,10 @@ def gains(policy: Policy, *, threshold_l: float, probe_period: int = 1) -> list[
 
 def test_model_runs_the_policies_of_the_broker() -> None:
     """One implementation, two clocks: the same class object, not a copy of the formula."""
-    assert vars(models.withholding.simulation)["Policy"] is plugins.withholding.policy.Policy
+    assert (
+        vars(penstock.models.withholding.simulation)["Policy"]
+        is penstock.plugins.withholding.policy.Policy
+    )
 
 
 def test_baseline_pays_ten_times_half_the_rtt() -> None:

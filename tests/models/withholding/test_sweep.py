@@ -4,9 +4,9 @@ from statistics import mean
 
 import pytest
 
-from models.withholding.clairvoyant import least_latencies
-from models.withholding.simulation import Setting, simulate
-from models.withholding.sweep import ADAPTIVE_EARLY, CLAIRVOYANT, POLICIES, Results, Sweep
+from penstock.models.withholding.clairvoyant import least_latencies
+from penstock.models.withholding.simulation import Setting, simulate
+from penstock.models.withholding.sweep import ADAPTIVE_EARLY, CLAIRVOYANT, POLICIES, Results, Sweep
 from tests.models.withholding.small_sweep import TRACES, small_results
 
 

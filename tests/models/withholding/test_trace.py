@@ -5,7 +5,7 @@ from statistics import mean
 
 import pytest
 
-from models.withholding.trace import TraceParameters, generate_trace, read_trace
+from penstock.models.withholding.trace import TraceParameters, generate_trace, read_trace
 
 N_SECONDS = 5_000
 

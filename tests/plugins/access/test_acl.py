@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker.errors import ConfigError
-from plugins.access import acl
-from plugins.access.acl import DENY, READ, WRITE, parse_acl
+from penstock.broker.errors import ConfigError
+from penstock.plugins.access import acl
+from penstock.plugins.access.acl import DENY, READ, WRITE, parse_acl
 
 FILE = """\
 topic read public/#

@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 
-from broker.mqtt.packets import PubAck, Publish
-from plugins.access.acl import WRITE, AccessList, parse_acl
+from penstock.broker.mqtt.packets import PubAck, Publish
+from penstock.plugins.access.acl import WRITE, AccessList, parse_acl
 from tests.helpers.mosquitto import running_mosquitto
 from tests.helpers.wire import connected
 

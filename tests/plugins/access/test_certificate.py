@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from plugins.access.certificate import subject
+from penstock.plugins.access.certificate import subject
 
 
 def certificate(*names: tuple[str, str]) -> dict[str, Any]:

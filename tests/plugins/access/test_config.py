@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from broker.config import validate_config
-from broker.errors import ConfigError
-from plugins.access.config import AccessConfig, Rules
+from penstock.broker.config import validate_config
+from penstock.broker.errors import ConfigError
+from penstock.plugins.access.config import AccessConfig, Rules
 
 
 def read(**keys: Any) -> AccessConfig:

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 from scramp import ScramClient
 
-from broker.access_control import NOT_JUDGED, Accepted, Admittance, ConnectAttempt
-from broker.config import parse_policy, validate_config
-from broker.connecting import close_if_revoked
-from broker.errors import ConfigError
-from broker.extensions import PluginContext
-from broker.mqtt.packets import Auth, ConnAck, Connect, Disconnect, PubAck, Publish
-from broker.mqtt.reason_codes import ReasonCode
-from broker.server import Server
-from plugins.access import control as control_module
-from plugins.access.config import AccessConfig
-from plugins.access.control import MAX_ITERATIONS_AT_ONCE, AccessPlugin
-from plugins.access.password_hash import make_hash
-from plugins.access.scram import METHOD, make_credentials
+from penstock.broker.access_control import NOT_JUDGED, Accepted, Admittance, ConnectAttempt
+from penstock.broker.config import parse_policy, validate_config
+from penstock.broker.connecting import close_if_revoked
+from penstock.broker.errors import ConfigError
+from penstock.broker.extensions import PluginContext
+from penstock.broker.mqtt.packets import Auth, ConnAck, Connect, Disconnect, PubAck, Publish
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.server import Server
+from penstock.plugins.access import control as control_module
+from penstock.plugins.access.config import AccessConfig
+from penstock.plugins.access.control import MAX_ITERATIONS_AT_ONCE, AccessPlugin
+from penstock.plugins.access.password_hash import make_hash
+from penstock.plugins.access.scram import METHOD, make_credentials
 from tests.broker.serving import port_of
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 from tests.helpers.wire import WireClient, connected

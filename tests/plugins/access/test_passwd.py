@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from plugins.access import passwd
-from plugins.access.password_hash import DEFAULT_ITERATIONS, parse_hash, verify
-from plugins.access.scram import make_credentials, parse_credentials
-from plugins.access.user_file import parse_users
+from penstock.plugins.access import passwd
+from penstock.plugins.access.password_hash import DEFAULT_ITERATIONS, parse_hash, verify
+from penstock.plugins.access.scram import make_credentials, parse_credentials
+from penstock.plugins.access.user_file import parse_users
 
 SECRET = "secret\n"
 

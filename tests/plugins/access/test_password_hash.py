@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugins.access.password_hash import (
+from penstock.plugins.access.password_hash import (
     MAX_ITERATIONS,
     PasswordHash,
     make_hash,

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from scramp import ScramClient, ScramException
 
-from broker.access_control import Accepted, AuthStep, Challenge, Refused
-from plugins.access.scram import (
+from penstock.broker.access_control import Accepted, AuthStep, Challenge, Refused
+from penstock.plugins.access.scram import (
     METHOD,
     Credentials,
     ScramExchange,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from plugins.access.turns import Turns
+from penstock.plugins.access.turns import Turns
 
 
 class Workers:

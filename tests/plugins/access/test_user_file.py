@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.errors import ConfigError
-from plugins.access.user_file import parse_users, with_user, without_user
+from penstock.broker.errors import ConfigError
+from penstock.plugins.access.user_file import parse_users, with_user, without_user
 
 FILE = "# users\nann:1\n\n bob :2\n"
 

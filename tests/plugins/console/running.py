@@ -6,10 +6,10 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from broker.extensions import PluginContext
-from broker.reporting import Reports
-from plugins.console.api import ConsolePlugin
-from plugins.console.config import ConsoleConfig
+from penstock.broker.extensions import PluginContext
+from penstock.broker.reporting import Reports
+from penstock.plugins.console.api import ConsolePlugin
+from penstock.plugins.console.config import ConsoleConfig
 from tests.helpers.virtual import VirtualBroker
 
 

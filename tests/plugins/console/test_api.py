@@ -11,13 +11,13 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from broker.client_report import ClientReport, as_json
-from broker.errors import ConfigError
-from broker.extensions import PluginContext
-from broker.reporting import Reports, report
-from plugins.console.api import ConsoleApi, ConsolePlugin
-from plugins.console.config import ConsoleConfig
-from plugins.web.service import HttpStartError
+from penstock.broker.client_report import ClientReport, as_json
+from penstock.broker.errors import ConfigError
+from penstock.broker.extensions import PluginContext
+from penstock.broker.reporting import Reports, report
+from penstock.plugins.console.api import ConsoleApi, ConsolePlugin
+from penstock.plugins.console.config import ConsoleConfig
+from penstock.plugins.web.service import HttpStartError
 from tests.helpers.virtual import VirtualBroker
 from tests.plugins.console.running import console
 

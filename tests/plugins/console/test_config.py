@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from broker.config import validate_config
-from broker.errors import ConfigError
-from plugins.console.config import ConsoleConfig
+from penstock.broker.config import validate_config
+from penstock.broker.errors import ConfigError
+from penstock.plugins.console.config import ConsoleConfig
 
 
 def test_without_keys_it_is_for_this_machine_alone() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.peers import reserved_port
-from plugins.console.why import fetch, main
+from penstock.plugins.console.why import fetch, main
 from tests.helpers.paho_client import PahoClient
 from tests.helpers.process import anonymous_policy, running_broker
 from tests.helpers.virtual import VirtualBroker

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from broker.config import validate_config
-from broker.errors import ConfigError
-from plugins.memory.config import MemoryConfig
+from penstock.broker.config import validate_config
+from penstock.broker.errors import ConfigError
+from penstock.plugins.memory.config import MemoryConfig
 
 
 def checked(**keys: Any) -> MemoryConfig:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from plugins.memory.copies import CopyStore
+from penstock.plugins.memory.copies import CopyStore
 from tests.helpers.virtual import VirtualBroker
 
 PAYLOAD = b"x" * 100_000

@@ -22,12 +22,12 @@ from hypothesis.stateful import (
     rule,
 )
 
-from broker.limits import Limits
-from broker.mqtt.packets import PubAck
-from broker.mqtt.reason_codes import ReasonCode
-from broker.payload import PIECE_BYTES
-from plugins.memory.spill import SHARED_BYTES, KeptPayload, SpillStore
-from plugins.memory.spill_file import SpillFile
+from penstock.broker.limits import Limits
+from penstock.broker.mqtt.packets import PubAck
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.payload import PIECE_BYTES
+from penstock.plugins.memory.spill import SHARED_BYTES, KeptPayload, SpillStore
+from penstock.plugins.memory.spill_file import SpillFile
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 ROOM_BYTES = 1_500_000

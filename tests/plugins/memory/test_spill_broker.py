@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from broker.mqtt.packets import PubAck, Publish
-from broker.payload import PIECE_BYTES
-from plugins.memory.spill import SHARED_BYTES, SpillStore
-from plugins.memory.spill_file import SpillFile
+from penstock.broker.mqtt.packets import PubAck, Publish
+from penstock.broker.payload import PIECE_BYTES
+from penstock.plugins.memory.spill import SHARED_BYTES, SpillStore
+from penstock.plugins.memory.spill_file import SpillFile
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 ROOM_BYTES = 300_000

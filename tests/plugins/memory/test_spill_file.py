@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from plugins.memory import spill_file
-from plugins.memory.spill_file import BLOCK_BYTES, HOLE_BYTES, SpillFile
+from penstock.plugins.memory import spill_file
+from penstock.plugins.memory.spill_file import BLOCK_BYTES, HOLE_BYTES, SpillFile
 
 
 def blocks_of(file: SpillFile) -> int:

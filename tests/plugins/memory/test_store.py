@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from broker.config import validate_config
-from broker.errors import ConfigError
-from broker.extensions import PluginContext
-from plugins.memory.config import MemoryConfig
-from plugins.memory.copies import CopyStore
-from plugins.memory.spill import SpillStore
-from plugins.memory.store import MemoryPlugin
+from penstock.broker.config import validate_config
+from penstock.broker.errors import ConfigError
+from penstock.broker.extensions import PluginContext
+from penstock.plugins.memory.config import MemoryConfig
+from penstock.plugins.memory.copies import CopyStore
+from penstock.plugins.memory.spill import SpillStore
+from penstock.plugins.memory.store import MemoryPlugin
 
 
 def made(**keys: Any) -> MemoryPlugin:

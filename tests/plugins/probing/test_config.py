@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from broker.config import validate_config
-from broker.errors import ConfigError
-from plugins.probing.config import ProbingConfig
+from penstock.broker.config import validate_config
+from penstock.broker.errors import ConfigError
+from penstock.plugins.probing.config import ProbingConfig
 
 
 def read(**keys: Any) -> ProbingConfig:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugins.probing.estimators import (
+from penstock.plugins.probing.estimators import (
     MovingAverage,
     RetransmitRatio,
     SmoothedRtt,

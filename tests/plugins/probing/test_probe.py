@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from plugins.probing.probe import PACKET_IDS, ProbeTimer
+from penstock.plugins.probing.probe import PACKET_IDS, ProbeTimer
 
 
 def sent(packet_id: int = 7) -> ProbeTimer:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugins.probing.puback import (
+from penstock.plugins.probing.puback import (
     EveryPacketTimer,
     OnePacketTimer,
     PubackSample,

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import ConfigError
-from broker.extensions import LinkSampler, PluginContext
-from broker.link import Link
-from plugins.probing import tcp_info
-from plugins.probing.config import ProbingConfig
-from plugins.probing.sampler import KERNEL, ProbingPlugin, RttSampler, SubscriberPath
-from plugins.probing.tcp_info import TcpInfo
+from penstock.broker.errors import ConfigError
+from penstock.broker.extensions import LinkSampler, PluginContext
+from penstock.broker.link import Link
+from penstock.plugins.probing import tcp_info
+from penstock.plugins.probing.config import ProbingConfig
+from penstock.plugins.probing.sampler import KERNEL, ProbingPlugin, RttSampler, SubscriberPath
+from penstock.plugins.probing.tcp_info import TcpInfo
 from tests.plugins.probing.loopback import Loopback
 
 NO_SOCKET = -1

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from plugins.probing.stall import StallDetector
+from penstock.plugins.probing.stall import StallDetector
 
 
 def test_estimate_is_new_only_while_bytes_are_acknowledged() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from plugins.probing import tcp_info
-from plugins.probing.tcp_info import (
+from penstock.plugins.probing import tcp_info
+from penstock.plugins.probing.tcp_info import (
     TcpInfo,
     is_tcp_info_supported,
     parse_tcp_info,

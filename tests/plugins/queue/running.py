@@ -10,15 +10,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from broker.config import validate_config
-from broker.message import Message
-from plugins.queue.config import QueueConfig
-from plugins.queue.engine import Engine, QueueLayout
-from plugins.queue.engine_local import LocalEngine
-from plugins.queue.engine_memory import MemoryStore
-from plugins.queue.engine_sqlite import SqliteStore
-from plugins.queue.sink import QueuePlugin
-from plugins.queue.store import Store
+from penstock.broker.config import validate_config
+from penstock.broker.message import Message
+from penstock.plugins.queue.config import QueueConfig
+from penstock.plugins.queue.engine import Engine, QueueLayout
+from penstock.plugins.queue.engine_local import LocalEngine
+from penstock.plugins.queue.engine_memory import MemoryStore
+from penstock.plugins.queue.engine_sqlite import SqliteStore
+from penstock.plugins.queue.sink import QueuePlugin
+from penstock.plugins.queue.store import Store
 
 LOGGER: Final = logging.getLogger("penstock.queue")
 ENGINES: Final = ("memory", "sqlite")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plugins.queue.batch_format import (
+from penstock.plugins.queue.batch_format import (
     SEGMENT_MAX_BYTES,
     SEGMENT_MAX_MESSAGES,
     cut_frame,
@@ -17,7 +17,7 @@ from plugins.queue.batch_format import (
     write_deliveries,
     write_segment,
 )
-from plugins.queue.client import Batch, Delivery, join_batches, read_batch, read_deliveries
+from penstock.plugins.queue.client import Batch, Delivery, join_batches, read_batch, read_deliveries
 from tests.plugins.queue.running import message
 
 ROW = st.tuples(

@@ -14,8 +14,8 @@ from typing import BinaryIO
 import pytest
 
 from benchmarks.peers import reserved_port
-from plugins.queue.batch_format import write_batch, write_deliveries
-from plugins.queue.client import Batch, Delivery, QueueClient, QueueError
+from penstock.plugins.queue.batch_format import write_batch, write_deliveries
+from penstock.plugins.queue.client import Batch, Delivery, QueueClient, QueueError
 from tests.plugins.queue.running import running_plugin
 
 QUEUES = {
@@ -310,7 +310,7 @@ def test_client_keeps_the_path_of_its_url() -> None:
 def test_client_loads_nothing_but_the_standard_library() -> None:
     """An executor of Spark needs no broker and no aiohttp."""
     program = (
-        "import sys, plugins.queue.client\n"
+        "import sys, penstock.plugins.queue.client\n"
         "names = {name.partition('.')[0] for name in sys.modules}\n"
         "print(sorted(names & {'aiohttp', 'broker', 'pydantic', 'uvloop', 'amqtt'}))"
     )

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from broker.errors import ConfigError
-from plugins.queue.config import QueueConfig
+from penstock.broker.errors import ConfigError
+from penstock.plugins.queue.config import QueueConfig
 from tests.plugins.queue.running import queue_config
 
 

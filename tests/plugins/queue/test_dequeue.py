@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugins.queue.dequeue import (
+from penstock.plugins.queue.dequeue import (
     Conventional,
     DequeueController,
     DequeueRequest,

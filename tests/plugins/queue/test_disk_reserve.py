@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.database_file import DatabaseFileError
-from plugins.queue.disk_reserve import DiskReserve
+from penstock.broker.database_file import DatabaseFileError
+from penstock.plugins.queue.disk_reserve import DiskReserve
 
 N_BYTES = 200_000
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from plugins.queue.client import Delivery, read_batch
-from plugins.queue.engine import Engine, OffsetError, RangeGoneError
+from penstock.plugins.queue.client import Delivery, read_batch
+from penstock.plugins.queue.engine import Engine, OffsetError, RangeGoneError
 from tests.plugins.queue.running import (
     ENGINES,
     Clock,

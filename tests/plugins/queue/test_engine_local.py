@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from plugins.queue.client import read_batch
-from plugins.queue.engine import RangeGoneError, StorageError
-from plugins.queue.engine_memory import MemoryStore
-from plugins.queue.engine_sqlite import SqliteStore
-from plugins.queue.store import Key, Mark, NewSegment, StoredSegment
+from penstock.plugins.queue.client import read_batch
+from penstock.plugins.queue.engine import RangeGoneError, StorageError
+from penstock.plugins.queue.engine_memory import MemoryStore
+from penstock.plugins.queue.engine_sqlite import SqliteStore
+from penstock.plugins.queue.store import Key, Mark, NewSegment, StoredSegment
 from tests.plugins.queue.running import Clock, running_engine, store_messages, until
 
 

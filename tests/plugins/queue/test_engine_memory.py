@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from plugins.queue.engine_memory import MemoryStore
-from plugins.queue.store import NewSegment
+from penstock.plugins.queue.engine_memory import MemoryStore
+from penstock.plugins.queue.store import NewSegment
 
 
 def test_memory_is_empty_after_a_restart() -> None:

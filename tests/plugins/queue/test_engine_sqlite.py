@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from plugins.queue.engine import (
+from penstock.plugins.queue.engine import (
     BrokenSegmentError,
     EngineStartError,
     StorageError,
     StorageFullError,
     Usage,
 )
-from plugins.queue.engine_sqlite import RESERVE_BYTES, TRUNCATE_SEGMENTS, SqliteStore
-from plugins.queue.sqlite_file import PAGE_BYTES
-from plugins.queue.store import Mark, NewSegment
+from penstock.plugins.queue.engine_sqlite import RESERVE_BYTES, TRUNCATE_SEGMENTS, SqliteStore
+from penstock.plugins.queue.sqlite_file import PAGE_BYTES
+from penstock.plugins.queue.store import Mark, NewSegment
 
 KEY = ("q", 0)
 

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugins.queue.enqueue import EnqueueController
+from penstock.plugins.queue.enqueue import EnqueueController
 
 
 def test_messages_go_to_each_physical_queue_in_turn() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from plugins.queue.client import QueueClient, QueueError
-from plugins.queue.gateway import main
+from penstock.plugins.queue.client import QueueClient, QueueError
+from penstock.plugins.queue.gateway import main
 from tests.plugins.queue.running import LONG_SECONDS
 
 POLICY = """
@@ -32,7 +32,7 @@ plugins:
 def running_gateway(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start ``penstock queue`` in a folder; yield the process and its URL."""
     (folder / "policy.yaml").write_text(POLICY)
-    command = [sys.executable, "-m", "plugins.queue", "-c", "policy.yaml"]
+    command = [sys.executable, "-m", "penstock.plugins.queue", "-c", "policy.yaml"]
     root = Path(__file__).resolve().parents[3]
     with subprocess.Popen(
         command,
@@ -112,7 +112,7 @@ def test_second_gateway_on_the_same_file_is_refused(tmp_path: Path) -> None:
     """Another process is told who has the file and ends with status 2."""
     with running_gateway(tmp_path) as (process, _):
         ended = subprocess.run(
-            [sys.executable, "-m", "plugins.queue", "-c", "policy.yaml"],
+            [sys.executable, "-m", "penstock.plugins.queue", "-c", "policy.yaml"],
             cwd=tmp_path,
             capture_output=True,
             text=True,

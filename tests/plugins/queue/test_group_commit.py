@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from broker.message import Message
-from plugins.queue.client import read_batch
-from plugins.queue.engine import AppendResult, StorageError, StorageFullError
-from plugins.queue.engine_memory import MemoryStore
-from plugins.queue.group_commit import Append, Delete, GroupCommit, Truncate
-from plugins.queue.store import Key, Mark, NewSegment
+from penstock.broker.message import Message
+from penstock.plugins.queue.client import read_batch
+from penstock.plugins.queue.engine import AppendResult, StorageError, StorageFullError
+from penstock.plugins.queue.engine_memory import MemoryStore
+from penstock.plugins.queue.group_commit import Append, Delete, GroupCommit, Truncate
+from penstock.plugins.queue.store import Key, Mark, NewSegment
 from tests.helpers.process import SECONDS
 from tests.plugins.queue.running import LOGGER, message
 

@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from plugins.queue.client import BATCH_CONTENT_TYPE, read_batch, read_deliveries
-from plugins.queue.engine import StorageError, StorageFullError
-from plugins.queue.engine_memory import MemoryStore
-from plugins.queue.http_api import QueueApi
-from plugins.queue.sink import QueuePlugin
-from plugins.web.bodies import Bodies
+from penstock.plugins.queue.client import BATCH_CONTENT_TYPE, read_batch, read_deliveries
+from penstock.plugins.queue.engine import StorageError, StorageFullError
+from penstock.plugins.queue.engine_memory import MemoryStore
+from penstock.plugins.queue.http_api import QueueApi
+from penstock.plugins.queue.sink import QueuePlugin
+from penstock.plugins.web.bodies import Bodies
 from tests.plugins.queue.running import (
     LONG_SECONDS,
     message,
@@ -243,7 +243,7 @@ async def test_no_large_answer_is_made_while_clients_take_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Neither messages of a range nor received ones; figures are small."""
-    monkeypatch.setattr("plugins.web.guard.MOST_UNSENT_BYTES", 0)
+    monkeypatch.setattr("penstock.plugins.web.guard.MOST_UNSENT_BYTES", 0)
     async with running_plugin(queues=QUEUES) as plugin:
         asked = [
             await ask(plugin, "GET", "/queues/log/physical/0/range?start=0&end=0"),

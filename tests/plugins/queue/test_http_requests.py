@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from plugins.queue.http_requests import read_handles, read_messages, read_offsets, seconds
-from plugins.web.service import RequestError
+from penstock.plugins.queue.http_requests import read_handles, read_messages, read_offsets, seconds
+from penstock.plugins.web.service import RequestError
 
 
 def test_one_message_needs_no_list() -> None:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.message import Message
-from broker.mqtt.reason_codes import ReasonCode
-from plugins.queue.engine import AppendResult, StorageError, StorageFullError
-from plugins.queue.engine_local import LocalEngine
-from plugins.queue.engine_memory import MemoryStore
-from plugins.queue.intake import DROP_REASONS, Intake, PendingBudget
-from plugins.queue.logical_queue import LogicalQueue
+from penstock.broker.message import Message
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.plugins.queue.engine import AppendResult, StorageError, StorageFullError
+from penstock.plugins.queue.engine_local import LocalEngine
+from penstock.plugins.queue.engine_memory import MemoryStore
+from penstock.plugins.queue.intake import DROP_REASONS, Intake, PendingBudget
+from penstock.plugins.queue.logical_queue import LogicalQueue
 from tests.plugins.queue.running import LOGGER, Receipts, message, queue_config, until
 
 QUOTA = ReasonCode.QUOTA_EXCEEDED

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from plugins.queue.leases import Lease, LeaseTable
+from penstock.plugins.queue.leases import Lease, LeaseTable
 
 TIMEOUT = 10.0
 

@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 
-from plugins.queue.client import Delivery
-from plugins.queue.engine import Engine, StorageError
-from plugins.queue.engine_memory import MemoryStore
-from plugins.queue.logical_queue import ANSWER_BYTES, BusyError, LogicalQueue, WrongReaderError
+from penstock.plugins.queue.client import Delivery
+from penstock.plugins.queue.engine import Engine, StorageError
+from penstock.plugins.queue.engine_memory import MemoryStore
+from penstock.plugins.queue.logical_queue import (
+    ANSWER_BYTES,
+    BusyError,
+    LogicalQueue,
+    WrongReaderError,
+)
 from tests.plugins.queue.running import (
     LONG_SECONDS,
     queue_config,

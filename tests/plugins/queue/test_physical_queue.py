@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from plugins.queue.physical_queue import PhysicalQueue, ReadMessage
+from penstock.plugins.queue.physical_queue import PhysicalQueue, ReadMessage
 
 
 def read_message(offset: int, payload: bytes = b"x") -> ReadMessage:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from broker.config import parse_policy
-from broker.message import Message
-from broker.mqtt.reason_codes import ReasonCode
-from broker.plugin_loader import load_plugins
-from plugins.queue.engine import EngineStartError
-from plugins.queue.sink import QueuePlugin
-from plugins.web.service import HttpStartError
+from penstock.broker.config import parse_policy
+from penstock.broker.message import Message
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.plugin_loader import load_plugins
+from penstock.plugins.queue.engine import EngineStartError
+from penstock.plugins.queue.sink import QueuePlugin
+from penstock.plugins.web.service import HttpStartError
 from tests.plugins.queue.running import (
     LOGGER,
     LONG_SECONDS,

@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from plugins.queue.engine import EngineStartError
-from plugins.queue.engine_sqlite import SqliteStore
-from plugins.queue.store import NewSegment
+from penstock.plugins.queue.engine import EngineStartError
+from penstock.plugins.queue.engine_sqlite import SqliteStore
+from penstock.plugins.queue.store import NewSegment
 
 KEY = ("q", 0)
 
@@ -44,7 +44,7 @@ def test_second_process_is_refused_while_the_first_has_the_file(path: Path) -> N
     """Leases live in one process; another is told which one, and may open once that has gone."""
     program = (
         "import sys\n"
-        "from plugins.queue.engine_sqlite import SqliteStore\n"
+        "from penstock.plugins.queue.engine_sqlite import SqliteStore\n"
         "store = SqliteStore(sys.argv[1])\n"
         "store.open({'q': 1})\n"
         "print('open', flush=True)\n"
@@ -138,7 +138,7 @@ def open_without_rights(folder: Path) -> str:
     """Open ``queue.db`` in a folder as a user without special rights; return what it says."""
     program = (
         "import os, sys\n"
-        "from plugins.queue.engine_sqlite import SqliteStore\n"
+        "from penstock.plugins.queue.engine_sqlite import SqliteStore\n"
         "if os.geteuid() == 0:\n"
         "    os.seteuid(65534)\n"
         "try:\n"

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from plugins.queue.engine import Usage
-from plugins.queue.engine_memory import MemoryStore
-from plugins.queue.engine_sqlite import SqliteStore
-from plugins.queue.store import Mark, NewSegment, Store, wanted_bits
+from penstock.plugins.queue.engine import Usage
+from penstock.plugins.queue.engine_memory import MemoryStore
+from penstock.plugins.queue.engine_sqlite import SqliteStore
+from penstock.plugins.queue.store import Mark, NewSegment, Store, wanted_bits
 from tests.plugins.queue.running import ENGINES, store
 
 KEY = ("q", 0)

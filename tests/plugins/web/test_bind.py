@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from plugins.web.bind import split_bind
+from penstock.plugins.web.bind import split_bind
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from plugins.web.bodies import BEGINNING_BYTES, Bodies
-from plugins.web.limits import HttpLimits
-from plugins.web.service import HttpServer, answering_errors
+from penstock.plugins.web.bodies import BEGINNING_BYTES, Bodies
+from penstock.plugins.web.limits import HttpLimits
+from penstock.plugins.web.service import HttpServer, answering_errors
 from tests.helpers.scripted import SECONDS, until
 
 LOGGER = logging.getLogger("test")

@@ -12,10 +12,10 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from plugins.web import guard
-from plugins.web.guard import MAX_REFUSED
-from plugins.web.limits import HttpLimits
-from plugins.web.service import CHECK_ROOM, HttpServer, RequestError
+from penstock.plugins.web import guard
+from penstock.plugins.web.guard import MAX_REFUSED
+from penstock.plugins.web.limits import HttpLimits
+from penstock.plugins.web.service import CHECK_ROOM, HttpServer, RequestError
 from tests.helpers.scripted import SECONDS, until
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from broker.config import validate_config
-from broker.errors import ConfigError
-from plugins.web.limits import HttpLimits
+from penstock.broker.config import validate_config
+from penstock.broker.errors import ConfigError
+from penstock.plugins.web.limits import HttpLimits
 
 
 @pytest.mark.parametrize(

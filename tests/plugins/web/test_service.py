@@ -13,9 +13,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from broker.errors import PenstockError
-from plugins.web.limits import HttpLimits
-from plugins.web.service import (
+from penstock.broker.errors import PenstockError
+from penstock.plugins.web.limits import HttpLimits
+from penstock.plugins.web.service import (
     HttpServer,
     HttpStartError,
     RequestError,

@@ -4,16 +4,16 @@ import logging
 
 import pytest
 
-from broker.extensions import LinkSampler, PluginContext
-from broker.link import Link
-from broker.message import Message
-from broker.mqtt.packets import PubAck, Publish
-from plugins.probing.config import ProbingConfig
-from plugins.probing.sampler import RttSampler
-from plugins.withholding.ack_sizes import AckSizes
-from plugins.withholding.config import WithholdingConfig
-from plugins.withholding.gate import WithholdingGate, WithholdingPlugin
-from plugins.withholding.learned_profile import ENOUGH_SAMPLES
+from penstock.broker.extensions import LinkSampler, PluginContext
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import PubAck, Publish
+from penstock.plugins.probing.config import ProbingConfig
+from penstock.plugins.probing.sampler import RttSampler
+from penstock.plugins.withholding.ack_sizes import AckSizes
+from penstock.plugins.withholding.config import WithholdingConfig
+from penstock.plugins.withholding.gate import WithholdingGate, WithholdingPlugin
+from penstock.plugins.withholding.learned_profile import ENOUGH_SAMPLES
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 PICTURE = b"x" * 1_000_000

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugins.withholding.adaptive import AdaptivePolicy, best_wait
-from plugins.withholding.history import PRIOR_LENGTHS, CongestionHistory
-from plugins.withholding.policies import make_policy
-from plugins.withholding.policy import Situation
+from penstock.plugins.withholding.adaptive import AdaptivePolicy, best_wait
+from penstock.plugins.withholding.history import PRIOR_LENGTHS, CongestionHistory
+from penstock.plugins.withholding.policies import make_policy
+from penstock.plugins.withholding.policy import Situation
 
 THRESHOLD_L = 0.5
 POLICY = AdaptivePolicy(40.0)

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from broker.errors import ConfigError
-from broker.extensions import PluginContext, Transfer
-from broker.link import Link
-from broker.message import Message
-from plugins.withholding.breaking import CALM_RATIO, Breaking
-from plugins.withholding.config import WithholdingConfig
-from plugins.withholding.gate import WithholdingGate, WithholdingPlugin
+from penstock.broker.errors import ConfigError
+from penstock.broker.extensions import PluginContext, Transfer
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.plugins.withholding.breaking import CALM_RATIO, Breaking
+from penstock.plugins.withholding.config import WithholdingConfig
+from penstock.plugins.withholding.gate import WithholdingGate, WithholdingPlugin
 
 NOW = 1_000.0
 AFTER = 3.0

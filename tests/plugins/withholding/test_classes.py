@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugins.withholding.classes import LONGEST_KNOWN, MAX_TOPICS, FirstTopics, SizeClasses
+from penstock.plugins.withholding.classes import LONGEST_KNOWN, MAX_TOPICS, FirstTopics, SizeClasses
 
 
 def test_payload_as_long_as_threshold_s_is_small() -> None:

@@ -6,10 +6,10 @@ from typing import Any, get_args
 
 import pytest
 
-from broker.config import validate_config
-from broker.errors import ConfigError
-from plugins.withholding.config import PolicyName, WithholdingConfig
-from plugins.withholding.policies import make_policy
+from penstock.broker.config import validate_config
+from penstock.broker.errors import ConfigError
+from penstock.plugins.withholding.config import PolicyName, WithholdingConfig
+from penstock.plugins.withholding.policies import make_policy
 
 
 def read(**keys: Any) -> WithholdingConfig:

@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import models.withholding.simulation
-from broker.delivery import Delivery
-from broker.errors import ConfigError
-from broker.extensions import DeliveryGate, PluginContext, Verdict
-from broker.ledger import Ledger
-from broker.link import Link
-from broker.message import Message
-from broker.outbox import Outbox
-from broker.outbox_rules import OutboxRules
-from models.withholding.simulation import Setting, simulate
-from plugins.withholding import gate as gate_module
-from plugins.withholding.config import ListenerThresholds, WithholdingConfig
-from plugins.withholding.gate import WithholdingGate, WithholdingPlugin
-from plugins.withholding.policy import Judgement, Policy
+import penstock.models.withholding.simulation
+from penstock.broker.delivery import Delivery
+from penstock.broker.errors import ConfigError
+from penstock.broker.extensions import DeliveryGate, PluginContext, Verdict
+from penstock.broker.ledger import Ledger
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.outbox import Outbox
+from penstock.broker.outbox_rules import OutboxRules
+from penstock.models.withholding.simulation import Setting, simulate
+from penstock.plugins.withholding import gate as gate_module
+from penstock.plugins.withholding.config import ListenerThresholds, WithholdingConfig
+from penstock.plugins.withholding.gate import WithholdingGate, WithholdingPlugin
+from penstock.plugins.withholding.policy import Judgement, Policy
 
 NOW = 1_000.0
 LARGE = Message("cam/1", b"x" * 1_000_000)
@@ -426,7 +426,7 @@ def test_simulation_drives_the_very_object_that_the_gate_asks(
     simulate(gate.policy, [0.3] * 10, Setting())
     assert len(asked) > 2
     assert all(policy is gate.policy for policy in asked)
-    assert vars(models.withholding.simulation)["Policy"] is vars(gate_module)["Policy"]
+    assert vars(penstock.models.withholding.simulation)["Policy"] is vars(gate_module)["Policy"]
 
 
 def test_what_may_pass_what_is_said_in_the_policy_file() -> None:

@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from broker.link import TcpLook
-from plugins.probing.config import ProbingConfig
-from plugins.probing.sampler import RttSampler
-from plugins.withholding.config import WithholdingConfig
-from plugins.withholding.gate import WithholdingGate
+from penstock.broker.link import TcpLook
+from penstock.plugins.probing.config import ProbingConfig
+from penstock.plugins.probing.sampler import RttSampler
+from penstock.plugins.withholding.config import WithholdingConfig
+from penstock.plugins.withholding.gate import WithholdingGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 CALM, BAD = 0.1, 2.0

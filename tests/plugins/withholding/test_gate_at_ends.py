@@ -8,11 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from plugins.probing.config import ProbingConfig
-from plugins.probing.sampler import RttSampler
-from plugins.withholding.config import Ordering, PolicyName, WithholdingConfig
-from plugins.withholding.gate import WithholdingGate
-from plugins.withholding.history import PRIOR_LENGTHS
+from penstock.plugins.probing.config import ProbingConfig
+from penstock.plugins.probing.sampler import RttSampler
+from penstock.plugins.withholding.config import Ordering, PolicyName, WithholdingConfig
+from penstock.plugins.withholding.gate import WithholdingGate
+from penstock.plugins.withholding.history import PRIOR_LENGTHS
 from tests.helpers.held_machine import FOR_EVER, LARGE, HeldMachine
 from tests.helpers.virtual import VirtualBroker
 

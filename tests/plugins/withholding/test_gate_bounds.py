@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plugins.withholding.config import WithholdingConfig
-from plugins.withholding.gate import WithholdingGate
+from penstock.plugins.withholding.config import WithholdingConfig
+from penstock.plugins.withholding.gate import WithholdingGate
 from tests.helpers.virtual import VirtualBroker
 
 D = 20.0

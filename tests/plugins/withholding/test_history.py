@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.link import TcpLook
-from plugins.withholding.history import MAX_LENGTHS, PRIOR_LENGTHS, CongestionHistory
-from plugins.withholding.tcp_rate import seconds_per_byte
+from penstock.broker.link import TcpLook
+from penstock.plugins.withholding.history import MAX_LENGTHS, PRIOR_LENGTHS, CongestionHistory
+from penstock.plugins.withholding.tcp_rate import seconds_per_byte
 
 THRESHOLD_L = 0.5
 CALM, BAD = 0.2, 4.0

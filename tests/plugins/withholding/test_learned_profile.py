@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugins.withholding.config import DEFAULT_PROFILE
-from plugins.withholding.learned_profile import (
+from penstock.plugins.withholding.config import DEFAULT_PROFILE
+from penstock.plugins.withholding.learned_profile import (
     ENOUGH_SAMPLES,
     GIVE_UP_SECONDS,
     LARGE_BYTES,
@@ -20,7 +20,7 @@ from plugins.withholding.learned_profile import (
     SizeFit,
     weighted_quantile,
 )
-from plugins.withholding.profile import LatencyProfile
+from penstock.plugins.withholding.profile import LatencyProfile
 
 TABLE = LatencyProfile(DEFAULT_PROFILE)
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugins.withholding.policies import (
+from penstock.plugins.withholding.policies import (
     ConservativePolicy,
     HistoricPolicy,
     NonePolicy,
     ProbabilisticPolicy,
     make_policy,
 )
-from plugins.withholding.policy import Policy, Situation
+from penstock.plugins.withholding.policy import Policy, Situation
 
 D = 20.0
 NAMES = ("none", "conservative", "probabilistic", "historic")

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from plugins.withholding.policies import make_policy
-from plugins.withholding.policy import Situation
+from penstock.plugins.withholding.policies import make_policy
+from penstock.plugins.withholding.policy import Situation
 
 NAMES = ("none", "conservative", "probabilistic", "historic", "adaptive")
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import ConfigError
-from plugins.withholding.profile import LatencyProfile
-from plugins.withholding.profile_file import is_csv, parse_csv_profile, table_of_mapping
+from penstock.broker.errors import ConfigError
+from penstock.plugins.withholding.profile import LatencyProfile
+from penstock.plugins.withholding.profile_file import is_csv, parse_csv_profile, table_of_mapping
 
 
 def told(text: str) -> list[str]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugins.withholding.tcp_rate import seconds_per_byte
+from penstock.plugins.withholding.tcp_rate import seconds_per_byte
 
 
 @pytest.mark.parametrize(

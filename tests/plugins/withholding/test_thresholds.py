@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.link import Link
-from plugins.withholding.thresholds import (
+from penstock.broker.link import Link
+from penstock.plugins.withholding.thresholds import (
     LONGEST_KNOWN,
     MAX_ASKED_SECONDS,
     MAX_KNOWN,

@@ -8,7 +8,7 @@ from typing import Any, Final
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.enums import MQTTProtocolVersion
 
-from broker.mqtt.packets import Disconnect, Will
+from penstock.broker.mqtt.packets import Disconnect, Will
 from tests.helpers.paho_client import MQTT_5, PahoClient, connect_properties
 from tests.helpers.wire import connected
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from broker.mqtt.packets import (
+from penstock.broker.mqtt.packets import (
     Packet,
     PubComp,
     Publish,

@@ -39,16 +39,8 @@ from __future__ import annotations
 import pytest
 from paho.mqtt.enums import MQTTProtocolVersion
 
-from broker.mqtt.packets import (
-    Connect,
-    PubAck,
-    PubComp,
-    Publish,
-    PubRec,
-    PubRel,
-    Will,
-)
-from broker.mqtt.writer import write_packet
+from penstock.broker.mqtt.packets import Connect, PubAck, PubComp, Publish, PubRec, PubRel, Will
+from penstock.broker.mqtt.writer import write_packet
 from tests.helpers.paho_client import MQTT_3_1_1, MQTT_5, PahoClient
 from tests.helpers.process import BrokerProcess
 from tests.helpers.wire import WireClient, connected, ending

@@ -8,14 +8,7 @@ import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from broker.mqtt.packets import (
-    Disconnect,
-    PingReq,
-    PingResp,
-    PubAck,
-    Publish,
-    Will,
-)
+from penstock.broker.mqtt.packets import Disconnect, PingReq, PingResp, PubAck, Publish, Will
 from tests.helpers.paho_client import properties, publish_properties
 from tests.helpers.process import BrokerProcess
 from tests.helpers.wire import WireClient, connected, ending

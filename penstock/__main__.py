@@ -15,18 +15,24 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
 PROGRAMS: Final[dict[str, tuple[str, str]]] = {
-    "broker": ("broker.__main__", "run the MQTT broker with a policy file"),
-    "proxy": ("edge_proxy.__main__", "run the edge proxy in front of any broker"),
-    "queue": ("plugins.queue.gateway", "run the queue's HTTP gateway alone"),
-    "why": ("plugins.console.why", "say why a client's last large message was held or sent"),
-    "passwd": ("plugins.access.passwd", "write users' passwords into a password file"),
+    "broker": ("penstock.broker.__main__", "run the MQTT broker with a policy file"),
+    "proxy": ("penstock.edge_proxy.__main__", "run the edge proxy in front of any broker"),
+    "queue": ("penstock.plugins.queue.gateway", "run the queue's HTTP gateway alone"),
+    "why": (
+        "penstock.plugins.console.why",
+        "say why a client's last large message was held or sent",
+    ),
+    "passwd": ("penstock.plugins.access.passwd", "write users' passwords into a password file"),
     "import-mosquitto": (
-        "broker.import_mosquitto.__main__",
+        "penstock.broker.import_mosquitto.__main__",
         "write a policy file from a mosquitto.conf",
     ),
-    "spark": ("spark_bridge.__main__", "stream a queue into Parquet with Spark"),
-    "plan": ("models.__main__", "simulate what a policy would do (the papers' models)"),
-    "netem": ("netem.__main__", "hold a network with delay and loss on this machine (root)"),
+    "spark": ("penstock.spark_bridge.__main__", "stream a queue into Parquet with Spark"),
+    "plan": ("penstock.models.__main__", "simulate what a policy would do (the papers' models)"),
+    "netem": (
+        "penstock.netem.__main__",
+        "hold a network with delay and loss on this machine (root)",
+    ),
     "bench": ("benchmarks.__main__", "measure Penstock beside its peers (from a checkout)"),
 }
 """Name of the program to the module that holds its ``main(argv) -> int``, and what it does."""
@@ -67,7 +73,7 @@ def checkout() -> str | None:
     """Return the folder of the repository, where the benchmarks are; None without a checkout."""
     from pathlib import Path  # noqa: PLC0415 (slow to load)
 
-    folder = Path(__file__).resolve().parent
+    folder = Path(__file__).resolve().parent.parent
     return str(folder) if (folder / "benchmarks").is_dir() else None
 
 
