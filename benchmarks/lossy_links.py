@@ -3,8 +3,8 @@
 Rerun: ``python -m benchmarks.lossy_links``, as root; a look in a minute with ``--quick``.
 
 Brokers stand side by side, each on a host of its own, each with one subscriber at QoS 1 behind a
-link of its own (`penstock.netem.network`: real TCP, packets of 1,500 bytes): Penstock with each
-policy (T_Q 1 s, the example policy's other values; ``adaptive-learned`` is `adaptive` with
+link of its own (`penstock.netem.links.network`: real TCP, packets of 1,500 bytes): Penstock with
+each policy (T_Q 1 s, the example policy's other values; ``adaptive-learned`` is `adaptive` with
 ``profile: learned``, ``adaptive-breaking`` with `break_off_after`) and mosquitto. Their sessions
 outlive a connection, and the subscriber connects again. ``--link`` says what the links do
 (`CASES`), ``--congestion-control`` what the brokers' TCP makes of it. Most links are good (20 ms
@@ -44,10 +44,10 @@ from benchmarks.lossy_load import PORT, STREAMS, read_arrivals
 from benchmarks.lossy_report import Outcome, compare, to_markdown, verdict
 from benchmarks.peers import EXAMPLE_POLICY, ROOT, find_program, without_queue_limits
 from benchmarks.provenance import describe_run
-from penstock.netem.changes import Changes, OnOff, Trace
 from penstock.netem.errors import NetemError
-from penstock.netem.network import DEFAULT_CONGESTION_CONTROL, Host, Network
-from penstock.netem.profiles import GOOD, LOSSY, LOSSY_DOWNSTREAM, Direction, Profile
+from penstock.netem.links.changes import Changes, OnOff, Trace
+from penstock.netem.links.network import DEFAULT_CONGESTION_CONTROL, Host, Network
+from penstock.netem.links.profiles import GOOD, LOSSY, LOSSY_DOWNSTREAM, Direction, Profile
 
 POLICIES: Final = ("none", "conservative", "probabilistic", "historic", "adaptive")
 LEARNED: Final = "learned"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from benchmarks.lossy_load import LARGE, SMALL, STREAMS, Arrival
-from penstock.netem.profiles import GOOD
+from penstock.netem.links.profiles import GOOD
 
 THE_PAPERS: Final = ("conservative", "probabilistic", "historic")
 OURS: Final = "adaptive"

@@ -3,10 +3,10 @@
 Rerun: ``python -m benchmarks.small_first``; a look with ``--quick``.
 
 Brokers stand side by side, each with one subscriber behind a link of its own
-(`penstock.netem.relay`: 2 Mbit/s, 40 ms round trip). To each, one client publishes 100 bytes every
-0.1 s, and every 4 s eight messages of 100 kB on other topics, at QoS 0: large ones fill 80 % of the
-link, one takes it 0.4 s, eight of them 3.2 s. Latency counts from the moment a message is due to
-its last byte at the subscriber. Nothing is withheld: all that differs is what passes what.
+(`penstock.netem.links.relay`: 2 Mbit/s, 40 ms round trip). To each, one client publishes 100 bytes
+every 0.1 s, and every 4 s eight messages of 100 kB on other topics, at QoS 0: large ones fill 80 %
+of the link, one takes it 0.4 s, eight of them 3.2 s. Latency counts from the moment a message is
+due to its last byte at the subscriber. Nothing is withheld: all that differs is what passes what.
 
 * `mosquitto` and `penstock, one class`: in the order in which they came.
 * `penstock, kernel unbounded`: small ones first, but what the kernel has taken they cannot pass.
@@ -49,8 +49,8 @@ from benchmarks.peers import (
     without_queue_limits,
 )
 from benchmarks.provenance import describe_run
-from penstock.netem.profiles import Direction, Profile
-from penstock.netem.relay import Relay
+from penstock.netem.links.profiles import Direction, Profile
+from penstock.netem.links.relay import Relay
 
 SLOW: Final = Profile("slow", Direction(0.02, 250_000), Direction(0.02, 250_000))
 HEAD: Final = struct.Struct("!d")

@@ -30,8 +30,8 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.peers import ROOT
 from benchmarks.provenance import describe_run
 from penstock.netem.errors import NetemError
-from penstock.netem.network import Host, Link, Network
-from penstock.netem.profiles import GOOD, OPEN, Direction, Profile
+from penstock.netem.links.network import Host, Link, Network
+from penstock.netem.links.profiles import GOOD, OPEN, Direction, Profile
 
 PORT: Final = 5001
 CHUNK: Final = bytes(1 << 16)

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.broker.config import load_policy
+from penstock.broker.config.policy import load_policy
 from penstock.broker.plugin_loader import check_packages
-from penstock.broker.program import (
+from penstock.broker.process.program import (
     Debug,
     LogLevel,
     exit_status,

@@ -4,7 +4,7 @@ Those about messages stand in `penstock.broker.extensions`.
 
 Both may take a wait: `AccessControl` answers for authentication by what CONNECT says and for
 topics, as the aMQTT host does; an `Authenticator` is one method of enhanced authentication (MQTT
-5.0, 4.12). `penstock.broker.access` puts several together.
+5.0, 4.12). `penstock.broker.sessions.access` puts several together.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class AccessControl(Protocol):
     """Authentication and topic filtering.
 
     An answer is given at once, or is an awaitable where it takes a wait; while it is awaited
-    the connection reads nothing more. Where several are there, `penstock.broker.access` says what
-    their answers come to.
+    the connection reads nothing more. Where several are there, `penstock.broker.sessions.access`
+    says what their answers come to.
 
     Attributes:
         checks_publish: whether `authorize` must be asked for each PUBLISH.

@@ -118,7 +118,7 @@ class WithholdingFigures(NamedTuple):
 
 
 class LedgerFigures(NamedTuple):
-    """Where the client's messages are; see `penstock.broker.ledger.Ledger`.
+    """Where the client's messages are; see `penstock.broker.outbox.ledger.Ledger`.
 
     ``matched = delivered + inflight + withheld + queued + expired + moved + sum(dropped)``.
 

@@ -26,7 +26,7 @@ class Counters:
         clients_connected: clients connected now.
         logins_failed: CONNECT packets and exchanges with a wrong user or password.
         logins_not_judged: those refused as there were too many failures before; see
-            `penstock.broker.login_backoff`.
+            `penstock.broker.quotas.login_backoff`.
         revoked: clients disconnected after a reload, as they would not be let in any more.
         peer_errors: connections closed for what the peer sent, by reason code.
         unexpected_acknowledgements: acknowledgements of packet identifiers not inflight.

@@ -41,12 +41,12 @@ class Message(Storable):
         qos: QoS it was published with.
         retain: RETAIN flag it was published with.
         is_large: size class: payload longer than threshold_s (paper 002).
-        arrived_at: monotonic seconds; up to `penstock.broker.core.ARRIVAL_SECONDS` too early where
-            no sink gets it.
+        arrived_at: monotonic seconds; up to `penstock.broker.sessions.core.ARRIVAL_SECONDS` too
+            early where no sink gets it.
         expires_at: monotonic seconds, or None where it never expires (MQTT 5.0, 3.3.2.3.3).
         properties: PUBLISH properties that travel on to subscribers; empty for most.
         encoded_properties: those of them that are the same for all, after their length, from when
-            the message is first sent with any; see `penstock.broker.outgoing_properties`.
+            the message is first sent with any; see `penstock.broker.sending.outgoing_properties`.
         publisher: Client Identifier of the publisher; "" for the broker itself.
         more_bytes: what it counts towards limits of bytes beside its payload: its properties,
             where they are not small.

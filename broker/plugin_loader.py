@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.broker.access_control import AccessControl, Authenticator
-from penstock.broker.config import suggest, validate_config
+from penstock.broker.config.policy import suggest, validate_config
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.extensions import (
     ClientReports,

@@ -65,7 +65,7 @@ class SessionRow(NamedTuple):
 
 
 class SubscriptionRow(NamedTuple):
-    """One subscription of a session; see `penstock.broker.topic_tree.Subscription`.
+    """One subscription of a session; see `penstock.broker.routing.topic_tree.Subscription`.
 
     Attributes:
         session: row of the session.

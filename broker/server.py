@@ -10,32 +10,37 @@ import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.access import combine
-from penstock.broker.admission import Admission
-from penstock.broker.arrival import Reception
-from penstock.broker.client_log import ClientLog
-from penstock.broker.client_topics import ClientTopics
-from penstock.broker.config import Policy
-from penstock.broker.connecting import close_if_revoked, revoke
-from penstock.broker.core import Core
-from penstock.broker.driver import Driver
+from penstock.broker.config.limits import OF_MEMORY
+from penstock.broker.config.listener_config import Listener
+from penstock.broker.config.local_only import (
+    WHAT_TO_WRITE,
+    demands_certificate,
+    is_local,
+    local_listeners,
+)
+from penstock.broker.config.policy import Policy
 from penstock.broker.events import Listeners
-from penstock.broker.limits import OF_MEMORY
-from penstock.broker.listener_config import Listener
-from penstock.broker.listeners import Listening
-from penstock.broker.local_only import WHAT_TO_WRITE, demands_certificate, is_local, local_listeners
-from penstock.broker.machine_memory import machine_memory_bytes
-from penstock.broker.open_files import most_connections
+from penstock.broker.network.arrival import Reception
+from penstock.broker.network.driver import Driver
+from penstock.broker.network.listeners import Listening
+from penstock.broker.network.open_files import most_connections
 from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
-from penstock.broker.reporting import Reports
-from penstock.broker.retained import RETAINED_BLOCKS
-from penstock.broker.sampling import Sampling
-from penstock.broker.sys_topics import SysTopics
-from penstock.broker.topic_tree import PLAN_BLOCKS
+from penstock.broker.process.machine_memory import machine_memory_bytes
+from penstock.broker.quotas.admission import Admission
+from penstock.broker.receiving.connecting import close_if_revoked, revoke
+from penstock.broker.reports.client_log import ClientLog
+from penstock.broker.reports.client_topics import ClientTopics
+from penstock.broker.reports.reporting import Reports
+from penstock.broker.reports.sampling import Sampling
+from penstock.broker.reports.sys_topics import SysTopics
+from penstock.broker.routing.retained import RETAINED_BLOCKS
+from penstock.broker.routing.topic_tree import PLAN_BLOCKS
+from penstock.broker.sessions.access import combine
+from penstock.broker.sessions.core import Core
 
 if TYPE_CHECKING:
     from penstock.broker.amqtt_host.host import AmqttHost
-    from penstock.broker.persistence import PersistentState
+    from penstock.broker.durable.persistence import PersistentState
 
 DRAIN_SECONDS: Final = 5.0
 """How long a stop waits for clients to take what is on its way to them."""
@@ -209,7 +214,7 @@ class Server:
         config = self._policy.persistence
         if config is None or config.durability == "memory":
             return
-        from penstock.broker.persistence import PersistentState  # noqa: PLC0415 (few need its database)
+        from penstock.broker.durable.persistence import PersistentState  # noqa: PLC0415 (few need its database)
 
         self._state = PersistentState(
             config,

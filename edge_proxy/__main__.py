@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.broker.program import (
+from penstock.broker.process.program import (
     Debug,
     LogLevel,
     exit_status,

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from enum import Enum
 
-from penstock.broker.delivery import Delivery
 from penstock.broker.errors import ProtocolError
 from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.outbox.delivery import Delivery
 
 
 class Outcome(Enum):

@@ -17,9 +17,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
-from penstock.broker.delivery import Delivery
 from penstock.broker.errors import MalformedPacketError, ProtocolError
-from penstock.broker.ledger import Ledger
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
@@ -33,7 +31,9 @@ from penstock.broker.mqtt.receive_buffer import (
     read_remaining_length,
 )
 from penstock.broker.mqtt.writer import publish_header, write_packet
-from penstock.broker.priority_outbox import make_outbox
+from penstock.broker.outbox.delivery import Delivery
+from penstock.broker.outbox.ledger import Ledger
+from penstock.broker.outbox.priority_outbox import make_outbox
 from penstock.edge_proxy.ack_map import AckMap, Outcome
 from penstock.edge_proxy.direction import Direction, check_first_byte
 from penstock.edge_proxy.link_samplers import LinkSamplers

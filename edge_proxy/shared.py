@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from penstock.broker.counters import Counters
 from penstock.broker.extensions import DeliveryGate, LinkSampler, SubscriberGate
 from penstock.broker.faults import note_fault
-from penstock.broker.ledger import Ledger
 from penstock.broker.link import Link
-from penstock.broker.outbox_rules import OpenGate, OutboxRules
+from penstock.broker.outbox.ledger import Ledger
+from penstock.broker.outbox.rules import OpenGate, OutboxRules
 from penstock.edge_proxy.content_index import ContentIndex
 from penstock.edge_proxy.topic_cache import TopicCache
 

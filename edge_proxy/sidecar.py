@@ -9,9 +9,9 @@ from typing import Final
 
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.extensions import LinkSampler, ProbingSampler
-from penstock.broker.ledger import Ledger
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.open_files import most_connections
+from penstock.broker.network.open_files import most_connections
+from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.plugin_loader import LoadedPlugins, check_packages, load_plugins
 from penstock.edge_proxy.config import ProxyConfig
 from penstock.edge_proxy.shared import Shared, describe

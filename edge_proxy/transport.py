@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Final, cast
 
-from penstock.broker.admission import Admission, Place, Room
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.quotas.admission import Admission, Place, Room
 from penstock.edge_proxy.direction import Direction
 from penstock.edge_proxy.pair import Pair
 from penstock.edge_proxy.shared import Shared

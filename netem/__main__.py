@@ -10,12 +10,12 @@ from typing import Annotated, Final
 
 import typer
 
-from penstock.netem.engines import Engine
 from penstock.netem.errors import NetemError, RunError
-from penstock.netem.link_file import LinkPlan, read_link
-from penstock.netem.network import DEFAULT_CONGESTION_CONTROL, Link, Network
-from penstock.netem.scenario import Scenario
-from penstock.netem.scenario_file import names, read_scenario
+from penstock.netem.links.engines import Engine
+from penstock.netem.links.link_file import LinkPlan, read_link
+from penstock.netem.links.network import DEFAULT_CONGESTION_CONTROL, Link, Network
+from penstock.netem.runs.scenario import Scenario
+from penstock.netem.runs.scenario_file import names, read_scenario
 
 LOOK_SECONDS: Final = 0.2
 """Between two looks at whether the link has changed."""
@@ -88,7 +88,7 @@ def run(
 ) -> None:
     """Run an experiment: brokers side by side, tables, plots and a report."""
     try:
-        from penstock.netem import run_command  # noqa: PLC0415 - links need none of what it brings
+        from penstock.netem.runs import run_command  # noqa: PLC0415 - links need none of what it brings
     except ModuleNotFoundError as error:
         raise _needs_extra(error) from error
     is_well = run_command.run(
@@ -119,7 +119,7 @@ def report(
 ) -> None:
     """Write the report and the plots of a run again, from its tables."""
     try:
-        from penstock.netem.report import write_report  # noqa: PLC0415 - matplotlib is slow to load
+        from penstock.netem.figures.report import write_report  # noqa: PLC0415 - matplotlib is slow to load
     except ModuleNotFoundError as error:
         raise _needs_extra(error) from error
     for verdict in write_report(folder):

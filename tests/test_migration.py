@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock import __main__ as command_line
-from penstock.broker.config import parse_policy
+from penstock.broker.config.policy import parse_policy
 from penstock.broker.import_mosquitto.directives import DIRECTIVES
 from penstock.broker.plugin_loader import load_plugins
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock import __main__ as command_line
-from penstock.broker.config import parse_policy, validate_config
+from penstock.broker.config.policy import parse_policy, validate_config
 from penstock.broker.errors import ConfigError
 from penstock.broker.plugin_loader import load_plugins
 from penstock.plugins.withholding.config import WithholdingConfig

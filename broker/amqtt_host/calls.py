@@ -21,8 +21,8 @@ SHUTDOWN_SECONDS: Final = 5.0
 """How long the end of the broker waits for plugins that are still at work, in each step."""
 
 MAX_WAIT_SECONDS: Final = 1.0
-"""The longest that a client waits for plugins, as `penstock.broker.throttle` lets it wait for
-others."""
+"""The longest that a client waits for plugins, as `penstock.broker.sending.throttle` lets it wait
+for others."""
 
 N_STUCK: Final = 10
 """How many times `max_events` the events of stuck plugins may become."""

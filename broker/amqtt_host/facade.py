@@ -12,11 +12,11 @@ from penstock.broker.access_control import SUBSCRIBE
 from penstock.broker.amqtt_host.packets import retained_view
 from penstock.broker.amqtt_host.sessions import HostedSession
 from penstock.broker.errors import PeerError
-from penstock.broker.handlers import add_subscription
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import QoS
 from penstock.broker.mqtt.topics import parse_share, validate_topic, validate_topic_filter
-from penstock.broker.topic_tree import Subscription
+from penstock.broker.receiving.handlers import add_subscription
+from penstock.broker.routing.topic_tree import Subscription
 
 if TYPE_CHECKING:
     from penstock.broker.amqtt_host.host import AmqttHost

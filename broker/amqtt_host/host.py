@@ -35,8 +35,7 @@ from penstock.broker.amqtt_host.handlers import (
 from penstock.broker.amqtt_host.loading import load_manager
 from penstock.broker.amqtt_host.packets import HostedMessage, packet_view, retained_view
 from penstock.broker.amqtt_host.sessions import HostedSession, session_of_attempt
-from penstock.broker.config import Policy
-from penstock.broker.core import Core
+from penstock.broker.config.policy import Policy
 from penstock.broker.events import (
     ClientConnected,
     ClientDisconnected,
@@ -51,7 +50,8 @@ from penstock.broker.events import (
     SessionEnded,
 )
 from penstock.broker.message import Message
-from penstock.broker.session import Session
+from penstock.broker.sessions.core import Core
+from penstock.broker.sessions.session import Session
 
 _ACTIONS: Final = {action: AmqttAction(action.name) for action in (PUBLISH, SUBSCRIBE, RECEIVE)}
 

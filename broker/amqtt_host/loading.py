@@ -23,8 +23,8 @@ from dacite.exceptions import (
     WrongTypeError,
 )
 
-from penstock.broker.config import Policy, suggest
-from penstock.broker.config_file import show
+from penstock.broker.config.checked_yaml import show
+from penstock.broker.config.policy import Policy, suggest
 from penstock.broker.errors import ConfigError, ConfigProblem
 
 NAMESPACE: Final = "amqtt.broker.plugins"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 from amqtt.session import Session as AmqttSession
 
 from penstock.broker.access_control import ConnectAttempt
-from penstock.broker.session import Session
+from penstock.broker.sessions.session import Session
 
 _MADE_WHEN_ASKED: Final[dict[str, Callable[[], Any]]] = {
     "inflight_in": OrderedDict,

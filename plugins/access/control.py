@@ -34,8 +34,8 @@ from penstock.broker.access_control import (
     Refused,
     SessionView,
 )
-from penstock.broker.addresses import address_key
-from penstock.broker.config import NamedBy, check_listeners, read_text
+from penstock.broker.config.addresses import address_key
+from penstock.broker.config.policy import NamedBy, check_listeners, read_text
 from penstock.broker.extensions import Plugin, PluginContext
 from penstock.plugins.access import certificate
 from penstock.plugins.access.acl import READ, WRITE, AccessList, parse_acl

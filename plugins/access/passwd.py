@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from penstock.broker.errors import PenstockError
-from penstock.broker.program import exit_status, new_app
+from penstock.broker.process.program import exit_status, new_app
 from penstock.plugins.access import password_hash, scram
 from penstock.plugins.access.user_file import with_user, without_user
 

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 import typer
 
 from penstock.broker.errors import PenstockError
-from penstock.broker.program import exit_status, new_app
+from penstock.broker.process.program import exit_status, new_app
 from penstock.plugins.console.words import describe, printable
 
 DEFAULT_URL: Final = "http://127.0.0.1:8081"

@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.broker.config import load_policy, validate_config
+from penstock.broker.config.policy import load_policy, validate_config
 from penstock.broker.errors import ConfigError, ConfigProblem
-from penstock.broker.program import (
+from penstock.broker.process.program import (
     Debug,
     LogLevel,
     exit_status,

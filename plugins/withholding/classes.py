@@ -1,6 +1,7 @@
 """Classes of messages: large or small (paper 002, "Message size classification"), and first.
 
-What is first leaves before the rest whatever its size; see `penstock.broker.priority_outbox`.
+What is first leaves before the rest whatever its size; see
+`penstock.broker.outbox.priority_outbox`.
 """
 
 from __future__ import annotations

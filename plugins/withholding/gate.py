@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from penstock.broker.config import NamedBy, check_listeners, parse_mapping, read_text
+from penstock.broker.config.policy import NamedBy, check_listeners, parse_mapping, read_text
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.extensions import (
     BreakingGate,

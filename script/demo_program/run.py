@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from penstock.netem.profiles import PROFILES
+from penstock.netem.links.profiles import PROFILES
 from script.demo_program.books import compare
 from script.demo_program.clients import PICTURES, TELEMETRY
 from script.demo_program.display import Display
@@ -142,7 +142,7 @@ def start_brokers(programs: Programs, folder: Path) -> tuple[Places, Places]:
 def start_link(programs: Programs, places: Sequence[Places]) -> tuple[Program, list[int]]:
     """Start the slow link to both brokers; return it and the ports at which it begins."""
     targets = [f"127.0.0.1:{place.mqtt_port}" for place in places]
-    link = programs.start("slow link", "penstock.netem.relay", *targets, "--profile", "good")
+    link = programs.start("slow link", "penstock.netem.links.relay", *targets, "--profile", "good")
     lines = [link.wait_for(f"for {target}", START_SECONDS) for target in targets]
     return link, [int(line.split()[2].rpartition(":")[2]) for line in lines]
 

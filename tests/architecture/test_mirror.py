@@ -11,11 +11,11 @@ MAX_MODULE_LINES: Final = 600
 
 COVERED_ELSEWHERE: Final = {
     "broker/access_control.py": (
-        "tests/broker/test_access.py",
+        "tests/broker/sessions/test_access.py",
         "the contract's types; what several answers come to shows them",
     ),
     "broker/events.py": (
-        "tests/broker/test_core.py",
+        "tests/broker/sessions/test_core.py",
         "declarations without behaviour; the core that raises them shows each",
     ),
     "broker/extensions.py": (
@@ -27,35 +27,35 @@ COVERED_ELSEWHERE: Final = {
         "fields without behaviour; samplers write them, gates judge them",
     ),
     "broker/records.py": (
-        "tests/broker/test_session_database.py",
+        "tests/broker/durable/test_database.py",
         "rows without behaviour; the database shows that each is read as it was written",
     ),
     "broker/payload.py": (
         "tests/broker/test_message.py",
         "the default store hands back what it is given; a message shows that it is the same",
     ),
-    "netem/client_plan.py": (
-        "tests/netem/test_roster.py",
+    "netem/clients/client_plan.py": (
+        "tests/netem/clients/test_roster.py",
         "fields; who fills them in shows that they are read as they were written",
     ),
-    "netem/connection.py": (
-        "tests/netem/test_client.py",
+    "netem/clients/connection.py": (
+        "tests/netem/clients/test_client.py",
         "what publisher and subscriber have in common; both show it",
     ),
-    "netem/site.py": (
-        "tests/netem/test_runner.py",
+    "netem/runs/site.py": (
+        "tests/netem/runs/test_runner.py",
         "a broker and its clients in a run; the runner shows each in its place, and each failure",
     ),
-    "netem/records.py": (
-        "tests/netem/test_tables.py",
+    "netem/figures/records.py": (
+        "tests/netem/figures/test_tables.py",
         "rows; the tables show that each is read as it was written, and parts of a run joined",
     ),
-    "netem/scenario_checks.py": (
-        "tests/netem/test_scenario_file.py",
+    "netem/runs/scenario_checks.py": (
+        "tests/netem/runs/test_scenario_file.py",
         "what it finds is what a file's reader tells, with the place in the file",
     ),
     "netem/errors.py": (
-        "tests/netem/test_network.py",
+        "tests/netem/links/test_network.py",
         "a name; the network shows when it is raised and what it says",
     ),
 }

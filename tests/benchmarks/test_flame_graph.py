@@ -14,12 +14,12 @@ PNG = b"\x89PNG"
 STACKS = [
     (
         "main (broker/__main__.py:35);uv_run (core.c:464);uv__read (stream.c:1154);"
-        "data_received (broker/transport.py:285);write (loop.c:1);Py_DECREF (object.h:5);"
+        "data_received (broker/network/transport.py:285);write (loop.c:1);Py_DECREF (object.h:5);"
         "write (libc.so.6) 60"
     ),
     (
         "main (broker/__main__.py:35);uv_run (core.c:464);uv__read (stream.c:1154);"
-        "data_received (broker/transport.py:285) 30"
+        "data_received (broker/network/transport.py:285) 30"
     ),
     "main (broker/__main__.py:35);uv_run (core.c:464);epoll_pwait (libc.so.6) 10",
     "worker (threading.py:1);0x7f (libc.so.6) 500",

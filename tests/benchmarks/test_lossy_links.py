@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import lossy_links
 from benchmarks.lossy_links import CASES, Case, State, bad_seconds, main
-from penstock.netem.profiles import LOSSY
+from penstock.netem.links.profiles import LOSSY
 from tests.helpers.networks import NEEDS_ROOT
 
 

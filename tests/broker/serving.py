@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-from penstock.broker.arrival import Arrival, Layer
-from penstock.broker.config import parse_policy
-from penstock.broker.connection import Connection
-from penstock.broker.driver import Driver
+from penstock.broker.config.policy import parse_policy
+from penstock.broker.network.arrival import Arrival, Layer
+from penstock.broker.network.driver import Driver
+from penstock.broker.network.transport import MqttProtocol
+from penstock.broker.receiving.connection import Connection
+from penstock.broker.sending.throttle import Throttle
 from penstock.broker.server import Server
-from penstock.broker.session import Session
-from penstock.broker.throttle import Throttle
-from penstock.broker.transport import MqttProtocol
+from penstock.broker.sessions.session import Session
 from tests.helpers.process import SECONDS, anonymous_policy
 
 

@@ -13,7 +13,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from penstock.broker.access_control import AccessControl, Authenticator
-from penstock.broker.config import Policy, parse_policy
+from penstock.broker.config.policy import Policy, parse_policy
 from penstock.broker.errors import ConfigError
 from penstock.broker.extensions import DeliveryGate, MessageSink, PayloadStore, Plugin
 from penstock.broker.payload import ReferenceStore
@@ -210,7 +210,7 @@ def test_second_sink_of_a_name_is_refused() -> None:
 
 @pytest.mark.usefixtures("example_plugins")
 def test_several_plugins_may_answer_for_clients() -> None:
-    """All of their access control counts; `penstock.broker.access` combines it."""
+    """All of their access control counts; `penstock.broker.sessions.access` combines it."""
     loaded = load("{shelf: {}, door: {}}")
     assert loaded.access == (Door.access,)
     assert [offered.method for offered in loaded.authenticators] == ["KNOCK"]
@@ -287,7 +287,7 @@ def test_folder_that_shadows_ours_is_named(tmp_path: Path, monkeypatch: pytest.M
 def test_loading_plugins_imports_no_amqtt() -> None:
     """A policy without aMQTT plugins does not pay for aMQTT."""
     program = (
-        "import sys; from penstock.broker.config import parse_policy; "
+        "import sys; from penstock.broker.config.policy import parse_policy; "
         "from penstock.broker.plugin_loader import load_plugins; "
         "load_plugins(parse_policy('plugins: {}', 'p')); "
         "sys.exit('amqtt' in sys.modules)"

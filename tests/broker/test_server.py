@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from penstock.broker import server as server_module
-from penstock.broker.config import parse_policy
+from penstock.broker.config.limits import Limits
+from penstock.broker.config.policy import parse_policy
 from penstock.broker.errors import ConfigError, PenstockError
 from penstock.broker.extensions import Plugin
-from penstock.broker.limits import Limits
-from penstock.broker.listeners import ListenError
 from penstock.broker.mqtt.packets import Disconnect, PubAck, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.network.listeners import ListenError
 from penstock.broker.plugin_loader import LoadedPlugins
-from penstock.broker.retained import RETAINED_BLOCKS
+from penstock.broker.routing.retained import RETAINED_BLOCKS
 from penstock.broker.server import Server, kept_by
 from penstock.plugins.queue.client import QueueClient
 from tests.broker.serving import make_server, port_of, serving, until
@@ -349,7 +349,7 @@ async def test_a_file_that_goes_while_it_is_read_again_ends_nothing(
         def fail(*_: object) -> None:
             raise FileNotFoundError(2, "No such file or directory")
 
-        monkeypatch.setattr("penstock.broker.listeners.make_context", fail)
+        monkeypatch.setattr("penstock.broker.network.listeners.make_context", fail)
         await server.reload()
         async with await StreamClient.dial_tls(port_of(server), authority.client_context()) as one:
             await one.connect("c")

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from penstock.broker.limits import Limits
+from penstock.broker.config.limits import Limits
 from penstock.broker.mqtt.data_types import write_variable_byte_integer
 from penstock.broker.mqtt.packets import ConnAck, Disconnect, Packet
 from penstock.broker.mqtt.reason_codes import ReasonCode

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.broker.connecting import refuse_connect
-from penstock.broker.limits import Limits
+from penstock.broker.config.limits import Limits
 from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.packets import REASON_CODES, ConnAck, Connect, Publish
 from penstock.broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode
+from penstock.broker.receiving.connecting import refuse_connect
 from tests.conformance.clients import (
     IN_EACH_VERSION,
     answer,

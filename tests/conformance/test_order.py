@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.broker.config.limits import Limits
 from penstock.broker.extensions import Receipt
-from penstock.broker.limits import Limits
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from tests.conformance.clients import IN_EACH_VERSION, keep, pair

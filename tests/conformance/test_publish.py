@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.limits import Limits
+from penstock.broker.config.limits import Limits
+from penstock.broker.config.mqtt_options import MqttOptions
 from penstock.broker.mqtt.packets import (
     PingReq,
     PingResp,
@@ -22,7 +23,6 @@ from penstock.broker.mqtt.packets import (
     Unsubscribe,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.mqtt_options import MqttOptions
 from tests.conformance.clients import (
     IN_EACH_VERSION,
     MALFORMED,

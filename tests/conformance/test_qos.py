@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.broker.limits import Limits
+from penstock.broker.config.limits import Limits
 from penstock.broker.mqtt.packets import (
     ConnAck,
     Disconnect,

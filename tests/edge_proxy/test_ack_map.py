@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.broker.delivery import Delivery
 from penstock.broker.errors import ProtocolError
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.outbox.delivery import Delivery
 from penstock.edge_proxy.ack_map import AckMap, Outcome
 
 PUBACK, PUBREC, PUBCOMP = PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP

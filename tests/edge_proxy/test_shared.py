@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.broker.ledger import Ledger
 from penstock.broker.link import Link
-from penstock.broker.outbox_rules import OpenGate
+from penstock.broker.outbox.ledger import Ledger
+from penstock.broker.outbox.rules import OpenGate
 from penstock.edge_proxy.config import ProxyLimits
 from penstock.edge_proxy.shared import Shared, describe
 from penstock.plugins.withholding.config import WithholdingConfig

@@ -23,7 +23,7 @@ from penstock.broker.extensions import (
 )
 from penstock.broker.mqtt.packets import Disconnect, PubAck
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.program import ReloadingService
+from penstock.broker.process.program import ReloadingService
 from penstock.edge_proxy.config import parse_proxy_config
 from penstock.edge_proxy.sidecar import ListenError, Sidecar
 from penstock.plugins.withholding.gate import WithholdingGate

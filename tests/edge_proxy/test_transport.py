@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from benchmarks.peers import reserved_port
-from penstock.broker.admission import MAX_REFUSED
 from penstock.broker.link import Link
 from penstock.broker.mqtt.packets import ConnAck, Disconnect, PingReq, PingResp, PubAck, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.quotas.admission import MAX_REFUSED
 from penstock.edge_proxy import transport
 from penstock.edge_proxy.config import ProxyLimits
 from penstock.edge_proxy.shared import Shared

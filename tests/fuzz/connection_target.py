@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from penstock.broker.config.limits import Limits, QueueFull
+from penstock.broker.config.mqtt_options import MqttOptions
 from penstock.broker.errors import PeerError
 from penstock.broker.extensions import Verdict
-from penstock.broker.limits import Limits, QueueFull
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (
@@ -30,8 +31,7 @@ from penstock.broker.mqtt.packets import (
     Will,
 )
 from penstock.broker.mqtt.writer import write_packet
-from penstock.broker.mqtt_options import MqttOptions
-from penstock.broker.outbox_rules import OpenGate
+from penstock.broker.outbox.rules import OpenGate
 from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient

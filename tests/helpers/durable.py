@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.broker.journal import Journal
-from penstock.broker.limits import Limits
+from penstock.broker.config.limits import Limits
+from penstock.broker.durable.journal import Journal
+from penstock.broker.durable.restoring import restore
 from penstock.broker.payload import Payload
 from penstock.broker.records import (
     Batch,
@@ -19,7 +20,6 @@ from penstock.broker.records import (
     SubscriptionRow,
     WillRow,
 )
-from penstock.broker.restoring import restore
 from tests.helpers.virtual import VirtualBroker
 
 EPOCH = 1_700_000_000.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.netem.profiles import Direction
-from penstock.netem.scenario import (
+from penstock.netem.links.profiles import Direction
+from penstock.netem.runs.scenario import (
     Broker,
     HostPlan,
     Impairment,

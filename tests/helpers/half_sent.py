@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.broker.breaking_off import LOOK_SECONDS
 from penstock.broker.extensions import BreakingGate, OrderingGate, Transfer, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import PubRel
-from penstock.broker.outbox_rules import OpenGate
+from penstock.broker.outbox.rules import OpenGate
+from penstock.broker.sessions.breaking_off import LOOK_SECONDS
 from tests.helpers.held_machine import FOR_EVER, LARGE, MANY_PIECES, large
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from penstock.netem.profiles import Direction
-from penstock.netem.records import (
+from penstock.netem.figures.records import (
     DeliveryRow,
     ExpectedRow,
     LinkRow,
@@ -15,9 +14,11 @@ from penstock.netem.records import (
     Tables,
     WithheldRow,
 )
-from penstock.netem.results import write_result
-from penstock.netem.run_file import ProcessorShare, RunInfo
-from penstock.netem.scenario import (
+from penstock.netem.figures.tables import Format
+from penstock.netem.links.profiles import Direction
+from penstock.netem.runs.results import write_result
+from penstock.netem.runs.run_file import ProcessorShare, RunInfo
+from penstock.netem.runs.scenario import (
     Broker,
     HostPlan,
     Impairment,
@@ -31,7 +32,6 @@ from penstock.netem.scenario import (
     TracePlan,
     Ways,
 )
-from penstock.netem.tables import Format
 
 BROKERS = ("adaptive", "mosquitto")
 

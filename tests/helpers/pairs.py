@@ -14,7 +14,7 @@ from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.mqtt.writer import write_packet
-from penstock.broker.outbox_rules import OpenGate
+from penstock.broker.outbox.rules import OpenGate
 from penstock.edge_proxy.config import ProxyLimits
 from penstock.edge_proxy.direction import Direction
 from penstock.edge_proxy.pair import Pair

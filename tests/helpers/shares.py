@@ -7,7 +7,7 @@ from typing import Any
 from penstock.broker.extensions import Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
-from penstock.broker.outbox_rules import OpenGate
+from penstock.broker.outbox.rules import OpenGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 SHARE = "$share/workers/jobs"

@@ -49,7 +49,7 @@ class Link:
 @contextmanager
 def link_to(broker: BrokerProcess) -> Iterator[Link]:
     """Run a good link to a broker for a block."""
-    command = [sys.executable, "-m", "penstock.netem.relay", f"127.0.0.1:{broker.port}"]
+    command = [sys.executable, "-m", "penstock.netem.links.relay", f"127.0.0.1:{broker.port}"]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -8,9 +8,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from penstock.broker.connection import Connection
-from penstock.broker.core import Core
-from penstock.broker.limits import Limits
+from penstock.broker.config.limits import Limits
+from penstock.broker.config.mqtt_options import MqttOptions
 from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
@@ -25,8 +24,9 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.mqtt.writer import write_packet
-from penstock.broker.mqtt_options import MqttOptions
-from penstock.broker.session import Session
+from penstock.broker.receiving.connection import Connection
+from penstock.broker.sessions.core import Core
+from penstock.broker.sessions.session import Session
 
 Kind = TypeVar("Kind")
 

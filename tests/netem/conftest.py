@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from penstock.netem import namespaces
+from penstock.netem.links import namespaces
 
 
 @pytest.fixture

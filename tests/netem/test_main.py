@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from penstock.netem.__main__ import main
-from penstock.netem.namespaces import FOLDER
-from penstock.netem.scenario_file import names
+from penstock.netem.links.namespaces import FOLDER
+from penstock.netem.runs.scenario_file import names
 from tests.helpers.netem_runs import INFO, whole_run, write_run
 from tests.helpers.networks import NEEDS_ROOT
 

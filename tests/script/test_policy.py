@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.config import parse_policy
+from penstock.broker.config.policy import parse_policy
 from script.demo_program.policy import EXAMPLE, Places, derive, free_ports
 
 ELSEWHERE = Path("elsewhere")

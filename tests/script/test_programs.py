@@ -34,7 +34,7 @@ def test_all_programs_are_ended_though_the_demo_fails(tmp_path: Path) -> None:
     def fail() -> None:
         with Programs(tmp_path) as programs:
             for name in ("one", "two"):
-                program = programs.start(name, "penstock.netem.relay", "127.0.0.1:9")
+                program = programs.start(name, "penstock.netem.links.relay", "127.0.0.1:9")
                 program.wait_for("listening", 60)
                 pids.append(program.pid)
             programs.check()
@@ -49,7 +49,7 @@ def test_all_programs_are_ended_though_the_demo_fails(tmp_path: Path) -> None:
 def test_a_program_that_has_gone_is_noticed(tmp_path: Path) -> None:
     """The demo does not go on without one of its programs."""
     with Programs(tmp_path) as programs:
-        program = programs.start("link", "penstock.netem.relay", "127.0.0.1:9")
+        program = programs.start("link", "penstock.netem.links.relay", "127.0.0.1:9")
         program.wait_for("listening", 60)
         program.ask_to_end()
         assert program.wait(60) == 0

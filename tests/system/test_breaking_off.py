@@ -12,8 +12,8 @@ from typing import IO, Any
 import pytest
 import yaml
 
-from penstock.netem.network import Host, Network
-from penstock.netem.profiles import LOSSY_DOWNSTREAM, Direction, Profile
+from penstock.netem.links.network import Host, Network
+from penstock.netem.links.profiles import LOSSY_DOWNSTREAM, Direction, Profile
 from tests.helpers.networks import NEEDS_ROOT
 from tests.helpers.process import ROOT, SECONDS, anonymous_policy
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.netem.namespaces import FOLDER
-from penstock.netem.records import (
+from penstock.netem.figures.records import (
     DeliveryRow,
     ExpectedRow,
     LinkRow,
@@ -18,8 +17,9 @@ from penstock.netem.records import (
     MessageRow,
     WithheldRow,
 )
-from penstock.netem.run_file import read_run_info
-from penstock.netem.tables import read_table
+from penstock.netem.figures.tables import read_table
+from penstock.netem.links.namespaces import FOLDER
+from penstock.netem.runs.run_file import read_run_info
 from tests.helpers.networks import NEEDS_ROOT
 from tests.helpers.process import SECONDS
 

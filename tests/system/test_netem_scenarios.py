@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.netem.measures import Measures
-from penstock.netem.report import read_tables
-from penstock.netem.run_file import read_run_info
-from penstock.netem.scenario_file import names, read_scenario
+from penstock.netem.figures.measures import Measures
+from penstock.netem.figures.report import read_tables
+from penstock.netem.runs.run_file import read_run_info
+from penstock.netem.runs.scenario_file import names, read_scenario
 from tests.helpers.networks import NEEDS_ROOT
 
 pytestmark = NEEDS_ROOT

@@ -31,8 +31,8 @@ from penstock.broker.mqtt.packets import (
     Will,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.netem.profiles import OPEN, Direction, Profile
-from penstock.netem.relay import Relay
+from penstock.netem.links.profiles import OPEN, Direction, Profile
+from penstock.netem.links.relay import Relay
 from tests.helpers.mosquitto import Mosquitto, running_mosquitto
 from tests.helpers.open_files import flooded, is_served, limit_of_files
 from tests.helpers.process import Program

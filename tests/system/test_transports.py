@@ -17,7 +17,7 @@ import pytest
 from paho.mqtt.enums import MQTTProtocolVersion
 
 from penstock.broker.mqtt.packets import Publish
-from penstock.broker.open_files import most_connections
+from penstock.broker.network.open_files import most_connections
 from tests.helpers.certificates import Authority
 from tests.helpers.paho_client import MQTT_3_1_1, MQTT_5, PahoClient
 from tests.helpers.process import SECONDS, BrokerProcess, anonymous_policy, running_broker

@@ -10,13 +10,13 @@ from typing import Any
 from amqtt.plugins.base import BaseAuthPlugin, BasePlugin, BaseTopicPlugin
 
 from penstock.broker.amqtt_host.host import AmqttHost
-from penstock.broker.config import Policy, parse_policy
-from penstock.broker.connection import Connection
-from penstock.broker.core import Core
+from penstock.broker.config.policy import Policy, parse_policy
 from penstock.broker.mqtt.packets import ConnAck, Connect, Packet, Publish
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.receiving.connection import Connection
+from penstock.broker.sessions.core import Core
 
 ANONYMOUS = "amqtt.plugins.authentication.AnonymousAuthPlugin"
 FILE = "amqtt.plugins.authentication.FileAuthPlugin"

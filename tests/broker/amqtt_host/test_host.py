@@ -15,7 +15,7 @@ from pwdlib.hashers.argon2 import Argon2Hasher
 
 from penstock.broker.access_control import ConnectAttempt
 from penstock.broker.amqtt_host.host import AmqttHost
-from penstock.broker.config import parse_policy
+from penstock.broker.config.policy import parse_policy
 from penstock.broker.events import Listeners
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (

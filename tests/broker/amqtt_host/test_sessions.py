@@ -10,10 +10,10 @@ from amqtt.session import Session as AmqttSession
 
 from penstock.broker.access_control import ConnectAttempt
 from penstock.broker.amqtt_host.sessions import HostedSession, session_of_attempt
-from penstock.broker.core import Core
-from penstock.broker.limits import Limits
+from penstock.broker.config.limits import Limits
+from penstock.broker.config.mqtt_options import MqttOptions
 from penstock.broker.message import Message
-from penstock.broker.mqtt_options import MqttOptions
+from penstock.broker.sessions.core import Core
 
 
 def attempt_of(password: bytes | None = b"secret", keep_alive: int = 30) -> ConnectAttempt:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.config import load_policy
+from penstock.broker.config.policy import load_policy
 from penstock.broker.import_mosquitto.__main__ import main
 
 

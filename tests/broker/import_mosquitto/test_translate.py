@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.config import Policy, parse_policy
+from penstock.broker.config.policy import Policy, parse_policy
 from penstock.broker.errors import ConfigError
 from penstock.broker.import_mosquitto.conf_file import parse_lines
 from penstock.broker.import_mosquitto.directives import DIRECTIVES, Loosens, Place, is_secret

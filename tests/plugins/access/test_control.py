@@ -12,12 +12,12 @@ import pytest
 from scramp import ScramClient
 
 from penstock.broker.access_control import NOT_JUDGED, Accepted, Admittance, ConnectAttempt
-from penstock.broker.config import parse_policy, validate_config
-from penstock.broker.connecting import close_if_revoked
+from penstock.broker.config.policy import parse_policy, validate_config
 from penstock.broker.errors import ConfigError
 from penstock.broker.extensions import PluginContext
 from penstock.broker.mqtt.packets import Auth, ConnAck, Connect, Disconnect, PubAck, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.receiving.connecting import close_if_revoked
 from penstock.broker.server import Server
 from penstock.plugins.access import control as control_module
 from penstock.plugins.access.config import AccessConfig

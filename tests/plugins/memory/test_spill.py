@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from penstock.broker.limits import Limits
+from penstock.broker.config.limits import Limits
 from penstock.broker.mqtt.packets import PubAck
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.payload import PIECE_BYTES

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.config import parse_policy
+from penstock.broker.config.policy import parse_policy
 from penstock.broker.message import Message
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.plugin_loader import load_plugins

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from penstock.broker.config import validate_config
+from penstock.broker.config.policy import validate_config
 from penstock.broker.errors import ConfigError
 from penstock.plugins.withholding.config import PolicyName, WithholdingConfig
 from penstock.plugins.withholding.policies import make_policy

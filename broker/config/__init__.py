@@ -1,0 +1,1 @@
+"""The policy file: what is read, checked and offered."""

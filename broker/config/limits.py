@@ -1,0 +1,304 @@
+"""What one client may take of the broker: each limit with its default and the reason for it.
+
+The keys under `limits` of the policy file. Each has a default that an honest client does not
+meet, and that keeps what one client costs in bounds.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Annotated, Final, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from penstock.broker.errors import ProtocolError
+from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MAX_STRING_BYTES
+from penstock.broker.mqtt.reason_codes import ReasonCode
+
+# Five bytes short of the longest packet there is: clients such as paho take a larger Maximum
+# Packet Size for a protocol error.
+_MAX_PACKET_SIZE: Final = MAX_REMAINING_LENGTH
+
+_STRICT: Final = ConfigDict(extra="forbid", strict=True)
+
+_Positive = Annotated[int, Field(ge=1)]
+
+_MEMORY_PER_SESSION: Final = 32 * 1024
+_MEMORY_PER_QUEUED_BYTE: Final = 4
+_MEMORY_PER_RETAINED_BYTE: Final = 8
+_MEMORY_PER_RECEIVED_BYTE: Final = 8
+_MEMORY_PER_SUBSCRIPTION_BYTE: Final = 8
+_MEMORY_PER_WILL_BYTE: Final = 16
+
+OF_MEMORY: Final = (
+    "sessions",
+    "sessions_per_address",
+    "total_received_bytes",
+    "total_subscription_bytes",
+    "total_will_bytes",
+    "total_queued_bytes",
+    "retained_bytes",
+)
+"""Limits that are a share of the machine's memory where the policy file has no number."""
+
+_MOST_PLAN_BYTES: Final = 128 * 1024 * 1024
+"""Room for some 200,000 topics with one subscriber each, or for 1,400 with a thousand each."""
+
+_LEAST_PLAN_BYTES: Final = 8 * 1024 * 1024
+"""The same for 13,000 topics: few messages that wait or are retained may be of many topics."""
+
+_PLANS_PER_BYTE: Final = 16
+
+QueueFull = Literal["reject", "drop_newest", "drop_oldest", "disconnect"]
+
+
+@checked_dataclass(frozen=True, slots=True, config=_STRICT)
+class Limits:
+    """What one client may take of the broker; the keys under `limits`.
+
+    Attributes:
+        connections: network connections at a time. None: as many as the process may have files
+            open, less some for everything else; more could not be accepted.
+        connections_per_address: the same from one address; the network of an IPv6 address, which
+            is one host's, counts as one. None, as a whole site may stand behind one address.
+        sessions: in all, of clients that are connected and of those that are away. Above it a
+            client that has none is refused (0x97, return code 3 in MQTT 3.1.1), and one that has is
+            let in. None: one for each 32 KiB of the machine's memory, where one that is connected
+            takes 6 KB and one that is away 3.
+        sessions_per_user: the same of one user name. None, as all devices of a site may have one.
+        sessions_per_address: the same of those whose clients came from one address last, as
+            for `connections_per_address`. None: half of `sessions`: whoever leaves sessions behind
+            keeps nobody out who comes from elsewhere, and a gateway of a whole site is far from it.
+        total_received_bytes: that all connections together hold of packets which are not whole
+            yet, and of topics with an alias. Above it the connection that holds the most is closed
+            (0x97), first of clients that are not let in yet. None: an eighth of the machine's
+            memory; each packet may be as large as `maximum_packet_size`.
+        maximum_packet_size: bytes of the largest packet a client may send. As much as the
+            format has by default: what aMQTT carried passes here too, and what a packet costs
+            is bounded by what its sender has really sent.
+        control_bytes: of the largest packet that is no PUBLISH; a client is closed for it (0x97).
+            Packets of many small parts take up to 25 times their bytes in memory.
+        connect_bytes: of the largest CONNECT, and of AUTH before CONNACK, where `control_bytes` is
+            not less; a client is refused for it (0x95, in MQTT 3.1.1 without a word). They come
+            from strangers, who take the broker's time and memory by them. The longest will fits,
+            of 64 KiB, and as much again for all the rest.
+        properties: User Properties of one packet, and as many of a will; a client is closed or
+            refused for more (0x97) before they are read. Each takes some 2 us of everybody's time
+            and 300 bytes, and applications have a dozen.
+        properties_bytes: of the properties of a PUBLISH; a client is closed for more (0x97). Each
+            reader gets a copy. The longest Correlation Data fits, of 64 KiB, and as much again.
+        payload_bytes: of the largest payload of a PUBLISH or of a will. A larger message is not
+            routed. At QoS 1 and 2 it is acknowledged, or a client of MQTT 3.1.1 would send it again
+            after each reconnect; in MQTT 5 the acknowledgement says 0x97. A CONNECT with such a
+            will is refused (0x95, return code 5 in MQTT 3.1.1). None: what fits in a packet.
+        topic_bytes: of the longest Topic Name or Topic Filter. As much as the format has: it is
+            the levels that make a topic cost more than its bytes.
+        topic_levels: of the deepest Topic Name or Topic Filter, `a/b` having two. A level costs
+            some 250 bytes in a subscription or retained message; no scheme of names in use
+            comes near to 128, and 65,535 bytes can be 32,768.
+        subscriptions: of one session, shared ones included. At 1 KB each they are 10 MB.
+        subscription_bytes: the same in bytes of memory, each with its filter and all levels of it;
+            a further one is refused (0x97). 10,000 of 3 KB each fit, and 500 of the longest.
+        total_subscription_bytes: the same of all sessions, where levels that filters have in common
+            count once. None: an eighth of the machine's memory.
+        total_will_bytes: of the wills of all clients that are connected, or whose will is delayed,
+            in bytes of memory; a client with a further one is refused (0x97, return code 3 in MQTT
+            3.1.1). None: a sixteenth of the machine's memory, 2 KiB for each session that it has
+            room for.
+        receive_maximum: QoS 1 and 2 messages that an MQTT 5 client may have unacknowledged
+            towards the broker. Enough that a sink which commits in groups is kept busy by
+            one publisher.
+        inflight_messages: QoS 1 and 2 messages that may be unacknowledged towards one
+            subscriber, where the client itself does not ask for fewer. At an RTT of half a
+            second it still allows 2,000 messages/s.
+        inflight_bytes: the same in payload bytes: from so many on nothing more is sent at
+            QoS 1 and 2 until some are acknowledged, so that one message of any size may leave.
+        queued_messages: messages that may wait for one session. A day of one message a second.
+        queued_bytes: the same in payload bytes, and in those that properties of more than 1 KiB
+            take of the memory, each message counted in full for each
+            session though it is stored once. 100,000 messages of 1 KiB fit.
+        total_queued_messages: messages that may wait for all sessions together, each counted for
+            every session that it waits for; None for any number: it is their memory that counts.
+        total_queued_bytes: the same in bytes of memory: each message once with all that it takes,
+            as it is stored once, and 144 bytes for each session that it waits for; with what is
+            inflight to clients that are away. None: a quarter
+            of the machine's memory.
+        queue_full: what happens when a session is at one of its two, or all are at theirs:
+            `reject` refuses what comes at QoS 1 and 2 to its publisher (0x97), or does not
+            acknowledge it to one of MQTT 3.1.1 before there is room; nobody gets it until then.
+            What no publisher waits for is dropped as by `drop_newest`. It is the default, as
+            whoever was told success counts on the message. `drop_newest` drops what comes,
+            `drop_oldest` what has waited longest for the session, QoS 0 first. `disconnect` drops
+            what comes and lets the client know: its connection is closed (0x97), or, of one that is
+            away, the session ends, so that it finds none.
+        queue_full_seconds: with `reject`, how long publishers wait for one session: if it has
+            not come down to half of its limits by then, what comes for it is dropped where there
+            is no room, until it has. A minute is longer than most clients need to come back, and
+            not so long that one that is gone for good stops its topics for everybody. None: for
+            as long as it is full.
+        publish_messages_per_second: how many one connection may publish. Over it the client
+            is slowed down: it is not read from. None: as fast as it can.
+        publish_bytes_per_second: the same in bytes of PUBLISH packets.
+        publish_burst_seconds: what a client that was silent may publish at once, in seconds of
+            either rate; one message of any size at least. A second takes what a device sends
+            when it wakes up.
+        publish_rate_exceeded: `slow_down`, or `disconnect` a client over its rate (0x96).
+        retained_messages: retained messages of all clients; `$SYS` does not count. A further
+            one is refused at QoS 1 and 2 in MQTT 5 (0x97), else it is routed and its topic has
+            no retained message. Half a million devices with one state each.
+        retained_bytes: the same in bytes of memory: each message with all that it takes, and the
+            levels of the topics, each once. None: an eighth of the machine's memory.
+        plugin_events: calls of aMQTT plugins that may be at work for events of clients; whoever
+            causes more is not read from meanwhile, for a second at most. Enough to keep a
+            plugin busy that waits 0.1 s for its database, at 10,000 events/s.
+        connect_timeout_seconds: time from the network connection to a whole CONNECT. Ten
+            seconds bring a CONNECT over any link that can carry MQTT.
+        login_failures: wrong passwords that an address may try for one user before it has to wait,
+            at first 1 s and twice as long after each further one; see
+            `penstock.broker.quotas.login_backoff`.
+            None: any number. Who mistypes a password has it right by the fifth time.
+        login_failures_per_address: the same for all users of an address together, which gets one
+            back each second. A site of that many devices may be set up wrongly at once.
+        login_failures_per_user: the same for a user from all addresses together; above it, an
+            address that is new to the user may fail once.
+        login_backoff_seconds: the longest wait. At a minute an address has 1,440 guesses a day.
+        maximum_keep_alive: seconds; a client that asks for more, or for none, is held to
+            this (an MQTT 5 client is told, as Server Keep Alive). None: whatever it asks.
+        write_high_bytes: unsent bytes of a connection above which its outbox yields nothing
+            more. What the kernel has not taken, a small message has to wait for: little, then.
+        write_low_bytes: unsent bytes below which it yields again.
+    """
+
+    connections: _Positive | None = None
+    connections_per_address: _Positive | None = None
+    sessions: _Positive | None = None
+    sessions_per_user: _Positive | None = None
+    sessions_per_address: _Positive | None = None
+    total_received_bytes: _Positive | None = None
+    maximum_packet_size: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = _MAX_PACKET_SIZE
+    control_bytes: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = 1024 * 1024
+    connect_bytes: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = 128 * 1024
+    properties: _Positive = 256
+    properties_bytes: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = 128 * 1024
+    payload_bytes: Annotated[int, Field(ge=1, le=_MAX_PACKET_SIZE)] | None = None
+    topic_bytes: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES)] = MAX_STRING_BYTES
+    topic_levels: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES + 1)] = 128
+    subscriptions: _Positive = 10_000
+    subscription_bytes: _Positive = 32 * 1024 * 1024
+    total_subscription_bytes: _Positive | None = None
+    total_will_bytes: _Positive | None = None
+    receive_maximum: Annotated[int, Field(ge=1, le=65_535)] = 1_000
+    inflight_messages: Annotated[int, Field(ge=1, le=65_535)] = 1_000
+    inflight_bytes: _Positive = 128 * 1024 * 1024
+    queued_messages: _Positive = 100_000
+    queued_bytes: _Positive = 128 * 1024 * 1024
+    total_queued_messages: _Positive | None = None
+    total_queued_bytes: _Positive | None = None
+    queue_full: QueueFull = "reject"
+    queue_full_seconds: Annotated[float, Field(gt=0)] | None = 60.0
+    publish_messages_per_second: Annotated[float, Field(gt=0)] | None = None
+    publish_bytes_per_second: Annotated[float, Field(gt=0)] | None = None
+    publish_burst_seconds: Annotated[float, Field(gt=0)] = 1.0
+    publish_rate_exceeded: Literal["slow_down", "disconnect"] = "slow_down"
+    retained_messages: Annotated[int, Field(ge=0)] = 500_000
+    retained_bytes: Annotated[int, Field(ge=0)] | None = None
+    plugin_events: _Positive = 1_000
+    connect_timeout_seconds: Annotated[float, Field(gt=0)] = 10.0
+    login_failures: _Positive | None = 5
+    login_failures_per_address: _Positive | None = 50
+    login_failures_per_user: _Positive | None = 100
+    login_backoff_seconds: Annotated[float, Field(ge=1)] = 60.0
+    maximum_keep_alive: Annotated[int, Field(ge=1, le=65_535)] | None = None
+    write_high_bytes: _Positive = 32 * 1024
+    write_low_bytes: Annotated[int, Field(ge=0)] = 8 * 1024
+
+    def for_memory(self, memory_bytes: int) -> Limits:
+        """Return the limits on a machine, with a number wherever None stands for a share of it.
+
+        Args:
+            memory_bytes: that the process may use.
+        """
+        sessions = self.sessions or max(1, memory_bytes // _MEMORY_PER_SESSION)
+        return replace(
+            self,
+            sessions=sessions,
+            sessions_per_address=self.sessions_per_address or max(1, sessions // 2),
+            total_received_bytes=self.total_received_bytes
+            or memory_bytes // _MEMORY_PER_RECEIVED_BYTE,
+            total_subscription_bytes=self.total_subscription_bytes
+            or memory_bytes // _MEMORY_PER_SUBSCRIPTION_BYTE,
+            total_will_bytes=self.total_will_bytes or memory_bytes // _MEMORY_PER_WILL_BYTE,
+            total_queued_bytes=self.total_queued_bytes or memory_bytes // _MEMORY_PER_QUEUED_BYTE,
+            retained_bytes=memory_bytes // _MEMORY_PER_RETAINED_BYTE
+            if self.retained_bytes is None
+            else self.retained_bytes,
+        )
+
+    def __post_init__(self) -> None:
+        """Check the values against each other."""
+        if self.write_low_bytes >= self.write_high_bytes:
+            raise ValueError("write_low_bytes less than write_high_bytes")
+
+    @property
+    def plan_bytes(self) -> int:
+        """Bytes of memory that the plans of topics may take (`penstock.broker.routing.topic_tree`).
+
+        A publisher that makes topics up fills it beside what waits or is retained. A sixteenth of
+        these keeps the sum near the limit that is set; above it, plans are made anew.
+        """
+        of_queued, of_retained = self.total_queued_bytes, self.retained_bytes
+        most = min(_MOST_PLAN_BYTES, (of_queued or sys.maxsize) // _PLANS_PER_BYTE)
+        most = min(most, (of_retained or sys.maxsize) // _PLANS_PER_BYTE)
+        return max(most, _LEAST_PLAN_BYTES)
+
+    @property
+    def has_publish_rate(self) -> bool:
+        """Whether there is a limit to how fast one client may publish."""
+        return (
+            self.publish_messages_per_second is not None
+            or self.publish_bytes_per_second is not None
+        )
+
+    @property
+    def most_payload_bytes(self) -> int:
+        """Bytes of the largest payload that a client may send."""
+        return _MAX_PACKET_SIZE if self.payload_bytes is None else self.payload_bytes
+
+    def check_control_bytes(self, n_bytes: int) -> None:
+        """Check the size of a packet that is no PUBLISH.
+
+        Raises:
+            ProtocolError: quota exceeded; it may be within Maximum Packet Size all the same.
+        """
+        _check_bytes("packet", n_bytes, self.control_bytes)
+
+    def check_properties_bytes(self, n_bytes: int) -> None:
+        """Check the size of the properties of a PUBLISH.
+
+        Raises:
+            ProtocolError: quota exceeded.
+        """
+        _check_bytes("properties of PUBLISH", n_bytes, self.properties_bytes)
+
+    def topic_problem(self, topic: str) -> str:
+        """Say what limit a Topic Name or Topic Filter exceeds; "" for none.
+
+        Args:
+            topic: valid; of a Shared Subscription the filter in it.
+        """
+        n_bytes = len(topic) if topic.isascii() else len(topic.encode())
+        if n_bytes > self.topic_bytes:
+            return f"topic of {n_bytes} bytes; allowed: at most {self.topic_bytes}"
+        n_levels = topic.count("/") + 1
+        if n_levels > self.topic_levels:
+            return f"topic of {n_levels} levels; allowed: at most {self.topic_levels}"
+        return ""
+
+
+def _check_bytes(kind: str, n_bytes: int, most_bytes: int) -> None:
+    if n_bytes > most_bytes:
+        raise ProtocolError(
+            f"{kind} of {n_bytes} bytes; allowed: at most {most_bytes}", ReasonCode.QUOTA_EXCEEDED
+        )

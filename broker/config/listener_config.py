@@ -1,0 +1,393 @@
+"""The listeners of a policy file: aMQTT's keys and ours, checked.
+
+A listener takes each key that it does not set itself from the one named `default`. A key that
+would do nothing where it stands is refused, as long as it was not inherited.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from penstock.broker.config.checked_yaml import check_is_no_pipe, join, show
+
+DEFAULT_PORT: Final = 1883
+DEFAULT_WEBSOCKET_PORT: Final = 8883
+"""As aMQTT has it for listeners of type `ws`."""
+
+TLS_VERSIONS: Final = (1.2, 1.3)
+
+DEFAULT_UNSENT_BYTES: Final = 16 * 1024
+"""What the kernel may hold unsent is what a small message waits for, whatever its class: 16 KiB are
+6 ms at 20 Mbit/s. Of a client whose TCP window is large it takes up to a segment of 64 KiB beyond
+it. On loopback this mark costs nothing: means of two short runs with it and without were 5,430 and
+4,000 MB/s for 1 MiB to 50 readers, 17.0 and 13.2 million messages/s from one client to ten."""
+
+_UNIX: Final = "unix:"
+_LONGEST_SOCKET_PATH: Final = 107
+"""Bytes that `sun_path` of Linux holds beside its end."""
+
+_AMQTT_KEYS: Final = (
+    "type",
+    "bind",
+    "max_connections",
+    "ssl",
+    "cafile",
+    "capath",
+    "cadata",
+    "certfile",
+    "keyfile",
+    "reader",
+    "writer",
+)
+_TLS_KEYS: Final = ("crlfile", "require_certificate", "tls_minimum_version", "ciphers")
+_WEBSOCKET_KEYS: Final = ("path", "allowed_origins")
+_TCP_KEYS: Final = ("unsent_bytes", "send_buffer_bytes", "congestion_control", "rto_max_seconds")
+
+_LONGEST_CONGESTION_CONTROL: Final = 15
+"""Characters of a name, as Linux takes it (`TCP_CA_NAME_MAX` beside its end)."""
+
+_MAX_SOCKET_BYTES: Final = 2**30
+"""Less than an option of a socket can say, more than a kernel gives."""
+
+Wrong: TypeAlias = Callable[[str, str, str], None]
+"""Takes note of a wrong place: its path, what was read, what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """How a listener speaks TLS.
+
+    Attributes:
+        certfile: PEM file of the certificate, then those between it and its root.
+        keyfile: PEM file of the certificate's private key, without a passphrase.
+        cafile: PEM file of the authorities whose client certificates count, or None.
+        capath: folder of such, named by their hashes as `openssl rehash` does, or None.
+        cadata: such as PEM text, or None.
+        crlfile: PEM file of the authorities' revocation lists, or None. Each authority that has
+            issued a client's certificate needs one in it that holds.
+        require_certificate: refuse a client without a certificate of one of the authorities.
+            False: a certificate that is shown must be right, but none need be shown.
+        minimum_version: 1.2 or 1.3.
+        ciphers: OpenSSL's cipher list, for TLS 1.2; None for Python's own choice.
+    """
+
+    certfile: str
+    keyfile: str
+    cafile: str | None = None
+    capath: str | None = None
+    cadata: str | None = None
+    crlfile: str | None = None
+    require_certificate: bool = False
+    minimum_version: float = 1.2
+    ciphers: str | None = None
+
+    def files(self) -> list[str]:
+        """Return each file that is read, behind its key."""
+        named = ("certfile", "keyfile", "cafile", "capath", "crlfile")
+        return [f"{key} {getattr(self, key)}" for key in named if getattr(self, key)]
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """One address on which clients connect.
+
+    Attributes:
+        name: its key under `listeners`.
+        host: address or name to bind; None for all interfaces.
+        is_loopback: a `host` of None stands for the addresses of loopback instead.
+        port: TCP port; 0 lets the kernel choose.
+        max_connections: connections at a time; 0 for no limit.
+        when_full: whether a client above them waits for a place, as with aMQTT, or is told
+            to go.
+        socket_path: file name of a Unix socket, which takes the place of host and port, or None.
+        socket_mode: permissions of that file.
+        tls: None for none.
+        unused_certfile: a certificate that is named and that no listener shows, or None.
+        is_websocket: MQTT travels in WebSocket messages.
+        path: the only one that a WebSocket client may ask for; None for any.
+        allowed_origins: web sites whose pages may connect by WebSocket; None for any.
+        proxy_protocol: each connection begins with a header of the PROXY protocol.
+        unsent_bytes: bytes of one connection that the kernel holds and has not sent, from which on
+            it takes no more (TCP_NOTSENT_LOWAT); None for as many as it likes. What it has taken,
+            no other message can pass.
+        send_buffer_bytes: bytes of one connection that the kernel holds, sent and unacknowledged
+            ones too (SO_SNDBUF); None: it finds out by itself what fills the link.
+    """
+
+    name: str
+    host: str | None
+    port: int
+    max_connections: int = 0
+    when_full: Literal["wait", "refuse"] = "wait"
+    socket_path: str | None = None
+    socket_mode: int = 0o660
+    tls: Tls | None = None
+    unused_certfile: str | None = None
+    is_websocket: bool = False
+    path: str | None = None
+    allowed_origins: tuple[str, ...] | None = None
+    proxy_protocol: bool = False
+    unsent_bytes: int | None = DEFAULT_UNSENT_BYTES
+    send_buffer_bytes: int | None = None
+    congestion_control: str | None = None
+    rto_max_seconds: float | None = None
+    is_loopback: bool = False
+
+
+@checked_dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid", strict=True))
+class ListenerKeys:
+    """What may stand under one listener (aMQTT 0.12, `ListenerConfig`, and ours)."""
+
+    type: str = "tcp"
+    bind: str | int | None = f"0.0.0.0:{DEFAULT_PORT}"
+    max_connections: int = 0
+    when_full: Literal["wait", "refuse"] = "wait"
+    ssl: bool = False
+    cafile: str | None = None
+    capath: str | None = None
+    cadata: str | None = None
+    certfile: str | None = None
+    keyfile: str | None = None
+    crlfile: str | None = None
+    require_certificate: bool = False
+    tls_minimum_version: float = 1.2
+    ciphers: str | None = None
+    path: str | None = None
+    allowed_origins: tuple[str, ...] | None = None
+    proxy_protocol: bool = False
+    unsent_bytes: Annotated[int, Field(ge=1, le=_MAX_SOCKET_BYTES)] | None = DEFAULT_UNSENT_BYTES
+    send_buffer_bytes: Annotated[int, Field(ge=4096, le=_MAX_SOCKET_BYTES)] | None = None
+    congestion_control: (
+        Annotated[str, Field(min_length=1, max_length=_LONGEST_CONGESTION_CONTROL)] | None
+    ) = None
+    rto_max_seconds: Annotated[float, Field(ge=1, le=120)] | None = None
+    socket_mode: str | int = "660"
+    reader: str | None = None
+    writer: str | None = None
+
+
+def read_listeners(
+    listeners: Mapping[str, ListenerKeys], own_keys: Mapping[str, Mapping[str, Any]], wrong: Wrong
+) -> dict[str, Listener]:
+    """Return the listeners that have a `bind`, by name.
+
+    Args:
+        listeners: name to keys, those of `default` included.
+        own_keys: name to the keys that stand under the listener itself.
+        wrong: takes note of each wrong place.
+    """
+    read: dict[str, Listener] = {}
+    names: dict[tuple[str | None, int, str | None], str] = {}
+    for name, keys in listeners.items():
+        path = join("listeners", name)
+        _check_type(keys, path, wrong)
+        _check_own_keys(keys, own_keys.get(name, {}), path, wrong)
+        if keys.bind is None:
+            continue
+        try:
+            listener = _listener(name, keys, path, wrong)
+        except ValueError as error:
+            wrong(join(path, "bind"), show(keys.bind), str(error))
+            continue
+        place = (listener.host, listener.port, listener.socket_path)
+        other = names.setdefault(place, name)
+        if (listener.port or listener.socket_path) and other != name:
+            wrong(
+                join(path, "bind"),
+                f"{keys.bind}, as listener {other} has",
+                "another address or port for each listener",
+            )
+        read[name] = listener
+    # Under `default` a certificate may stand for the others.
+    shown = {listener.tls.certfile for listener in read.values() if listener.tls is not None}
+    return {
+        name: listener
+        if listener.tls is not None or listeners[name].certfile in shown
+        else replace(listener, unused_certfile=listeners[name].certfile)
+        for name, listener in read.items()
+    }
+
+
+def _listener(name: str, keys: ListenerKeys, path: str, wrong: Wrong) -> Listener:
+    """Return one listener.
+
+    Raises:
+        ValueError: its `bind` is wrong; with what is allowed.
+    """
+    bind = bind_text(keys.bind)
+    socket_path = _socket_path(bind)
+    is_websocket = keys.type == "ws"
+    if socket_path is None:
+        host, port = split_bind(bind, DEFAULT_WEBSOCKET_PORT if is_websocket else DEFAULT_PORT)
+    else:
+        host, port = None, 0
+    return Listener(
+        name=name,
+        host=host,
+        port=port,
+        max_connections=max(0, keys.max_connections),
+        when_full=keys.when_full,
+        socket_path=socket_path,
+        socket_mode=_socket_mode(keys, path, wrong),
+        tls=_tls(keys, path, wrong) if keys.ssl else None,
+        is_websocket=is_websocket,
+        path=keys.path,
+        allowed_origins=keys.allowed_origins,
+        proxy_protocol=keys.proxy_protocol,
+        unsent_bytes=keys.unsent_bytes,
+        send_buffer_bytes=keys.send_buffer_bytes,
+        congestion_control=keys.congestion_control,
+        rto_max_seconds=keys.rto_max_seconds,
+    )
+
+
+def _socket_path(bind: str) -> str | None:
+    """Return the file name of a Unix socket, or None where `bind` is an address.
+
+    Raises:
+        ValueError: with what is allowed.
+    """
+    if not bind.startswith(_UNIX):
+        return None
+    path = bind.removeprefix(_UNIX)
+    if not path.startswith("/") or len(path.encode()) > _LONGEST_SOCKET_PATH:
+        raise ValueError(f"unix:/path of at most {_LONGEST_SOCKET_PATH} bytes")
+    return path
+
+
+def _socket_mode(keys: ListenerKeys, path: str, wrong: Wrong) -> int:
+    # A number without quotes has another value: YAML takes 0660 for 432, and 660 for decimal.
+    read = keys.socket_mode
+    if isinstance(read, str) and re.fullmatch(r"0?[0-7]{3}", read):
+        return int(read, 8)
+    wrong(join(path, "socket_mode"), show(read), "three octal digits in quotes, such as '660'")
+    return 0
+
+
+def _check_type(keys: ListenerKeys, path: str, wrong: Wrong) -> None:
+    if keys.type not in ("tcp", "ws", "external"):
+        wrong(join(path, "type"), show(keys.type), "tcp or ws; with TLS, either has ssl: true")
+    if keys.type == "external":
+        wrong(
+            join(path, "type"),
+            "external",
+            "tcp or ws; a program that hands its own connections to aMQTT cannot to Penstock",
+        )
+    for key in ("reader", "writer"):
+        if getattr(keys, key) is not None:
+            wrong(
+                join(path, key),
+                show(getattr(keys, key)),
+                "null: only listeners of type external have it",
+            )
+
+
+def _check_own_keys(keys: ListenerKeys, own: Mapping[str, Any], path: str, wrong: Wrong) -> None:
+    """Refuse what stands under a listener itself and would do nothing there."""
+    defaults = ListenerKeys()
+    is_unix = bind_text(keys.bind or "").startswith(_UNIX)
+    for needed, is_there, names in (
+        ("ssl: true", keys.ssl, _TLS_KEYS),
+        ("type: ws", keys.type == "ws", _WEBSOCKET_KEYS),
+        ("max_connections", keys.max_connections > 0, ("when_full",)),
+        ("bind: unix:/path", is_unix, ("socket_mode",)),
+        ("an address of TCP", not is_unix, _TCP_KEYS),
+    ):
+        for key in names:
+            if not is_there and key in own and getattr(keys, key) != getattr(defaults, key):
+                wrong(join(path, key), show(getattr(keys, key)), f"only beside {needed}")
+    if keys.path is not None and not keys.path.startswith("/"):
+        wrong(join(path, "path"), show(keys.path), "a path that begins with /, or null for any")
+    if (keys.certfile is None) != (keys.keyfile is None):
+        missing = "keyfile" if keys.keyfile is None else "certfile"
+        wrong(join(path, missing), "nothing", "both certfile and keyfile, or neither")
+    for key in ("cafile", "capath", "certfile", "keyfile", "crlfile"):
+        read = getattr(keys, key)
+        if read is None:
+            continue
+        try:
+            check_is_no_pipe(read)
+        except FileNotFoundError:
+            wrong(join(path, key), read, "a path that exists")
+        except OSError as error:
+            wrong(join(path, key), f"{read}: {error.strerror or error}", "a file that can be read")
+
+
+def _tls(keys: ListenerKeys, path: str, wrong: Wrong) -> Tls:
+    if keys.certfile is None and keys.keyfile is None:
+        wrong(join(path, "certfile"), "nothing", "a certificate, with its keyfile, for ssl: true")
+    if not (keys.cafile or keys.capath or keys.cadata):
+        allowed = "only with cafile, capath or cadata, whose certificates count"
+        if keys.require_certificate:
+            wrong(join(path, "require_certificate"), "true", allowed)
+        if keys.crlfile is not None:
+            wrong(join(path, "crlfile"), show(keys.crlfile), allowed)
+    if keys.tls_minimum_version not in TLS_VERSIONS:
+        wrong(
+            join(path, "tls_minimum_version"),
+            show(keys.tls_minimum_version),
+            " or ".join(str(version) for version in TLS_VERSIONS),
+        )
+    return Tls(
+        certfile=keys.certfile or "",
+        keyfile=keys.keyfile or "",
+        cafile=keys.cafile,
+        capath=keys.capath,
+        cadata=keys.cadata,
+        crlfile=keys.crlfile,
+        require_certificate=keys.require_certificate,
+        minimum_version=keys.tls_minimum_version,
+        ciphers=keys.ciphers,
+    )
+
+
+def amqtt_keys(keys: ListenerKeys) -> dict[str, Any]:
+    """Return what aMQTT reads of a listener."""
+    own = asdict(keys)
+    read = {key: own[key] for key in _AMQTT_KEYS}
+    read["bind"] = None if keys.bind is None else bind_text(keys.bind)
+    return read
+
+
+def split_bind(bind: str, default_port: int = DEFAULT_PORT) -> tuple[str | None, int]:
+    """Return host and port of a listener's `bind`, in the forms that aMQTT reads.
+
+    These are an address or name with a port, ``[::1]:1883`` for IPv6, and either part alone;
+    no host means all interfaces.
+
+    Args:
+        bind: as it stands in the file.
+        default_port: where it names none.
+
+    Raises:
+        ValueError: with what is allowed.
+    """
+    allowed = (
+        "host:port, :port, port, host or [IPv6 address]:port, with a port of 0 to 65535, "
+        "or unix:/path"
+    )
+    if bind.startswith("["):
+        address, bracket, rest = bind[1:].partition("]")
+        if not bracket or not address or (rest and not rest.startswith(":")):
+            raise ValueError(allowed)
+        host, port = address, rest.removeprefix(":")
+    elif ":" in bind:
+        host, _, port = bind.rpartition(":")
+    elif bind.isdecimal():
+        host, port = "", bind
+    else:
+        host, port = bind, ""
+    if port and not (port.isascii() and port.isdecimal() and int(port) <= 65_535):
+        raise ValueError(allowed)
+    return host or None, int(port) if port else default_port
+
+
+def bind_text(bind: str | int | None) -> str:
+    """Return a `bind` as text; a number is a port."""
+    return f":{bind}" if isinstance(bind, int) else bind or ""

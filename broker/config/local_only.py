@@ -1,0 +1,89 @@
+"""Listeners of a broker that has no way to authenticate clients: they serve this machine alone.
+
+An address that stands for all interfaces becomes loopback. Any other address beyond this machine
+ends the start: clients elsewhere would see a refused connection, and only the log would say why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from ipaddress import ip_address
+from typing import Final
+
+from penstock.broker.config.listener_config import Listener
+from penstock.broker.errors import ConfigError, ConfigProblem
+
+WHAT_TO_WRITE: Final = (
+    "to serve others, name users: plugins: {access: {password_file: FILE}}, with a FILE that "
+    "penstock passwd FILE USER writes; or let everybody in: plugins: {access: {allow_anonymous: "
+    "true}}"
+)
+
+_LOOPBACK_OF: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (it is replaced)
+
+
+def is_local(listener: Listener) -> bool:
+    """Say whether a listener's address is of this machine alone."""
+    if listener.socket_path is not None or listener.host == "localhost":
+        return True
+    try:
+        return listener.host is not None and ip_address(listener.host).is_loopback
+    except ValueError:  # a name, which may be found anywhere
+        return False
+
+
+def demands_certificate(listener: Listener) -> bool:
+    """Say whether clients are authenticated by their certificates before they can connect."""
+    return listener.tls is not None and listener.tls.require_certificate
+
+
+def local_listeners(listeners: Mapping[str, Listener], file: str) -> dict[str, Listener]:
+    """Return listeners as they serve this machine alone.
+
+    A listener that demands a certificate authenticates its clients by it, and stays as it is.
+
+    Args:
+        listeners: by name, as the policy file has them.
+        file: its name, for errors.
+
+    Raises:
+        ConfigError: with each that cannot be kept to this machine.
+    """
+    local: dict[str, Listener] = {}
+    problems: list[ConfigProblem] = []
+    for name, listener in listeners.items():
+        if demands_certificate(listener):
+            local[name] = listener
+            continue
+        if listener.proxy_protocol:
+            # Whoever sends the header passes on clients of other machines.
+            problems.append(_problem(name, "proxy_protocol", "true", "false"))
+        kept = _kept_local(listener)
+        if kept is None:
+            host = f"[{listener.host}]" if ":" in (listener.host or "") else listener.host
+            read = f"{host}:{listener.port}"
+            problems.append(_problem(name, "bind", read, "an address such as 127.0.0.1:1883"))
+        else:
+            local[name] = kept
+    if problems:
+        raise ConfigError(file, problems)
+    return local
+
+
+def _kept_local(listener: Listener) -> Listener | None:
+    # A browser on this machine runs the pages of any web site; those served have to be named.
+    origins = listener.allowed_origins or ()
+    kept = replace(listener, allowed_origins=origins) if listener.is_websocket else listener
+    if is_local(listener):
+        return kept
+    if listener.host is None:
+        return replace(kept, is_loopback=True)
+    if listener.host in _LOOPBACK_OF:
+        return replace(kept, host=_LOOPBACK_OF[listener.host])
+    return None
+
+
+def _problem(name: str, key: str, read: str, instead: str) -> ConfigProblem:
+    allowed = f"{instead}, as long as nothing authenticates clients; {WHAT_TO_WRITE}"
+    return ConfigProblem(f"listeners.{name}.{key}", read, allowed)

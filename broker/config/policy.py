@@ -1,0 +1,266 @@
+"""The policy file: aMQTT's keys and ours, checked whole before any socket opens.
+
+What aMQTT 0.12 reads keeps its name and meaning, with dashes or underscores in keys, so that
+its file needs no change. Ours beside it are `limits`, `mqtt`, `persistence` and the plugins with
+a short name. A listener takes each key it does not set itself from the listener named `default`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from penstock.broker.config.checked_yaml import (
+    NamedBy,
+    check_listeners,
+    join,
+    parse_mapping,
+    read_mapping,
+    read_text,
+    show,
+    suggest,
+    validate_config,
+)
+from penstock.broker.config.limits import Limits
+from penstock.broker.config.listener_config import (
+    Listener,
+    ListenerKeys,
+    amqtt_keys,
+    read_listeners,
+)
+from penstock.broker.config.mqtt_options import MqttOptions
+from penstock.broker.config.persistence_config import Persistence
+from penstock.broker.errors import ConfigError, ConfigProblem
+
+__all__ = [
+    "NamedBy",
+    "Policy",
+    "check_listeners",
+    "load_policy",
+    "parse_mapping",
+    "parse_policy",
+    "read_mapping",
+    "read_text",
+    "suggest",
+    "validate_config",
+]
+
+DEFAULT_SYS_INTERVAL = 10.0
+"""Seconds; as mosquitto has it, so that a dashboard made for it reads the same."""
+
+T = TypeVar("T")
+
+_AMQTT_PERSISTENCE = {"amqtt.contrib.persistence.SessionDBPlugin"}
+"""Plugins that bring sessions back themselves, and refuse to where they find some."""
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A whole policy file.
+
+    Attributes:
+        file: its name as the user gave it.
+        listeners: by name, in the order of the file; at least one.
+        limits: what one client may take.
+        mqtt: what of the protocol the broker offers.
+        plugins: short name of a plugin to its keys, in the order of the file.
+        amqtt: what aMQTT's `BrokerConfig.from_dict` takes, or None where the file names no
+            aMQTT plugin.
+        timeout_disconnect_delay: seconds added to the keep-alive a client asks for.
+        session_expiry_interval: seconds after which a disconnected session ends, whatever
+            the client asked for; None for no such bound.
+        sys_interval: seconds between two publications of `$SYS`; 0 for none.
+        persistence: what outlives the process, or None for nothing.
+    """
+
+    file: str
+    listeners: Mapping[str, Listener]
+    limits: Limits
+    mqtt: MqttOptions
+    plugins: Mapping[str, Mapping[str, Any]]
+    amqtt: Mapping[str, Any] | None
+    timeout_disconnect_delay: int
+    session_expiry_interval: int | None
+    sys_interval: float
+    persistence: Persistence | None
+
+
+@checked_dataclass(frozen=True, slots=True, config=_STRICT)
+class _PolicyKeys:
+    """What may stand at the top of the file (aMQTT 0.12, `BrokerConfig`, and ours)."""
+
+    listeners: dict[str, dict[str, Any] | None] | None = None
+    limits: dict[str, Any] | None = None
+    mqtt: dict[str, Any] | None = None
+    plugins: dict[str, Any] | list[str | dict[str, Any]] | None = None
+    auth: dict[str, Any] | None = None
+    topic_check: dict[str, Any] | None = None
+    sys_interval: Annotated[float, Field(ge=0)] | None = None
+    timeout_disconnect_delay: Annotated[int, Field(ge=0)] | None = None
+    session_expiry_interval: Annotated[int, Field(ge=0)] | None = None
+    persistence: dict[str, Any] | None = None
+
+
+def load_policy(path: str | Path) -> Policy:
+    """Read and check a policy file.
+
+    Raises:
+        ConfigError: with every wrong place that was found.
+    """
+    return parse_policy(read_mapping(path), str(path))
+
+
+def parse_policy(document: str | Mapping[str, Any], file_name: str) -> Policy:
+    """Check a policy given as YAML text or as a mapping.
+
+    Raises:
+        ConfigError: as `load_policy`.
+    """
+    mapping = parse_mapping(document, file_name) if isinstance(document, str) else document
+    return _Reading(file_name).policy(mapping)
+
+
+class _Reading:
+    """One pass over a policy file, which collects every problem before it gives up."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.problems: list[ConfigProblem] = []
+
+    def policy(self, document: Mapping[str, Any]) -> Policy:
+        top = self._underscored(document, "")
+        keys = self._checked(_PolicyKeys, top, "")
+        if keys is None:
+            raise ConfigError(self.file, self.problems)
+        own_keys = {
+            name: self._underscored(own or {}, join("listeners", name))
+            for name, own in (keys.listeners or {"default": None}).items()
+        }
+        listener_keys = self._listener_keys(own_keys)
+        listeners = read_listeners(listener_keys, own_keys, self._wrong)
+        if not listeners and not self.problems:
+            self._wrong("listeners", "none with a bind", "at least one listener with a bind")
+        limits_keys = self._underscored(keys.limits or {}, "limits")
+        limits = self._checked(Limits, limits_keys, "limits")
+        mqtt = self._checked(MqttOptions, self._underscored(keys.mqtt or {}, "mqtt"), "mqtt")
+        persistence = None
+        if keys.persistence is not None:
+            own = self._underscored(keys.persistence, "persistence")
+            persistence = self._checked(Persistence, own, "persistence")
+        elif "persistence" in top:
+            # A section whose keys are all comments: to keep nothing then would be a bad surprise.
+            self._wrong(
+                "persistence", "nothing", "its keys, {} for their defaults, or no such section"
+            )
+        short, dotted = self._plugins(keys)
+        if persistence is not None and persistence.durability != "memory":
+            for name in _AMQTT_PERSISTENCE & dotted.keys():
+                self._wrong("persistence", f"{name} beside it", "one of the two")
+        if self.problems or limits is None or mqtt is None:
+            raise ConfigError(self.file, self.problems)
+        sys_interval = keys.sys_interval
+        return Policy(
+            file=self.file,
+            listeners=listeners,
+            limits=limits,
+            mqtt=mqtt,
+            plugins=short,
+            amqtt=_amqtt_config(document, keys, listener_keys, dotted),
+            timeout_disconnect_delay=keys.timeout_disconnect_delay or 0,
+            session_expiry_interval=keys.session_expiry_interval,
+            sys_interval=DEFAULT_SYS_INTERVAL if sys_interval is None else sys_interval,
+            persistence=persistence,
+        )
+
+    def _wrong(self, path: str, read: str, allowed: str) -> None:
+        self.problems.append(ConfigProblem(path, read, allowed))
+
+    def _checked(self, cls: type[T], mapping: Mapping[str, Any], path: str) -> T | None:
+        try:
+            return validate_config(cls, mapping, self.file, path)
+        except ConfigError as error:
+            self.problems.extend(error.problems)
+            return None
+
+    def _underscored(self, mapping: Mapping[str, Any], path: str) -> dict[str, Any]:
+        """Return `mapping` with dashes in its keys as underscores, as aMQTT reads both."""
+        result: dict[str, Any] = {}
+        for key, value in mapping.items():
+            name = key.replace("-", "_") if isinstance(key, str) else key
+            if name in result:
+                self._wrong(
+                    join(path, key),
+                    "the same key with a dash and with an underscore",
+                    "each key once",
+                )
+            result[name] = value
+        return result
+
+    def _listener_keys(self, own_keys: Mapping[str, Mapping[str, Any]]) -> dict[str, ListenerKeys]:
+        default = own_keys.get("default", {})
+        checked: dict[str, ListenerKeys | None] = {}
+        for name, own in own_keys.items():
+            inherited = default if "default" not in checked or checked["default"] else {}
+            checked[name] = self._checked(
+                ListenerKeys, {**inherited, **own}, join("listeners", name)
+            )
+        return {name: listener for name, listener in checked.items() if listener is not None}
+
+    def _plugins(
+        self, keys: _PolicyKeys
+    ) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]]]:
+        """Return the plugins with a short name and those with a dotted one."""
+        short: dict[str, Mapping[str, Any]] = {}
+        dotted: dict[str, Mapping[str, Any]] = {}
+        listed = keys.plugins if isinstance(keys.plugins, list) else [keys.plugins or {}]
+        for entry in listed:
+            for name, own in ({entry: None} if isinstance(entry, str) else entry).items():
+                path = join("plugins", name)
+                plugins = dotted if "." in name else short
+                if name in plugins:
+                    self._wrong(path, "the same plugin again", "each plugin once")
+                elif own is not None and not isinstance(own, dict):
+                    self._wrong(path, show(own), "a mapping of the plugin's keys, or nothing")
+                else:
+                    plugins[name] = own or {}
+        return short, dotted
+
+
+def _amqtt_config(
+    document: Mapping[str, Any],
+    keys: _PolicyKeys,
+    listeners: Mapping[str, ListenerKeys],
+    dotted: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any] | None:
+    """Return the file as aMQTT would read it, without what is ours.
+
+    With neither `plugins` nor `auth` aMQTT brings its default plugins. With an `auth` section
+    and no aMQTT plugin under `plugins` it takes them from entry points, which it calls
+    deprecated.
+    """
+    has_sections = keys.auth is not None or keys.topic_check is not None
+    if "plugins" in document and not dotted and not has_sections:
+        return None
+    config: dict[str, Any] = {
+        "listeners": {"default": {"bind": None}}
+        | {name: amqtt_keys(own) for name, own in listeners.items()},
+        "timeout_disconnect_delay": keys.timeout_disconnect_delay or 0,
+        "session_expiry_interval": keys.session_expiry_interval,
+    }
+    for section in ("auth", "topic_check"):
+        if getattr(keys, section) is not None:
+            config[section] = getattr(keys, section)
+    if keys.sys_interval is not None:
+        config["sys_interval"] = int(keys.sys_interval)
+    if dotted:
+        config["plugins"] = {name: dict(own) for name, own in dotted.items()}
+    elif "plugins" in document:
+        config["plugins"] = None
+    return config

@@ -1,0 +1,568 @@
+"""What must outlive the process: which of it has changed, and who waits for its commit.
+
+Theory of operation. The journal writes no log of operations. Whoever changes something durable
+says so at one place (`penstock.broker.durable.session_journal` for a session, its subscriptions,
+packet identifiers and deliveries; `RetainedMessages`; wills), and the journal notes *what* is
+changed, not how. `seal` then looks at what each of it is now and makes the rows of one commit. A
+message that came, was delivered and acknowledged meanwhile is therefore never written, and a path
+that moves deliveries about needs no word of its own here: a delivery is stored exactly while its
+outbox or its inflight window holds it. Of what is stored and goes for good, only the numbers of its
+rows wait for the next commit: the journal holds on to no message that its clients have had.
+
+What a client may learn only once it is safe waits here: receipts of publishers
+(`settle_after`), and packets that connections hold back (`Sender.hold`). The driver seals a
+batch, writes it and reports `committed`; there is one batch under way at a time. Publishers are
+slowed down for a disk that is behind: once half of what may wait does, whoever adds to it is not
+read from until the next commit. Where the disk refuses, the same batch is tried again until it is
+written: nobody who waits is answered before, and new publishes that would need the disk are refused
+at the door (`must_refuse`).
+
+No clock and no I/O: times become wall clock by `epoch`, the wall clock's lead on the monotonic
+one.
+"""
+
+# A session's journal and the journal are two parts of one.
+# ruff: noqa: SLF001
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from itertools import chain
+from typing import TYPE_CHECKING, Final, Protocol
+
+from penstock.broker.durable.session_journal import DeliveryJournal, SessionJournal, ShareJournal
+from penstock.broker.message import Message
+from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.properties import WILL, write_properties
+from penstock.broker.outbox.delivery import Delivery
+from penstock.broker.records import (
+    ROWS_OF_A_BLOCK,
+    Batch,
+    DeliveryRow,
+    IncomingRow,
+    MessageRow,
+    RetainedRow,
+    Storable,
+    SubscriptionRow,
+    WillRow,
+)
+
+if TYPE_CHECKING:
+    from penstock.broker.routing.topic_tree import Plan
+    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.session import Session
+
+
+MOST_EXPIRED: Final = 10_000
+"""Sessions that have expired and stored messages of them, from which on they are deleted even in a
+commit that somebody waits for: that takes some 20 ms."""
+
+
+class Waiting(Protocol):
+    """A receipt that waits for the commit among its answers."""
+
+    def settle(self, reason_code: int) -> None:
+        """Take the commit's answer."""
+
+
+class Holding(Protocol):
+    """A connection that holds packets back."""
+
+    def send_held(self, number: int) -> None:
+        """Send what was held for this commit or one before it."""
+
+    def send_held_connack(self) -> None:
+        """The disk refuses: the client is not kept waiting for its CONNACK."""
+
+
+class Slowed(Protocol):
+    """A publisher's connection."""
+
+    def wait_for_disk(self, *, waits: bool) -> None:
+        """Receive nothing more from the client, or go on."""
+
+
+class Journal:
+    """What has changed since the last commit of one broker, and who waits for the next.
+
+    Attributes:
+        number: of the commit that what changes now will be in.
+        n_changes: changes noted so far; equal before and after a call that changed nothing.
+        sealed: the batch that is being written, or None.
+        is_failing: the disk refused the batch that is tried again and again.
+        is_awake: `wake` was called since the last `seal`.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        wake: Callable[[], None],
+        hurry: Callable[[], None],
+        max_pending_messages: int,
+        max_pending_bytes: int,
+    ) -> None:
+        """Make the journal of a broker, and have the broker use it.
+
+        Args:
+            core: the broker; without sessions so far.
+            wake: called when there is something to commit, and nothing was before.
+            hurry: called when all that was to commit has come to nothing, while somebody waits.
+            max_pending_messages: publishes that may wait for their commit.
+            max_pending_bytes: the same in payload bytes.
+        """
+        self.number = 1
+        self.n_changes = 0
+        self.sealed: Batch | None = None
+        self.is_failing = False
+        self._core = core
+        self._wake = wake
+        self._hurry_driver = hurry
+        self._max_pending_messages = max_pending_messages
+        self._max_pending_bytes = max_pending_bytes
+        self.is_awake = False
+        self._next_row = self._block_start = 1
+        self._sessions: dict[SessionJournal, None] = {}
+        self._subscriptions: dict[tuple[SessionJournal, str], None] = {}
+        self._incoming: dict[tuple[SessionJournal, int], None] = {}
+        self._deliveries: dict[Delivery, DeliveryJournal] = {}
+        self._on_its_way = ShareJournal(self, None)
+        self._gone_deliveries, self._gone_messages = array("q"), array("q")
+        self._expired: dict[str, tuple[SessionJournal, list[Delivery]]] = {}
+        self._n_expired = 0
+        self._retained: dict[str, None] = {}
+        self._stored_retained: dict[str, Message] = {}
+        self._wills: dict[str, None] = {}
+        self._stored_wills: set[str] = set()
+        self._receipts: list[Waiting] = []
+        self._connections: dict[Holding, None] = {}
+        self._n_bytes = 0
+        self._slowed: dict[Slowed, None] = {}
+        self._sealed_receipts: list[Waiting] = []
+        self._sealed_connections: dict[Holding, None] = {}
+        self._sealed_bytes = 0
+        core.journal = self
+        core.retained.on_change = self.retained_changed
+
+    # -- what has changed -----------------------------------------------------------------
+
+    def _note(self) -> None:
+        self.n_changes += 1
+        if not self.is_awake:
+            self.is_awake = True
+            self._wake()
+
+    def opened(self, session: Session) -> None:
+        """A client has connected, and its session is as its CONNECT says.
+
+        A session that outlives its connection is durable from here to its end.
+        """
+        expired = self._expired.pop(session.client_id, None)
+        if expired is not None:  # a client has one session on the disk, and one will
+            self._n_expired -= 1 + len(expired[1])
+            self._forget_session(*expired)
+        if session.journal is not None:
+            session.journal.opened()
+        elif session.expiry_interval != 0:
+            self.keep(session)
+        self.will_changed(session)
+
+    def connection_lost(self, session: Session, now: float) -> None:
+        """A session has lost its connection; what is due of its will is done."""
+        if session.journal is not None:
+            session.journal.connection_lost(now)
+        self.will_changed(session)
+
+    def keep(self, session: Session) -> None:
+        """Make a session durable from now on."""
+        own = session.journal = SessionJournal(self, session, self._take_row(), is_stored=False)
+        own.watch()
+        own._changed()
+
+    def _ended(self, own: SessionJournal, stored: list[Delivery], *, has_expired: bool) -> None:
+        """A session has ended.
+
+        Args:
+            own: its side of the journal.
+            stored: its deliveries that are stored.
+            has_expired: its time is over. A restart would end it at once, if what is stored says
+                so: then it may be deleted when nobody waits for a commit, or together with others,
+                as what is stored of them lies on the same pages.
+        """
+        is_known = own not in self._sessions
+        if not (has_expired and is_known) or self.is_failing or self._n_expired >= MOST_EXPIRED:
+            self._forget_session(own, stored)
+            self._note()
+            return
+        self._expired[own.session.client_id] = own, stored
+        self._n_expired += 1 + len(stored)
+        self._be_awake()
+
+    def _forget_session(self, own: SessionJournal, stored: list[Delivery]) -> None:
+        self._sessions[own] = None
+        for delivery in stored:
+            self._forget(delivery)
+
+    def _forget_expired(self) -> None:
+        expired, self._expired = self._expired, {}
+        self._n_expired = 0
+        for own, stored in expired.values():
+            self._forget_session(own, stored)
+
+    def keep_for_share(self, session: Session) -> None:
+        """Keep what a session that is not durable holds for shares with durable members."""
+        if session.outbox.journal is None:
+            ShareJournal(self, session).watch()
+
+    def departed(self, delivery: Delivery) -> None:
+        """A delivery of a share was taken out of a session and is in nobody's hands for a while."""
+        if delivery.qos:
+            delivery.is_waiting = True
+            self._on_its_way.changed(delivery)
+
+    def arrived(self, delivery: Delivery) -> None:
+        """What `departed` was given to a member anew, or dropped."""
+        if delivery.qos:
+            delivery.is_waiting = False
+            self._on_its_way.changed(delivery)
+
+    def restored(self, session: Session, row: int, lost_at: float | None) -> SessionJournal:
+        """A session was read from the database; its deliveries are watched once they are there.
+
+        Args:
+            session: newly made.
+            row: its number.
+            lost_at: monotonic seconds when it lost its connection; None where it had one.
+        """
+        own = session.journal = SessionJournal(self, session, row, is_stored=True)
+        own.lost_at = lost_at
+        self._next_row = max(self._next_row, row + 1)
+        return own
+
+    def restored_message(self, message: Message, row: int) -> None:
+        """A message was read from the database; what refers to it comes after."""
+        self._store_at(message, row)
+
+    def restored_delivery(self, delivery: Delivery, row: int) -> None:
+        """A delivery was read from the database; it is in its session's hands from now on."""
+        self._store_at(delivery, row)
+        delivery.message.n_references += 1
+
+    def restored_retained(self, message: Message) -> None:
+        """A topic's retained message was read from the database."""
+        message.n_references += 1
+        self._stored_retained[message.topic] = message
+
+    def restored_will(self, client_id: str) -> None:
+        """A client's will was read from the database."""
+        self._stored_wills.add(client_id)
+
+    def retained_changed(self, topic: str) -> None:
+        """The retained message of a topic was set or removed."""
+        if not topic.startswith("$SYS/"):  # the broker's own, and soon another
+            self._retained[topic] = None
+            self._note()
+
+    def will_changed(self, session: Session) -> None:
+        """A client's will may have come, been sent or become void."""
+        if session.will is not None or session.client_id in self._stored_wills:
+            self._wills[session.client_id] = None
+            self._note()
+
+    # -- who waits ------------------------------------------------------------------------
+
+    def settle_after(self, receipt: Waiting, n_bytes: int, publisher: Slowed) -> None:
+        """Settle a receipt once all that has changed until now is safe.
+
+        Args:
+            receipt: of one publish.
+            n_bytes: of its payload.
+            publisher: whom to slow down where too much waits already.
+        """
+        self._receipts.append(receipt)
+        self._n_bytes += n_bytes
+        self._be_awake()
+        if self._is_pending(2) and not self.is_failing:
+            self._slowed[publisher] = None
+            publisher.wait_for_disk(waits=True)
+
+    def _is_pending(self, part: int) -> bool:
+        """Say whether one part in so many of what may wait for its commit does."""
+        n_messages = len(self._receipts) + len(self._sealed_receipts)
+        n_bytes = self._n_bytes + self._sealed_bytes
+        return (
+            n_messages * part >= self._max_pending_messages
+            or n_bytes * part >= self._max_pending_bytes
+        )
+
+    def _let_slowed_go(self) -> None:
+        slowed, self._slowed = self._slowed, {}
+        for publisher in slowed:
+            publisher.wait_for_disk(waits=False)
+
+    def hold_for(self, connection: Holding) -> int:
+        """Note that a connection holds a packet back; return the commit it is to wait for."""
+        self._connections[connection] = None
+        self._be_awake()
+        return self.number
+
+    def _be_awake(self) -> None:
+        if not self.is_awake:
+            self.is_awake = True
+            self._wake()
+
+    def _hurry(self) -> None:
+        if self.sealed is None and (self._receipts or self._connections):
+            self._hurry_driver()
+
+    def must_refuse(self, publisher: Session, plan: Plan, message: Message) -> bool:
+        """Say whether a QoS 1 or 2 publish cannot be made safe in time.
+
+        Args:
+            publisher: whose publish it is.
+            plan: where it is to go.
+            message: what is published.
+        """
+        if not self.is_failing and not self._is_pending(1):
+            return False
+        if message.retain or (message.qos == 2 and publisher.journal is not None):
+            return True
+        members = chain.from_iterable(share.members for share in plan.shares)
+        return any(t.qos and t.session.journal is not None for t in chain(plan.targets, members))
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether anything has changed that no batch holds."""
+        return bool(
+            self._deliveries
+            or self._gone_deliveries
+            or self._gone_messages
+            or self._sessions
+            or self._subscriptions
+            or self._incoming
+            or self._retained
+            or self._wills
+        )
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that ever changed is safe."""
+        return self.sealed is None and not self.is_dirty
+
+    # -- commits --------------------------------------------------------------------------
+
+    def seal(self, epoch: float) -> Batch | None:
+        """Make the rows of what has changed; the batch before must have been committed.
+
+        Args:
+            epoch: seconds of the wall clock at which the monotonic clock was 0.
+
+        Returns:
+            The batch, maybe an empty one, to be written and then reported by `committed`; None
+            where nothing has changed and nobody waits.
+        """
+        assert self.sealed is None  # noqa: S101 (one at a time)
+        self.is_awake = False
+        if self._n_expired >= MOST_EXPIRED or not (self._receipts or self._connections):
+            self._forget_expired()
+        elif self._expired:
+            self.is_awake = True  # for a commit behind this one
+        if not (self.is_dirty or self._receipts or self._connections):
+            return None
+        batch = self.sealed = Batch(number=self.number)
+        self.number += 1
+        self._put_sessions(batch, epoch)
+        self._put_deliveries(batch, epoch)
+        self._put_retained(batch, epoch)
+        self._put_wills(batch)
+        batch.gone_deliveries, self._gone_deliveries = self._gone_deliveries, array("q")
+        batch.gone_messages, self._gone_messages = self._gone_messages, array("q")
+        self._sealed_receipts, self._receipts = self._receipts, []
+        self._sealed_connections, self._connections = self._connections, {}
+        self._sealed_bytes, self._n_bytes = self._n_bytes, 0
+        return batch
+
+    def committed(self) -> None:
+        """The sealed batch is safe: those who waited for it go on."""
+        assert self.sealed is not None  # noqa: S101 (what was committed else)
+        number = self.sealed.number
+        self.sealed = None
+        self.is_failing = False
+        receipts, self._sealed_receipts = self._sealed_receipts, []
+        connections, self._sealed_connections = self._sealed_connections, {}
+        self._sealed_bytes = 0
+        for receipt in receipts:
+            receipt.settle(0)
+        for connection in connections:
+            connection.send_held(number)
+        self._let_slowed_go()
+
+    def failed(self) -> None:
+        """The disk has refused the sealed batch, which will be tried again."""
+        self.is_failing = True
+        self._let_slowed_go()
+        for connection in (*self._sealed_connections, *self._connections):
+            connection.send_held_connack()
+
+    def _take_row(self) -> int:
+        row = self._next_row
+        self._next_row += 1
+        return row
+
+    def _store_at(self, storable: Storable, row: int) -> None:
+        """Note the row of a message or a delivery, for most the next one there is."""
+        self._next_row = max(self._next_row, row + 1)
+        index = (row - 1) % ROWS_OF_A_BLOCK
+        if row - index != self._block_start:  # else the same object serves, not only its value
+            self._block_start = row - index
+        storable.row_start = self._block_start
+        storable.row_index = index
+
+    def _put_sessions(self, batch: Batch, epoch: float) -> None:
+        for own in self._sessions:
+            if not own._is_ended:
+                own._is_stored = True
+                batch.sessions.append(own._to_row(epoch))
+            elif own._is_stored:
+                batch.gone_sessions.append((own.row,))
+        self._sessions.clear()
+        for own, topic_filter in self._subscriptions:
+            found = None if own._is_ended else own.session.subscriptions.get(topic_filter)
+            if found is None:
+                batch.gone_subscriptions.append((own.row, topic_filter))
+            else:
+                batch.subscriptions.append(
+                    SubscriptionRow(
+                        own.row,
+                        topic_filter,
+                        found.qos,
+                        found.no_local,
+                        found.retain_as_published,
+                        found.subscription_id,
+                        topic_filter in own.session.retained_due,
+                    )
+                )
+        self._subscriptions.clear()
+        for own, packet_id in self._incoming:
+            if not own._is_ended and packet_id in own.session.incoming:
+                batch.incoming.append(IncomingRow(own.row, packet_id))
+            else:
+                batch.gone_incoming.append((own.row, packet_id))
+        self._incoming.clear()
+
+    def _put_deliveries(self, batch: Batch, epoch: float) -> None:
+        gone: list[Delivery] = []
+        for delivery, own in self._deliveries.items():
+            place = own.place_of(delivery)
+            if place is None:
+                if delivery.row_start:
+                    gone.append(delivery)
+                continue
+            packet_id, is_released = place
+            if delivery.row_start:
+                batch.moved_deliveries.extend((own.row, packet_id, is_released, delivery.row))
+                continue
+            message = delivery.message
+            self._refer(batch, message, epoch)
+            self._store_at(delivery, self._next_row)
+            batch.deliveries.append(
+                DeliveryRow(
+                    delivery.row,
+                    own.row,
+                    message.row,
+                    delivery.qos,
+                    delivery.retain,
+                    ",".join(map(str, delivery.subscription_ids)) or None,
+                    packet_id,
+                    is_released,
+                    delivery.share,
+                )
+            )
+        self._deliveries.clear()
+        for delivery in gone:  # when others of the message have come
+            self._forget(delivery)
+
+    def _put_retained(self, batch: Batch, epoch: float) -> None:
+        by_topic = self._core.retained.by_topic
+        for topic in self._retained:
+            before = self._stored_retained.get(topic)
+            message = by_topic.get(topic)
+            if message is before:
+                continue
+            if message is not None:
+                self._refer(batch, message, epoch)
+                batch.retained.append(RetainedRow(topic, message.row))
+                self._stored_retained[topic] = message
+            else:
+                batch.gone_retained.append((topic,))
+                del self._stored_retained[topic]
+            if before is not None:
+                self._release(before)
+        self._retained.clear()
+
+    def _put_wills(self, batch: Batch) -> None:
+        for client_id in self._wills:
+            session = self._core.sessions.get(client_id)
+            will = session.will if session is not None else None
+            if session is None or will is None:
+                batch.gone_wills.append((client_id,))
+                self._stored_wills.discard(client_id)
+                continue
+            self._stored_wills.add(client_id)
+            batch.wills.append(
+                WillRow(
+                    client_id,
+                    session.username,
+                    session.listener,
+                    will.topic,
+                    will.payload,
+                    will.qos,
+                    will.retain,
+                    write_properties(will.properties, WILL),
+                )
+            )
+        self._wills.clear()
+
+    def _refer(self, batch: Batch, message: Message, epoch: float) -> None:
+        """Count one more reference to a message, which is stored with the first."""
+        if not message.row_start:
+            self._store_at(message, self._next_row)
+            batch.messages.append(self._message_row(message.row, message, epoch))
+        message.n_references += 1
+
+    def _forget(self, delivery: Delivery) -> None:
+        """A stored delivery goes for good."""
+        self._gone_deliveries.append(delivery.row)
+        delivery.forget_row()
+        self._release(delivery.message)
+
+    def _release(self, message: Message) -> None:
+        """Count one reference less to a stored message, which goes with the last."""
+        message.n_references -= 1
+        if not message.n_references:
+            self._gone_messages.append(message.row)
+            message.forget_row()
+
+    def _message_row(self, row: int, message: Message, epoch: float) -> MessageRow:
+        payload: bytes | None
+        try:
+            payload = message.read_payload()
+        except OSError as error:  # it cannot be delivered either
+            self._core.on_extension_error(type(self._core.payload_store).__name__, error)
+            payload = None
+        properties = None
+        if message.properties:
+            properties = write_properties(message.properties, PacketType.PUBLISH)
+        expires_at = message.expires_at
+        return MessageRow(
+            row,
+            message.topic,
+            payload,
+            message.qos,
+            message.retain,
+            message.arrived_at + epoch,
+            None if expires_at is None else expires_at + epoch,
+            properties,
+            message.publisher,
+        )

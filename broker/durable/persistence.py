@@ -1,0 +1,225 @@
+"""The journal's driver: one thread that writes, and the loop's thread that hears of it.
+
+All that changes while one batch is written goes into the next. `commit_wait_seconds` after the
+first change, or as soon as nothing is left to write, the batch is sealed; an empty one needs no
+disk. A batch that the disk refuses is tried again every `RETRY_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.config.persistence_config import Persistence
+from penstock.broker.durable.database import DatabaseStartError, DatabaseWriteError, SessionDatabase
+from penstock.broker.durable.journal import Journal
+from penstock.broker.durable.restoring import restore
+from penstock.broker.errors import PeerError
+from penstock.broker.records import Batch
+
+if TYPE_CHECKING:
+    from penstock.broker.sessions.core import Core
+
+RETRY_SECONDS: Final = 1.0
+"""Between two tries of a batch that the disk has refused."""
+
+LOG_PERIOD_SECONDS: Final = 60.0
+"""How often a disk that goes on refusing is logged."""
+
+FLUSH_SECONDS: Final = 5.0
+"""How long the end of the broker waits, twice, for a disk that refuses."""
+
+
+class PersistentState:
+    """The journal of one broker on its database.
+
+    Attributes:
+        journal: what has changed and who waits.
+    """
+
+    def __init__(
+        self,
+        config: Persistence,
+        core: Core,
+        *,
+        clock: Callable[[], float],
+        settle: Callable[[Callable[[], None]], None],
+        logger: logging.Logger,
+    ) -> None:
+        """Open the database and bring the broker to where its last commit has left it.
+
+        Args:
+            config: from the policy file; its durability is not ``memory``.
+            core: without clients; its plugins have started.
+            clock: monotonic seconds, as every `now` of the core.
+            settle: runs a call into the core as a turn of the driver.
+            logger: told what was restored, and when the disk refuses.
+
+        Raises:
+            DatabaseStartError: the database cannot be used.
+        """
+        self._config = config
+        self._clock = clock
+        self._settle = settle
+        self._logger = logger
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._logged_at = -math.inf
+        self._n_committed = 0
+        self._progress: asyncio.Future[None] | None = None
+        self._is_closed = False
+        self._database = SessionDatabase(config.path, is_flushed=config.durability == "full")
+        self._writer = ThreadPoolExecutor(1, "penstock-persistence")
+        self.journal = Journal(
+            core,
+            wake=self._wake,
+            hurry=self._hurry,
+            max_pending_messages=config.max_pending_messages,
+            max_pending_bytes=config.max_pending_bytes,
+        )
+        was_collecting = gc.isenabled()
+        gc.disable()  # it would look at all that is made here again and again: half of the time
+        try:
+            self._restore(core)
+        except BaseException:
+            self._end()
+            raise
+        finally:
+            if was_collecting:
+                gc.enable()
+
+    def _epoch(self) -> float:
+        return time.time() - self._clock()
+
+    def _restore(self, core: Core) -> None:
+        try:
+            stored = self._database.read(core.keep)
+            restore(core, self.journal, stored, epoch=self._epoch(), now=self._clock())
+        except (PeerError, KeyError, ValueError, TypeError) as error:
+            raise DatabaseStartError(
+                f"persistence database {self._config.path}: read rows that do not fit together: "
+                f"{error!r}; allowed: what this broker has written. To begin without what it "
+                "holds, move the file away"
+            ) from error
+        if self._database.tightened:
+            self._logger.warning(
+                "persistence: others could read %s: its owner alone may from here on",
+                ", ".join(self._database.tightened),
+            )
+        if self._database.n_staying:
+            self._logger.warning(
+                "persistence: no room for %d payloads but in %s: they are sent from there",
+                self._database.n_staying,
+                self._config.path,
+            )
+        self._logger.info(
+            "persistence: %d sessions, %d messages for them, %d retained messages restored from %s",
+            len(stored.sessions),
+            len(stored.deliveries),
+            len(stored.retained),
+            self._config.path,
+        )
+
+    def _wake(self) -> None:
+        if self._timer is None and self.journal.sealed is None and not self._is_closed:
+            self._timer = self._loop.call_later(self._config.commit_wait_seconds, self._commit)
+
+    def _hurry(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._is_closed:
+            return
+        self._timer = self._loop.call_later(0, self._commit)
+
+    def _commit(self) -> None:
+        """Seal what has changed and have it written."""
+        self._timer = None
+        if self.journal.sealed is not None:
+            return
+        batch = self.journal.seal(self._epoch())
+        if batch is None:
+            self._has_progressed()
+        elif batch.is_empty():
+            self._committed(batch)
+        else:
+            self._write(batch)
+
+    def _write(self, batch: Batch) -> None:
+        self._timer = None
+        written = self._loop.run_in_executor(self._writer, self._database.write, batch)
+        written.add_done_callback(lambda written: self._written(batch, written))
+
+    def _written(self, batch: Batch, written: asyncio.Future[None]) -> None:
+        if written.cancelled():
+            return
+        error = written.exception()
+        if error is None:
+            if self.journal.is_failing:
+                self._logger.warning("persistence: the disk takes commits again")
+                self._logged_at = -math.inf
+            self._committed(batch)
+            return
+        now = self._clock()
+        if now - self._logged_at >= LOG_PERIOD_SECONDS:
+            self._logged_at = now
+            self._logger.error(
+                "persistence: %s; until it is written, publishes to sessions that must keep them "
+                "are refused",
+                error,
+                exc_info=None if isinstance(error, DatabaseWriteError) else error,
+            )
+        self._timer = self._loop.call_later(RETRY_SECONDS, self._write, batch)
+        self._settle(self.journal.failed)
+
+    def _committed(self, batch: Batch) -> None:
+        self._n_committed = batch.number
+        self._settle(self.journal.committed)
+        if self.journal.is_awake:
+            self._wake()
+        self._has_progressed()
+
+    def _has_progressed(self) -> None:
+        if self._progress is not None and not self._progress.done():
+            self._progress.set_result(None)
+
+    async def flush(self) -> bool:
+        """Wait until all that has changed by now is safe; what clients go on to send is not it.
+
+        Returns:
+            False where the disk refuses for too long.
+        """
+        journal = self.journal
+        wanted = journal.number
+        try:
+            async with asyncio.timeout(FLUSH_SECONDS):
+                while self._n_committed < wanted and (journal.is_awake or not journal.is_settled):
+                    self._progress = self._loop.create_future()
+                    if journal.sealed is None:
+                        self._hurry()
+                    await self._progress
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Commit everything, then close the file."""
+        if not await self.flush():
+            self._logger.error(
+                "persistence: %s could not be written: what was not acknowledged is lost",
+                self._config.path,
+            )
+        self._end()
+
+    def _end(self) -> None:
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._writer.shutdown(wait=True)
+        self._database.close()

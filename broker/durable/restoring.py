@@ -1,0 +1,184 @@
+"""A restart: from what a database holds to sessions, retained messages and wills."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from penstock.broker.message import Message
+from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.packets import Will
+from penstock.broker.mqtt.properties import WILL, read_properties
+from penstock.broker.outbox.delivery import Delivery, Repeat
+from penstock.broker.records import DeliveryRow, MessageRow, Stored, WillRow
+from penstock.broker.routing.topic_tree import Subscription
+from penstock.broker.sessions import redelivery, retained_delivery
+
+if TYPE_CHECKING:
+    from penstock.broker.durable.journal import Journal
+    from penstock.broker.durable.session_journal import SessionJournal
+    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.session import Session
+
+
+def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: float) -> None:
+    """Bring a broker without clients to where its last commit has left it.
+
+    Times ran on meanwhile: a session whose expiry interval has passed ends here. A client that
+    was connected when the broker ended has lost its connection now, as far as anybody knows; it
+    may have been sent what waited in the last commit. What was acknowledged comes back whatever
+    the limits are, and counts: nothing more is taken until there is room. Every message gets its
+    size class anew.
+
+    Args:
+        core: its plugins have started; nobody is connected.
+        journal: of the core.
+        stored: read from the database.
+        epoch: seconds of the wall clock at which the monotonic clock was 0.
+        now: monotonic seconds.
+
+    Raises:
+        PeerError: stored properties that are none.
+        KeyError: a row refers to one that is not there.
+    """
+    sessions: dict[int, Session] = {}
+    absent: dict[Session, float] = {}
+    owns: list[SessionJournal] = []
+    due: list[Subscription] = []
+    for known in stored.sessions:
+        session = sessions[known.row] = core.sessions.create(known.client_id)
+        session.username = session.link.username = known.username
+        session.listener = session.link.listener = known.listener
+        core.sessions.quota.count(session, known.username, "")
+        session.version = known.version
+        session.expiry_interval = known.expiry_interval
+        lost_at = None if known.lost_at is None else known.lost_at - epoch
+        absent[session] = now if lost_at is None else lost_at
+        owns.append(journal.restored(session, known.row, lost_at))
+    for granted in stored.subscriptions:
+        session = sessions[granted.session]
+        session.subscriptions[granted.topic_filter] = subscription = Subscription(
+            session,
+            granted.topic_filter,
+            granted.qos,
+            no_local=bool(granted.no_local),
+            retain_as_published=bool(granted.retain_as_published),
+            subscription_id=granted.subscription_id,
+        )
+        core.tree.add(subscription)
+        if granted.is_retained_due and granted.qos:  # at QoS 0 it was for the connection
+            due.append(subscription)
+    for incoming in stored.incoming:
+        sessions[incoming.session].incoming[incoming.packet_id] = None
+    messages = _messages(core, journal, stored.messages, epoch)
+    lost = {message.row for message in stored.messages if message.payload is None}
+    of_shares: list[Delivery] = []
+    connected = {known.row for known in stored.sessions if known.lost_at is None}
+    for row in stored.deliveries:
+        is_lost = row.message in lost
+        if not row.session:
+            delivery = Delivery(messages[row.message], row.qos, share="" if is_lost else row.share)
+            journal.restored_delivery(delivery, row.row)
+            of_shares.append(delivery)
+            continue
+        # QoS 2 leaves only after the commit of its packet identifier.
+        is_repeat = row.qos == 1 and row.session in connected
+        delivery = _delivery(messages[row.message], row, Repeat if is_repeat else Delivery)
+        _deliver(journal, sessions[row.session], delivery, row, is_lost=is_lost)
+    for own in owns:
+        own.watch()
+    redelivery.restored(core, journal, of_shares, now)
+    for retained in stored.retained:
+        message = messages[retained.message]
+        journal.restored_retained(message)
+        if retained.message in lost or not core.retained.set(message, is_restored=True):
+            journal.retained_changed(message.topic)
+    for subscription in due:
+        retained_delivery.restore(subscription)
+    for will in stored.wills:
+        session = _restore_will(core, journal, will)
+        absent.setdefault(session, now)
+    for session, since in absent.items():
+        if session.journal is not None and session.journal.lost_at is None:
+            session.journal.connection_lost(since)
+        core.sessions.count_absence(session, since, now)
+
+
+def _messages(
+    core: Core, journal: Journal, rows: list[MessageRow], epoch: float
+) -> dict[int, Message]:
+    messages: dict[int, Message] = {}
+    thresholds: dict[str, int] = {}
+    for row in rows:
+        payload = b"" if row.payload is None else row.payload
+        threshold_s = thresholds.get(row.topic)
+        if threshold_s is None:
+            asked = core.gate.threshold_s(row.topic)
+            threshold_s = thresholds[row.topic] = sys.maxsize if asked is None else asked
+        properties = None
+        if row.properties is not None:
+            properties, _ = read_properties(row.properties, 0, PacketType.PUBLISH)
+        message = messages[row.row] = Message(
+            row.topic,
+            payload,
+            qos=row.qos,
+            retain=bool(row.retain),
+            arrived_at=row.arrived_at - epoch,
+            is_large=len(payload) > threshold_s,
+            expires_at=None if row.expires_at is None else row.expires_at - epoch,
+            properties=properties,
+            publisher=row.publisher,
+        )
+        journal.restored_message(message, row.row)
+    return messages
+
+
+def _delivery(message: Message, row: DeliveryRow, kind: type[Delivery]) -> Delivery:
+    ids = row.subscription_ids
+    return kind(
+        message,
+        row.qos,
+        retain=bool(row.retain),
+        subscription_ids=tuple(map(int, ids.split(","))) if ids else (),
+        share=row.share,
+    )
+
+
+def _deliver(
+    journal: Journal, session: Session, delivery: Delivery, row: DeliveryRow, *, is_lost: bool
+) -> None:
+    """Put a delivery where it was: inflight, or waiting behind those that came before.
+
+    Args:
+        journal: of the core.
+        session: who is to get it.
+        delivery: what.
+        row: of it.
+        is_lost: the payload was unreadable when it was to be written.
+    """
+    journal.restored_delivery(delivery, row.row)
+    session.ledger.matched += 1
+    is_kept = not is_lost
+    if is_lost:
+        session.ledger.drop("payload_lost")
+    elif row.packet_id:
+        session.inflight.restore(delivery, row.packet_id, is_released=bool(row.is_released))
+    else:
+        is_kept = session.outbox.add(delivery, is_restored=True)
+    if not is_kept and session.journal is not None:
+        session.journal.changed(delivery)
+
+
+def _restore_will(core: Core, journal: Journal, row: WillRow) -> Session:
+    """Give a session its will back; one that ends at once where none outlived its client."""
+    session = core.sessions.get(row.client_id)
+    if session is None:
+        session = core.sessions.create(row.client_id)
+        session.username = session.link.username = row.username
+        session.listener = session.link.listener = row.listener
+        session.expiry_interval = 0.0
+    properties, _ = read_properties(row.properties, 0, WILL)
+    will = Will(row.topic, row.payload, row.qos, bool(row.retain), properties)
+    core.sessions.set_will(session, will)
+    journal.restored_will(row.client_id)
+    return session

@@ -1,0 +1,1 @@
+"""Sockets, and who is served when."""

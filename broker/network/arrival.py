@@ -1,0 +1,354 @@
+"""A network connection from its acceptance on: its peer, its place, and its way to MQTT.
+
+A connection may go through layers before it speaks MQTT: a header of the PROXY protocol, TLS,
+WebSocket. Each is an asyncio protocol towards what is below and a transport towards what is above,
+so that `penstock.broker.network.transport` neither knows nor cares. One `Arrival` goes through all
+of them; together they have as long as a CONNECT may take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from penstock.broker.counters import Counters, count
+from penstock.broker.network.tcp_options import set_give_up
+from penstock.broker.quotas.admission import Admission, Place, Room
+from penstock.broker.receiving.connection import Connection
+
+CLOSE_TIMEOUT_SECONDS: Final = 5.0
+"""How long a connection that is closed may take to send what was put before the close."""
+
+
+class Reception:
+    """Where the connections of all listeners come in.
+
+    Attributes:
+        admission: of the broker.
+        counters: of the broker.
+        logger: of the broker.
+        clock: monotonic seconds.
+        timeout: seconds that the layers of a connection may take.
+        in_layers: connections that do not speak MQTT yet.
+        orphan_timeouts_ms: name of a listener to what `tcp_options.set_give_up` is told of its
+            connections as they are closed; of others nothing.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        counters: Counters,
+        logger: logging.Logger,
+        *,
+        clock: Callable[[], float],
+        timeout: float,
+    ) -> None:
+        self.admission = admission
+        self.counters = counters
+        self.logger = logger
+        self.clock = clock
+        self.timeout = timeout
+        self.in_layers: set[Arrival] = set()
+        self.orphan_timeouts_ms: dict[str, int] = {}
+
+    def cut_off(self, transport: asyncio.Transport) -> None:
+        """Drop a connection of a flood; the log tells ever less often."""
+        transport.abort()
+        n_connections = self.counters.connections_refused["cut_off"]
+        if not n_connections & (n_connections - 1):
+            self.logger.warning("%d connections above the limits cut off so far", n_connections)
+
+    def close(self) -> None:
+        """Drop every connection that does not speak MQTT yet."""
+        for arrival in list(self.in_layers):
+            arrival.transport.abort()
+
+
+class Arrival:
+    """One connection.
+
+    Attributes:
+        listener: name of the listener in the policy file.
+        transport: the lowest one, of the socket itself; once accepted.
+        place: once accepted; None where there was none.
+        accepted_at: monotonic seconds.
+        remote_address: of the client, as the socket or a proxy says; "" where it has none.
+        remote_port: of the client, or 0.
+        ssl_object: the TLS connection, or None.
+        certificate_name: common name of the client's verified certificate, or None.
+        connection: the broker's side of it, once it speaks MQTT; or None.
+    """
+
+    __slots__ = (
+        "_is_behind_proxy",
+        "_is_ending",
+        "_reception",
+        "_room",
+        "_timer",
+        "accepted_at",
+        "certificate_name",
+        "connection",
+        "listener",
+        "place",
+        "remote_address",
+        "remote_port",
+        "ssl_object",
+        "transport",
+    )
+
+    def __init__(
+        self, reception: Reception, listener: str, room: Room, *, is_behind_proxy: bool = False
+    ) -> None:
+        """Wait for a connection.
+
+        Args:
+            reception: of the broker.
+            listener: name of the listener it comes in on.
+            room: of that listener.
+            is_behind_proxy: its peer is a proxy, which will tell the client's address.
+        """
+        self.listener = listener
+        self.transport: asyncio.Transport
+        self.place: Place | None = None
+        self.accepted_at = 0.0
+        self.remote_address = ""
+        self.remote_port = 0
+        self.ssl_object: Any = None
+        self.certificate_name: str | None = None
+        self.connection: Connection | None = None
+        self._is_behind_proxy = is_behind_proxy
+        self._is_ending = False
+        self._reception = reception
+        self._room = room
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its CONNECT was accepted: it may send more than a stranger."""
+        return self.connection is not None and self.connection.is_open
+
+    def accept(self, transport: asyncio.Transport) -> bool:
+        """Take a place; the lowest protocol calls it.
+
+        Args:
+            transport: the lowest one.
+
+        Returns:
+            False where the connection was cut off.
+        """
+        self.transport = transport
+        self.accepted_at = self._reception.clock()
+        place = self.place = self._reception.admission.enter(self._room)
+        if place is None:
+            self._reception.cut_off(transport)
+            return False
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple):  # that of a Unix socket is text
+            self.remote_address, self.remote_port = str(peer[0]), int(peer[1])
+        return self._is_behind_proxy or self._count_address()
+
+    def came_from(self, address: str, port: int) -> bool:
+        """Take the client's address from a proxy.
+
+        Args:
+            address: "" leaves it as it is.
+            port: of the client.
+
+        Returns:
+            False where the connection was cut off.
+        """
+        if address:
+            self.remote_address, self.remote_port = address, port
+        return not address or self._count_address()
+
+    def _count_address(self) -> bool:
+        if self.place is None or self.place.came_from(self.remote_address):
+            return True
+        self._reception.cut_off(self.transport)
+        return False
+
+    def enter_layers(self) -> None:
+        """Begin the time that the layers may take; further calls do nothing."""
+        reception = self._reception
+        if self not in reception.in_layers:
+            reception.in_layers.add(self)
+            self._timer = asyncio.get_running_loop().call_later(reception.timeout, self._time_is_up)
+
+    def leave_layers(self) -> None:
+        """Speak MQTT from now on, or not at all; further calls do nothing."""
+        self._reception.in_layers.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def fail(self, reason: str, detail: str, *, is_loud: bool = True) -> None:
+        """Count and log a connection that never came to speak MQTT, and end it.
+
+        What is written already still goes out, as long as the peer takes it.
+
+        Args:
+            reason: one word to count it by.
+            detail: what to log.
+            is_loud: False for what happens all day, such as a health check.
+        """
+        self.note(reason, detail, is_loud=is_loud)
+        self.transport.close()
+        self.end_in_time()
+
+    def end_in_time(self) -> None:
+        """Drop the connection, which is being closed, if that takes long; once.
+
+        A transport closes when all that was written is sent: never, for a peer that ends what it
+        sends itself and reads nothing.
+        """
+        if self._is_ending:
+            return
+        self._is_ending = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(
+            CLOSE_TIMEOUT_SECONDS, self.transport.abort
+        )
+
+    def _time_is_up(self) -> None:
+        self.note("timeout", "no CONNECT in time")
+        self.transport.abort()
+
+    def note(self, reason: str, detail: str, *, is_loud: bool = True) -> None:
+        """Count and log why a connection ends."""
+        reception = self._reception
+        count(reception.counters.connections_refused, reason)
+        reception.logger.log(
+            logging.INFO if is_loud else logging.DEBUG, "%s: %s", self.peer(), detail
+        )
+
+    def peer(self) -> str:
+        """Name the peer for the log."""
+        return f"{self.remote_address}:{self.remote_port} on listener {self.listener}"
+
+    def leave_to_kernel(self) -> None:
+        """Say how long the kernel may try to send the rest; the socket is closed right after."""
+        orphan_ms = self._reception.orphan_timeouts_ms.get(self.listener)
+        if orphan_ms is not None:
+            with contextlib.suppress(OSError):  # the peer has reset it
+                set_give_up(self.transport.get_extra_info("socket"), orphan_ms)
+
+    def end(self) -> None:
+        """The connection is gone."""
+        self.leave_layers()
+        if self.place is not None:
+            self.place.leave()
+
+
+_NOBODY: Final = asyncio.Protocol()
+
+
+class Layer(asyncio.Protocol, asyncio.Transport):
+    """What stands between a transport below and a protocol above, for each the other.
+
+    This one passes everything on; those derived from it change what they must.
+
+    Attributes:
+        above: the protocol that sees this layer as its transport.
+        below: the transport that sees it as its protocol; once accepted.
+        arrival: of the connection.
+        is_open: `above` has been told of its connection.
+        is_below_paused: the transport below has as many unsent bytes as it should.
+    """
+
+    def __init__(self, above: asyncio.Protocol, arrival: Arrival) -> None:
+        super().__init__()
+        self.above = above
+        self.below: asyncio.Transport
+        self.arrival = arrival
+        self.is_open = False
+        self.is_below_paused = False
+
+    # -- the protocol of what is below --------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin; the first layer takes the connection's place."""
+        # uvloop's transports are asyncio's by contract and not by class.
+        self.below = below = cast("asyncio.Transport", transport)
+        if self.arrival.place is None and not self.arrival.accept(below):
+            return
+        self.arrival.enter_layers()
+        self.begin()
+
+    def begin(self) -> None:
+        """Get ready for the first bytes."""
+
+    def open(self) -> None:
+        """Tell the protocol above of its connection."""
+        self.is_open = True
+        self.above.connection_made(self)
+
+    def eof_received(self) -> None:
+        """The peer sends nothing more: the transport closes."""
+        self.arrival.end_in_time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Pass the end on to whoever was told of the beginning; nothing follows it."""
+        if self.is_open:
+            self.above.connection_lost(exc)
+        else:
+            self.arrival.leave_to_kernel()
+            self.arrival.end()
+        self.above = _NOBODY  # else the two would keep each other until they are collected
+
+    def pause_writing(self) -> None:
+        """Pass it on."""
+        self.is_below_paused = True
+        if self.is_open:
+            self.above.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass it on."""
+        self.is_below_paused = False
+        if self.is_open:
+            self.above.resume_writing()
+
+    # -- the transport of what is above -------------------------------------------------------
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return what the socket's own transport says."""
+        return self.below.get_extra_info(name, default)
+
+    def is_closing(self) -> bool:
+        """Return whether nothing more can be written."""
+        return self.below.is_closing()
+
+    def can_write_eof(self) -> bool:
+        """Return whether the socket's own transport can end one direction alone."""
+        return self.below.can_write_eof()
+
+    def write_eof(self) -> None:
+        """Pass it on."""
+        self.below.write_eof()
+
+    def pause_reading(self) -> None:
+        """Pass it on."""
+        self.below.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Pass it on."""
+        self.below.resume_reading()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Pass it on."""
+        self.below.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_size(self) -> int:
+        """Return the bytes that were written and not sent."""
+        return self.below.get_write_buffer_size()
+
+    def close(self) -> None:
+        """Close once everything is sent."""
+        self.below.close()
+
+    def abort(self) -> None:
+        """Drop the connection."""
+        self.below.abort()

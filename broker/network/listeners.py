@@ -1,0 +1,364 @@
+"""The broker's listeners: sockets that are bound, and what a connection on each goes through."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import errno
+import os
+import socket
+import ssl
+import stat
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.config.listener_config import Listener, Tls
+from penstock.broker.errors import PenstockError
+from penstock.broker.mqtt.proxy_header import ProxyHeaderError, read_proxy_header
+from penstock.broker.network.arrival import Arrival, Layer, Reception
+from penstock.broker.network.revocation import RevocationList, is_revoked
+from penstock.broker.network.tcp_options import (
+    RTO_MAX_SINCE,
+    CongestionControlError,
+    Retransmissions,
+    plan_retransmissions,
+    set_congestion_control,
+    set_retransmissions,
+)
+from penstock.broker.network.tls import (
+    TlsFilesError,
+    TlsLayer,
+    make_context,
+    problem_of_certificate,
+    revocation_lists,
+)
+from penstock.broker.network.transport import MqttProtocol
+from penstock.broker.quotas.admission import Room
+
+if TYPE_CHECKING:
+    from penstock.broker.network.driver import Driver
+    from penstock.broker.network.websocket import WebSocketLayer
+
+BACKLOG: Final = 1024
+"""Connections that may wait to be accepted: a fleet that reconnects comes all at once."""
+
+ALPN_MQTT: Final = ("mqtt",)
+ALPN_WEBSOCKET: Final = ("http/1.1",)
+"""Names that a client may choose by ALPN, as IANA lists them."""
+
+_NOTSENT_LOWAT: Final[int | None] = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+"""None on a system without it."""
+
+_NO_SUCH_FAMILY: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+
+
+class ListenError(PenstockError):
+    """A listener cannot serve: its address or its files; the program ends with status 2."""
+
+
+class ProxyHeaderLayer(Layer):
+    """Reads the header of the PROXY protocol, then leaves the connection to what is above."""
+
+    def __init__(self, above: asyncio.Protocol, arrival: Arrival) -> None:
+        super().__init__(above, arrival)
+        self._beginning = b""
+
+    def data_received(self, data: bytes) -> None:
+        """Take the header off the first bytes; hand the rest on."""
+        if self.below.is_closing():
+            return
+        self._beginning += data
+        arrival = self.arrival
+        try:
+            header = read_proxy_header(self._beginning)
+        except ProxyHeaderError as error:
+            arrival.fail("proxy_header", f"no PROXY protocol: {error}")
+            return
+        if header is None:
+            return
+        if not arrival.came_from(header.address, header.port):
+            return
+        arrival.certificate_name = header.common_name
+        rest, self._beginning = self._beginning[header.n_bytes :], b""
+        self.below.set_protocol(self.above)
+        self.is_open = True
+        self.above.connection_made(self.below)
+        if rest and not self.below.is_closing():
+            self.above.data_received(rest)
+
+    def eof_received(self) -> None:
+        """Note who leaves without a header, as the health check of a load balancer does."""
+        if not self.below.is_closing():
+            self.arrival.fail("proxy_header", "left without a header", is_loud=False)
+
+
+class Listening:
+    """One listener that serves.
+
+    Attributes:
+        listener: as the policy file has it.
+        address: (host, port) it is bound to; the path of a Unix socket and 0.
+    """
+
+    def __init__(self, listener: Listener, driver: Driver, reception: Reception) -> None:
+        """Make one that is not bound.
+
+        Args:
+            listener: as the policy file has it.
+            driver: of the broker.
+            reception: of the broker.
+        """
+        self.listener = listener
+        self.address = ("", 0)
+        self._driver = driver
+        self._reception = reception
+        self._logger = reception.logger
+        self._room = Room(listener.max_connections, waits=listener.when_full == "wait")
+        self._revoked: list[RevocationList] = []
+        self._context: ssl.SSLContext | None = None
+        self._websocket_layer: type[WebSocketLayer] | None = None
+        self._inode = 0
+        self._servers: list[asyncio.Server] = []
+
+    async def open(self) -> None:
+        """Read the files of TLS, bind and listen.
+
+        Raises:
+            ListenError: it cannot.
+        """
+        listener = self.listener
+        if listener.tls is not None:
+            try:
+                self._context = self._new_context(listener.tls)
+            except TlsFilesError as error:
+                raise ListenError(f"listener {listener.name}: {error}") from error
+        elif listener.unused_certfile is not None:
+            self._logger.warning(
+                "listener %s: certfile %s is not used: without ssl: true there is no TLS",
+                listener.name,
+                listener.unused_certfile,
+            )
+        if listener.is_websocket:
+            # Its library costs time and memory, which most brokers can do without.
+            from penstock.broker.network.websocket import WebSocketLayer  # noqa: PLC0415
+
+            self._websocket_layer = WebSocketLayer
+        if listener.socket_path is not None:
+            await self._open_unix(listener.socket_path)
+        else:
+            await self._open_tcp()
+
+    async def _open_tcp(self) -> None:
+        listener = self.listener
+        where = f"{listener.host or '*'}:{listener.port}"
+        plan = self._plan_retransmissions()
+        loop = asyncio.get_running_loop()
+        port = listener.port
+        try:
+            found = await loop.getaddrinfo(
+                listener.host,
+                port,
+                type=socket.SOCK_STREAM,
+                flags=0 if listener.is_loopback else socket.AI_PASSIVE,
+            )
+            for family, *_, address in dict.fromkeys(found):
+                try:
+                    sock = _bound_socket(family, (address[0], port, *address[2:]), listener, plan)
+                except OSError as error:
+                    if listener.host is None and error.errno in _NO_SUCH_FAMILY:
+                        continue  # all addresses of a machine without IPv6
+                    raise
+                self._servers.append(
+                    await loop.create_server(self._new_protocol, sock=sock, backlog=BACKLOG)
+                )
+                host, port = sock.getsockname()[:2]  # where the kernel chose, for both families
+                self._logger.info(
+                    "listener %s: listening on %s:%d",
+                    listener.name,
+                    f"[{host}]" if ":" in host else host,
+                    port,
+                )
+                if self.address == ("", 0):
+                    self.address = (host, port)
+        except CongestionControlError as error:
+            raise ListenError(f"listener {listener.name}: {error}") from error
+        except OSError as error:
+            raise ListenError(f"listener {listener.name}: cannot bind {where}: {error}") from error
+        if not self._servers:
+            raise ListenError(f"listener {listener.name}: cannot bind {where}: no such address")
+
+    def _plan_retransmissions(self) -> Retransmissions | None:
+        """Return how the kernel is to repeat what is not acknowledged; None: as it does."""
+        listener = self.listener
+        if listener.rto_max_seconds is None:
+            return None
+        plan = plan_retransmissions(listener.rto_max_seconds)
+        if plan is None:
+            self._logger.warning(
+                "listener %s: rto_max_seconds has no effect: that needs %s",
+                listener.name,
+                RTO_MAX_SINCE,
+            )
+        else:
+            self._reception.orphan_timeouts_ms[listener.name] = plan.orphan_ms
+        return plan
+
+    async def _open_unix(self, path: str) -> None:
+        listener = self.listener
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            _remove_stale_socket(path)
+            sock.bind(path)
+            os.chmod(path, listener.socket_mode)  # noqa: PTH101 (before anybody can connect)
+            self._inode = os.stat(path).st_ino  # noqa: PTH116 (text is what bind takes)
+            server = await asyncio.get_running_loop().create_unix_server(
+                self._new_protocol, sock=sock, backlog=BACKLOG
+            )
+        except OSError as error:
+            sock.close()
+            raise ListenError(
+                f"listener {listener.name}: cannot bind unix:{path}: {error}"
+            ) from error
+        self._servers.append(server)
+        self.address = (path, 0)
+        self._logger.info("listener %s: listening on unix:%s", listener.name, path)
+
+    def _new_context(self, tls: Tls) -> ssl.SSLContext:
+        protocols = ALPN_WEBSOCKET if self.listener.is_websocket else ALPN_MQTT
+        context = make_context(tls, protocols)
+        problem = problem_of_certificate(context, tls)
+        if problem is not None:
+            self._logger.warning(
+                "listener %s: certfile %s: %s: clients will refuse it",
+                self.listener.name,
+                tls.certfile,
+                problem,
+            )
+        self._revoked = revocation_lists(tls)
+        now = dt.datetime.now(dt.UTC)
+        if any(one.next_update is not None and one.next_update < now for one in self._revoked):
+            self._logger.warning(
+                "listener %s: crlfile %s: a list in it has expired: all certificates of its "
+                "authority are refused",
+                self.listener.name,
+                tls.crlfile,
+            )
+        return context
+
+    def has_revoked(self, ssl_object: ssl.SSLObject | None) -> bool:
+        """Say whether the certificate of a client, if it has shown one, is revoked."""
+        if not self._revoked or ssl_object is None:
+            return False
+        certificate = ssl_object.getpeercert(binary_form=True)
+        return certificate is not None and is_revoked(self._revoked, certificate)
+
+    def abort_handshakes(self) -> None:
+        """Drop who is on the way in, so that nobody comes by revocation lists of before."""
+        if not self._revoked:
+            return
+        for arrival in list(self._reception.in_layers):
+            if arrival.listener == self.listener.name:
+                arrival.transport.abort()
+
+    async def reload(self) -> list[str] | None:
+        """Read the files of TLS again, for connections from now on; a long list takes a while.
+
+        Returns:
+            The files behind their keys; None where they cannot be used: that is logged, and
+            those of before stay in use.
+        """
+        tls = self.listener.tls
+        if tls is None:
+            return []
+        try:
+            self._context = await asyncio.to_thread(self._new_context, tls)
+        except (TlsFilesError, OSError) as error:  # a file may go while it is read
+            self._logger.error(  # noqa: TRY400 (a user's mistake)
+                "listener %s: %s; its files of before stay in use", self.listener.name, error
+            )
+            return None
+        return tls.files()
+
+    def close(self) -> None:
+        """Listen no more; connections stay."""
+        path = self.listener.socket_path
+        if path is not None and self._servers:
+            with contextlib.suppress(OSError):
+                if os.stat(path).st_ino == self._inode:  # noqa: PTH116 (text is what bind takes)
+                    os.unlink(path)  # noqa: PTH108 (the same)
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+
+    def _new_protocol(self) -> asyncio.Protocol:
+        """Return what takes a connection that is accepted now."""
+        listener = self.listener
+        arrival = Arrival(
+            self._reception, listener.name, self._room, is_behind_proxy=listener.proxy_protocol
+        )
+        protocol: asyncio.Protocol = MqttProtocol(self._driver, arrival)
+        if self._websocket_layer is not None:
+            max_bytes = self._driver.limits.maximum_packet_size
+            protocol = self._websocket_layer(protocol, arrival, listener, max_bytes)
+        if self._context is not None:
+            protocol = TlsLayer(protocol, arrival, self._context)
+        if listener.proxy_protocol:
+            protocol = ProxyHeaderLayer(protocol, arrival)
+        return protocol
+
+
+def _bound_socket(
+    family: int,
+    address: tuple[str | int, ...],
+    listener: Listener,
+    plan: Retransmissions | None,
+) -> socket.socket:
+    """Return a socket bound to an address.
+
+    What its connections are to have it is given itself: they inherit it as they are accepted, in
+    Linux, and none of them costs a system call.
+
+    Raises:
+        CongestionControlError: the listener's is not to be had.
+        OSError: it cannot be bound.
+    """
+    # Of a socket that says it is TCP's, every event loop sets TCP_NODELAY.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:  # IPv4 has a socket of its own
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if listener.unsent_bytes is not None and _NOTSENT_LOWAT is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, listener.unsent_bytes)
+        if listener.send_buffer_bytes is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, listener.send_buffer_bytes)
+        if listener.congestion_control is not None:
+            set_congestion_control(sock, listener.congestion_control)
+        if plan is not None:
+            set_retransmissions(sock, plan)
+        sock.bind(address)
+    except (CongestionControlError, OSError):
+        sock.close()
+        raise
+    return sock
+
+
+def _remove_stale_socket(path: str) -> None:
+    """Remove the file of a Unix socket that nobody listens on any more.
+
+    Raises:
+        OSError: somebody does, or it is no socket.
+    """
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):  # noqa: PTH116 (text is what bind takes)
+            raise OSError("there is a file that is no socket")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.settimeout(1.0)
+        try:
+            asking.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)  # noqa: PTH108
+            return
+    raise OSError("address already in use")

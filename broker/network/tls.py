@@ -1,0 +1,385 @@
+"""TLS between a socket's transport and the protocol above.
+
+Theory of operation. OpenSSL works on two buffers in memory; this layer moves bytes between them
+and the transport. asyncio and uvloop have such a layer of their own, which reserves 256 KiB for
+each connection, encrypts all it is given at once and does not say how much of that is unsent.
+Here plaintext waits by reference until the transport below has room, and is encrypted slice by
+slice: a large payload that waits for many stalled subscribers stays one payload, and what a
+connection has not sent is known to the byte. What a PROXY header's reader has read too much is
+simply handed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from penstock.broker.config.checked_yaml import check_is_no_pipe
+from penstock.broker.config.listener_config import Tls
+from penstock.broker.errors import PenstockError
+from penstock.broker.network.arrival import Arrival, Layer
+from penstock.broker.network.revocation import RevocationList, read_lists
+
+SLICE_BYTES: Final = 65_536
+"""Plaintext that is encrypted before the transport below is asked again whether it has room."""
+
+READ_BYTES: Final = 16_384
+"""Asked of OpenSSL at a time: the longest record there is."""
+
+_CONNECT_BYTE: Final = 0x10
+
+_EXPIRED: Final = 10
+_NOT_YET_VALID: Final = 9
+"""OpenSSL's numbers for what is wrong with a certificate's dates."""
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class TlsFilesError(PenstockError):
+    """The files of a listener's TLS cannot be used."""
+
+
+def make_context(tls: Tls, protocols: tuple[str, ...]) -> ssl.SSLContext:
+    """Return the context of a listener, its files read anew.
+
+    Args:
+        tls: what the policy file says.
+        protocols: chosen from by ALPN, where a client offers any.
+
+    Raises:
+        TlsFilesError: a file cannot be used; names it.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = (
+        ssl.TLSVersion.TLSv1_3 if tls.minimum_version > 1.2 else ssl.TLSVersion.TLSv1_2
+    )
+    context.options |= ssl.OP_NO_RENEGOTIATION  # which lets a client make the server work
+    context.set_alpn_protocols(list(protocols))
+    _load_certificate(context, tls)
+    if tls.ciphers is not None:
+        try:
+            context.set_ciphers(tls.ciphers)
+        except ssl.SSLError as error:
+            raise TlsFilesError(
+                f"ciphers: read {tls.ciphers!r}; allowed: a cipher list of OpenSSL"
+            ) from error
+    if tls.cafile or tls.capath or tls.cadata:
+        _load_authorities(context, tls)
+        if tls.crlfile is not None:
+            _load_revocation_lists(context, tls.crlfile)
+        context.verify_mode = ssl.CERT_REQUIRED if tls.require_certificate else ssl.CERT_OPTIONAL
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, tls: Tls) -> None:
+    for key, file in (("certfile", tls.certfile), ("keyfile", tls.keyfile)):
+        try:
+            check_is_no_pipe(file)
+            with open(file, "rb"):  # noqa: PTH123 (opened for its error alone)
+                pass
+        except OSError as error:
+            raise TlsFilesError(f"{key} {file}: {error.strerror or error}") from error
+    try:
+        # Without a password OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(tls.certfile, tls.keyfile, password=lambda: "")
+    except ssl.SSLError as error:
+        raise TlsFilesError(_what_is_wrong(tls, error)) from error
+
+
+def _what_is_wrong(tls: Tls, error: ssl.SSLError) -> str:
+    """Say which of a certificate and its key is at fault; OpenSSL names no file."""
+    if error.reason in ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED"):
+        return f"keyfile {tls.keyfile}: not the key of certfile {tls.certfile}"
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cafile=tls.certfile)
+    except ssl.SSLError:
+        return f"certfile {tls.certfile}: no certificate in PEM form"
+    if error.reason in ("EE_KEY_TOO_SMALL", "CA_MD_TOO_WEAK", "CA_KEY_TOO_SMALL"):
+        return f"certfile {tls.certfile}: too weak: {error.reason}"
+    return f"keyfile {tls.keyfile}: no private key in PEM form, or one with a passphrase"
+
+
+def _load_authorities(context: ssl.SSLContext, tls: Tls) -> None:
+    try:
+        if tls.cafile:
+            check_is_no_pipe(tls.cafile)
+        context.load_verify_locations(tls.cafile, tls.capath, tls.cadata)
+    except OSError as error:  # as OpenSSL's own errors are
+        reason = error.strerror if error.filename or error.errno else str(error)
+        if isinstance(error, ssl.SSLError):
+            reason = "no certificates in PEM form"
+        named = tls.cafile or tls.capath or "cadata"
+        key = "cafile" if tls.cafile else "capath" if tls.capath else "cadata"
+        where = key if named == key else f"{key} {named}"
+        raise TlsFilesError(f"{where}: {reason}") from error
+
+
+def _load_revocation_lists(context: ssl.SSLContext, file: str) -> None:
+    """Let OpenSSL refuse certificates that their authority has revoked."""
+    before = context.cert_store_stats()
+    problem = f"crlfile {file}: no certificate revocation list in PEM form"
+    try:
+        check_is_no_pipe(file)
+        context.load_verify_locations(file)
+    except ssl.SSLError as error:
+        raise TlsFilesError(problem) from error
+    except OSError as error:
+        raise TlsFilesError(f"crlfile {file}: {error.strerror or error}") from error
+    after = context.cert_store_stats()
+    if after["x509"] != before["x509"]:  # they would be authorities
+        raise TlsFilesError(f"crlfile {file}: certificates in it; allowed: revocation lists alone")
+    if after["crl"] == before["crl"]:
+        raise TlsFilesError(problem)
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+
+
+def revocation_lists(tls: Tls) -> list[RevocationList]:
+    """Return the revocation lists of a listener; none where it has no `crlfile`.
+
+    Raises:
+        TlsFilesError: one cannot be read.
+    """
+    if tls.crlfile is None:
+        return []
+    try:
+        return read_lists(Path(tls.crlfile).read_text("latin-1"))
+    except (OSError, ValueError) as error:
+        raise TlsFilesError(f"crlfile {tls.crlfile}: {error}") from error
+
+
+def problem_of_certificate(context: ssl.SSLContext, tls: Tls) -> str | None:
+    """Return why clients will refuse a certificate by its dates, or None.
+
+    Python reads a certificate's dates only as a client that is shown it: one is made here.
+    """
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate vouches for itself
+    client.load_verify_locations(cafile=tls.certfile)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = client.wrap_bio(to_client, to_server, server_side=False)
+    answering = context.wrap_bio(to_server, to_client, server_side=True)
+    for side in (asking, answering, asking):
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLCertVerificationError as error:
+            if error.verify_code in (_EXPIRED, _NOT_YET_VALID):
+                return error.verify_message
+        except ssl.SSLError:
+            break  # of what else clients may mind, they will tell
+    return None
+
+
+class TlsLayer(Layer):
+    """The server's side of one TLS connection.
+
+    Invariant: plaintext waits only while the transport below has as much as it should.
+    """
+
+    def __init__(self, above: asyncio.Protocol, arrival: Arrival, context: ssl.SSLContext) -> None:
+        """Wait for a connection.
+
+        Args:
+            above: the protocol that speaks inside of TLS.
+            arrival: of the connection.
+            context: of the listener.
+        """
+        super().__init__(above, arrival)
+        self._context = context
+        self._incoming: ssl.MemoryBIO
+        self._outgoing: ssl.MemoryBIO
+        self._ssl: ssl.SSLObject
+        self._unsent: deque[Buffer] = deque()
+        self._unsent_bytes = 0
+        self._is_above_paused = False
+        self._is_closing = False
+
+    def begin(self) -> None:
+        """Make OpenSSL's side, which a connection that is cut off at once must not cost."""
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._ssl = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Decrypt what has come, and hand it on at once."""
+        if self._is_closing or self.below.is_closing():
+            return
+        self._incoming.write(data)
+        if not self.is_open and not self._shake_hands(data):
+            return
+        chunks: list[bytes] = []
+        has_ended = False
+        try:
+            while not has_ended:
+                if chunk := self._ssl.read(READ_BYTES):
+                    chunks.append(chunk)
+                    if not (self._incoming.pending or self._ssl.pending()):
+                        break
+                else:  # a close_notify
+                    has_ended = True
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            self.arrival.note("tls", f"TLS broken: {_reason(error)}")
+            has_ended = True
+        self._write_below()
+        if chunks:
+            self.above.data_received(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+        if has_ended:
+            self.arrival.end_in_time()
+            self.close()
+
+    def _shake_hands(self, data: bytes) -> bool:
+        """Go on with the handshake; return whether it is done."""
+        try:
+            self._ssl.do_handshake()
+        except ssl.SSLWantReadError:
+            self._write_below()
+            return False
+        except ssl.SSLError as error:
+            self._write_below()  # the alert
+            self._is_closing = True
+            reason = _reason(error)
+            if data[0] == _CONNECT_BYTE and reason == "wrong version number":
+                reason = "MQTT without TLS"
+            self.arrival.fail("tls", f"no TLS: {reason}")
+            return False
+        arrival = self.arrival
+        arrival.ssl_object = self._ssl
+        if self._ssl.context.verify_mode != ssl.CERT_NONE:
+            arrival.certificate_name = _common_name(self._ssl.getpeercert())
+        self._write_below()
+        self.open()
+        return not self._is_closing
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def write(self, data: Buffer) -> None:
+        """Send some bytes."""
+        if self._is_closing or not data:
+            return
+        self._unsent.append(data)
+        self._unsent_bytes += len(data)
+        self._encrypt()
+        self._tell_above()
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        """Send some buffers; small ones share a record."""
+        buffers = list(list_of_data)
+        if sum(map(len, buffers)) <= SLICE_BYTES:
+            self.write(b"".join(buffers))
+            return
+        if self._is_closing:
+            return
+        for buffer in buffers:
+            if buffer:
+                self._unsent.append(buffer)
+                self._unsent_bytes += len(buffer)
+        self._encrypt()
+        self._tell_above()
+
+    def _encrypt(self) -> None:
+        """Encrypt what waits, as long as the transport below has room."""
+        unsent = self._unsent
+        try:
+            while unsent and not self.is_below_paused:
+                n_room = SLICE_BYTES
+                while unsent and n_room > 0:
+                    buffer = unsent[0]
+                    if len(buffer) > n_room:
+                        buffer = memoryview(buffer)
+                    n_bytes = self._ssl.write(buffer[:n_room])
+                    n_room -= n_bytes
+                    self._unsent_bytes -= n_bytes
+                    if n_bytes == len(buffer):
+                        unsent.popleft()
+                    else:
+                        unsent[0] = memoryview(buffer)[n_bytes:]
+                self._write_below()
+        except ssl.SSLError:  # the peer has ended TLS: nothing more can be sent
+            self.abort()
+
+    def _write_below(self) -> None:
+        if self._outgoing.pending:
+            self.below.write(self._outgoing.read())
+
+    def _tell_above(self) -> None:
+        """Pause or resume the protocol above: as long as the transport below is full, so are we."""
+        if self.is_open and self._is_above_paused != self.is_below_paused:
+            self._is_above_paused = self.is_below_paused
+            if self._is_above_paused:
+                self.above.pause_writing()
+            else:
+                self.above.resume_writing()
+
+    def pause_writing(self) -> None:
+        """Encrypt nothing more for now; the protocol above is told when it has written."""
+        self.is_below_paused = True
+
+    def resume_writing(self) -> None:
+        """Go on with what waits."""
+        self.is_below_paused = False
+        self._encrypt()
+        if self._is_closing:
+            self._close_below()
+        else:
+            self._tell_above()
+
+    def get_write_buffer_size(self) -> int:
+        """Return the bytes that were written and not sent, encrypted or not."""
+        return self._unsent_bytes + self.below.get_write_buffer_size()
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def is_closing(self) -> bool:
+        """Return whether nothing more can be written."""
+        return self._is_closing or self.below.is_closing()
+
+    def can_write_eof(self) -> bool:
+        """Return whether one direction can end alone; not before all that waits is encrypted."""
+        return not self._unsent and super().can_write_eof()
+
+    def close(self) -> None:
+        """Send what waits, say goodbye and close."""
+        if not self._is_closing:
+            self._is_closing = True
+            self._close_below()
+
+    def _close_below(self) -> None:
+        if self._unsent:
+            return
+        with contextlib.suppress(ssl.SSLError):  # that the peer has not said goodbye yet
+            self._ssl.unwrap()
+        self._write_below()
+        self.below.close()
+
+    def abort(self) -> None:
+        """Drop the connection without sending what is left."""
+        self._is_closing = True
+        self._unsent.clear()
+        self._unsent_bytes = 0
+        self.below.abort()
+
+
+def _reason(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate verify failed: {error.verify_message}"
+    return (error.reason or str(error)).replace("_", " ").lower()
+
+
+def _common_name(certificate: Any) -> str | None:
+    """Return the common name of a certificate as `getpeercert` gives it."""
+    for name in (certificate or {}).get("subject", ()):
+        for key, value in name:
+            if key == "commonName":
+                return str(value)
+    return None

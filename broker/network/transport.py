@@ -1,0 +1,425 @@
+"""One client's network connection on asyncio: chunks in, one write out.
+
+The only module that writes to a client's transport. `MqttProtocol` hands what comes in to the
+core's `Connection`, and does what that wants when `penstock.broker.network.driver` serves it: it
+writes what is to be sent, moves on what waits in the outbox while the transport has room, and
+starts or stops reading.
+
+A chunk of up to 32 KiB is handed over whole. Of a longer one (uvloop reads up to 256 KiB) the core
+gets one *slice* at a time, each in a turn of its connection, and the client is not read from until
+the last. How many bytes a slice has follows from the time that the one before took: a message that
+is passed on in a run takes 0.1 us, one that has to wait 10. Bytes that only complete a large packet
+are taken at once, however many, as they are just kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from penstock.broker.network.arrival import CLOSE_TIMEOUT_SECONDS, Arrival
+from penstock.broker.network.driver import BUSY_SECONDS, TURNS_SECONDS, WORTH_BYTES
+from penstock.broker.receiving.connection import Connection
+
+if TYPE_CHECKING:
+    from penstock.broker.network.driver import Driver
+
+SLICE_SECONDS: Final = 0.0002
+"""What the handling of one slice of a chunk should take, as its bytes are chosen by what the last
+one took: ten times what a turn costs beside it."""
+
+LEAST_SLICE_BYTES: Final = 32_768
+"""Of the dearest slices. A chunk as small as this is handed over whole: with slices of 8 KiB, a
+window of 100 acknowledged messages came in two parts, and a quarter as many messages a second."""
+
+MOST_SLICE_BYTES: Final = 65_536
+"""Of the cheapest slices: what comes next may be dearer by a hundred times."""
+
+LEFTOVER_SECONDS: Final = 1.0
+"""So long after a client is gone, what it has sent is handled in any case. Later it is dropped
+while such clients crowd the line (`Driver.is_crowded`). What they leave behind would grow else as
+long as they come, publish and vanish faster than they are served."""
+
+
+class MqttProtocol(asyncio.Protocol):
+    """One network connection on its transport.
+
+    Attributes:
+        driver: of the broker.
+        arrival: of the connection.
+        connection: the broker's side of it, once there is a place for it; or None.
+        transport: as far as it has one.
+        is_in_line: it has a turn to come.
+        written_at: monotonic seconds of the last write of what was ready to be sent.
+        judging: what answers its CONNECT, where that takes a wait; or None. A stranger that has
+            left is not judged any further: it could make the broker work and remember for it
+            as often as it connects.
+    """
+
+    __slots__ = (
+        "_close_timer",
+        "_early",
+        "_is_end_due",
+        "_is_reading",
+        "_leftover_until",
+        "_rest",
+        "_rest_at",
+        "_running",
+        "_slice_bytes",
+        "arrival",
+        "connection",
+        "driver",
+        "is_in_line",
+        "judging",
+        "transport",
+        "written_at",
+    )
+
+    def __init__(self, driver: Driver, arrival: Arrival) -> None:
+        """Wait for a connection.
+
+        Args:
+            driver: of the broker.
+            arrival: of the connection.
+        """
+        self.driver = driver
+        self.arrival = arrival
+        self.connection: Connection | None = None
+        self.transport: asyncio.Transport
+        self.is_in_line = False
+        self.written_at = -math.inf
+        self.judging: asyncio.Task[None] | None = None
+        self._early = b""
+        self._rest = b""
+        self._rest_at = 0
+        self._slice_bytes = LEAST_SLICE_BYTES
+        self._is_reading = True
+        self._is_end_due = False
+        self._leftover_until = math.inf
+        self._running: Coroutine[Any, Any, None] | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Set the socket up and make the core's side of the connection."""
+        driver = self.driver
+        arrival = self.arrival
+        # uvloop's transports are asyncio's by contract and not by class.
+        self.transport = transport = cast("asyncio.Transport", transport)
+        driver.protocols.add(self)
+        if arrival.place is None and not arrival.accept(transport):
+            return
+        arrival.leave_layers()
+        limits = driver.limits
+        transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
+        place = arrival.place
+        if place is not None and place.is_waiting:
+            place.on_turn = self.begin
+            driver.logger.info("%s waits for a place", arrival.peer())
+        else:
+            self._begin(arrival.accepted_at)
+
+    @property
+    def fileno(self) -> int:
+        """The socket's file descriptor, or -1 where there is none.
+
+        Looked up when it is wanted: uvloop makes a socket object for it, by system calls of its
+        own, which most connections that come and go never need.
+        """
+        sock = self.transport.get_extra_info("socket")
+        return -1 if sock is None else int(sock.fileno())
+
+    def begin(self) -> None:
+        """Take part: there is a place for this connection."""
+        self._begin(self.driver.clock())
+
+    def _begin(self, since: float) -> None:
+        """Take part.
+
+        Args:
+            since: monotonic seconds from which the time for its CONNECT counts.
+        """
+        driver = self.driver
+        arrival = self.arrival
+        place = arrival.place
+        self.connection = arrival.connection = Connection(
+            driver.core,
+            since,
+            listener=arrival.listener,
+            remote_address=arrival.remote_address,
+            remote_port=arrival.remote_port,
+            driver=self,
+            ssl_object=arrival.ssl_object,
+            certificate_name=arrival.certificate_name,
+            refusal=None if place is None else place.refusal,
+        )
+        driver.settle(driver.clock())
+        if self._early and not self.transport.is_closing():
+            early, self._early = self._early, b""
+            self.transport.resume_reading()
+            self.data_received(early)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand a chunk to the core, then write what it caused, everywhere."""
+        driver = self.driver
+        connection = self.connection
+        if connection is None:
+            # Not paused earlier: uvloop begins to read after `connection_made`, come what may.
+            self._early += data
+            self.transport.pause_reading()
+            return
+        if self._rest or not self._is_reading:  # a layer had more than it was asked for
+            self._rest = self._rest[self._rest_at :] + data
+            self._rest_at = 0
+            self._line_up(connection)
+        elif (
+            len(data) > self._slice_bytes
+            and len(data) > connection.missing_bytes
+            and not connection.is_closing
+        ):
+            self._rest = data
+            self._is_reading = False
+            self.transport.pause_reading()
+            self._take_slice(connection, driver.clock())
+        else:
+            self._receive(connection, data, driver.clock())
+
+    def _receive(self, connection: Connection, data: bytes, now: float) -> None:
+        driver = self.driver
+        core = driver.core
+        core.in_turn = True
+        try:
+            connection.receive_data(data, now)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (see `_failed`)
+            self._failed(connection, error, now)
+        if not self._is_reading:
+            core.touch(connection)  # to be read from again, or to take another turn
+        core.in_turn = False
+        driver.settle(now, is_more_to_come=bool(self._rest) or connection.wants_turn)
+
+    def take_turn(self, now: float) -> None:
+        """Handle a bit of what was put off, if it may be, then do what the connection wants."""
+        connection = self.connection
+        if connection is None:
+            return
+        if self._is_end_due and (connection.is_closing or self._is_too_late(now)):
+            self._end(now)
+        elif connection.wants_turn:
+            self._go_on(connection, connection.go_on, now)
+        elif self._rest and connection.wants_reading:
+            self._take_slice(connection, now)
+        elif self._is_end_due:
+            if not connection.is_held_up:
+                self._end(now)
+        else:
+            self._go_on(connection, lambda _now: self.driver.core.touch(connection), now)
+
+    def _is_too_late(self, now: float) -> bool:
+        return now >= self._leftover_until and self.driver.is_crowded(now)
+
+    def _take_slice(self, connection: Connection, now: float) -> None:
+        """Hand over a slice of the rest, and choose the size of the next one."""
+        n_bytes = max(self._slice_bytes, connection.missing_bytes)
+        stop = self._rest_at + n_bytes
+        data = self._rest[self._rest_at : stop]
+        self._rest_at = stop
+        if stop >= len(self._rest):
+            self._rest = b""
+            self._rest_at = 0
+        self._receive(connection, data, now)
+        taken = self.driver.clock() - now
+        n_bytes = min(2 * n_bytes, int(len(data) * SLICE_SECONDS / max(taken, 1e-6)))
+        self._slice_bytes = max(LEAST_SLICE_BYTES, min(MOST_SLICE_BYTES, n_bytes))
+
+    def resume(self) -> None:
+        """Go on with a connection after what it was suspended on has run to its end."""
+        connection = self.connection
+        if connection is not None:
+            self._go_on(connection, connection.resume, self.driver.clock())
+
+    def _go_on(self, connection: Connection, call: Callable[[float], None], now: float) -> None:
+        core = self.driver.core
+        core.in_turn = True
+        try:
+            call(now)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (see `_failed`)
+            self._failed(connection, error, now)
+        core.in_turn = False
+        self.driver.settle(now, is_more_to_come=bool(self._rest) or connection.wants_turn)
+
+    def _failed(self, connection: Connection, error: BaseException, now: float) -> None:
+        """End a connection that the broker itself has failed: one, and not all."""
+        self.driver.logger.error(
+            "%s: closed after a fault of the broker", connection.peer(), exc_info=error
+        )
+        connection.disconnected(now)
+
+    def pause_writing(self) -> None:
+        """The transport has more unsent bytes than `write_high_bytes`."""
+        if self.connection is not None:
+            self.connection.pause_sending(self.driver.clock())
+
+    def resume_writing(self) -> None:
+        """It has fewer than `write_low_bytes` again."""
+        if self.connection is not None:
+            self.connection.resume_sending(self.driver.clock())
+
+    def eof_received(self) -> None:
+        """The client sends nothing more: the transport closes."""
+        self.arrival.end_in_time()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's)
+        """The network connection is gone; what has come by it still counts."""
+        self.arrival.leave_to_kernel()
+        connection = self.connection
+        now = self.driver.clock()
+        if connection is not None and (connection.has_backlog or not self._is_reading):
+            connection.peer_left(now)
+            self._is_end_due = bool(self._rest or connection.has_backlog)
+            if self._is_end_due:
+                self._leftover_until = now + LEFTOVER_SECONDS
+                self.driver.leaves(now)
+            self._line_up(connection)
+        if not self._is_end_due:
+            self._end(now)
+
+    def _end(self, now: float) -> None:
+        """Nothing more is to be done for this connection."""
+        driver = self.driver
+        if self._is_end_due:
+            self._is_end_due = False
+            driver.has_left()
+        driver.lost(self)
+        if self.judging is not None:
+            self.judging.cancel()
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        self.arrival.end()
+        connection = self.connection
+        if connection is not None:
+            connection.drop_input(self._rest[self._rest_at :])
+            connection.connection_lost(now)
+        driver.settle(now)
+        if connection is not None:
+            self._run_suspended(connection)  # what was received before the end still counts
+            # No circle of references is left, so that the memory is free at once.
+            self.connection = self.arrival.connection = None
+            connection.throttle.end()
+
+    def abort(self) -> None:
+        """Drop the connection without sending what is left."""
+        self.transport.abort()
+
+    def hurry(self) -> None:
+        """The broker stops: a client that was sent its end is not waited for."""
+        connection = self.connection
+        has_rest = connection is not None and connection.has_unread
+        is_waiting = has_rest or self.transport.get_write_buffer_size()
+        if self._close_timer is not None and not is_waiting:
+            self.transport.abort()
+
+    def serve(self, now: float) -> None:
+        """Do what the connection wants: write, pump, read or not, close."""
+        connection = self.connection
+        transport = self.transport
+        if connection is None:
+            return
+        is_over = self._close_timer is not None and not connection.has_unread
+        if is_over or transport.is_closing():
+            connection.drop_out()
+            self._run_suspended(connection)  # what was received before the end still counts
+            self._line_up(connection)
+            return
+        if not connection.needs_look:
+            if now - self.written_at < BUSY_SECONDS and connection.out_bytes < WORTH_BYTES:
+                self.driver.postpone((connection,), now)
+            elif connection.out:
+                self.written_at = now
+                self._write(connection)
+                if connection.out and not connection.is_stuck:
+                    self.driver.core.write_soon(connection)
+            return
+        connection.needs_look = False
+        while True:
+            connection.pump(transport.get_write_buffer_size(), now)
+            if not connection.out:
+                break
+            self._write(connection)
+            if connection.is_paused or connection.out or not connection.wants_more:
+                break
+            if self.driver.clock() - now > TURNS_SECONDS:
+                break
+        if connection.out:
+            if not connection.is_stuck:
+                self.driver.core.touch(connection)
+        elif connection.wants_more and not connection.is_paused:
+            self.driver.later(self)
+        if connection.suspended is not None:
+            self._run_suspended(connection)
+        if not (self._is_reading and connection.wants_reading):
+            self._see_to_reading(connection)
+        if connection.is_closing:
+            while connection.out and not connection.is_stuck:
+                self._write(connection)
+            self._close(connection)
+
+    def _write(self, connection: Connection) -> None:
+        """Write what is in `out`, or as much of it as the others get in this round."""
+        out = connection.data_to_send()
+        if len(out) == 1:
+            self.transport.write(out[0])
+        elif out:
+            self.transport.writelines(out)
+
+    def _run_suspended(self, connection: Connection) -> None:
+        suspended = connection.suspended
+        if suspended is not None and suspended is not self._running:
+            self._running = suspended
+            self.driver.run_suspended(connection, suspended)
+
+    def _see_to_reading(self, connection: Connection) -> None:
+        """Read while the connection wants it and nothing of the last chunk is left."""
+        self._line_up(connection)
+        wants_reading = connection.wants_reading and not self._rest
+        if wants_reading != self._is_reading:
+            self._is_reading = wants_reading
+            if wants_reading:
+                self.transport.resume_reading()
+            else:
+                self.transport.pause_reading()
+
+    def _line_up(self, connection: Connection) -> None:
+        """Wait for a turn if something that came by may be handled, or was the last."""
+        if connection.is_closing and not self._is_end_due:
+            self._rest = b""
+            self._rest_at = 0
+        if self._is_end_due or connection.wants_turn or (self._rest and connection.wants_reading):
+            self.driver.later(self)
+
+    def _close(self, connection: Connection) -> None:
+        """Close once the transport has sent the rest, and not much later.
+
+        A client that is to read why sees the end of what is sent to it, and what it still
+        sends is read and thrown away until it closes too. One that is broken off ends below all
+        layers: TLS and WebSocket do not say goodbye in the middle of a packet.
+        """
+        transport = self.transport
+        if connection.is_broken_off:
+            self.driver.lingering.break_off(self.arrival.transport)
+            return
+        if self._close_timer is None:
+            self._close_timer = self.driver.loop.call_later(CLOSE_TIMEOUT_SECONDS, transport.abort)
+        if connection.out:
+            return  # the rest of a payload goes as there is room for it, then this is called again
+        if connection.is_heard_out and transport.can_write_eof():
+            try:
+                transport.write_eof()
+            except OSError:  # the peer has reset it, as asyncio's own loop tells
+                transport.abort()
+                return
+            if not self._is_reading:
+                self._is_reading = True
+                transport.resume_reading()
+        else:
+            transport.close()

@@ -1,0 +1,1 @@
+"""What waits for one subscriber, and the account of it."""

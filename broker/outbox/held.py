@@ -1,0 +1,176 @@
+"""The large messages of one outbox, and what waits behind them on their topics.
+
+Theory of operation. Of each topic that has a large message the messages stand in a *chain*, the
+oldest large one first; with `ordering: none` only the large ones. The first of all chains, sorted
+by arrival, are what may be offered to the gate.
+
+Each large message has a sojourn of its own, from the first time that the gate refused it or another
+one before it: so the bound of a policy holds for each, however many wait. It does not go on while
+the subscriber is away.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from bisect import bisect_left, insort
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+
+from penstock.broker.outbox.delivery import NO_QUEUE, Delivery, by_sequence
+
+
+class Held:
+    """The large messages of one outbox.
+
+    Invariants, tested by `check_invariants`: `firsts` are the first messages of all chains, in
+    order of arrival; so is each chain, and it has messages of its topic alone.
+
+    Attributes:
+        firsts: the oldest large message of each topic, oldest first.
+        chains: topic to what waits of it: the large message that is among `firsts`, and what came
+            after it.
+        away_since: monotonic seconds since when the subscriber is away; None while it is there.
+    """
+
+    __slots__ = ("_unmarked", "away_since", "chains", "firsts")
+
+    def __init__(self) -> None:
+        self.firsts: list[Delivery] = []
+        self.chains: dict[str, deque[Delivery]] = {}
+        self.away_since: float | None = None
+        self._unmarked: deque[Delivery] = NO_QUEUE
+
+    @property
+    def n_withheld(self) -> int:
+        """Messages that wait for the gate."""
+        return sum(
+            len(self.chains[large.message.topic])
+            for large in self.firsts
+            if large.withheld_since is not None
+        )
+
+    def waiting(self) -> Iterator[Delivery]:
+        """Yield every message, in order of arrival."""
+        return heapq.merge(*self.chains.values(), key=by_sequence)
+
+    def put_first(self, large: Delivery, chain: deque[Delivery]) -> None:
+        """Add a chain with its first message."""
+        self.chains[large.message.topic] = chain
+        insort(self.firsts, large, key=by_sequence)
+
+    def put_back(self, large: Delivery, behind: list[Delivery]) -> None:
+        """Let a message that has been released wait again, before all that waits of its topic.
+
+        Args:
+            large: its sojourn has begun.
+            behind: what came between it and what waits of its topic, in order of arrival.
+        """
+        chain = self.chains.get(large.message.topic, ())
+        if chain:
+            del self.firsts[bisect_left(self.firsts, chain[0].sequence, key=by_sequence)]
+        self.put_first(large, deque((large, *behind, *chain)))
+
+    def await_mark(self, large: Delivery) -> None:
+        """Note a large message that has come just now: its sojourn has not begun."""
+        if self._unmarked is NO_QUEUE:
+            self._unmarked = deque()
+        self._unmarked.append(large)
+
+    def mark(self, refused: Delivery, now: float) -> int:
+        """Begin the sojourn of each that has none: the gate holds the first of them.
+
+        Args:
+            refused: that first one.
+            now: monotonic seconds.
+
+        Returns:
+            How many these are.
+        """
+        unmarked = self._unmarked
+        n_marked = 0
+        while unmarked or refused.withheld_since is None:
+            large = unmarked.popleft() if unmarked else refused
+            if large.is_waiting and large.withheld_since is None:
+                large.withheld_since = now
+                n_marked += 1
+        return n_marked
+
+    def count_absence(self, now: float) -> None:
+        """Take the time for which the subscriber was away off each sojourn."""
+        if self.away_since is None:
+            return
+        for chain in self.chains.values():
+            for delivery in chain:
+                if delivery.withheld_since is not None:
+                    delivery.withheld_since += now - self.away_since
+        self.away_since = None
+
+    def release(self, large: Delivery) -> deque[Delivery]:
+        """Take out one of `firsts`, which waits no more; return what was behind it."""
+        del self.firsts[bisect_left(self.firsts, large.sequence, key=by_sequence)]
+        unmarked = self._unmarked  # in order of arrival, in which they leave, too
+        while unmarked and not unmarked[0].is_waiting:
+            unmarked.popleft()
+        large.after = None
+        chain = self.chains.pop(large.message.topic)
+        chain.popleft()
+        return chain
+
+    def take_where(
+        self, is_wanted: Callable[[Delivery], bool], n_messages: int
+    ) -> tuple[list[Delivery], list[deque[Delivery]]]:
+        """Take out messages wherever they stand, the oldest first where not all may go.
+
+        Where all may, they are asked for topic by topic, beginning with the oldest large message.
+
+        Args:
+            is_wanted: says of a message whether it goes.
+            n_messages: how many at most.
+
+        Returns:
+            (what is taken, the rests of chains whose first is gone).
+        """
+        may_all_go = n_messages >= sum(map(len, self.chains.values()))
+        # A client with thousands of chains that comes and goes must not cost 30 ms each time.
+        oldest_first = (self.chains[large.message.topic] for large in self.firsts)
+        held = itertools.chain.from_iterable(oldest_first) if may_all_go else self.waiting()
+        taken = list(itertools.islice(filter(is_wanted, held), n_messages))
+        gone = set(taken)
+        rests: list[deque[Delivery]] = []
+        for topic, n_gone in Counter(delivery.message.topic for delivery in taken).items():
+            chain = self.chains[topic]
+            first = chain[0]
+            passed: list[Delivery] = []
+            n_left = n_gone
+            while n_left:
+                delivery = chain.popleft()
+                if delivery in gone:
+                    n_left -= 1
+                else:
+                    passed.append(delivery)
+            chain.extendleft(reversed(passed))
+            if first in gone:
+                del self.chains[topic]
+                rests.append(chain)
+        if rests:
+            self.firsts = [large for large in self.firsts if large not in gone]
+        if taken and self._unmarked:
+            self._unmarked = deque(large for large in self._unmarked if large not in gone)
+        return taken, rests
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the class's invariants do not hold."""
+        firsts = sorted((chain[0] for chain in self.chains.values()), key=by_sequence)
+        assert firsts == self.firsts, "oldest first, one of a topic"  # noqa: S101 (the check)
+        for topic, chain in self.chains.items():
+            assert {d.message.topic for d in chain} == {topic}, "chains"  # noqa: S101
+            sequences = [d.sequence for d in chain]
+            assert sequences == sorted(sequences), "order of a topic"  # noqa: S101
+
+    def check_order(self, ready: Iterable[Delivery]) -> None:
+        """Raise AssertionError where a message that is ready came after one held of its topic."""
+        since = {large.message.topic: large.sequence for large in self.firsts}
+        for delivery in ready:
+            first = since.get(delivery.message.topic)
+            assert first is None or delivery.sequence < first, "order"  # noqa: S101

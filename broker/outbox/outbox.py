@@ -1,0 +1,600 @@
+"""What waits for one subscriber.
+
+Theory of operation. Messages of one topic never overtake each other [MQTT-4.6.0-6]; messages
+of different topics may. An outbox therefore keeps three places:
+
+* `_ready0` and `_ready`: QoS 0, and QoS 1 and 2, that may leave now, in order of arrival.
+  They are apart because a full inflight window holds only the second.
+* `_held`: large messages, oldest first, with what came after them on their topics. Only the oldest
+  is ever offered to the gate, so that withheld messages leave one at a time, with a fresh decision
+  after each. There is none before the first of them comes.
+
+Small messages pass a waiting large one, but for each large message that could leave at most
+as many bytes as its payload has: then the gate is asked about it first. A busy stream of
+small messages so delays a large one and cannot starve it. A large one in turn passes nothing of its
+own QoS that was ready before it came (`Delivery.after`): that may be of its topic.
+
+An outbox has no clock, sends nothing and knows no connection. Its owner asks `take` for the
+next delivery while the connection has room, and at `look_again_at`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.extensions import Decision, LearningGate, SubscriberGate, Verdict
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.outbox.delivery import NO_QUEUE, Delivery, by_sequence, first_of, take_ready
+from penstock.broker.outbox.held import Held
+from penstock.broker.outbox.ledger import Ledger
+from penstock.broker.outbox.rules import SWEEP_SECONDS, OutboxRules
+
+if TYPE_CHECKING:
+    from penstock.broker.durable.session_journal import DeliveryJournal
+
+MIN_LOOK_AGAIN_SECONDS: Final = 0.001
+"""A gate that wants to look again at once, for a rounding error maybe, is not asked sooner."""
+
+MIN_SWEEP_MESSAGES: Final = 64
+"""While fewer messages wait, those of them that have expired are not looked for."""
+
+
+class Outbox:
+    """The messages that wait for one subscriber, in the order in which they may leave.
+
+    Invariants, tested by `check_invariants`: those of `Held`; no topic that is held has a message
+    in a ready place that came after its large one (where topics are kept); `n_messages` and
+    `n_bytes` are the sums over all places; it is in `OutboxRules.over_half` by these sums.
+
+    Attributes:
+        n_messages: messages that wait.
+        n_bytes: payload bytes that wait.
+        look_again_at: monotonic seconds at which the gate wants to be asked again, or None.
+        last_decision: the gate's newest answer, or None before the first.
+        gate_errors_total: times the gate raised.
+        journal: told of each QoS 1 and 2 delivery that comes or leaves; None where nothing of
+            the session is stored. Every way in and out passes `_enter` and `_remove`.
+    """
+
+    __slots__ = (
+        "_ask",
+        "_held",
+        "_ledger",
+        "_link",
+        "_next_expiry",
+        "_next_sweep",
+        "_passed_bytes",
+        "_ready",
+        "_ready0",
+        "_rules",
+        "_sequence",
+        "_sweep_at",
+        "gate_errors_total",
+        "journal",
+        "last_decision",
+        "look_again_at",
+        "n_bytes",
+        "n_messages",
+    )
+
+    def __init__(self, link: Link, ledger: Ledger, rules: OutboxRules) -> None:
+        """Make an empty outbox.
+
+        Args:
+            link: the subscriber's path, passed to the gate.
+            ledger: what expired, was dropped, withheld or released is counted in it.
+            rules: what holds for all outboxes.
+        """
+        self._link = link
+        self._ledger = ledger
+        self._rules = rules
+        self._ready0: deque[Delivery] = NO_QUEUE
+        self._ready: deque[Delivery] = NO_QUEUE
+        self._held: Held | None = None
+        self._sequence = 0
+        self._passed_bytes = 0
+        self._next_expiry = math.inf
+        self._next_sweep = 0.0
+        self._sweep_at = 2 * MIN_SWEEP_MESSAGES
+        self._ask = True
+        self.n_messages = 0
+        self.n_bytes = 0
+        self.look_again_at: float | None = None
+        self.last_decision: Decision | None = None
+        self.gate_errors_total = 0
+        self.journal: DeliveryJournal | None = None
+
+    @property
+    def n_withheld(self) -> int:
+        """Messages held by the gate: large ones that wait for it, and what waits behind them."""
+        return 0 if self._held is None else self._held.n_withheld
+
+    @property
+    def is_withholding(self) -> bool:
+        """Whether the large message that is next to leave waits because of the gate."""
+        large = self._next_large()
+        return large is not None and large.withheld_since is not None
+
+    def _next_large(self) -> Delivery | None:
+        held = self._held
+        return held.firsts[0] if held is not None and held.firsts else None
+
+    def why_nothing(self) -> str:
+        """Say why `take` yields nothing: a few words for reports."""
+        if not self.n_messages:
+            return "empty"
+        if self._ready and not self._ready0 and self._next_large() is None:
+            return "inflight window full"
+        if self.is_withholding:
+            return f"withheld: {self.last_decision.verdict.reason if self.last_decision else ''}"
+        return "waiting for room"
+
+    def waiting(self) -> Iterator[Delivery]:
+        """Yield every delivery that waits, in no promised order."""
+        held = () if self._held is None else self._held.chains.values()
+        return chain(self.ready(), *held)
+
+    def ready(self) -> Iterator[Delivery]:
+        """Yield what nothing but the connection holds up, in no promised order."""
+        return chain(*self._lanes())
+
+    def _lanes(self) -> tuple[deque[Delivery], ...]:
+        """Return the ready places."""
+        return self._ready, self._ready0
+
+    def add(self, delivery: Delivery, *, is_restored: bool = False) -> bool:
+        """Let a message wait; return False where the outbox is full: it was dropped and counted.
+
+        No limit holds where `is_restored`: it waited before a restart, as its publisher was told.
+        """
+        message = delivery.message
+        is_large = message.is_large and self.is_large(message)
+        if is_large and self._rules.supersedes and self._supersede(delivery):
+            return True
+        if not is_restored and self._why_full(message):
+            reason = self._make_room_for(delivery)
+            if reason:
+                self._rules.drop(self._link, self._ledger, reason, message)
+                return False
+        elif self.n_messages >= self._sweep_at:
+            self.drop_expired(message.arrived_at)
+            self._sweep_at = 2 * max(self.n_messages, MIN_SWEEP_MESSAGES)
+        held = self._held
+        behind = held.chains.get(message.topic) if held is not None else None
+        ready = self._ready if delivery.qos else self._ready0
+        is_of_run = ready and ready[-1].sequence == self._sequence
+        if behind is not None or is_large or not is_of_run:
+            self._sequence += 1
+        delivery.sequence = self._sequence
+        self._enter(delivery)
+        if behind is None or not (is_large or self._rules.keeps_topics):
+            self._place(delivery, is_large=is_large)
+            return True
+        behind.append(delivery)
+        if held is not None and is_large:
+            held.await_mark(delivery)
+        return True
+
+    def _why_full(self, message: Message) -> str:
+        """Return the reason for which there is no room for a message; "" where there is."""
+        rules = self._rules
+        if (
+            self.n_messages >= rules.max_messages
+            or self.n_bytes + message.size_bytes > rules.max_bytes
+        ):
+            return "queue_full"
+        backlog = rules.backlog
+        return "broker_full" if backlog is not None and backlog.is_full_for(message) else ""
+
+    def _make_room_for(self, delivery: Delivery) -> str:
+        """Drop what need not be kept; return why there is still no room, "" where there is.
+
+        What has waited longest is pushed out, if the rules say so: QoS 0 that waits for room goes
+        first, and QoS 0 pushes out nothing but QoS 0. None of it was sent, so no packet identifier
+        stands for it and no order is lost.
+        """
+        message = delivery.message
+        rules = self._rules
+        backlog = rules.backlog
+        self.drop_expired(message.arrived_at)
+        reason = self._why_full(message)
+        is_too_small = backlog is not None and backlog.is_too_small_for(message)
+        if not rules.drops_oldest or is_too_small or message.size_bytes > rules.max_bytes:
+            return reason
+        n_bytes = 0
+        while reason:
+            backlog = rules.backlog if reason == "broker_full" else None
+            if backlog is not None and backlog.takes_in_exchange(message, n_bytes):
+                return ""
+            oldest, source = self._oldest_for(delivery)
+            if oldest is None or (backlog and backlog.frees_nothing(oldest.message, message)):
+                return reason
+            if source is None:
+                self._leave_large(oldest)
+            else:
+                self._remove(source.popleft())
+            n_bytes += oldest.message.memory_bytes
+            rules.drop(self._link, self._ledger, "pushed_out", message)
+            reason = self._why_full(message)
+        return ""
+
+    def _oldest_for(self, delivery: Delivery) -> tuple[Delivery | None, deque[Delivery] | None]:
+        """Return what is to be pushed out for a delivery, and its ready place; or None for none."""
+        source: deque[Delivery] | None = self._ready0 or self._ready or None
+        oldest = source[0] if source is not None else None
+        large = self._next_large()
+        if (
+            large is not None
+            and not self._ready0
+            and (oldest is None or large.sequence < oldest.sequence)
+        ):
+            oldest, source = large, None
+        if oldest is None or (oldest.qos and not delivery.qos):
+            return None, None
+        return oldest, source
+
+    def _supersede(self, delivery: Delivery) -> bool:
+        """Let a large message take the place of the last one held of its topic, if it may.
+
+        It may where both are of QoS 0 and the rules say so. It takes over the wait, too: were the
+        newest to wait from its own arrival on, a topic with a message every few seconds would
+        never be released. A full outbox needs no room for it.
+
+        Returns:
+            False where it is to stand behind the others of its topic.
+        """
+        message = delivery.message
+        behind = self._held.chains.get(message.topic) if self._held is not None else None
+        if behind is None or delivery.qos or behind[-1].qos:
+            return False
+        last = behind[-1]
+        if not (last.message.is_large and self.is_large(last.message)):
+            return False
+        self._remove(last)
+        if self._why_full(message):
+            self._enter(last)
+            return False
+        last.message = message
+        last.retain, last.subscription_ids = delivery.retain, delivery.subscription_ids
+        last.share = delivery.share
+        self._enter(last)
+        self._ledger.drop("superseded")
+        self._ask = True
+        return True
+
+    def is_large(self, message: Message) -> bool:
+        """Say whether a message is large for this subscriber.
+
+        Its size class is that of the listener by which the subscriber is, or was last, connected.
+        """
+        gate = self._rules.gate
+        if not message.is_large or not isinstance(gate, SubscriberGate):
+            return message.is_large
+        try:
+            return gate.is_large(message, self._link)
+        except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop delivery)
+            self.gate_errors_total += 1
+            self._rules.on_gate_error(error)
+            return True
+
+    def _place(self, delivery: Delivery, *, is_large: bool = False) -> None:
+        """Put a delivery, whose topic nothing holds back, where it belongs."""
+        if is_large:
+            if self._held is None:
+                self._held = Held()
+            self._hold(self._held, delivery, deque((delivery,)))
+            self._held.await_mark(delivery)
+        elif delivery.qos:
+            if self._ready is NO_QUEUE:
+                self._ready = deque()
+            self._ready.append(delivery)
+        else:
+            if self._ready0 is NO_QUEUE:
+                self._ready0 = deque()
+            self._ready0.append(delivery)
+
+    def _hold(self, held: Held, large: Delivery, behind: deque[Delivery]) -> None:
+        """Let a large message wait for its turn, with what is behind it on its topic."""
+        ready = self._ready if large.qos else self._ready0
+        large.after = ready[-1] if ready else None
+        held.put_first(large, behind)
+
+    def link_changed(self) -> None:
+        """Ask the gate again at the next `take`: there is a new RTT estimate."""
+        self._ask = True
+        gate = self._rules.gate
+        if isinstance(gate, LearningGate):
+            try:
+                gate.observe(self._link)
+            except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop delivery)
+                self.gate_errors_total += 1
+                self._rules.on_gate_error(error)
+
+    def take(self, now: float, *, has_quota: bool = True) -> Delivery | None:
+        """Return the next delivery that may be sent now, or None.
+
+        Args:
+            now: monotonic seconds.
+            has_quota: whether one more QoS 1 or 2 message may be inflight.
+
+        Returns:
+            A delivery that has left the outbox; the caller sends it. A large one leaves
+            alone: the caller asks again once the connection has taken it.
+        """
+        while self.n_messages:
+            source = first_of(self._ready0, self._ready, has_quota=has_quota)
+            held = self._held
+            large = held.firsts[0] if held is not None and held.firsts else None
+            if held is not None and large is not None and (has_quota or not large.qos):
+                is_turn = source is None or self._passed_bytes >= large.message.payload_bytes
+                if is_turn and self._is_next(large) and self._may_leave(held, large, now):
+                    self._leave_large(large)
+                    if self._has_expired(large, now):
+                        continue
+                    return large
+            if source is None:
+                return None
+            delivery = source.popleft()
+            self._remove(delivery)
+            if self._has_expired(delivery, now):
+                continue
+            if large is not None:
+                self._passed_bytes += delivery.link_bytes
+            return delivery
+        return None
+
+    def _is_next(self, large: Delivery) -> bool:
+        """Say whether all that was ready before a large message, of its QoS, has left."""
+        if large.after is not None and not large.after.is_waiting:
+            large.after = None
+        return large.after is None
+
+    def _may_leave(self, held: Held, large: Delivery, now: float) -> bool:
+        """Ask the gate, unless nothing has changed since it was last asked."""
+        held.count_absence(now)
+        again = self.look_again_at
+        if not self._ask and large.withheld_since is not None and (again is None or now < again):
+            self._ledger.withheld_total += held.mark(large, now)
+            return False
+        expires_at = large.message.expires_at
+        if expires_at is not None and now >= expires_at:
+            return True
+        message, since = large.message, large.withheld_since
+        sojourn = 0.0 if since is None else now - since
+        verdict = self._decide(message, sojourn, now)
+        self._ask = False
+        self.last_decision = Decision(verdict, message.topic, message.payload_bytes, sojourn, now)
+        self._passed_bytes = 0
+        if verdict.deliver:
+            self.look_again_at = None
+            if large.withheld_since is not None:
+                self._ledger.released_total += 1
+            return True
+        self._ledger.withheld_total += held.mark(large, now)
+        again = verdict.look_again_at
+        if again is not None:
+            again = max(again, now + MIN_LOOK_AGAIN_SECONDS)
+        if expires_at is not None:
+            again = expires_at if again is None else min(expires_at, again)
+        self.look_again_at = again
+        return False
+
+    def connection_lost(self, now: float, *, keeps_qos0: bool = False) -> None:
+        """The subscriber is away: what waits at QoS 0 is dropped, and no sojourn goes on.
+
+        Args:
+            now: monotonic seconds.
+            keeps_qos0: nothing is dropped: it is to come back soon.
+        """
+        if not keeps_qos0:
+            self.drop_qos0("connection_lost")
+        held = self._held
+        if held is not None and held.away_since is None:
+            held.away_since = now
+
+    def put_back(self, large: Delivery, why: str, now: float) -> None:
+        """Let a large message that had left and was not sent wait again, before all of its topic.
+
+        Args:
+            large: of a topic without priority; held from now on.
+            why: it was not sent, in words.
+            now: monotonic seconds.
+        """
+        topic, n_bytes = large.message.topic, large.message.payload_bytes
+        behind: list[Delivery] = []
+        if self._rules.keeps_topics:  # what it held up has been let go
+            for ready in self._lanes():
+                behind += self._take_ready(ready, lambda d: d.message.topic == topic, sys.maxsize)
+            behind.sort(key=by_sequence)
+        for delivery in (large, *behind):
+            self._enter(delivery)
+        if large.withheld_since is None:
+            large.withheld_since = now
+        self._ledger.withheld_total += 1
+        self._held = self._held or Held()
+        self._held.put_back(large, behind)
+        sojourn, verdict = now - large.withheld_since, Verdict(deliver=False, reason=why)
+        self.last_decision = Decision(verdict, topic, n_bytes, sojourn, now)
+        self.look_again_at = None
+        self._ask = True
+
+    def lets(self, message: Message, now: float) -> bool:
+        """Say whether the gate would let a message go to this subscriber now, large or small."""
+        return not self.is_large(message) or self._decide(message, 0.0, now).deliver
+
+    def _decide(self, message: Message, sojourn: float, now: float) -> Verdict:
+        rules = self._rules
+        try:
+            return rules.gate.decide(message, self._link, sojourn, now)
+        except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop delivery)
+            self.gate_errors_total += 1
+            rules.on_gate_error(error)
+            return Verdict(deliver=True, reason="the gate failed")
+
+    def _leave_large(self, large: Delivery) -> None:
+        """Take the oldest large message out and free what waited behind it on its topic."""
+        held = self._held
+        assert held is not None  # noqa: S101 (it holds this one)
+        self._remove(large)
+        self._free(held, (held.release(large),))
+
+    def _free(self, held: Held, rests: Iterable[deque[Delivery]]) -> None:
+        """Let go on what was behind large messages that are gone, up to the next large ones."""
+        self.look_again_at = None
+        self._passed_bytes = 0
+        self._ask = True
+        for behind in rests:
+            while behind:
+                delivery = behind[0]
+                if self.is_large(delivery.message):
+                    self._hold(held, delivery, behind)
+                    break
+                self._place(behind.popleft())
+
+    def _enter(self, delivery: Delivery) -> None:
+        expires_at = delivery.message.expires_at
+        if expires_at is not None and expires_at < self._next_expiry:
+            self._next_expiry = expires_at
+        delivery.is_waiting = True
+        self.n_messages += 1
+        self.n_bytes += delivery.message.size_bytes
+        rules = self._rules
+        if self.n_messages > rules.half_messages or self.n_bytes > rules.half_bytes:
+            rules.over_half.add(self)
+        if rules.backlog is not None:
+            rules.backlog.enter(delivery.message)
+        if self.journal is not None and delivery.qos:
+            self.journal.changed(delivery)
+
+    def _remove(self, delivery: Delivery) -> None:
+        delivery.is_waiting = False
+        self.n_messages -= 1
+        self.n_bytes -= delivery.message.size_bytes
+        rules = self._rules
+        if rules.over_half:
+            rules.left(self)
+        if rules.backlog is not None:
+            rules.backlog.leave(delivery.message)
+        if self.journal is not None and delivery.qos:
+            self.journal.changed(delivery)
+
+    def _has_expired(self, delivery: Delivery, now: float) -> bool:
+        has_expired = delivery.is_expired(now)
+        self._ledger.expired += has_expired
+        return has_expired
+
+    def take_where(
+        self, is_wanted: Callable[[Delivery], bool], n_messages: int = sys.maxsize
+    ) -> list[Delivery]:
+        """Take out messages that are for somebody else now, the oldest first.
+
+        Args:
+            is_wanted: says of a delivery whether it goes.
+            n_messages: how many at most. What stands before them is looked at each time.
+
+        Returns:
+            Deliveries that have left the outbox; the caller books them.
+        """
+        taken: list[Delivery] = []
+        for ready in self._lanes():
+            taken += self._take_ready(ready, is_wanted, n_messages - len(taken))
+        if self._held is not None and len(taken) < n_messages:
+            taken += self._take_held(self._held, is_wanted, n_messages - len(taken))
+        return sorted(taken, key=by_sequence)
+
+    def _take_ready(
+        self, ready: deque[Delivery], is_wanted: Callable[[Delivery], bool], n_messages: int
+    ) -> list[Delivery]:
+        """Take messages out of a ready place, wherever they stand in it."""
+        stand_ins = take_ready(ready, is_wanted, n_messages)
+        for delivery in stand_ins:
+            self._remove(delivery)
+        if stand_ins and self._held is not None:
+            for large in self._held.firsts:
+                if large.after in stand_ins:
+                    large.after = stand_ins[large.after]
+        return list(stand_ins)
+
+    def _take_held(
+        self, held: Held, is_wanted: Callable[[Delivery], bool], n_messages: int = sys.maxsize
+    ) -> list[Delivery]:
+        """Take out large messages, and what waits behind them."""
+        taken, rests = held.take_where(is_wanted, n_messages)
+        for delivery in taken:
+            self._remove(delivery)
+        if rests:
+            self._free(held, rests)
+        return taken
+
+    def drop_qos0(self, reason: str) -> None:
+        """Drop what waits at QoS 0: the connection it was for has ended."""
+        n_before = self.n_messages
+        for ready in self._lanes():
+            if ready and not ready[0].qos:  # and so are the others
+                # Of 100,000 that wait nothing is done for each. No large message goes by one of
+                # these (`Delivery.after`): those of QoS 0 leave, too.
+                self._leave_backlog(ready)
+                self.n_messages -= len(ready)
+                if self.n_messages:
+                    self.n_bytes -= sum(delivery.message.size_bytes for delivery in ready)
+                else:
+                    self.n_bytes = 0
+                ready.clear()
+        self._rules.left(self)
+        if self._held is not None:
+            self._take_held(self._held, lambda delivery: not delivery.qos)
+        self._ledger.drop(reason, n_before - self.n_messages)
+
+    def drop_expired(self, now: float) -> None:
+        """Make room by dropping what has expired, if anything has [MQTT-3.3.2-5]."""
+        if now < self._next_expiry or now < self._next_sweep:
+            return
+        self._next_sweep = now + SWEEP_SECONDS * self.n_messages
+        self._ledger.expired += len(self.take_where(lambda delivery: delivery.is_expired(now)))
+        self._next_expiry = min(
+            (d.message.expires_at for d in self.waiting() if d.message.expires_at is not None),
+            default=math.inf,
+        )
+
+    def drop_all(self, reason: str) -> None:
+        """Drop everything: the session has ended."""
+        self._ledger.drop(reason, self.n_messages)
+        self._leave_backlog(self.waiting())
+        self._clear()
+
+    def _leave_backlog(self, deliveries: Iterable[Delivery]) -> None:
+        """Take what is dropped off the sum of all outboxes."""
+        backlog = self._rules.backlog
+        if backlog is not None:
+            for delivery in deliveries:
+                backlog.leave(delivery.message)
+
+    def _clear(self) -> None:
+        for lane in self._lanes():
+            lane.clear()
+        self._held = None
+        self.n_messages = 0
+        self.n_bytes = 0
+        self._rules.left(self)
+        self.look_again_at = None
+        self._passed_bytes = 0
+        self._next_expiry = math.inf
+        self._ask = True
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the class's invariants do not hold."""
+        waiting = list(self.waiting())
+        assert len(waiting) == self.n_messages, "n_messages"  # noqa: S101 (this is the check)
+        assert all(d.is_waiting for d in waiting), "is_waiting"  # noqa: S101
+        assert sum(d.message.size_bytes for d in waiting) == self.n_bytes  # noqa: S101
+        assert (self in self._rules.over_half) == self._rules.is_over_half(self)  # noqa: S101
+        if self._held is not None:
+            self._held.check_invariants()
+            if self._rules.keeps_topics:
+                self._held.check_order(self.ready())

@@ -1,0 +1,109 @@
+"""The outbox of a broker in which messages of some topics leave before all others.
+
+Theory of operation. Messages of such topics, large or small, stand in ready places of their own
+and leave from there in order of arrival; the gate is not asked about them. As all of a topic stand
+there, the order of each topic is kept. What waits beside them is not starved: after so many bytes
+as `PASSED_BYTES` of them, and four times as many as the oldest large message has where that is what
+waits, one of the others has its turn.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.outbox.delivery import NO_QUEUE, Delivery, first_of
+from penstock.broker.outbox.ledger import Ledger
+from penstock.broker.outbox.outbox import Outbox
+from penstock.broker.outbox.rules import OutboxRules
+
+PASSED_BYTES: Final = 65_536
+"""Bytes that pass a message of another topic: at 1 Mbit/s, which alarms alone will hardly
+fill, half a second. Without a bound a flood on one topic would hold up a subscriber's others."""
+
+
+PASSED_RATIO: Final = 4
+"""The same for each payload byte of a large message that waits: it gets a fifth of a link that
+first topics fill, and takes no more of it than that."""
+
+
+class PriorityOutbox(Outbox):
+    """An outbox with first places."""
+
+    __slots__ = ("_first", "_first0", "_first_bytes")
+
+    def __init__(self, link: Link, ledger: Ledger, rules: OutboxRules) -> None:
+        super().__init__(link, ledger, rules)
+        self._first0: deque[Delivery] = NO_QUEUE
+        self._first: deque[Delivery] = NO_QUEUE
+        self._first_bytes = 0
+
+    def _is_first(self, delivery: Delivery) -> bool:
+        is_first = self._rules.is_first
+        return is_first is not None and is_first(delivery.message.topic)
+
+    def _lanes(self) -> tuple[deque[Delivery], ...]:
+        return self._first, self._first0, *super()._lanes()
+
+    def add(self, delivery: Delivery, *, is_restored: bool = False) -> bool:
+        """Let a message wait, in an order of arrival that holds across all places."""
+        if self._is_first(delivery):
+            self._sequence += 1
+        return super().add(delivery, is_restored=is_restored)
+
+    def _place(self, delivery: Delivery, *, is_large: bool = False) -> None:
+        if not self._is_first(delivery):
+            super()._place(delivery, is_large=is_large)
+        elif delivery.qos:
+            if self._first is NO_QUEUE:
+                self._first = deque()
+            self._first.append(delivery)
+        else:
+            if self._first0 is NO_QUEUE:
+                self._first0 = deque()
+            self._first0.append(delivery)
+
+    def _oldest_for(self, delivery: Delivery) -> tuple[Delivery | None, deque[Delivery] | None]:
+        """Return what is to be pushed out: of first places nothing for a message of another."""
+        oldest, source = super()._oldest_for(delivery)
+        if oldest is None and self._is_first(delivery):
+            source = self._first0 or (self._first if delivery.qos else None)
+            return (source[0], source) if source else (None, None)
+        return oldest, source
+
+    def take(self, now: float, *, has_quota: bool = True) -> Delivery | None:
+        """Return the next delivery that may be sent now, or None; see `Outbox.take`."""
+        while True:
+            source = first_of(self._first0, self._first, has_quota=has_quota)
+            if source is None or self._first_bytes >= self._most_passed():
+                self._first_bytes = 0
+                delivery = super().take(now, has_quota=has_quota)
+                if delivery is not None or source is None:
+                    return delivery
+            delivery = source.popleft()
+            self._remove(delivery)
+            if self._has_expired(delivery, now):
+                continue
+            if self.n_messages > len(self._first) + len(self._first0):
+                self._first_bytes += delivery.link_bytes
+            return delivery
+
+    def lets(self, message: Message, now: float) -> bool:
+        """Say whether a message could go now, for all that the gate has to say of it."""
+        is_first = self._rules.is_first
+        return (is_first is not None and is_first(message.topic)) or super().lets(message, now)
+
+    def _most_passed(self) -> int:
+        """Return how many bytes pass what waits in other places."""
+        large = self._next_large()
+        if large is None or self._ready or self._ready0:
+            return PASSED_BYTES
+        return max(PASSED_BYTES, PASSED_RATIO * large.message.payload_bytes)
+
+
+def make_outbox(link: Link, ledger: Ledger, rules: OutboxRules) -> Outbox:
+    """Return an empty outbox of the kind that the rules ask for."""
+    kind = Outbox if rules.is_first is None else PriorityOutbox
+    return kind(link, ledger, rules)

@@ -1,0 +1,1 @@
+"""The program's own process: signals, log, memory."""

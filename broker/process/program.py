@@ -1,0 +1,150 @@
+"""What Penstock's long-running programs have in common: arguments, logs, signals, status."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import stat
+import sys
+from typing import Annotated, Final, Protocol, TypeAlias, runtime_checkable
+
+import typer
+
+from penstock.broker.errors import PenstockError
+from penstock.broker.faults import note_fault
+from penstock.broker.process.collector import Collector, Kept
+from penstock.broker.process.log_lines import log_to_stderr
+from penstock.broker.process.spare_memory import LOOK_SECONDS, SpareMemory, keep_a_little
+
+LogLevel: TypeAlias = Annotated[
+    str, typer.Option(envvar="PENSTOCK_LOG_LEVEL", help="debug, info, warning or error.")
+]
+Debug: TypeAlias = Annotated[bool, typer.Option("-d", help="The same as --log-level debug.")]
+
+NO_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+"""What group and others may not do with files that a service makes."""
+
+
+class Service(Protocol):
+    """Something that is started, serves, and is stopped."""
+
+    async def start(self) -> None:
+        """Begin to serve.
+
+        Raises:
+            PenstockError: it cannot.
+        """
+
+    async def stop(self) -> None:
+        """Finish what was accepted and free everything."""
+
+
+@runtime_checkable
+class ReloadingService(Service, Protocol):
+    """A service that can read its files again while it serves."""
+
+    async def reload(self) -> None:
+        """Read them; what cannot be used is logged and changes nothing."""
+
+
+@runtime_checkable
+class KeepingService(Service, Protocol):
+    """A service that may have very many objects, and knows how many."""
+
+    def kept(self) -> Kept:
+        """Return about what they take of the memory, for `penstock.broker.process.collector`."""
+
+
+def new_app() -> typer.Typer:
+    """Return a command line that shows a mistake in plain text and nothing of our insides."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def set_up_log(log_level: str, *, debug: bool) -> None:
+    """Send the log to standard error.
+
+    Args:
+        log_level: debug, info, warning or error, in any case.
+        debug: overrides it.
+
+    Raises:
+        typer.BadParameter: there is no such level.
+    """
+    name = "DEBUG" if debug else log_level.upper()
+    if name not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise typer.BadParameter(
+            f"read {log_level!r}; allowed: debug, info, warning, error", param_hint="--log-level"
+        )
+    log_to_stderr(name)
+
+
+def run_until_stopped(service: Service) -> None:
+    """Run a service on uvloop, where there is one, until SIGINT or SIGTERM.
+
+    A `ReloadingService` is asked to reload at each SIGHUP. Files that it makes, or a plugin of
+    others does, are nobody else's: they may hold messages.
+
+    Raises:
+        PenstockError: it cannot start.
+    """
+    os.umask(os.umask(NO_OTHERS) | NO_OTHERS)  # as strict as it was, and for all that is made
+    loop_factory = None
+    with contextlib.suppress(ImportError):  # there is none for Windows
+        import uvloop  # noqa: PLC0415
+
+        loop_factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(_serve(service))
+
+
+async def _serve(service: Service) -> None:
+    asked: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, asked.put_nowait, number)
+    if isinstance(service, ReloadingService):
+        loop.add_signal_handler(signal.SIGHUP, asked.put_nowait, signal.SIGHUP)
+    keep_a_little()
+    await service.start()
+    collector = Collector(kept=service.kept) if isinstance(service, KeepingService) else Collector()
+    spare_memory = SpareMemory(collect=collector.collect_all)
+
+    faults: dict[str, int] = {}
+
+    def look() -> None:
+        loop.call_later(LOOK_SECONDS, look)  # first, whatever the rest raises
+        for name, part in (("collector", collector), ("spare memory", spare_memory)):
+            try:
+                part.look()
+            except Exception as error:  # noqa: BLE001 (as for want of a file; it looks again)
+                note_fault(logging.getLogger("penstock"), faults, name, error)
+
+    look()
+    while await asked.get() == signal.SIGHUP:
+        if isinstance(service, ReloadingService):
+            await service.reload()
+    await service.stop()
+
+
+def exit_status(app: typer.Typer, argv: list[str] | None, prog_name: str) -> int:
+    """Run a command line.
+
+    Args:
+        app: with one command.
+        argv: arguments after the program's name; None for those of the process.
+        prog_name: as usage and errors show it.
+
+    Returns:
+        0 after a stop by signal, 2 for a mistake in arguments or file, said in one line each.
+    """
+    try:
+        app(args=argv, prog_name=prog_name)
+    except PenstockError as error:
+        sys.stderr.write(f"{prog_name}: {error}\n")
+        return 2
+    except SystemExit as stopped:
+        return stopped.code if isinstance(stopped.code, int) else 0
+    return 0

@@ -1,0 +1,1 @@
+"""What clients may take of the broker, each and all together."""

@@ -1,0 +1,223 @@
+"""Who may take part: the connections of the broker, of a listener and of an address.
+
+Theory of operation. Each network connection takes a `Place` when it is accepted, before anything
+is read from it, and gives it back at its end, so that a place costs little whatever the peer
+does. A connection above a limit gets a place with a `refusal`, by which its CONNECT is answered:
+the client learns why. Of these there are only so many at a time; the rest of a flood is cut off
+without a word. Where a listener lets its clients wait, as aMQTT does, a place above the
+listener's limit waits its turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from penstock.broker.config.addresses import address_key
+from penstock.broker.counters import Counters, count
+from penstock.broker.mqtt.reason_codes import ReasonCode
+
+MAX_REFUSED: Final = 64
+"""Connections at a time that may stay to hear why they are refused."""
+
+
+class Room:
+    """The places of one listener.
+
+    Attributes:
+        waiting: those that wait their turn, the first first.
+    """
+
+    def __init__(self, max_connections: int = 0, *, waits: bool = True) -> None:
+        """Open the places.
+
+        Args:
+            max_connections: how many may be taken at a time; 0 for no limit.
+            waits: above them a connection waits; False: it is refused.
+        """
+        self._free = max_connections if max_connections > 0 else None
+        self.waits = waits
+        self.waiting: dict[Place, None] = {}
+
+    def take(self) -> bool:
+        """Take one of the places; return whether there was one."""
+        if self._free is None:
+            return True
+        if not self._free:
+            return False
+        self._free -= 1
+        return True
+
+    def give_back(self) -> None:
+        """Give a place to the one that waits longest, or free it."""
+        if self._free is None:
+            return
+        if self.waiting:
+            place = next(iter(self.waiting))
+            del self.waiting[place]
+            place.turn_has_come()
+        else:
+            self._free += 1
+
+
+class Place:
+    """What one connection holds, from its acceptance to its end.
+
+    Attributes:
+        refusal: what its CONNECT is to be answered with, or None.
+        is_waiting: for its turn on its listener.
+        on_turn: called when that has come.
+    """
+
+    __slots__ = ("_admission", "_has_left", "_key", "_room", "is_waiting", "on_turn", "refusal")
+
+    def __init__(self, admission: Admission, room: Room) -> None:
+        self._admission = admission
+        self._room: Room | None = None
+        self._key = ""
+        self._has_left = False
+        self.refusal: ReasonCode | None = None
+        self.is_waiting = False
+        self.on_turn: Callable[[], None] | None = None
+        if room.take():
+            self._room = room
+        elif room.waits:
+            self.is_waiting = True
+            self._room = room
+            room.waiting[self] = None
+
+    def turn_has_come(self) -> None:
+        """Take part: another connection has left."""
+        self.is_waiting = False
+        if self.on_turn is not None:
+            self.on_turn()
+
+    def came_from(self, address: str) -> bool:
+        """Count the connection for its address, as soon as that is known; once.
+
+        Args:
+            address: of the peer, or that a proxy has told; "" counts for none.
+
+        Returns:
+            False where the connection is to be cut off at once.
+        """
+        admission = self._admission
+        if not address or self._key or self._has_left or not admission.counts_addresses:
+            return True
+        self._key = address_key(address)
+        return admission.count_address(self, self._key)
+
+    def refuse(self, reason_code: ReasonCode) -> None:
+        """Keep the connection for no more than its refusal."""
+        self.refusal = reason_code
+        self._leave_room()
+
+    def leave(self) -> None:
+        """Give everything back; further calls do nothing."""
+        if self._has_left:
+            return
+        self._has_left = True
+        self.on_turn = None
+        self._leave_room()
+        self._admission.left(self, self._key)
+
+    def _leave_room(self) -> None:
+        room, self._room = self._room, None
+        if room is None:
+            return
+        if self.is_waiting:
+            self.is_waiting = False
+            del room.waiting[self]
+        else:
+            room.give_back()
+
+
+class Admission:
+    """All places of one broker.
+
+    Invariant: `n_connections` is the number of places that were taken and not left.
+
+    Attributes:
+        counts_addresses: there is a limit for each address.
+        n_connections: at the moment.
+    """
+
+    def __init__(
+        self, counters: Counters, *, connections: int, connections_per_address: int | None
+    ) -> None:
+        """Open the broker.
+
+        Args:
+            counters: where refusals are counted.
+            connections: at a time.
+            connections_per_address: the same for each address; None for no limit.
+        """
+        self._counters = counters
+        self._limit = connections
+        self._limit_per_address = connections_per_address
+        self.counts_addresses = connections_per_address is not None
+        self._per_address: dict[str, int] = {}
+        self._n_refused = 0
+        self.n_connections = 0
+
+    def enter(self, room: Room) -> Place | None:
+        """Return a place for a connection that was accepted just now.
+
+        Args:
+            room: of its listener.
+
+        Returns:
+            None where the connection is to be cut off at once.
+        """
+        if self.n_connections - self._n_refused >= self._limit:
+            return self._refused("all", Place(self, _OPEN), ReasonCode.SERVER_BUSY)
+        place = Place(self, room)
+        if place._room is None:  # noqa: SLF001 (same module)
+            return self._refused("listener", place, ReasonCode.SERVER_BUSY)
+        self.n_connections += 1
+        return place
+
+    def _refused(self, limit: str, place: Place, reason_code: ReasonCode) -> Place | None:
+        if not self._may_hear(limit):
+            return None
+        self.n_connections += 1
+        place.refuse(reason_code)
+        return place
+
+    def _may_hear(self, limit: str) -> bool:
+        """Count a refusal; return whether there is a place to hear it."""
+        count(self._counters.connections_refused, limit)
+        if self._n_refused >= MAX_REFUSED:
+            count(self._counters.connections_refused, "cut_off")
+            return False
+        self._n_refused += 1
+        return True
+
+    def count_address(self, place: Place, key: str) -> bool:
+        """Count a place for an address; see `Place.came_from`."""
+        n_places = self._per_address[key] = self._per_address.get(key, 0) + 1
+        if (
+            self._limit_per_address is None
+            or n_places <= self._limit_per_address
+            or place.refusal is not None
+        ):
+            return True
+        if not self._may_hear("address"):
+            return False
+        place.refuse(ReasonCode.QUOTA_EXCEEDED)
+        return True
+
+    def left(self, place: Place, key: str) -> None:
+        """A place was given back."""
+        self.n_connections -= 1
+        if place.refusal is not None:
+            self._n_refused -= 1
+        if key:
+            n_places = self._per_address[key] - 1
+            if n_places:
+                self._per_address[key] = n_places
+            else:
+                del self._per_address[key]
+
+
+_OPEN: Final = Room()

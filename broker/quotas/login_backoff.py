@@ -1,0 +1,284 @@
+"""Guessed passwords: who has failed to log in too often has to wait before the next attempt.
+
+Theory of operation. An attempt that comes too early is refused before anything is asked or any hash
+is computed, and refusing it changes nothing: a device that tries again and again does not prolong
+its own wait. Three things are counted, each by an address (of IPv6, a /64 network) that a proxy's
+header may have told:
+
+* A *pair* of address and user name. After `limits.login_failures` wrong passwords it waits 1 s, and
+  twice as long after each further one. Another address of the same user is not concerned: nobody is
+  locked out from elsewhere.
+* An *address*, with all its user names. It has `login_failures_per_address` failures in hand, and
+  gets back one a second. A pair that has logged in before is not held up by the failures of others
+  behind the same address.
+* A *user name*, from all addresses, in the same way with `login_failures_per_user`. While it has
+  none in hand, somebody guesses from many addresses: an address from which this user has not logged
+  in before has one attempt then, and not `login_failures`. The right password needs no more.
+
+The same wrong password again is no guess: a device that was set up wrongly, or one of many whose
+password has changed, does not keep others of its address and user out. It is judged once in
+`REPEAT_SECONDS` and refused in between.
+
+What is kept is bounded: keys are hashes, whatever the length of a name, and the oldest go first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from penstock.broker.config.addresses import address_key
+
+if TYPE_CHECKING:
+    from penstock.broker.config.limits import Limits
+
+MAX_RECORDS: Final = 16_384
+"""Pairs, addresses and user names with failures that are remembered, of each."""
+
+MAX_GOOD: Final = 65_536
+"""Pairs that have logged in and are remembered; some 100 bytes each."""
+
+MAX_WRONG: Final = 4
+"""Wrong passwords of a pair that are known again."""
+
+REPEAT_SECONDS: Final = 10.0
+"""The same wrong password is judged once in this time: it may have become the right one."""
+
+FORGET_RATIO: Final = 10
+"""Failures of a pair are forgotten after so many of its longest waits without a further one: who
+guesses has more guesses by waiting each time."""
+
+_PER_SECOND: Final = 1.0
+"""Failures that an address and a user name get back."""
+
+_Record = TypeVar("_Record")
+
+
+class _Pair:
+    """What is known of an address with a user name.
+
+    Attributes:
+        failures: without those of a password that was wrong before.
+        until: monotonic seconds before which no attempt is judged.
+        failed_at: monotonic seconds of the newest failure.
+        wrong: hash of a wrong password to when it was judged last, the oldest first.
+    """
+
+    __slots__ = ("failed_at", "failures", "until", "wrong")
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.until = -math.inf
+        self.failed_at = -math.inf
+        self.wrong: dict[int, float] = {}
+
+
+class _InHand:
+    """Failures that an address or user name may have at once; below 0 after many at a time."""
+
+    __slots__ = ("_at", "_most", "_n")
+
+    def __init__(self, most: int, now: float) -> None:
+        self._most = self._n = float(most)
+        self._at = now
+
+    def wait(self, now: float) -> float:
+        """Return the seconds until there is one in hand."""
+        n_failures = min(self._most, self._n + (now - self._at) * _PER_SECOND)
+        return max(0.0, (1.0 - n_failures) / _PER_SECOND)
+
+    def take(self, now: float) -> None:
+        """Count a failure."""
+        self._n = min(self._most, self._n + (now - self._at) * _PER_SECOND) - 1.0
+        self._at = now
+
+
+class Attempt:
+    """One login, from its start to `LoginBackoff.failed` or `succeeded`.
+
+    Attributes:
+        wait: seconds after which another one would be judged; 0.0 where this one is.
+        is_known_wrong: the same password has just been wrong: it need not be judged.
+    """
+
+    __slots__ = ("_backoff", "_failures", "address", "is_known_wrong", "pair", "user", "wait")
+
+    def __init__(self, backoff: LoginBackoff, address: str, username: str | None) -> None:
+        self._backoff = backoff
+        self.address = hash(address)
+        self.user = hash(username)
+        self.pair = hash((address, username))
+        self.wait = 0.0
+        self.is_known_wrong = False
+        self._failures = backoff.failures_of(self)
+
+    def is_wanted(self) -> bool:
+        """Say whether it is still to be judged: others of its pair or address may have failed."""
+        return self._backoff.is_wanted(self, self._failures)
+
+
+class LoginBackoff:
+    """Counts failed logins, and says who has to wait.
+
+    Invariant: it keeps `MAX_RECORDS` of each kind and `MAX_GOOD` good pairs at most.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        """Begin without any failure.
+
+        Args:
+            limits: the keys that begin with `login`; None for a number is no such limit.
+        """
+        self._per_pair = limits.login_failures
+        self._per_address = limits.login_failures_per_address
+        self._per_user = limits.login_failures_per_user
+        self._longest = limits.login_backoff_seconds
+        self._pairs: OrderedDict[int, _Pair] = OrderedDict()
+        self._addresses: OrderedDict[int, _InHand] = OrderedDict()
+        self._users: OrderedDict[int, _InHand] = OrderedDict()
+        self._good: OrderedDict[int, None] = OrderedDict()
+        self._now = -math.inf
+
+    def begin(
+        self, address: str, username: str | None, password: bytes | None, now: float
+    ) -> Attempt | None:
+        """Take up a login.
+
+        Args:
+            address: of the client; "" where it has none.
+            username: as sent, or None where it is not known yet.
+            password: as sent; None where none is sent in clear.
+            now: monotonic seconds.
+
+        Returns:
+            None for a client without an address, which is not counted.
+        """
+        if not address:
+            return None
+        now = self._now = max(now, self._now)
+        attempt = Attempt(self, address_key(address), username)
+        pair = self._pairs.get(attempt.pair)
+        if pair is not None and password is not None:
+            judged_at = pair.wrong.get(hash(password), -math.inf)
+            attempt.is_known_wrong = now - judged_at < REPEAT_SECONDS
+        if not attempt.is_known_wrong:
+            attempt.wait = self._wait(attempt, now)
+            if not attempt.wait and pair is not None and pair.until > -math.inf:
+                pair.until = now + self._pair_wait(attempt, pair)  # one at a time
+        return attempt
+
+    def _wait(self, attempt: Attempt, now: float) -> float:
+        pair = self._pairs.get(attempt.pair)
+        wait = 0.0 if pair is None else max(0.0, pair.until - now)
+        address = self._addresses.get(attempt.address)
+        if address is None or attempt.pair in self._good:
+            return wait
+        return max(wait, address.wait(now))
+
+    def failures_of(self, attempt: Attempt) -> int:
+        """Return how often an attempt's pair has failed."""
+        pair = self._pairs.get(attempt.pair)
+        return 0 if pair is None else pair.failures
+
+    def is_wanted(self, attempt: Attempt, failures: int) -> bool:
+        """Say whether an attempt is still to be judged.
+
+        Args:
+            attempt: that `begin` has let go on.
+            failures: of its pair at that time.
+        """
+        pair = self._pairs.get(attempt.pair)
+        if pair is not None and pair.failures > failures and pair.until > self._now:
+            return False
+        address = self._addresses.get(attempt.address)
+        return address is None or attempt.pair in self._good or not address.wait(self._now)
+
+    def succeeded(self, attempt: Attempt) -> None:
+        """Take note of a client that was let in; wrong passwords of others stay known."""
+        pair = self._pairs.get(attempt.pair)
+        if pair is not None:
+            pair.failures = 0
+            pair.until = -math.inf
+        _keep(self._good, attempt.pair, None, MAX_GOOD)
+
+    def failed(self, attempt: Attempt, password: bytes | None, now: float) -> float:
+        """Take note of a client that was refused.
+
+        Args:
+            attempt: that `begin` has let go on.
+            password: as for `begin`.
+            now: monotonic seconds.
+
+        Returns:
+            Seconds for which the pair has to wait from here on.
+        """
+        now = self._now = max(now, self._now)
+        pair = self._pairs.get(attempt.pair)
+        if pair is None or now - pair.failed_at > FORGET_RATIO * self._longest:
+            pair = _Pair()
+        _keep(self._pairs, attempt.pair, pair, MAX_RECORDS)
+        is_known = password is not None and self._note_wrong(pair, hash(password), now)
+        if not is_known:
+            pair.failures += 1
+            pair.failed_at = now
+            _take(self._addresses, attempt.address, self._per_address, now)
+            _take(self._users, attempt.user, self._per_user, now)
+        if pair.failures < self._free(attempt, now):
+            return 0.0
+        wait = self._pair_wait(attempt, pair)
+        pair.until = now + wait
+        return wait
+
+    def _note_wrong(self, pair: _Pair, digest: int, now: float) -> bool:
+        """Keep a wrong password's hash; return whether it was known."""
+        is_known = pair.wrong.pop(digest, None) is not None
+        pair.wrong[digest] = now
+        if len(pair.wrong) > MAX_WRONG:
+            del pair.wrong[next(iter(pair.wrong))]
+        return is_known
+
+    def _is_attacked(self, attempt: Attempt, now: float) -> bool:
+        """Return whether a user is guessed at from many addresses, and this one is not known."""
+        user = self._users.get(attempt.user)
+        return user is not None and bool(user.wait(now)) and attempt.pair not in self._good
+
+    def _free(self, attempt: Attempt, now: float) -> float:
+        """Return from how many failures on a pair has to wait."""
+        if self._is_attacked(attempt, now):
+            return 1
+        return math.inf if self._per_pair is None else self._per_pair
+
+    def _pair_wait(self, attempt: Attempt, pair: _Pair) -> float:
+        """Return for how long a pair has to wait after its newest failure, in seconds."""
+        if self._is_attacked(attempt, self._now) or self._per_pair is None:
+            return self._longest
+        return min(self._longest, 2.0 ** min(pair.failures - self._per_pair, 64))
+
+    def forget_wrong(self) -> None:
+        """Judge every password anew: files of passwords were read again."""
+        for pair in self._pairs.values():
+            pair.wrong.clear()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where what the class says of itself does not hold."""
+        sizes = (len(self._pairs), len(self._addresses), len(self._users))
+        n_wrong = max((len(pair.wrong) for pair in self._pairs.values()), default=0)
+        if max(sizes) > MAX_RECORDS or len(self._good) > MAX_GOOD or n_wrong > MAX_WRONG:
+            raise AssertionError(f"kept: {sizes}, {len(self._good)} good, {n_wrong} wrong")
+
+
+def _keep(records: OrderedDict[int, _Record], key: int, record: _Record, most: int) -> None:
+    """Keep a record as the newest; the oldest goes where there are too many."""
+    records[key] = record
+    records.move_to_end(key)
+    if len(records) > most:
+        records.popitem(last=False)
+
+
+def _take(records: OrderedDict[int, _InHand], key: int, most: int | None, now: float) -> None:
+    if most is None:
+        return
+    in_hand = records.get(key) or _InHand(most, now)
+    in_hand.take(now)
+    _keep(records, key, in_hand, MAX_RECORDS)

@@ -1,0 +1,469 @@
+"""Room for messages in the outboxes of their subscribers, and publishers that wait for it.
+
+Theory of operation. With `queue_full: reject`, a message of QoS 1 or 2 is routed where every outbox
+that it must wait in at QoS 1 or 2 has room for it, and all of them together; where one has not, it
+goes to nobody, so that its repeat comes twice to nobody. An MQTT 5 publisher is told (0x97). MQTT
+3.1.1 has no word for it: the message is held, unacknowledged, with those of the same client behind
+it, and routed when there is room. What the client may send without an acknowledgement is the
+back-pressure then; meanwhile it is read from, as it may itself be who has to make room. A client
+that has sent more than `HELD_BYTES`, or `receive_maximum` messages, is not read from.
+
+One subscriber that stays away must not stop its publishers for good. A session that has not come
+down to half of its limits within `queue_full_seconds` of the first refusal gets what there is room
+for, and the rest is dropped, until it has; so do all where it is the limit of all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.broker import run_now
+from penstock.broker.counters import count
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.outbox.backlog import DELIVERY_BYTES, LARGE_DELIVERY_BYTES
+from penstock.broker.outbox.delivery import NO_QUEUE
+
+if TYPE_CHECKING:
+    from penstock.broker.link import Link
+    from penstock.broker.message import Message
+    from penstock.broker.outbox.rules import OutboxRules
+    from penstock.broker.receiving.connection import Connection
+    from penstock.broker.receiving.receipts import PublishReceipt
+    from penstock.broker.routing.shared_subscriptions import SharedSubscription
+    from penstock.broker.routing.topic_tree import Target
+    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.session import Session
+    from penstock.broker.timers import Timer
+
+HELD_BYTES: Final = 8 * 1024 * 1024
+"""Memory of messages that one MQTT 3.1.1 publisher may have held before it is not read from: the
+window of 20 messages that most clients have, of 400 KB each."""
+
+ALL_HELD_BYTES: Final = 256 * 1024 * 1024
+"""The same of all publishers together: above it, one with a single message held is not read from,
+however many connections somebody makes."""
+
+LOOK_SECONDS: Final = 0.5
+"""How often it is seen whether there is room where nobody says so, as when a session has ended."""
+
+MOST_RETRIED: Final = 64
+"""Publishers that are tried in one turn, as each may be in vain."""
+
+MOST_LOOKED: Final = 1024
+"""Outboxes that are looked at for them in one turn: a message may be for very many."""
+
+HELD_MESSAGE_BYTES: Final = 384
+"""What a message that is held takes in CPython beside itself: its receipt, and places in queues."""
+
+WIDE_MESSAGES: Final = 512
+"""Limits of one session that a run of small messages does not meet while less than half waits."""
+
+WIDE_BYTES: Final = 2 * 1024 * 1024
+"""The same in bytes."""
+
+WIDE_DELIVERIES: Final = 256 * 1024
+"""The same of all sessions together, for a message or a short run for very many sessions."""
+
+WIDE_BACKLOG_BYTES: Final = 2 * WIDE_DELIVERIES * DELIVERY_BYTES
+"""The same in bytes."""
+
+MANY_SESSIONS: Final = 1024
+"""More subscribers than these, and it is counted what a message or a run comes to."""
+
+LOG_SECONDS: Final = 60.0
+"""How often the log says of one client what is dropped for it."""
+
+LOGGED_SESSIONS: Final = 16
+"""While no more are full, each is logged; further ones ever less often."""
+
+_SLACK_BYTES: Final = 1024 * 1024
+"""More than one message takes of the memory beside what counts as its size."""
+
+
+class Held(NamedTuple):
+    """A message that waits for room.
+
+    Attributes:
+        receipt: what its publisher is owed.
+        message: authorized.
+        route: routes it; False where there is still no room.
+    """
+
+    receipt: PublishReceipt
+    message: Message
+    route: Callable[[PublishReceipt, Message, float], Awaitable[bool]]
+
+
+class _Drops:
+    """What was dropped for one client since the log has said so.
+
+    Attributes:
+        n_messages: how many.
+        logged_at: monotonic seconds.
+    """
+
+    __slots__ = ("logged_at", "n_messages")
+
+    def __init__(self, now: float) -> None:
+        self.n_messages = 0
+        self.logged_at = now - LOG_SECONDS
+
+
+class Room:
+    """Who has room, who waits for it, and what the log says of both.
+
+    Attributes:
+        rejects: messages of QoS 1 and 2 are refused where there is none.
+        waiting: publishers that have a message held, in the order in which they are tried.
+        over_half: while it is empty, small messages surely find room: `OutboxRules.over_half`,
+            where messages are rejected. Of limits that are not wide, or where each subscriber has a
+            copy of the payload, it never is.
+        each_bytes: held of one publisher, above which it is not read from.
+    """
+
+    def __init__(self, core: Core, *, rejects: bool, seconds: float | None) -> None:
+        """Begin with room for all.
+
+        Args:
+            core: the broker.
+            rejects: as the attribute.
+            seconds: how long for one session; None for as long as it is full.
+        """
+        self.rejects = rejects
+        self.waiting: dict[Connection, None] = {}
+        self.each_bytes = HELD_BYTES
+        self.over_half = core.outbox_rules.over_half if rejects else frozenset[object]()
+        if rejects and (core.copies_payloads or not _are_wide(core.outbox_rules)):
+            core.outbox_rules.over_half.add(None)
+        self._held_bytes = 0
+        self._n_looked = 0
+        self._core = core
+        self._rules = core.outbox_rules
+        self._seconds = seconds
+        self._full: dict[Session | None, float] = {}
+        self._given_up: set[Session | None] = set()
+        self._drops_logged_since = -math.inf
+        self._n_drops_logged = 0
+        self._drops: dict[str, _Drops] = {}
+        self._trying: set[Connection] = set()
+        self._timer: Timer | None = None
+
+    @property
+    def n_held(self) -> int:
+        """Messages that wait for room, of all publishers."""
+        return sum(len(connection.awaiting) for connection in self.waiting)
+
+    # -- whether there is room --------------------------------------------------------------
+
+    def has_room_for_run(self, sessions: Sequence[Session], n_messages: int, n_bytes: int) -> bool:
+        """Say whether sessions surely have room for some messages each."""
+        n_deliveries = n_messages * len(sessions)
+        rules = self._rules
+        backlog = rules.backlog
+        if backlog is not None and (
+            backlog.n_messages + n_deliveries > backlog.most_messages
+            or backlog.n_bytes + _SLACK_BYTES + n_bytes + n_deliveries * LARGE_DELIVERY_BYTES
+            > backlog.most_bytes
+        ):
+            return False
+        most_messages, most_bytes = rules.max_messages - n_messages, rules.max_bytes - n_bytes
+        for session in sessions:
+            outbox = session.outbox
+            if outbox.n_messages > most_messages or outbox.n_bytes > most_bytes:
+                return False
+        return True
+
+    def lacks(
+        self,
+        message: Message,
+        targets: Sequence[Target],
+        chosen: Sequence[tuple[SharedSubscription, Target]],
+        now: float,
+        *,
+        can_tell: bool,
+    ) -> str:
+        """Return why a QoS 1 or 2 message is to be refused to its publisher; "" where it is not.
+
+        Args:
+            message: to be routed, if so at once.
+            targets: who gets it.
+            chosen: the members of shared subscriptions that do.
+            now: monotonic seconds.
+            can_tell: the publisher is told. If not, a message that no wait gives room to is
+                routed, and dropped where there is none.
+
+        Returns:
+            ``queue_full``, ``broker_full`` or "".
+        """
+        n_targets = len(targets) + len(chosen)
+        if not n_targets or (
+            not self.over_half
+            and n_targets <= MANY_SESSIONS
+            and (len(chosen) + 1) * message.size_bytes <= _SLACK_BYTES
+        ):
+            return ""
+        core = self._core
+        rules = self._rules
+        recipients = [*targets, *(member for _, member in chosen)]
+        n_copies = Counter(target.session for target in recipients) if chosen else None
+        n_waiting = n_reliable = 0
+        is_refused = False
+        for target in recipients:
+            session = target.session
+            if message.publisher and session.client_id == message.publisher:
+                own = target.for_own
+                if own is None:
+                    continue
+                target = own  # noqa: PLW2901 (what the loop is about)
+            if session.sends_at_once(message):
+                continue
+            n_waiting += 1
+            if not target.qos:
+                continue
+            n_reliable += 1
+            if session.has_room_for(message, 1 if n_copies is None else n_copies[session]):
+                continue
+            if message.size_bytes > rules.max_bytes and not can_tell:
+                continue
+            # All that are full are noted: were each only when the one before is given up, their
+            # times would add up.
+            if self._refuses(session, now):
+                is_refused = True
+        self._n_looked += len(recipients)
+        if is_refused:
+            return "queue_full"
+        backlog = rules.backlog
+        if (
+            n_reliable
+            and backlog is not None
+            and not backlog.has_room(message, n_waiting, is_copied=core.copies_payloads)
+            and (can_tell or not backlog.is_too_small_for(message))
+            and self._refuses(None, now)
+        ):
+            return "broker_full"
+        return ""
+
+    def _refuses(self, session: Session | None, now: float) -> bool:
+        """Note that a session, or the broker, is full; return whether publishers wait for it."""
+        since = self._full.get(session)
+        if since is None:
+            self._full[session] = now
+            self._log_full(session)
+            self._look_at(now + LOOK_SECONDS)
+            return True
+        if self._seconds is None or now - since < self._seconds:
+            return True
+        if session not in self._given_up:
+            self._given_up.add(session)
+            if _is_told(len(self._given_up)):
+                self._core.logger.warning(
+                    "%s: not down to half of its limits within %g s (limits.queue_full_seconds): "
+                    "what comes is dropped where there is no room, until it is; so it is for %d",
+                    _name(session),
+                    self._seconds,
+                    len(self._given_up),
+                )
+        return False
+
+    def _log_full(self, session: Session | None) -> None:
+        if not _is_told(len(self._full)):
+            return
+        limits = self._core.limits
+        keys = ("queued_messages", "queued_bytes")
+        if session is None:
+            keys = ("total_queued_messages", "total_queued_bytes")
+        told = ", ".join(f"limits.{key}: {getattr(limits, key)}" for key in keys)
+        self._core.logger.warning(
+            "%s: full (%s): QoS 1 and 2 messages for it are refused, or wait; so it is for %d",
+            _name(session),
+            told,
+            len(self._full),
+        )
+
+    def _look(self, now: float) -> None:
+        """See which of those that were full are so no longer."""
+        for session in list(self._full):
+            full: object = self._rules.backlog
+            if session is not None:
+                session.outbox.drop_expired(now)
+                full = session.outbox  # which is empty when the session has ended
+            if full not in self._rules.over_half:
+                del self._full[session]
+                self._given_up.discard(session)
+                if _is_told(len(self._full) + 1):
+                    self._core.logger.info(
+                        "%s: has room again; %d have not", _name(session), len(self._full)
+                    )
+
+    # -- publishers that wait ---------------------------------------------------------------
+
+    def hold(
+        self,
+        receipt: PublishReceipt,
+        message: Message,
+        route: Callable[[PublishReceipt, Message, float], Awaitable[bool]],
+        now: float,
+    ) -> None:
+        """Hold a message of an MQTT 3.1.1 client until there is room, behind those before it.
+
+        Args:
+            receipt: of the message.
+            message: authorized.
+            route: as in `Held`.
+            now: monotonic seconds.
+        """
+        connection = receipt.connection
+        if not connection.is_open:
+            receipt.settle(ReasonCode.QUOTA_EXCEEDED)  # the client comes again with it
+            return
+        if connection.awaiting is NO_QUEUE:
+            connection.awaiting = deque()
+        connection.awaiting.append(Held(receipt, message, route))
+        self._count_held(connection, _held_bytes(message))
+        self.waiting[connection] = None
+        self._look_at(now + LOOK_SECONDS)
+        if connection.awaiting_bytes > self.each_bytes:
+            self._core.touch(connection)
+
+    def _count_held(self, connection: Connection, n_bytes: int) -> None:
+        connection.awaiting_bytes += n_bytes
+        self._held_bytes += n_bytes
+        self.each_bytes = HELD_BYTES if self._held_bytes <= ALL_HELD_BYTES else 0
+
+    def forget(self, connection: Connection) -> None:
+        """A publisher's connection has ended: what was not acknowledged is for it to send again."""
+        self.waiting.pop(connection, None)
+        held, connection.awaiting = connection.awaiting, NO_QUEUE
+        self._count_held(connection, -connection.awaiting_bytes)
+        count(self._core.counters.publish_refused, "publisher gone", len(held))
+        for receipt, _, _ in held:
+            receipt.settle(ReasonCode.QUOTA_EXCEEDED)
+
+    def made(self, session: Session, now: float) -> None:
+        """An outbox may have given messages away: who waits for it is tried in the next turn."""
+        if session in self._full or None in self._full:
+            self._look_at(now)
+
+    def _look_at(self, when: float) -> None:
+        if self._timer is not None:
+            if self._timer.at <= when:
+                return
+            self._timer.cancel()
+        self._timer = self._core.timers.at(when, self._go_on)
+
+    def _go_on(self, now: float) -> None:
+        self._timer = None
+        self._look(now)
+        core = self._core
+        core.steps = self._n_looked = 0
+        for connection in list(self.waiting)[:MOST_RETRIED]:
+            if connection in self._trying:
+                continue
+            if core.steps >= core.most_steps or self._n_looked >= MOST_LOOKED:
+                break
+            del self.waiting[connection]
+            self.waiting[connection] = None  # behind the others, whom the next turn is for
+            rest = run_now.start(self._try_again(connection, now))
+            if rest is not None:
+                core.spawn(rest)
+        if core.steps and self.waiting:
+            self._look_at(now)  # some have found room: so may others
+        if self._full or self.waiting:
+            self._look_at(now + LOOK_SECONDS)
+
+    async def _try_again(self, connection: Connection, now: float) -> None:
+        """Route what a publisher has held, as far as there is room; much of it in several turns."""
+        core = self._core
+        queue = connection.awaiting
+        is_routed = True
+        self._trying.add(connection)
+        try:
+            while queue and core.steps < core.most_steps:
+                is_routed = await queue[0].route(queue[0].receipt, queue[0].message, now)
+                if connection.awaiting is not queue:
+                    return  # the connection has ended
+                if not is_routed:
+                    break
+                core.steps += 1
+                self._count_held(connection, -_held_bytes(queue.popleft().message))
+        finally:
+            self._trying.discard(connection)
+        if not queue:
+            self.waiting.pop(connection, None)
+        elif is_routed:
+            self._look_at(now)
+        core.touch(connection)  # it may be read from again
+
+    # -- what is dropped --------------------------------------------------------------------
+
+    def dropped(self, link: Link, reason: str, n_messages: int, now: float) -> None:
+        """Log that messages were dropped for want of room: of one client not too often.
+
+        Args:
+            link: of the client.
+            reason: as the ledger has it.
+            n_messages: how many.
+            now: about monotonic seconds.
+        """
+        drops = self._drops.get(link.client_id)
+        if drops is None:
+            drops = self._drops[link.client_id] = _Drops(now)
+        drops.n_messages += n_messages
+        if now - drops.logged_at < LOG_SECONDS:
+            return
+        if now - self._drops_logged_since >= LOG_SECONDS:
+            self._drops_logged_since = now
+            self._n_drops_logged = 0
+        self._n_drops_logged += 1
+        if not _is_told(self._n_drops_logged):
+            return
+        drops.logged_at = now
+        limits = self._core.limits
+        keys = ("queued_messages", "queued_bytes")
+        if reason == "broker_full":
+            keys = ("total_queued_messages", "total_queued_bytes")
+        self._core.logger.info(
+            "client %s: %d messages for it dropped: %s (%s)",
+            link.client_id,
+            drops.n_messages,
+            reason,
+            ", ".join(f"limits.{key}: {getattr(limits, key)}" for key in keys),
+        )
+        drops.n_messages = 0
+
+    def session_ended(self, client_id: str) -> None:
+        """Forget what was logged of a client."""
+        self._drops.pop(client_id, None)
+
+
+def _are_wide(rules: OutboxRules) -> bool:
+    """Say whether half of each limit is much more than a few small messages."""
+    backlog = rules.backlog
+    return (
+        rules.max_messages >= WIDE_MESSAGES
+        and rules.max_bytes >= WIDE_BYTES
+        and (
+            backlog is None
+            or (
+                backlog.most_messages >= 2 * WIDE_DELIVERIES
+                and backlog.most_bytes >= WIDE_BACKLOG_BYTES
+            )
+        )
+    )
+
+
+def _is_told(n_sessions: int) -> bool:
+    """Say whether the log says it of one more: of very many at once it would stop everybody."""
+    return n_sessions <= LOGGED_SESSIONS or not n_sessions & (n_sessions - 1)
+
+
+def _held_bytes(message: Message) -> int:
+    """Return about what a message that is held takes; a payload in a store counts, too."""
+    return max(message.memory_bytes, message.size_bytes) + HELD_MESSAGE_BYTES
+
+
+def _name(session: Session | None) -> str:
+    return "all sessions together" if session is None else f"client {session.client_id}"

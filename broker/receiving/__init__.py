@@ -1,0 +1,1 @@
+"""What comes from one client: bytes to packets, packets to their functions."""

@@ -1,0 +1,173 @@
+"""PUBACK, PUBREC, PUBREL and PUBCOMP from a client (MQTT 5.0, 3.4 to 3.7).
+
+Most have neither reason code nor properties. `SHORT` takes these by their packet identifier, so
+that no packet is made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.broker.errors import ProtocolError
+from penstock.broker.mqtt.enums import ProtocolVersion
+from penstock.broker.mqtt.packets import PubAck, PubComp, PubRec, PubRel
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.sessions import redelivery
+
+if TYPE_CHECKING:
+    from penstock.broker.receiving.connection import Connection
+    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.session import Session
+
+PUBREC_BYTE: Final = 0x50
+PUBREL_BYTE: Final = 0x62
+PUBCOMP_BYTE: Final = 0x70
+
+
+def acknowledged(
+    connection: Connection, packet_id: int, qos: int, now: float, reason_code: int = 0
+) -> None:
+    """Finish a delivery: its PUBACK or PUBCOMP has come, or a PUBREC that refuses it.
+
+    Raises:
+        ProtocolError: packet identifier 0 [MQTT-2.2.1-3], or one for which something else is
+            owed (`Inflight.finish`).
+    """
+    session = connection.session
+    core = connection.core
+    delivery = session.inflight.finish(packet_id, qos)
+    if delivery is None:
+        _not_expected(core, packet_id)
+        return
+    if reason_code < 0x80:
+        session.ledger.delivered += 1
+    else:
+        session.ledger.drop("refused")
+    if qos == 1 and core.samplers:
+        sample(session, core, packet_id, now)
+    made_room(connection, session)
+
+
+def made_room(connection: Connection, session: Session) -> None:
+    """See that what waits for the session leaves: fewer messages are inflight."""
+    if (
+        session.outbox.n_messages
+        or session.resend
+        or session.retained_due
+        or (session.shares and redelivery.may_take_over(session))
+    ):
+        connection.want_pump()
+
+
+def _not_expected(core: Core, packet_id: int) -> None:
+    """Count an acknowledgement that stands for nothing.
+
+    Raises:
+        ProtocolError: packet identifier 0 [MQTT-2.2.1-3].
+    """
+    if not packet_id:
+        raise ProtocolError("acknowledgement of packet identifier 0")
+    core.counters.unexpected_acknowledgements += 1
+
+
+def sample(session: Session, core: Core, packet_id: int, now: float) -> None:
+    """Tell the samplers of an acknowledgement, unless none waits for any."""
+    if core.spares and session.link.outstanding_since is None:
+        return
+    for sampler in core.samplers:
+        try:
+            has_news = sampler.acknowledged(session.link, packet_id, now)
+        except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
+            core.on_extension_error(type(sampler).__name__, error)
+            continue
+        if has_news:
+            session.link_changed()
+
+
+def _taken_by_client(connection: Connection, packet_id: int, now: float) -> None:
+    acknowledged(connection, packet_id, 1, now)
+
+
+def _received_by_client(
+    connection: Connection, packet_id: int, now: float, reason_code: int = 0
+) -> None:
+    """Take a PUBREC and answer it, unless it refuses the message [MQTT-4.3.3-4].
+
+    Raises:
+        ProtocolError: packet identifier 0 [MQTT-2.2.1-3], or that of a QoS 1 message.
+    """
+    session = connection.session
+    core = connection.core
+    if session.inflight.release(packet_id) is None:
+        _not_expected(core, packet_id)
+        if reason_code < 0x80:
+            connection.send_packet(PubRel(packet_id, _not_found(connection)))
+        return
+    if core.samplers:
+        sample(session, core, packet_id, now)
+    if reason_code >= 0x80:
+        acknowledged(connection, packet_id, 2, now, reason_code)
+    else:
+        connection.send_short(PUBREL_BYTE, packet_id)
+
+
+def _released_by_client(connection: Connection, packet_id: int, _now: float) -> None:
+    """Take a PUBREL and answer it [MQTT-4.3.3-11].
+
+    Raises:
+        ProtocolError: packet identifier 0 [MQTT-2.2.1-3], or that of a message whose PUBREC is
+            still to come.
+    """
+    session = connection.session
+    incoming = session.incoming
+    if packet_id not in incoming:
+        _not_expected(connection.core, packet_id)
+        connection.send_packet(PubComp(packet_id, _not_found(connection)))
+        return
+    if incoming[packet_id] is not None:
+        # To the client the identifier would be free, and a new message under it a repeat to us.
+        raise ProtocolError(f"PUBREL of packet id {packet_id}; allowed: none before its PUBREC")
+    del incoming[packet_id]
+    if session.journal is not None:
+        session.journal.incoming_changed(packet_id)
+    connection.send_short(PUBCOMP_BYTE, packet_id)
+
+
+def _completed_by_client(connection: Connection, packet_id: int, now: float) -> None:
+    acknowledged(connection, packet_id, 2, now)
+
+
+SHORT: Final[dict[int, Callable[[Any, int, float], None]]] = {
+    0x40: _taken_by_client,
+    PUBREC_BYTE: _received_by_client,
+    PUBREL_BYTE: _released_by_client,
+    PUBCOMP_BYTE: _completed_by_client,
+}
+"""First byte of a packet of four bytes to what takes it: (connection, packet identifier, now)."""
+
+
+def handle_puback(connection: Connection, packet: PubAck, now: float) -> None:
+    """Take a PUBACK (section 3.4)."""
+    acknowledged(connection, packet.packet_id, 1, now, packet.reason_code)
+
+
+def handle_pubrec(connection: Connection, packet: PubRec, now: float) -> None:
+    """Take a PUBREC (section 3.5)."""
+    _received_by_client(connection, packet.packet_id, now, packet.reason_code)
+
+
+def handle_pubrel(connection: Connection, packet: PubRel, now: float) -> None:
+    """Take a PUBREL (section 3.6)."""
+    _released_by_client(connection, packet.packet_id, now)
+
+
+def handle_pubcomp(connection: Connection, packet: PubComp, now: float) -> None:
+    """Take a PUBCOMP (section 3.7)."""
+    acknowledged(connection, packet.packet_id, 2, now)
+
+
+def _not_found(connection: Connection) -> int:
+    """Return what to say of a packet identifier that nobody knows; MQTT 3.1.1 has no word."""
+    is_5 = connection.version == ProtocolVersion.MQTT_5
+    return ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if is_5 else ReasonCode.SUCCESS

@@ -1,0 +1,467 @@
+"""CONNECT: from a stranger's first packet to a client with a session.
+
+A client that names an authentication method goes on in `penstock.broker.receiving.authenticating`
+before it comes back here to be let in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.broker.access_control import NOT_JUDGED, Accepted, Admittance, ConnectAttempt, Refused
+from penstock.broker.config.capabilities import check_connect, connack_properties, redirection
+from penstock.broker.counters import count
+from penstock.broker.errors import ProtocolError
+from penstock.broker.events import ClientConnected
+from penstock.broker.extensions import SubscriberGate
+from penstock.broker.mqtt.enums import MQTT_3_1, MQTT_5, PacketType
+from penstock.broker.mqtt.packets import ConnAck, Connect, Will
+from penstock.broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
+from penstock.broker.mqtt.size_limit import explained, fit_packet
+from penstock.broker.receiving import authenticating
+from penstock.broker.sessions.succession import hand_over
+from penstock.broker.sessions.wills import will_message
+
+if TYPE_CHECKING:
+    from penstock.broker.config.limits import Limits
+    from penstock.broker.link import Link
+    from penstock.broker.receiving.connection import Connection
+    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.session import Session
+
+_FAILED: Final = Refused(why="access control failed")
+
+SESSION_NEVER_EXPIRES: Final = 0xFFFFFFFF
+"""A Session Expiry Interval of this value means for ever (MQTT 5.0, 3.1.2.11.2)."""
+
+
+def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
+    """Take a client's first CONNECT (section 3.1).
+
+    Raises:
+        ProtocolError: it asks for an authentication method that nobody brings
+            [MQTT-4.12.0-1], has a will beyond the limits (MQTT 5.0, 3.2.2.2), or needs what the
+            broker does not offer.
+    """
+    connection.version = packet.protocol_version
+    connection.is_answered = True
+    connection.is_bridge = packet.is_bridge
+    connection.send_maximum = packet.properties.get("maximum_packet_size", connection.send_maximum)
+    connection.is_explained = bool(packet.properties.get("request_problem_information", 1))
+    options = connection.core.options
+    check_connect(options, packet)
+    code = redirection(options)
+    if code is not None:
+        refuse_connect(connection, code, server_reference=options.server_reference)
+        connection.disconnected(now)
+        return
+    if connection.refusal is not None:  # no place for it
+        connection.core.logger.info(
+            "client %s: refused, %s, from %s",
+            packet.client_id or "without an id",
+            describe_reason_code(connection.refusal),
+            connection.peer(),
+        )
+        refuse_connect(connection, connection.refusal)
+        connection.disconnected(now)
+        return
+    method = packet.properties.get("authentication_method")
+    if method is not None:
+        authenticating.check_method(connection.core, method)
+    _check_client_id(packet, may_be_empty=options.allow_empty_client_id)
+    if packet.will is not None:
+        _check_will(connection.core.limits, packet.will, packet.protocol_version)
+    connection.run(_connect(connection, packet, now))
+
+
+def _check_will(limits: Limits, will: Will, version: int) -> None:
+    """Check that a client's will is one that it might publish itself.
+
+    Raises:
+        ProtocolError: topic name invalid, or packet too large: to a client of MQTT 3.1.1, which
+            has no word for it, not authorized.
+    """
+    problem = limits.topic_problem(will.topic)
+    if problem:
+        raise ProtocolError(f"CONNECT: Will: {problem}", ReasonCode.TOPIC_NAME_INVALID)
+    if len(will.payload) > limits.most_payload_bytes:
+        raise ProtocolError(
+            f"CONNECT: Will: payload of {len(will.payload)} bytes; allowed: at most "
+            f"{limits.payload_bytes}",
+            ReasonCode.PACKET_TOO_LARGE if version == MQTT_5 else ReasonCode.NOT_AUTHORIZED,
+        )
+
+
+def _check_client_id(packet: Connect, *, may_be_empty: bool) -> None:
+    """Check that a client without Client Identifier may have one assigned.
+
+    MQTT 3.1 knows no such thing. Its limit of 23 characters is not enforced: real clients go
+    beyond it.
+
+    Raises:
+        ProtocolError: client identifier not valid [MQTT-3.1.3-8] of MQTT 3.1.1.
+    """
+    if packet.client_id:
+        return
+    if not may_be_empty:
+        raise ProtocolError(
+            "CONNECT: Client Identifier: read an empty one; allowed: at least one character, as "
+            "mqtt.allow_empty_client_id is false",
+            ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
+        )
+    if packet.protocol_version == MQTT_5:
+        return
+    if packet.protocol_version == MQTT_3_1 or not packet.clean_start:
+        raise ProtocolError(
+            "CONNECT: empty Client Identifier; allowed: none in MQTT 3.1, with Clean Session in "
+            "MQTT 3.1.1",
+            ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
+        )
+
+
+async def _connect(connection: Connection, packet: Connect, now: float) -> None:
+    core = connection.core
+    client_id = packet.client_id or _assigned_client_id(core)
+    will = will_message(packet.will, client_id, now) if packet.will is not None else None
+    attempt = ConnectAttempt(
+        client_id=client_id,
+        username=packet.username,
+        password=packet.password,
+        protocol_version=packet.protocol_version,
+        clean_start=packet.clean_start,
+        keep_alive=packet.keep_alive,
+        will=will,
+        remote_address=connection.remote_address,
+        remote_port=connection.remote_port,
+        listener=connection.listener,
+        ssl_object=connection.ssl_object,
+        certificate_name=connection.certificate_name,
+    )
+    method = packet.properties.get("authentication_method")
+    if method is not None:
+        await authenticating.begin(
+            connection,
+            attempt,
+            method,
+            packet.properties.get("authentication_data"),
+            partial(let_in, connection, packet, client_id),
+            now,
+        )
+        return
+    answer = await _log_in(core, attempt, now)
+    if connection.is_closing:
+        return
+    if not answer:
+        refused = answer if isinstance(answer, Refused) else Refused()
+        _refuse_login(connection, client_id, packet.username, refused, now)
+        return
+    accepted = answer if isinstance(answer, Accepted) else Accepted()
+    await let_in(connection, packet, client_id, accepted, {}, now)
+
+
+async def let_in(
+    connection: Connection,
+    packet: Connect,
+    client_id: str,
+    accepted: Accepted,
+    extra_properties: dict[str, Any],
+    now: float,
+) -> None:
+    """Give an authenticated client its session and its CONNACK.
+
+    Args:
+        connection: not open yet.
+        packet: its CONNECT.
+        client_id: as sent or assigned.
+        accepted: the names that authentication has given it.
+        extra_properties: of the CONNACK, beside those that say what the broker allows.
+        now: monotonic seconds.
+
+    Raises:
+        ProtocolError: packet too large, as the client takes no CONNACK that accepts it.
+    """
+    core = connection.core
+    client_id = accepted.client_id or client_id
+    keep_alive = _keep_alive(core, packet.keep_alive)
+    expiry_interval = _expiry_interval(core, packet)
+    properties = _connack_properties(core, packet, client_id, keep_alive, expiry_interval)
+    properties |= extra_properties
+    _check_connack_fits(connection, packet, properties)
+    username = packet.username if accepted.username is None else accepted.username
+    if not packet.clean_start:
+        await hand_over(core, client_id, username, connection.listener, now)
+        if connection.is_closing:
+            return
+    if not _holds(core, accepted.holds):  # files were read again meanwhile
+        _refuse_login(connection, client_id, username, Refused(), now)
+        return
+    connection.holds = accepted.holds
+    if _refuse_session(connection, client_id, username, packet.will, now):
+        return
+    journal = core.journal
+    n_changes = journal.n_changes if journal is not None else 0
+    session, session_present = core.sessions.open(
+        client_id, clean_start=packet.clean_start, now=now
+    )
+    session.expiry_interval = expiry_interval
+    _set_up(session, connection, packet, username)
+    core.sessions.quota.count(session, username, connection.remote_address)
+    connack = ConnAck(session_present, properties=properties)
+    if (
+        journal is not None
+        and not journal.is_failing
+        # What is sent again behind it must be safe, too.
+        and (journal.n_changes != n_changes or (session.inflight and not journal.is_settled))
+    ):
+        connection.hold(connack)
+    else:
+        connection.send_packet(connack)
+    # Before the gate is asked anew: what the old connection has left behind may say nothing more.
+    core.tell_samplers(lambda sampler: sampler.connected(session.link, now))
+    connection.open(
+        session,
+        keep_alive=keep_alive,
+        receive_maximum=packet.properties.get("receive_maximum", 65_535),
+        topic_alias_maximum=packet.properties.get("topic_alias_maximum", 0),
+    )
+    if core.listeners.client_connected:
+        core.tell(core.listeners.client_connected, ClientConnected(session))
+
+
+def _refuse_login(
+    connection: Connection, client_id: str, username: str | None, refused: Refused, now: float
+) -> None:
+    is_judged = refused.reason_code != NOT_JUDGED.reason_code
+    connection.core.logger.info(
+        # Of each kind the log has so many lines: those of a flood must not hide wrong passwords.
+        "client %s: %s: %s, from %s" if is_judged else "client %s: %s: not judged: %s, from %s",
+        client_id,
+        "no user name" if username is None else f"user {username!r}",
+        refused.why or "not authorized",
+        connection.peer(),
+    )
+    refuse_connect(connection, authenticating.refusal_code(refused, PacketType.CONNACK))
+    connection.disconnected(now)
+
+
+def close_if_revoked(connection: Connection, now: float) -> None:
+    """Disconnect a client that access control would not let in any more, after a reload.
+
+    Its will is published and its session stays, as at any other end of a connection.
+    """
+    if _holds(connection.core, connection.holds):
+        return
+    revoke(connection, "its user may no longer connect", now)
+
+
+def revoke(connection: Connection, why: str, now: float) -> None:
+    """Disconnect a client whose leave to be connected has ended; log and count it."""
+    if connection.is_closing:
+        return
+    core = connection.core
+    core.counters.revoked += 1
+    core.logger.info("%s: disconnected: %s", connection.peer(), why)
+    connection.close(ReasonCode.NOT_AUTHORIZED, now)
+
+
+def _holds(core: Core, holds: Callable[[], bool] | None) -> bool:
+    if holds is None:
+        return True
+    try:
+        return holds()
+    except Exception as error:  # noqa: BLE001 (a plugin's fault must not let a client in)
+        core.on_extension_error("access control, holds", error)
+        return False
+
+
+def _refuse_session(
+    connection: Connection, client_id: str, username: str | None, will: Will | None, now: float
+) -> bool:
+    """Refuse a client that would get a new session, or a will, where there is no room for it.
+
+    Returns:
+        False where it is let in.
+    """
+    core = connection.core
+    sessions = core.sessions
+    limit, allowed = "", ""
+    if sessions.get(client_id) is None:
+        limit, allowed = sessions.quota.refusal(len(sessions), username, connection.remote_address)
+    if not limit and not sessions.has_room_for(will, client_id):
+        limit, allowed = "wills", f"allowed: {core.limits.total_will_bytes} bytes of all wills"
+    if not limit:
+        return False
+    count(core.counters.connections_refused, limit)
+    core.logger.info("client %s: refused, %s, from %s", client_id, allowed, connection.peer())
+    refuse_connect(connection, ReasonCode.QUOTA_EXCEEDED, **explained(allowed))
+    connection.disconnected(now)
+    return True
+
+
+def _assigned_client_id(core: Core) -> str:
+    """Return a Client Identifier that no session has [MQTT-3.2.2-16]."""
+    while core.sessions.get(client_id := core.new_client_id()) is not None:
+        pass
+    return client_id
+
+
+async def _log_in(core: Core, attempt: ConnectAttempt, now: float) -> Admittance:
+    """Let access control judge a CONNECT, unless its client has failed too often before."""
+    username = attempt.username
+    if username is None:  # no guess
+        return await _authenticate(core, attempt)
+    password = attempt.password or b""
+    login = core.logins.begin(attempt.remote_address, username, password, now)
+    if login is not None:
+        refusal = authenticating.refused_unjudged(core, login)
+        if refusal is not None:
+            return refusal
+        attempt = attempt._replace(is_wanted=login.is_wanted)
+    answer = await _authenticate(core, attempt)
+    if answer is None:
+        answer = Refused(why="unknown user")
+    if login is None or answer is _FAILED:
+        return answer
+    if answer:
+        core.logins.succeeded(login)
+        return answer
+    refused = answer if isinstance(answer, Refused) else Refused()
+    return authenticating.note_failure(core, login, refused, password, now)
+
+
+async def _authenticate(core: Core, attempt: ConnectAttempt) -> Admittance:
+    if core.access is None:
+        return True
+    try:
+        answer = core.access.authenticate(attempt)
+        return await answer if isinstance(answer, Awaitable) else answer
+    except Exception as error:  # noqa: BLE001 (a plugin's fault must not let a client in)
+        core.on_extension_error("access control, authenticate", error)
+        return _FAILED
+
+
+def refuse_connect(connection: Connection, reason_code: ReasonCode, **properties: Any) -> None:
+    """Answer a CONNECT that is not accepted, where the version has a word for it.
+
+    [MQTT-3.2.2-7] of MQTT 5.0; MQTT 3.1.1 closes without CONNACK where it has no return code.
+
+    Args:
+        connection: not open yet; the caller closes it.
+        reason_code: of the CONNACK.
+        properties: of the CONNACK; MQTT 5 clients get them.
+    """
+    if connection.version == MQTT_5 or reason_code in CONNACK_RETURN_CODES:
+        connection.send_packet(ConnAck(False, reason_code, properties))
+
+
+def _set_up(
+    session: Session, connection: Connection, packet: Connect, username: str | None
+) -> None:
+    """Write into the session what the newest CONNECT says."""
+    core = connection.core
+    if session.version != packet.protocol_version:
+        session.version = packet.protocol_version
+        if session.subscriptions:
+            core.tree.void_plans()
+    session.username = username
+    session.link.username = username
+    session.listener = session.link.listener = connection.listener
+    if isinstance(core.gate, SubscriberGate):
+        _introduce(core, core.gate, session.link, packet)
+    core.sessions.set_will(session, packet.will)
+    if core.journal is not None:
+        core.journal.opened(session)
+
+
+def _introduce(core: Core, gate: SubscriberGate, link: Link, packet: Connect) -> None:
+    """Let the gate read what a CONNECT says of the path to the client."""
+    try:
+        ignored = gate.connected(link, packet.properties.get("user_property", ()))
+    except Exception as error:  # noqa: BLE001 (a plugin's fault must not keep a client out)
+        core.on_gate_error(error)
+        return
+    if ignored:
+        core.counters.user_properties_ignored += 1
+        core.logger.info("client %s: CONNECT: %s; ignored", link.client_id, ignored)
+
+
+def _expiry_interval(core: Core, packet: Connect) -> float | None:
+    """Return how long the session of a CONNECT outlives its connection; None for ever."""
+    if packet.protocol_version == MQTT_5:
+        return expiry_seconds(core, packet.properties.get("session_expiry_interval", 0))
+    return expiry_seconds(core, 0 if packet.clean_start else SESSION_NEVER_EXPIRES)
+
+
+def expiry_seconds(core: Core, interval: int) -> float | None:
+    """Return how long a session outlives its connection, in seconds; None for ever.
+
+    Args:
+        core: its own limit holds.
+        interval: Session Expiry Interval as the client asks for it.
+    """
+    asked = None if interval == SESSION_NEVER_EXPIRES else float(interval)
+    limit = core.session_expiry_limit
+    if limit is None:
+        return asked
+    return limit if asked is None else min(asked, limit)
+
+
+def _keep_alive(core: Core, asked: int) -> int:
+    limit: int | None = core.limits.maximum_keep_alive
+    if limit is None:
+        return asked
+    return min(asked or limit, limit)
+
+
+def _connack_properties(
+    core: Core,
+    packet: Connect,
+    client_id: str,
+    keep_alive: int,
+    expiry_interval: float | None,
+) -> dict[str, Any]:
+    """Say what the broker allows and what it has changed (MQTT 5.0, 3.2.2.3)."""
+    if packet.protocol_version != MQTT_5:
+        return {}
+    limits = core.limits
+    properties: dict[str, Any] = {
+        "receive_maximum": limits.receive_maximum,
+        "maximum_packet_size": limits.maximum_packet_size,
+    }
+    properties |= connack_properties(core.options, client_id, packet)
+    if not packet.client_id:
+        properties["assigned_client_identifier"] = client_id  # [MQTT-3.2.2-16]
+    if keep_alive != packet.keep_alive:
+        properties["server_keep_alive"] = keep_alive  # [MQTT-3.1.2-21]
+    asked = packet.properties.get("session_expiry_interval", 0)
+    if expiry_interval != _uncapped(asked):
+        properties["session_expiry_interval"] = int(expiry_interval or 0)
+    return properties
+
+
+def _check_connack_fits(
+    connection: Connection, packet: Connect, properties: dict[str, Any]
+) -> None:
+    """Check that the client takes the CONNACK that accepts it.
+
+    Without one, no other packet may be sent to it [MQTT-3.2.0-1].
+
+    Raises:
+        ProtocolError: packet too large.
+    """
+    if "maximum_packet_size" not in packet.properties:
+        return
+    maximum = connection.send_maximum
+    connack = ConnAck(properties=properties)
+    is_explained = connection.is_explained
+    if fit_packet(connack, connection.version, maximum, is_explained=is_explained) is None:
+        raise ProtocolError(
+            f"CONNECT: Maximum Packet Size {maximum}; allowed: room for the CONNACK",
+            ReasonCode.PACKET_TOO_LARGE,
+        )
+
+
+def _uncapped(interval: int) -> float | None:
+    return None if interval == SESSION_NEVER_EXPIRES else float(interval)

@@ -1,0 +1,376 @@
+"""What the broker does for each packet of a client but PUBLISH: SUBSCRIBE and others here.
+
+`handle` is a table from packet class to ``handle_<packet>``. PUBLISH has its own module,
+`penstock.broker.receiving.publishing`, and so have CONNECT, `penstock.broker.receiving.connecting`,
+AUTH, `penstock.broker.receiving.authenticating`, and the acknowledgements,
+`penstock.broker.receiving.acknowledging`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.broker import run_now
+from penstock.broker.access_control import SUBSCRIBE
+from penstock.broker.config.capabilities import check_subscribe, refusal_of_filter
+from penstock.broker.counters import count
+from penstock.broker.errors import ProtocolError
+from penstock.broker.events import ClientSubscribed
+from penstock.broker.mqtt.data_types import read_variable_byte_integer
+from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
+from penstock.broker.mqtt.packets import (
+    Auth,
+    Connect,
+    Disconnect,
+    Packet,
+    PingReq,
+    PingResp,
+    PubAck,
+    PubComp,
+    PubRec,
+    PubRel,
+    SubAck,
+    Subscribe,
+    UnsubAck,
+    Unsubscribe,
+)
+from penstock.broker.mqtt.packets import Subscription as Request
+from penstock.broker.mqtt.reader import read_packet
+from penstock.broker.mqtt.reason_codes import SUBACK_FAILURE_3_1_1, ReasonCode, describe_reason_code
+from penstock.broker.mqtt.size_limit import explained
+from penstock.broker.mqtt.topics import SHARE_PREFIX, parse_share
+from penstock.broker.receiving.acknowledging import (
+    handle_puback,
+    handle_pubcomp,
+    handle_pubrec,
+    handle_pubrel,
+)
+from penstock.broker.receiving.authenticating import handle_auth
+from penstock.broker.receiving.connecting import expiry_seconds, handle_connect
+from penstock.broker.routing.topic_tree import Subscription
+from penstock.broker.sessions import redelivery, retained_delivery
+from penstock.broker.sessions.bridges import of_bridge
+
+if TYPE_CHECKING:
+    from penstock.broker.receiving.connection import Connection
+    from penstock.broker.sessions.core import Core
+
+MIN_FILTERS: Final = 1_000
+"""Filters that one SUBSCRIBE may have at least: up to so many, SUBACK says which are refused."""
+
+
+FILTERS_IN_TURN: Final = 256
+"""Of one SUBSCRIBE or UNSUBSCRIBE before others have their turn: at some 4 us each, 1 ms."""
+
+_LEAST_REQUEST_BYTES: Final = 3
+"""Of a topic filter of one character in UNSUBSCRIBE."""
+
+
+def receive(connection: Connection, first_byte: int, body: bytes, now: float) -> None:
+    """Read one packet and handle it.
+
+    Args:
+        connection: it came on.
+        first_byte: packet type and flags.
+        body: all that follows the Remaining Length.
+        now: monotonic seconds.
+
+    Raises:
+        PeerError: it is malformed or not allowed; a second CONNECT is not, whatever is in it
+            [MQTT-3.1.0-2].
+    """
+    packet_type = first_byte >> 4
+    if connection.is_open and packet_type == PacketType.CONNECT:
+        raise ProtocolError("a second CONNECT")
+    if packet_type in (PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE):
+        _check_number(connection, packet_type, body)
+    most_properties = connection.core.limits.properties
+    handle(connection, read_packet(first_byte, body, connection.version, most_properties), now)
+
+
+def handle(connection: Connection, packet: Packet, now: float) -> None:
+    """Handle one packet that was read.
+
+    Raises:
+        ProtocolError: the packet is not allowed here.
+    """
+    handler = _HANDLERS.get(type(packet))
+    if handler is None:  # a packet that only servers send
+        raise ProtocolError(f"{type(packet).__name__} from a client")
+    handler(connection, packet, now)
+
+
+# -- SUBSCRIBE, UNSUBSCRIBE -------------------------------------------------------------------
+
+
+def _check_number(connection: Connection, packet_type: int, body: bytes) -> None:
+    """Refuse a packet that has more filters than a session may, before they are read.
+
+    Others would wait while a hundred thousand of them are read and refused one by one.
+
+    Raises:
+        ProtocolError: quota exceeded.
+    """
+    maximum = max(connection.core.limits.subscriptions, MIN_FILTERS)
+    if len(body) <= maximum * _LEAST_REQUEST_BYTES:
+        return
+    position = 2
+    if connection.version == ProtocolVersion.MQTT_5:
+        n_bytes, position = read_variable_byte_integer(body, position)
+        position += n_bytes
+    rest = 3 if packet_type == PacketType.SUBSCRIBE else 2
+    end = len(body) - 1
+    for _ in range(maximum):
+        if position >= end:
+            return
+        position += (body[position] << 8 | body[position + 1]) + rest
+    if position < end:
+        name = "SUBSCRIBE" if packet_type == PacketType.SUBSCRIBE else "UNSUBSCRIBE"
+        raise ProtocolError(
+            f"{name}: more filters than are allowed: at most {maximum}", ReasonCode.QUOTA_EXCEEDED
+        )
+
+
+def handle_subscribe(connection: Connection, packet: Subscribe, now: float) -> None:
+    """Take a SUBSCRIBE (section 3.8).
+
+    Raises:
+        ProtocolError: it needs what an MQTT 5 client was told not to use.
+    """
+    if connection.version == ProtocolVersion.MQTT_5:
+        check_subscribe(connection.core.options, packet)
+    connection.run(_subscribe(connection, packet, now))
+
+
+async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> None:
+    core = connection.core
+    session = connection.session
+    (subscription_id,) = packet.properties.get("subscription_identifier") or (0,)
+    maximum_qos = core.options.maximum_qos
+    codes: list[int] = []
+    reasons: list[str] = []
+    granted: list[retained_delivery.Granted] = []
+    n_refused = 0
+    wanted = packet.subscriptions
+    if connection.is_bridge:
+        wanted = tuple(map(of_bridge, wanted))
+    most_bytes = core.limits.subscription_bytes
+    most_bytes_of_all = core.limits.total_subscription_bytes or sys.maxsize
+    checks_subscribe = core.access is not None and core.access.checks_subscribe
+    is_anything_due = checks_subscribe or retained_delivery.is_anything_due(session)
+    unquestioned = _unquestioned_characters(connection, len(wanted))
+    for number, request in enumerate(wanted, 1):
+        if not number % FILTERS_IN_TURN:
+            await run_now.others_turn()
+            if not connection.is_open:
+                return
+            is_anything_due = checks_subscribe or retained_delivery.is_anything_due(session)
+            unquestioned = _unquestioned_characters(connection, len(wanted))
+        topic_filter, qos, no_local, retain_as_published, retain_handling = request
+        if (
+            checks_subscribe
+            or len(topic_filter) > unquestioned
+            or session.subscription_bytes >= most_bytes
+            or core.tree.n_bytes >= most_bytes_of_all
+        ):
+            refusal = _refusal(connection, topic_filter)
+            if refusal is None and checks_subscribe and not await _is_allowed(connection, request):
+                refusal = ReasonCode.NOT_AUTHORIZED, "not authorized to subscribe"
+            if not connection.is_open:
+                return
+            if refusal is not None:
+                n_refused += 1
+                codes.append(_refuse(connection, request, *refusal, reasons))
+                continue
+        qos = min(qos, maximum_qos)
+        subscription = Subscription(session, topic_filter, qos)
+        if no_local or retain_as_published or subscription_id:
+            subscription.no_local = no_local
+            subscription.retain_as_published = retain_as_published
+            subscription.subscription_id = subscription_id
+        is_new = add_subscription(core, subscription)
+        if is_anything_due or topic_filter[0] == "$":
+            granted.append((subscription, retain_handling, is_new))
+        codes.append(qos)
+    suback = SubAck(packet.packet_id, tuple(codes), explained("; ".join(reasons)))
+    if n_refused < len(wanted):
+        connection.send_when_safe(suback)
+    else:
+        connection.send_packet(suback)
+    retained_delivery.subscribed(session, granted)
+    retained_delivery.begin(session, now)
+
+
+def _unquestioned_characters(connection: Connection, n_filters: int) -> int:
+    """Return the length up to which none of so many filters is refused by `_refusal`.
+
+    One SUBSCRIBE may have thousands. A character has four bytes at most, and a level one character
+    at least, with the ``/`` before it.
+    """
+    core = connection.core
+    limits, options = core.limits, core.options
+    if (
+        (core.journal is not None and core.journal.is_failing)
+        or len(connection.session.subscriptions) + n_filters > limits.subscriptions
+        or not options.wildcard_subscription_available
+        or not options.shared_subscription_available
+    ):
+        return 0
+    return min(limits.topic_bytes // 4, limits.topic_levels - 1)
+
+
+def _refusal(connection: Connection, topic_filter: str) -> tuple[ReasonCode, str] | None:
+    """Return the reason code by which a subscription is refused, and why; None where it is not.
+
+    Access control is asked by `_is_allowed`.
+    """
+    core = connection.core
+    limits = core.limits
+    session = connection.session
+    if core.journal is not None and core.journal.is_failing and session.journal:
+        return ReasonCode.QUOTA_EXCEEDED, "the disk refuses"
+    is_share = topic_filter.startswith(SHARE_PREFIX)
+    problem = limits.topic_problem(_without_share(topic_filter) if is_share else topic_filter)
+    if problem:
+        return ReasonCode.TOPIC_FILTER_INVALID, problem
+    code = refusal_of_filter(core.options, topic_filter)
+    if code is not None:
+        return code, describe_reason_code(code)
+    if topic_filter not in session.subscriptions:
+        problem = _no_room(connection)
+        if problem:
+            return ReasonCode.QUOTA_EXCEEDED, problem
+    return None
+
+
+def _no_room(connection: Connection) -> str:
+    """Say why a session may have no further subscription; "" where it may.
+
+    Bytes are asked for what there is: one filter may go beyond them.
+    """
+    core = connection.core
+    limits = core.limits
+    session = connection.session
+    if len(session.subscriptions) >= limits.subscriptions:
+        return f"allowed: {limits.subscriptions} subscriptions"
+    if session.subscription_bytes >= limits.subscription_bytes:
+        return f"allowed: {limits.subscription_bytes} bytes of subscriptions"
+    most = limits.total_subscription_bytes
+    if most is not None and core.tree.n_bytes >= most:
+        return f"allowed: {most} bytes of all subscriptions"
+    return ""
+
+
+def _refuse(
+    connection: Connection, request: Request, code: ReasonCode, reason: str, reasons: list[str]
+) -> int:
+    """Count a refused subscription; return its code in SUBACK, and add to the reasons there."""
+    core = connection.core
+    count(core.counters.subscribe_refused, describe_reason_code(code))
+    if connection.version == ProtocolVersion.MQTT_3_1_1:
+        return SUBACK_FAILURE_3_1_1  # [MQTT-3.9.3-2] of MQTT 3.1.1
+    if connection.version == ProtocolVersion.MQTT_3_1:
+        return request.qos  # it has no word for a refusal
+    told = core.options.told(code)
+    if told == code:
+        reasons.append(f"{request.topic_filter}: {reason}")
+    return told
+
+
+def _without_share(topic_filter: str) -> str:
+    """Return the filter by which a request is judged.
+
+    A share opens no topic that its filter alone would not: it is judged as that filter.
+    """
+    return parse_share(topic_filter).topic_filter
+
+
+async def _is_allowed(connection: Connection, request: Request) -> bool:
+    """Ask access control, which there is, whether a client may subscribe."""
+    core = connection.core
+    assert core.access is not None  # noqa: S101 (else nobody asks)
+    return await core.is_allowed(
+        core.access, connection.session, _without_share(request.topic_filter), SUBSCRIBE
+    )
+
+
+def add_subscription(core: Core, subscription: Subscription) -> bool:
+    """Add or replace a subscription; return True where the session had none to this filter."""
+    session = subscription.session
+    session.subscriptions[subscription.topic_filter] = subscription
+    if session.journal is not None:
+        session.journal.subscription_changed(subscription.topic_filter)
+    is_new = core.tree.add(subscription)
+    shares = core.tree.shares
+    if shares and is_new and subscription.topic_filter in shares:
+        redelivery.member_came(session)
+    if core.listeners.client_subscribed:
+        event = ClientSubscribed(session, subscription.topic_filter, subscription.qos)
+        core.tell(core.listeners.client_subscribed, event)
+    return is_new
+
+
+def handle_unsubscribe(connection: Connection, packet: Unsubscribe, now: float) -> None:
+    """Take an UNSUBSCRIBE (section 3.10)."""
+    connection.run(_unsubscribe(connection, packet, now))
+
+
+async def _unsubscribe(connection: Connection, packet: Unsubscribe, now: float) -> None:
+    session = connection.session
+    codes = []
+    for number, topic_filter in enumerate(packet.topic_filters, 1):
+        if not number % FILTERS_IN_TURN:
+            await run_now.others_turn()
+            if not connection.is_open:
+                return
+        had_it = topic_filter in session.subscriptions
+        codes.append(ReasonCode.SUCCESS if had_it else ReasonCode.NO_SUBSCRIPTION_EXISTED)
+        if had_it:
+            connection.core.sessions.remove_subscription(session, topic_filter, now)
+    is_5 = connection.version == ProtocolVersion.MQTT_5
+    connection.send_when_safe(UnsubAck(packet.packet_id, tuple(codes) if is_5 else ()))
+
+
+# -- the rest ---------------------------------------------------------------------------------
+
+
+def handle_pingreq(connection: Connection, _packet: PingReq, _now: float) -> None:
+    """Answer a PINGREQ [MQTT-3.12.4-1]."""
+    connection.send_packet(PingResp())
+
+
+def handle_disconnect(connection: Connection, packet: Disconnect, now: float) -> None:
+    """Take a DISCONNECT (section 3.14): without a reason, the will is void [MQTT-3.14.4-3].
+
+    Raises:
+        ProtocolError: it sets a Session Expiry Interval that CONNECT had as 0 (3.14.2.2.2).
+    """
+    if not connection.is_open:  # in the middle of its authentication
+        connection.disconnected(now)
+        return
+    session = connection.session
+    interval = packet.properties.get("session_expiry_interval")
+    if interval is not None:
+        # With a limit of 0, what CONNECT asked for is not known any more; nothing outlives it.
+        if interval and session.expiry_interval == 0 and connection.core.session_expiry_limit != 0:
+            raise ProtocolError("DISCONNECT: Session Expiry Interval; allowed: 0, as in CONNECT")
+        session.expiry_interval = expiry_seconds(connection.core, interval)
+    if not packet.reason_code:  # a normal disconnection
+        connection.core.sessions.set_will(session, None)
+    connection.disconnected(now)
+
+
+_HANDLERS: Final[dict[type, Callable[[Any, Any, float], None]]] = {
+    Auth: handle_auth,
+    Connect: handle_connect,
+    Disconnect: handle_disconnect,
+    PingReq: handle_pingreq,
+    PubAck: handle_puback,
+    PubComp: handle_pubcomp,
+    PubRec: handle_pubrec,
+    PubRel: handle_pubrel,
+    Subscribe: handle_subscribe,
+    Unsubscribe: handle_unsubscribe,
+}

@@ -1,0 +1,156 @@
+"""A chunk that is one small packet, as nearly all are where many clients each do little.
+
+Theory of operation. What a broker has to do for such a chunk is not much more than to look the
+topic up and to copy some bytes; the steps around it, which pay where a chunk has many packets,
+would cost several times as much. So the packets that keep a busy broker busy, QoS 0 and 1 PUBLISH
+for subscribers that are sent nearly what came, and the PUBACK of a message that went alone, are
+taken here whole, without looking for the next packet or for others like it. What follows from them
+is done by the same functions as for runs.
+
+Each function here takes all of its packet or, where anything about it is out of the ordinary,
+leaves all of it to `Connection` and returns False before it has changed anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.broker.mqtt.enums import MQTT_5
+from penstock.broker.mqtt.short_packets import PACKET_BYTES
+from penstock.broker.receiving.acknowledging import made_room, sample
+from penstock.broker.receiving.publishing import first_plan, pass_on
+from penstock.broker.receiving.runs import answer, deliver, has_durable
+from penstock.broker.sessions.message_run import MessageRun
+
+if TYPE_CHECKING:
+    from penstock.broker.receiving.connection import Connection
+
+LEAST_BYTES: Final = PACKET_BYTES
+"""Of a packet that is taken here."""
+
+_SHORT_FORM_BYTES: Final = 129
+"""Up to so many bytes of a packet, one byte holds its Remaining Length; of larger ones two do."""
+
+
+def take_lone(connection: Connection, data: bytes, now: float) -> bool:
+    """Take a chunk that is one packet.
+
+    Args:
+        connection: open, with nothing received before that is not handled; no plugin, journal or
+            limit looks at each of its packets.
+        data: at least `LEAST_BYTES`, at most `JOIN_BELOW_BYTES`.
+        now: monotonic seconds.
+
+    Returns:
+        False, and nothing has changed, where it is something else or not for this way.
+    """
+    take = _TAKE.get(data[0])
+    if take is None:
+        return False
+    size = len(data)
+    start = 2
+    length = data[1]
+    if size > _SHORT_FORM_BYTES:
+        start = 3
+        if length <= 0x7F or data[2] > 0x7F or size == _SHORT_FORM_BYTES + 1:
+            return False  # it is longer or shorter, or says its length in a form too long
+        length = length & 0x7F | data[2] << 7
+    return length == size - start and take(connection, data, start, now)
+
+
+def _take_qos0(connection: Connection, data: bytes, start: int, now: float) -> bool:
+    """Take a QoS 0 PUBLISH."""
+    core = connection.core
+    topic_end = start + 2 + (data[start] << 8 | data[start + 1])
+    topic_bytes = data[start + 2 : topic_end]
+    payload_at = topic_end
+    if connection.version == MQTT_5:
+        payload_at += 1
+        if data[topic_end:payload_at] != b"\0":  # it has properties
+            return False
+    n_bytes = len(data) - payload_at
+    if n_bytes < 0:
+        return False
+    plan = core.fast_plans[connection.version].get(topic_bytes)
+    if plan is None:
+        plan = first_plan(connection, topic_bytes)
+    if plan is None or n_bytes > plan.threshold_s:
+        return False
+    core.counters.bytes_received += len(data)
+    pass_on(connection, plan.sessions, data, 1, len(data), now)
+    return True
+
+
+def _take_qos1(connection: Connection, data: bytes, start: int, now: float) -> bool:
+    """Take a QoS 1 PUBLISH."""
+    core = connection.core
+    topic_end = start + 2 + (data[start] << 8 | data[start + 1])
+    topic_bytes = data[start + 2 : topic_end]
+    payload_at = topic_end + 2
+    packet_id = data[topic_end:payload_at]
+    if connection.version == MQTT_5:
+        payload_at += 1
+        if data[payload_at - 1 : payload_at] != b"\0":  # it has properties
+            return False
+    size = len(data)
+    n_bytes = size - payload_at
+    if n_bytes < 0:
+        return False
+    plan = core.fast_plans[connection.version].get(topic_bytes)
+    if plan is None:
+        plan = first_plan(connection, topic_bytes)
+    if (
+        plan is None
+        or not plan.least_qos
+        or n_bytes > plan.threshold_s
+        or packet_id == b"\0\0"
+        or connection.receipts
+        or connection.held
+        or (core.journal is not None and has_durable(plan.sessions))
+        or (core.room.over_half and not core.room.has_room_for_run(plan.sessions, 1, size))
+    ):
+        return False
+    counters = core.counters
+    counters.bytes_received += size
+    counters.packets_received += 1
+    counters.publish_received += 1
+    run = MessageRun(
+        data,
+        [(1, 0, size, topic_end, n_bytes, plan.topic)],
+        1,
+        connection.version,
+        connection.session.client_id,
+        now,
+    )
+    deliver(core, plan.sessions, run, now)
+    answer(connection, b"\x40\x02" + packet_id, 1)
+    if core.congested:
+        connection.throttle.wait_for_congested(now)
+    return True
+
+
+def _take_puback(connection: Connection, data: bytes, start: int, now: float) -> bool:
+    """Take the PUBACK of the oldest message, where that went alone and nothing more is said."""
+    session = connection.session
+    packet_id = data[start] << 8 | data[start + 1]
+    if len(data) != PACKET_BYTES or not session.inflight.finish_lone(packet_id):
+        return False
+    core = connection.core
+    counters = core.counters
+    counters.bytes_received += PACKET_BYTES
+    counters.packets_received += 1
+    session.ledger.delivered += 1
+    if core.samplers:
+        sample(session, core, packet_id, now)
+    made_room(connection, session)
+    return True
+
+
+_TAKE: Final[dict[int, Callable[[Any, bytes, int, float], bool]]] = {
+    0x30: _take_qos0,
+    0x32: _take_qos1,
+    0x40: _take_puback,
+}
+"""First byte of a packet to what takes it: (connection, packet, where its variable header begins,
+now)."""

@@ -1,0 +1,548 @@
+"""PUBLISH from a client: from bytes to the router, and back to its acknowledgement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.broker.access_control import PUBLISH
+from penstock.broker.config.capabilities import check_publish, is_payload_valid
+from penstock.broker.errors import MalformedPacketError, PeerError, ProtocolError
+from penstock.broker.events import MessageReceived
+from penstock.broker.message import Message, Properties
+from penstock.broker.mqtt.data_types import read_variable_byte_integer
+from penstock.broker.mqtt.enums import MQTT_5
+from penstock.broker.mqtt.packets import PubAck, PubRec
+from penstock.broker.mqtt.properties import read_publish_properties
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.receive_buffer import read_remaining_length
+from penstock.broker.mqtt.topics import validate_topic
+from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
+from penstock.broker.receiving.receipts import book_receipt, check_receive_maximum
+from penstock.broker.receiving.routing import (
+    hold,
+    route_allowed,
+    route_held,
+    settle_when_safe,
+    taken,
+)
+from penstock.broker.routing.shared_subscriptions import choose_members
+from penstock.broker.routing.topic_tree import Plan
+from penstock.broker.sessions.bridges import may_publish_sys
+
+if TYPE_CHECKING:
+    from penstock.broker.receiving.connection import Connection
+    from penstock.broker.sessions.core import FastPlan
+    from penstock.broker.sessions.session import Session
+
+SMALL_PROPERTIES_BYTES: Final = 1024
+"""Properties of so few bytes, which is most, do not count towards limits of bytes."""
+
+MEMORY_PER_PROPERTY_BYTE: Final = 16
+"""What each byte of larger properties takes in CPython at the worst, in empty user properties."""
+
+MAX_LOGGED_TOPIC: Final = 80
+"""Characters of a topic that is refused for its length, in the log."""
+
+_TOPIC_ALIAS_ALONE: Final = b"\x03\x23"
+"""Properties that are a Topic Alias and nothing else begin so."""
+
+_NOT_AUTHORIZED: Final = "not authorized to publish to this topic"
+_NO_ROOM_TO_RETAIN: Final = "no room for one more retained message"
+_NO_ROOM: Final = "no room for it in the queue of a subscriber"
+_CANNOT_BE_SAFE: Final = "the disk refuses, or too many messages wait for it"
+
+
+def receive_publish(
+    connection: Connection, data: bytes, first_byte: int, start: int, stop: int, now: float
+) -> None:
+    """Take one PUBLISH that the fast path does not.
+
+    Args:
+        connection: it came on.
+        data: received bytes.
+        first_byte: of the packet.
+        start: where its variable header begins in `data`.
+        stop: where it ends.
+        now: monotonic seconds.
+
+    Raises:
+        MalformedPacketError: it cannot be parsed.
+        ProtocolError: it is not allowed.
+    """
+    qos = (first_byte >> 1) & 3
+    if qos == 3:
+        raise MalformedPacketError("PUBLISH: read QoS 3; allowed: 0, 1, 2")  # [MQTT-3.3.1-4]
+    if not qos and first_byte & 0x08:
+        raise MalformedPacketError("PUBLISH: DUP set with QoS 0")  # [MQTT-3.3.1-2]
+    position = start + 2
+    topic_end = position + int.from_bytes(data[start:position], "big")
+    position = topic_end + 2 if qos else topic_end
+    if position > stop or start + 2 > stop:
+        raise MalformedPacketError("PUBLISH: ends within its variable header")
+    topic_bytes = data[start + 2 : topic_end]
+    packet_id = 0
+    if qos:
+        packet_id = (data[topic_end] << 8) | data[topic_end + 1]
+        if not packet_id:
+            raise ProtocolError("PUBLISH: packet identifier 0")  # [MQTT-2.2.1-3]
+    properties: dict[str, Any] | None = None
+    n_properties_bytes = 0
+    if connection.version == MQTT_5:
+        if position < stop and not data[position]:
+            position += 1
+        elif position + 4 <= stop and data.startswith(_TOPIC_ALIAS_ALONE, position):
+            alias = (data[position + 2] << 8) | data[position + 3]
+            topic_bytes = connection.incoming_aliases.resolve(alias, topic_bytes)
+            position += 4
+        else:
+            n_properties_bytes = -position
+            properties, position = _read_properties(connection, data, position, stop)
+            n_properties_bytes += position
+            if "topic_alias" in properties:
+                alias = properties.pop("topic_alias")
+                topic_bytes = connection.incoming_aliases.resolve(alias, topic_bytes)
+    if qos == 2 and _is_repeat(connection, packet_id):
+        return None
+    core = connection.core
+    plan = core.tree.plans.get(topic_bytes)
+    if plan is None:
+        topic = _topic(topic_bytes)
+        problem = core.limits.topic_problem(topic)
+        if problem:
+            return _refuse_topic(connection, topic, problem, packet_id, qos)
+        plan = core.tree.plan(topic, topic_bytes)
+    if core.is_restricted:
+        check_publish(core.options, first_byte)
+        if not is_payload_valid(core.options, properties, data[position:stop]):
+            return _refuse_payload(connection, plan.topic, packet_id, qos)
+    if stop - position > core.most_payload_bytes:
+        return _refuse_large(connection, plan.topic, stop - position, packet_id, qos)
+    message = _message(connection, plan, data[position:stop], first_byte, properties, now)
+    if message is None:
+        reason = "the broker cannot keep the payload"
+        return _refuse(connection, plan.topic, packet_id, qos, ReasonCode.QUOTA_EXCEEDED, reason)
+    if properties is not None and n_properties_bytes > SMALL_PROPERTIES_BYTES:
+        message.more_bytes = n_properties_bytes * MEMORY_PER_PROPERTY_BYTE
+    is_sys = topic_bytes.startswith(b"$SYS")
+    if is_sys and not may_publish_sys(connection.session.client_id, plan.topic):
+        reason = "topics that begin with $SYS are the broker's own"
+        return _refuse(connection, plan.topic, packet_id, qos, ReasonCode.NOT_AUTHORIZED, reason)
+    if core.is_plain:
+        is_simple = core.takes_runs or (first_byte == 0x30 and properties is None)
+        if is_simple and not (first_byte & 1 or is_sys):
+            core.fast_plan(plan, connection.version)
+        return _take(connection, plan, message, packet_id, now)
+    session = connection.session
+    if core.listeners.message_received:
+        core.tell(core.listeners.message_received, MessageReceived(session, message))
+    return connection.run(_take_checked(connection, session, plan, message, packet_id, now))
+
+
+def are_direct(sessions: Sequence[Session]) -> bool:
+    """Say whether all of them can just be given a copy of what comes for them."""
+    for session in sessions:
+        connection = session.connection
+        if not session.is_direct or connection is None or not connection.copy_maximum:
+            return False
+    return True
+
+
+def first_plan(connection: Connection, topic_bytes: bytes) -> FastPlan | None:
+    """Plan for a topic that nobody has published to since plans were made void.
+
+    Args:
+        connection: the publisher's; the core takes runs.
+        topic_bytes: Topic Name, as it came.
+
+    Returns:
+        None where its plan is not a fast one, or was made before, or where the topic is to be
+        refused: `receive_publish` says why.
+    """
+    core = connection.core
+    if not topic_bytes or topic_bytes in core.tree.plans or topic_bytes.startswith(b"$SYS"):
+        return None
+    try:
+        topic = _topic(topic_bytes)
+    except PeerError:
+        return None
+    if core.limits.topic_problem(topic):
+        return None
+    core.fast_plan(core.tree.plan(topic, topic_bytes), connection.version)
+    return core.fast_plans[connection.version].get(topic_bytes)
+
+
+def pass_on(
+    connection: Connection,
+    sessions: Sequence[Session],
+    run: bytes,
+    n_messages: int,
+    largest: int,
+    now: float,
+) -> int:
+    """Copy a run of QoS 0 PUBLISH packets to the subscribers that all of them have.
+
+    Args:
+        connection: the publisher's.
+        sessions: who gets every packet of the run.
+        run: whole packets without properties, one after the other.
+        n_messages: how many.
+        largest: bytes of the largest of them.
+        now: monotonic seconds.
+
+    Returns:
+        Bytes of the packets that are done, at least one: fewer than all where some subscribers
+        cannot just be given a copy, and all of it would be too many steps at once.
+    """
+    core = connection.core
+    direct: list[Connection] = []
+    waiting: list[Session] = []
+    for session in sessions:
+        subscriber = session.connection
+        if session.is_direct and subscriber is not None and largest <= subscriber.copy_maximum:
+            direct.append(subscriber)
+        else:
+            waiting.append(session)
+    if waiting:
+        run, n_messages = _deliver_run(connection, waiting, run, now)
+    n_bytes = len(run)
+    for subscriber in direct:
+        subscriber.out.append(run)
+        subscriber.out_bytes += n_bytes
+        if not subscriber.is_touched:
+            core.write_soon(subscriber)
+        subscriber.session.n_direct += n_messages
+    counters = core.counters
+    counters.packets_received += n_messages
+    counters.publish_received += n_messages
+    counters.packets_sent += n_messages * len(direct)
+    counters.publish_sent += n_messages * len(direct)
+    if waiting:
+        connection.throttle.wait_for_congested(now)
+    return n_bytes
+
+
+def _deliver_run(
+    connection: Connection, sessions: Sequence[Session], run: bytes, now: float
+) -> tuple[bytes, int]:
+    """Deliver a run one by one, as far as the steps go; return what was, and how many."""
+    core = connection.core
+    offset = 1 if connection.version == MQTT_5 else 0
+    end = len(run)
+    position = 0
+    n_messages = 0
+    while position < end:
+        start, length = read_remaining_length(run, position)
+        position = start + length
+        topic_end = start + 2 + ((run[start] << 8) | run[start + 1])
+        topic_bytes = run[start + 2 : topic_end]
+        plan = core.tree.plan(topic_bytes.decode(), topic_bytes)
+        payload = run[topic_end + offset : position]
+        message = _message(connection, plan, payload, 0x30, None, now)
+        n_messages += 1
+        core.steps += len(sessions)
+        if message is None:
+            core.refuse(connection.session.client_id, plan.topic, ReasonCode.QUOTA_EXCEEDED)
+        else:
+            for session in sessions:
+                session.deliver(message, 0, retain=False, subscription_ids=(), now=now)
+        if core.steps >= core.most_steps:
+            break
+    return run[:position], n_messages
+
+
+def _topic(topic_bytes: bytes) -> str:
+    """Return the Topic Name of a PUBLISH, checked."""
+    if not topic_bytes:
+        raise ProtocolError("PUBLISH: neither Topic Name nor Topic Alias (3.3.2.1)")
+    try:
+        topic = topic_bytes.decode()
+    except UnicodeDecodeError:
+        raise MalformedPacketError("PUBLISH: Topic Name is not UTF-8") from None
+    validate_topic(topic)
+    return topic
+
+
+def _refuse_topic(
+    connection: Connection, topic: str, problem: str, packet_id: int, qos: int
+) -> None:
+    """Refuse a Topic Name that is correct and beyond the limits.
+
+    Where no acknowledgement can say so, at QoS 0 and in MQTT 3.1.1, the connection ends.
+
+    Raises:
+        ProtocolError: topic name invalid, in those cases.
+    """
+    if not qos or connection.version != MQTT_5:
+        raise ProtocolError(f"PUBLISH: {problem}", ReasonCode.TOPIC_NAME_INVALID)
+    shown = topic if len(topic) <= MAX_LOGGED_TOPIC else f"{topic[:MAX_LOGGED_TOPIC]}..."
+    _refuse(connection, shown, packet_id, qos, ReasonCode.TOPIC_NAME_INVALID, problem)
+
+
+def _refuse_payload(connection: Connection, topic: str, packet_id: int, qos: int) -> None:
+    """Refuse a payload that is not UTF-8 though it says so (MQTT 5.0, 3.3.2.3.2).
+
+    Raises:
+        ProtocolError: payload format invalid, at QoS 0.
+    """
+    reason = "the payload is not UTF-8, as its Payload Format Indicator says"
+    if not qos:
+        raise ProtocolError(f"PUBLISH: {reason}", ReasonCode.PAYLOAD_FORMAT_INVALID)
+    _refuse(connection, topic, packet_id, qos, ReasonCode.PAYLOAD_FORMAT_INVALID, reason)
+
+
+def _refuse_large(
+    connection: Connection, topic: str, n_bytes: int, packet_id: int, qos: int
+) -> None:
+    """Refuse a payload beyond the limit, and acknowledge it.
+
+    PUBACK and PUBREC have no reason code for the size of a packet: it is a quota (MQTT 5.0,
+    3.4.2.1). MQTT 3.1.1 has no reason codes: a client sends an unacknowledged message again after
+    each reconnect.
+    """
+    connection.core.refuse(connection.session.client_id, topic, ReasonCode.PACKET_TOO_LARGE)
+    if not qos:
+        return
+    receipt = book_receipt(connection, packet_id, qos, 1)
+    allowed = connection.core.limits.payload_bytes
+    receipt.reason = f"payload of {n_bytes} bytes; allowed: at most {allowed}"
+    is_5 = connection.version == MQTT_5
+    receipt.settle(ReasonCode.QUOTA_EXCEEDED if is_5 else ReasonCode.SUCCESS)
+
+
+def _message(
+    connection: Connection,
+    plan: Plan,
+    payload: bytes,
+    first_byte: int,
+    properties: Properties | None,
+    now: float,
+) -> Message | None:
+    """Build the one Message that all targets refer to; None where its store has no room."""
+    expires_at = None
+    if properties:
+        if "subscription_identifier" in properties:  # [MQTT-3.3.4-6]
+            raise ProtocolError("PUBLISH: Subscription Identifier from a client")
+        interval = properties.get("message_expiry_interval")
+        if interval is not None:
+            expires_at = now + interval
+    core = connection.core
+    stored: Payload = payload
+    if len(payload) > STORED_ABOVE_BYTES:
+        try:
+            stored = core.payload_store.keep(payload)
+        except OSError as error:
+            core.on_extension_error(type(core.payload_store).__name__, error)
+            return None
+    return Message(
+        plan.topic,
+        stored,
+        qos=(first_byte >> 1) & 3,
+        retain=bool(first_byte & 1),
+        arrived_at=now if plan.sinks else core.arrived_at(now),
+        is_large=len(payload) > plan.threshold_s,
+        expires_at=expires_at,
+        properties=properties,
+        publisher=connection.session.client_id,
+        topic_bytes=plan.topic_bytes,
+    )
+
+
+def _read_properties(
+    connection: Connection, data: bytes, position: int, stop: int
+) -> tuple[dict[str, Any], int]:
+    """Return the properties of a PUBLISH and the position of its payload.
+
+    Raises:
+        MalformedPacketError: they cannot be read, or end outside of the packet.
+        ProtocolError: they are not allowed, or too many.
+    """
+    limits = connection.core.limits
+    if stop - position > limits.properties_bytes:
+        limits.check_properties_bytes(read_variable_byte_integer(data, position)[0])
+    properties, position = read_publish_properties(data, position, limits.properties)
+    if position > stop:
+        raise MalformedPacketError("PUBLISH: ends within its properties")
+    return properties, position
+
+
+def _is_repeat(connection: Connection, packet_id: int) -> bool:
+    """Answer a QoS 2 PUBLISH that came before [MQTT-4.3.3-10]; return False for a new one."""
+    incoming = connection.session.incoming
+    if packet_id not in incoming:
+        return False
+    receipt = incoming[packet_id]
+    if receipt is None:
+        connection.send_packet(PubRec(packet_id))
+    elif receipt.connection is not connection:
+        receipt.connection = connection
+        connection.owe(receipt)
+    return True
+
+
+def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, now: float) -> None:
+    """Route an authorized message and see to its acknowledgement."""
+    core = connection.core
+    if message.qos == 0:
+        if message.retain:
+            core.retain(message)
+        core.route(message, plan.targets, plan.sinks, None, now)
+        for share, member in choose_members(message, plan.shares, now):
+            core.deliver_shared(message, share, member, now)
+        if core.congested:
+            connection.throttle.wait_for_congested(now)
+        return None
+    room = core.room
+    if connection.awaiting:
+        return hold(connection, message, packet_id, now)
+    journal = core.journal
+    n_changes = 0
+    if journal is not None:
+        n_changes = journal.n_changes
+        if journal.must_refuse(connection.session, plan, message):
+            code = ReasonCode.QUOTA_EXCEEDED
+            return _refuse(connection, plan.topic, packet_id, message.qos, code, _CANNOT_BE_SAFE)
+    chosen = choose_members(message, plan.shares, now) if plan.shares else ()
+    if room.rejects:
+        is_5 = connection.version == MQTT_5
+        full = room.lacks(message, plan.targets, chosen, now, can_tell=is_5)
+        if full and not is_5:
+            return hold(connection, message, packet_id, now)
+        if full:
+            code = ReasonCode.QUOTA_EXCEEDED
+            return _refuse(connection, plan.topic, packet_id, message.qos, code, _NO_ROOM, full)
+    if message.retain:
+        if not _may_retain(connection, message):
+            code = ReasonCode.QUOTA_EXCEEDED
+            return _refuse(connection, plan.topic, packet_id, message.qos, code, _NO_ROOM_TO_RETAIN)
+        core.retain(message)
+    if plan.sinks or connection.receipts:
+        receipt = book_receipt(connection, packet_id, message.qos, len(plan.sinks) + 1)
+        receipt.reason_code = taken(connection, plan)
+        core.route(message, plan.targets, plan.sinks, receipt, now)
+        for share, member in chosen:
+            core.deliver_shared(message, share, member, now)
+        settle_when_safe(receipt, journal, n_changes, connection.session, plan, message)
+        return connection.throttle.wait_for_congested(now)
+    if message.qos == 2:
+        check_receive_maximum(connection)
+    core.route(message, plan.targets, (), None, now)
+    for share, member in chosen:
+        core.deliver_shared(message, share, member, now)
+    if journal is not None and (
+        journal.n_changes != n_changes
+        or (message.qos == 2 and connection.session.journal is not None)
+    ):
+        receipt = book_receipt(connection, packet_id, message.qos, 1)
+        receipt.reason_code = taken(connection, plan)
+        settle_when_safe(receipt, journal, n_changes, connection.session, plan, message)
+    elif message.qos == 2:
+        connection.session.incoming[packet_id] = None
+        if plan.targets or plan.shares:
+            connection.send_receipt(0x50, packet_id)
+        else:
+            connection.send_packet(PubRec(packet_id, taken(connection, plan)))
+    elif plan.targets or plan.shares:
+        connection.send_receipt(0x40, packet_id)
+    else:
+        connection.send_packet(PubAck(packet_id, taken(connection, plan)))
+    if core.congested:
+        connection.throttle.wait_for_congested(now)
+    return None
+
+
+async def _take_checked(
+    connection: Connection,
+    session: Session,
+    plan: Plan,
+    message: Message,
+    packet_id: int,
+    now: float,
+) -> None:
+    """As `_take`, with access control and listeners in the way.
+
+    The receipt is booked before the first wait and settled after the last: the client may come
+    back on another connection meanwhile and repeat the message [MQTT-4.3.3-10].
+    """
+    core = connection.core
+    receipt = book_receipt(connection, packet_id, message.qos, 1) if message.qos else None
+    try:
+        access = core.access
+        is_allowed = (
+            access is None
+            or not access.checks_publish
+            or await core.is_allowed(access, session, message.topic, PUBLISH)
+        )
+        if not is_allowed:
+            core.refuse(session.client_id, message.topic, ReasonCode.NOT_AUTHORIZED)
+            if receipt is not None:
+                receipt.reason = _NOT_AUTHORIZED
+                # MQTT 3.1.1 has no word for it: acknowledged, not delivered [MQTT-3.3.5-2].
+                is_5 = receipt.connection.version == MQTT_5
+                receipt.settle(ReasonCode.NOT_AUTHORIZED if is_5 else ReasonCode.SUCCESS)
+            return
+        if message.retain and receipt is not None and not _may_retain(receipt.connection, message):
+            core.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED)
+            receipt.reason = _NO_ROOM_TO_RETAIN
+            receipt.settle(ReasonCode.QUOTA_EXCEEDED)
+            return
+        journal = core.journal
+        if (
+            receipt is not None
+            and journal is not None
+            and journal.must_refuse(session, plan, message)
+        ):
+            core.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED)
+            receipt.reason = _CANNOT_BE_SAFE
+            receipt.settle(ReasonCode.QUOTA_EXCEEDED)
+            return
+        if receipt is not None and receipt.connection.awaiting:
+            core.room.hold(receipt, message, route_held, now)
+            return
+        full = await route_allowed(connection, receipt, session, plan, message, now)
+    except BaseException:  # cancelled, such as by a plugin: the client must not wait for ever
+        if receipt is not None:
+            receipt.settle(ReasonCode.UNSPECIFIED_ERROR)
+        raise
+    if not full or receipt is None:
+        return
+    if receipt.connection.version != MQTT_5:
+        core.room.hold(receipt, message, route_held, now)
+        return
+    core.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED, full)
+    receipt.reason = _NO_ROOM
+    receipt.settle(ReasonCode.QUOTA_EXCEEDED)
+
+
+def _may_retain(connection: Connection, message: Message) -> bool:
+    """Say whether a QoS 1 or 2 message may be retained, as far as its publisher can be told.
+
+    MQTT 3.1.1 has no word for it. Were such a client's connection closed, it would come again
+    with the same message for ever: the message is routed, and not retained.
+    """
+    is_5 = connection.version == MQTT_5
+    return not is_5 or connection.core.retained.has_room(message)
+
+
+def _refuse(
+    connection: Connection,
+    topic: str,
+    packet_id: int,
+    qos: int,
+    reason_code: ReasonCode,
+    reason: str,
+    counted_as: str = "",
+) -> None:
+    """Refuse a publish before it was routed, and acknowledge what that leaves to say.
+
+    MQTT 3.1.1 has no word for "not authorized": such a message is acknowledged and not
+    delivered [MQTT-3.3.5-2]. One that cannot be kept closes the connection, unacknowledged.
+    """
+    connection.core.refuse(connection.session.client_id, topic, reason_code, counted_as)
+    if not qos:
+        return
+    receipt = book_receipt(connection, packet_id, qos, 1)
+    receipt.reason = reason
+    is_5 = connection.version == MQTT_5
+    is_told = is_5 or reason_code != ReasonCode.NOT_AUTHORIZED
+    receipt.settle(reason_code if is_told else ReasonCode.SUCCESS)

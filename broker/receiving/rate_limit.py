@@ -1,0 +1,135 @@
+"""How fast one client may publish: two token buckets, of messages and of bytes.
+
+Theory of operation. A bucket fills at its rate up to what a client may send at once after a
+silence. A PUBLISH is handled once its tokens are there; one of more bytes than the bucket holds,
+once it is full, and leaves a debt. What comes sooner is not dropped: the connection keeps it,
+handles nothing that came after it, and is not read from until its time has come, so that TCP
+slows the client down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.errors import MalformedPacketError
+from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.receive_buffer import read_remaining_length
+
+if TYPE_CHECKING:
+    from penstock.broker.config.limits import Limits
+
+_ROUNDING: Final = 1e-6
+"""Of a token: what sums of fractions may be short of."""
+
+_MIN_WAIT_SECONDS: Final = 0.001
+"""A wait that rounding makes shorter would end before its tokens are there."""
+
+
+class _Bucket:
+    """Tokens that come at a rate, up to a number."""
+
+    __slots__ = ("_filled_at", "capacity", "rate", "tokens")
+
+    def __init__(self, rate: float, capacity: float, now: float) -> None:
+        self.rate = rate
+        self.capacity = capacity
+        self.tokens = capacity
+        self._filled_at = now
+
+    def fill(self, now: float) -> None:
+        tokens = self.tokens + (now - self._filled_at) * self.rate
+        self.tokens = min(self.capacity, tokens)
+        self._filled_at = now
+
+    def missing(self, n_tokens: float) -> float:
+        """Return how many tokens are to come before so many may be taken; 0 for none."""
+        missing = min(n_tokens, self.capacity) - self.tokens
+        return missing if missing > _ROUNDING else 0.0
+
+
+def _bucket(rate: float | None, burst_seconds: float, now: float) -> _Bucket | None:
+    return None if rate is None else _Bucket(rate, max(1.0, rate * burst_seconds), now)
+
+
+class RateLimit:
+    """One publisher's buckets.
+
+    Attributes:
+        wait_seconds: from the last `take` to when the packet it stopped at may be handled.
+    """
+
+    __slots__ = ("_bytes", "_messages", "wait_seconds")
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        """Start with full buckets.
+
+        Args:
+            limits: from the policy file, with one of the two rates at least.
+            now: monotonic seconds.
+        """
+        burst = limits.publish_burst_seconds
+        messages, n_bytes = limits.publish_messages_per_second, limits.publish_bytes_per_second
+        self._messages = (
+            None if messages is None else _Bucket(messages, max(1, messages * burst), now)
+        )
+        self._bytes = None if n_bytes is None else _Bucket(n_bytes, max(1, n_bytes * burst), now)
+        self.wait_seconds = 0.0
+
+    def take(self, data: bytes, now: float) -> int:
+        """Take the tokens of the packets that may be handled now.
+
+        Args:
+            data: begins with a packet.
+            now: monotonic seconds.
+
+        Returns:
+            Where the first packet begins that may not be handled yet; ``len(data)`` for none.
+        """
+        buckets = [bucket for bucket in (self._messages, self._bytes) if bucket is not None]
+        for bucket in buckets:
+            bucket.fill(now)
+        for position, size in _publishes(data):
+            costs = [1 if bucket is self._messages else size for bucket in buckets]
+            waits = [
+                bucket.missing(cost) / bucket.rate
+                for bucket, cost in zip(buckets, costs, strict=True)
+            ]
+            if any(waits):
+                self.wait_seconds = max(_MIN_WAIT_SECONDS, *waits)
+                return position
+            for bucket, cost in zip(buckets, costs, strict=True):
+                bucket.tokens -= cost
+        return len(data)
+
+    def give_back(self, data: bytes) -> None:
+        """Return the tokens of packets that were not handled after all."""
+        for _position, size in _publishes(data):
+            if self._messages is not None:
+                self._messages.tokens += 1
+            if self._bytes is not None:
+                self._bytes.tokens += size
+
+
+def n_publishes(data: bytes) -> int:
+    """Return how many whole PUBLISH packets there are in bytes that begin with a packet."""
+    return sum(1 for _ in _publishes(data))
+
+
+def _publishes(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield (position, size) of each whole PUBLISH packet, up to one that is malformed."""
+    position = 0
+    end = len(data)
+    while end - position >= 2:
+        start, length = position + 2, data[position + 1]
+        if length > 0x7F:
+            try:
+                start, length = read_remaining_length(data, position)
+            except MalformedPacketError:  # whoever scans comes to it
+                return
+        stop = start + length
+        if not start or stop > end:
+            return
+        if data[position] >> 4 == PacketType.PUBLISH:
+            yield position, stop - position
+        position = stop

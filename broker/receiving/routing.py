@@ -1,0 +1,146 @@
+"""An authorized PUBLISH on its way to those who get it, at once or when there is room for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.broker.events import MessageRouted
+from penstock.broker.message import Message
+from penstock.broker.mqtt.enums import MQTT_5
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.receiving.receipts import PublishReceipt, book_receipt
+from penstock.broker.routing.shared_subscriptions import choose_members
+from penstock.broker.routing.topic_tree import Plan
+
+if TYPE_CHECKING:
+    from penstock.broker.durable.journal import Journal
+    from penstock.broker.receiving.connection import Connection
+    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.session import Session
+
+
+async def route_allowed(
+    connection: Connection,
+    receipt: PublishReceipt | None,
+    session: Session,
+    plan: Plan,
+    message: Message,
+    now: float,
+) -> str:
+    """Route an authorized message to who may receive it, and settle its receipt.
+
+    A retained message is kept before anybody is asked whether he may receive it: who subscribes
+    meanwhile gets it as that. Whether there is room for it is then asked before, too.
+
+    Args:
+        connection: that its publisher is slowed down by.
+        receipt: of a QoS 1 or 2 message, with one answer missing.
+        session: of the publisher.
+        plan: of its topic.
+        message: to be routed.
+        now: monotonic seconds.
+
+    Returns:
+        Why there is no room for it: nothing has been done. "" where it was routed.
+    """
+    core = connection.core
+    room = core.room if receipt is not None and core.room.rejects else None
+    is_5 = receipt is not None and receipt.connection.version == MQTT_5
+    n_changes = core.journal.n_changes if core.journal is not None else 0
+    if message.retain:
+        if room is not None:
+            chosen = choose_members(message, plan.shares, now)
+            full = room.lacks(message, plan.targets, chosen, now, can_tell=is_5)
+            if full:
+                return full
+        _tell_routed(core, session, message)
+        core.retain(message)
+    targets, chosen = await core.allowed_recipients(plan, message, now)
+    if receipt is not None and receipt.is_settled:
+        return ""  # the publisher has gone meanwhile, and comes again with the message
+    if room is not None and not message.retain:
+        full = room.lacks(message, targets, chosen, now, can_tell=is_5)
+        if full:
+            return full
+    if not message.retain:
+        _tell_routed(core, session, message)
+    if receipt is not None:
+        receipt.wait_for(len(plan.sinks))
+        receipt.reason_code = taken(receipt.connection, plan)
+    core.route(message, targets, plan.sinks, receipt, now)
+    for share, member in chosen:
+        core.deliver_shared(message, share, member, now)
+    connection.throttle.wait_for_congested(now)
+    if receipt is not None:
+        settle_when_safe(receipt, core.journal, n_changes, session, plan, message)
+    return ""
+
+
+def hold(connection: Connection, message: Message, packet_id: int, now: float) -> None:
+    """Hold a message of an MQTT 3.1.1 client until there is room for it."""
+    receipt = book_receipt(connection, packet_id, message.qos, 1)
+    connection.core.room.hold(receipt, message, route_held, now)
+
+
+async def route_held(receipt: PublishReceipt, message: Message, now: float) -> bool:
+    """Route a message that was held for want of room; return False where there is still none.
+
+    Args:
+        receipt: of the message.
+        message: authorized when it came.
+        now: monotonic seconds.
+    """
+    connection = receipt.connection
+    core = connection.core
+    session = connection.session
+    plan = core.tree.plan(message.topic, message.topic_bytes)
+    journal = core.journal
+    if journal is not None and journal.must_refuse(session, plan, message):
+        core.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED)
+        receipt.settle(ReasonCode.QUOTA_EXCEEDED)
+        return True
+    return not await route_allowed(connection, receipt, session, plan, message, now)
+
+
+def _tell_routed(core: Core, session: Session, message: Message) -> None:
+    if core.listeners.message_routed:
+        core.tell(core.listeners.message_routed, MessageRouted(session, message))
+
+
+def settle_when_safe(
+    receipt: PublishReceipt,
+    journal: Journal | None,
+    n_changes: int,
+    session: Session,
+    plan: Plan,
+    message: Message,
+) -> None:
+    """Give the receipt of a routed message the broker's own answer, after the commit if any.
+
+    The packet identifier of a QoS 2 message is stored in the commit of the message itself, so
+    that its repeat is known for one after any end of the process. Where a sink has a say, only
+    when that is settled: the sink must get the message again if it may have lost it.
+
+    Args:
+        receipt: one of whose answers is missing.
+        journal: of the broker.
+        n_changes: its changes before the message was routed.
+        session: of the publisher.
+        plan: where the message went.
+        message: which was routed.
+    """
+    if journal is None:
+        return receipt.settle(ReasonCode.SUCCESS)
+    if receipt.qos == 2 and not plan.sinks and session.journal is not None:
+        receipt.is_stored = True
+        session.journal.incoming_changed(receipt.packet_id)
+    if journal.n_changes == n_changes:
+        return receipt.settle(ReasonCode.SUCCESS)
+    return journal.settle_after(receipt, message.payload_bytes, receipt.connection)
+
+
+def taken(connection: Connection, plan: Plan) -> int:
+    """Return the reason code of a message that is accepted (MQTT 5.0, 3.4.2.1)."""
+    if plan.targets or plan.shares or plan.sinks or connection.version != MQTT_5:
+        return ReasonCode.SUCCESS
+    return ReasonCode.NO_MATCHING_SUBSCRIBERS

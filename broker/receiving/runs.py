@@ -1,0 +1,482 @@
+"""Like packets of QoS 1 and 2 that come together, handled together.
+
+Theory of operation. A busy client sends its packets in chunks, and most neighbours in a chunk are
+alike: PUBLISH packets of one topic and length, or acknowledgements of what was sent in this order.
+Such a *run* is found by comparing bytes, and what is to be done for it is done once: one look at
+the subscribers, one `MessageRun` that their inflight windows share, one copy of the bytes for each
+of them in which the Packet Identifiers are exchanged, one string of acknowledgements, one addition
+to each counter. A run may be a single packet.
+
+Whatever is out of the ordinary goes the long way, packet by packet: each function here returns 0
+before it has changed anything where it finds that
+* a listener, access control, a sink, a shared subscription or a journal has to be told of each
+  packet, or the publisher is owed an acknowledgement that must go out first (`Core.takes_runs`,
+  `Core.fast_plans` and the functions themselves);
+* a packet is not allowed, or repeats one;
+* what leaves is not what came, for another protocol version, QoS or Topic Alias.
+
+Subscribers without room are the exception: for them alone the run is taken apart into messages,
+which then take the usual way of `Session.deliver`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import or_
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.broker.errors import PeerError
+from penstock.broker.extensions import RunSampler
+from penstock.broker.mqtt.data_types import read_variable_byte_integer
+from penstock.broker.mqtt.enums import MQTT_5
+from penstock.broker.mqtt.properties import read_publish_properties
+from penstock.broker.mqtt.short_packets import ALL_PUBREL, PACKET_BYTES, answers, packets_from
+from penstock.broker.quotas.room import MANY_SESSIONS
+from penstock.broker.receiving.acknowledging import made_room
+from penstock.broker.receiving.publishing import SMALL_PROPERTIES_BYTES, are_direct
+from penstock.broker.sending.sender import ANSWER_MEMORY_BYTES, JOIN_BELOW_BYTES
+from penstock.broker.sessions.message_run import MessageRun, Segment
+from penstock.broker.sessions.session import DIRECT_BYTES
+
+if TYPE_CHECKING:
+    from penstock.broker.receiving.connection import Connection
+    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.session import Session
+
+_PUBACK: Final = 0x40
+_PUBREC: Final = 0x50
+_PUBREL: Final = 0x62
+_PUBCOMP: Final = 0x70
+
+_UNKNOWN: Final = object()
+"""Stands for what is owed for a Packet Identifier that was not received."""
+
+_LEAST_PUBLISH_BYTES: Final = 4
+"""Of a variable header: the length of the topic and the Packet Identifier."""
+
+_MOST_PACKETS: Final = 256
+"""Of one run. More gain nothing, and what is looked at in vain is soon looked at again."""
+
+_MOST_DELIVERIES: Final = 32
+"""Of a run that is taken apart for subscribers without room: that takes time, and others wait."""
+
+
+def _take_publishes(
+    connection: Connection, data: bytes, position: int, start: int, stop: int, now: float
+) -> int:
+    """Take a run of QoS 1 or 2 PUBLISH packets."""
+    if connection.receipts or connection.held:
+        return 0
+    qos = (data[position] >> 1) & 3
+    if qos == 2 and connection.session.journal is not None:
+        return 0
+    if start - position > 2 and (start - position > 3 or stop - start <= 0x7F):
+        return 0  # a Remaining Length that is too large, or not in its shortest form
+    found = _find_run(connection, data, position, start, stop)
+    if found is None:
+        return 0
+    sessions, segments, packet_ids, stop = found
+    core = connection.core
+    run = MessageRun(
+        data[position:stop],
+        segments,
+        qos=qos,
+        version=connection.version,
+        publisher=connection.session.client_id,
+        arrived_at=core.arrived_at(now),
+    )
+    core.counters.packets_received += run.n_messages
+    core.counters.publish_received += run.n_messages
+    deliver(core, sessions, run, now)
+    answer(connection, answers(_PUBACK if qos == 1 else _PUBREC, packet_ids), run.n_messages)
+    if core.congested:
+        connection.throttle.wait_for_congested(now)
+    return stop
+
+
+def _find_run(
+    connection: Connection, data: bytes, position: int, start: int, stop: int
+) -> tuple[tuple[Session, ...], list[Segment], bytearray, int] | None:
+    """Find packets that may go together; note the Packet Identifiers of QoS 2 as received.
+
+    Returns:
+        (who gets them, what they are, their Packet Identifiers, where the last of them ends);
+        None where the first packet is not for this way.
+    """
+    core = connection.core
+    plans = core.fast_plans[connection.version]
+    is_5 = connection.version == MQTT_5
+    first_byte = data[position]
+    qos = (first_byte >> 1) & 3
+    run_start = position
+    sessions: tuple[Session, ...] | None = None
+    segments: list[Segment] = []
+    packet_ids = bytearray()
+    n_left = _MOST_PACKETS
+    most_bytes = min(JOIN_BELOW_BYTES, core.limits.maximum_packet_size)
+    between = b""
+    while stop - start >= _LEAST_PUBLISH_BYTES:
+        topic_end = start + 2 + ((data[start] << 8) | data[start + 1])
+        payload_at = topic_end + 2
+        packet_bytes = stop - position
+        plan = plans.get(data[start + 2 : topic_end])
+        if plan is None or plan.least_qos < qos or packet_bytes > most_bytes:
+            break
+        if plan.sessions is not sessions:
+            if sessions is not None or (core.journal is not None and has_durable(plan.sessions)):
+                break
+            sessions = plan.sessions
+            if not are_direct(sessions):
+                n_left = max(1, _MOST_DELIVERIES // len(sessions))
+            if core.room.over_half or (core.room.rejects and len(sessions) > MANY_SESSIONS):
+                n_bytes = len(data) - position
+                n_most = min(n_left, n_bytes // _LEAST_PUBLISH_BYTES)
+                if not core.room.has_room_for_run(sessions, n_most, n_bytes):
+                    return None
+        if is_5:
+            between = _properties(connection, data, payload_at, stop)
+            if not between:
+                break
+            payload_at += len(between)
+        if not 0 <= stop - payload_at <= plan.threshold_s:
+            break
+        last = min(len(data), position + n_left * packet_bytes) - packet_bytes
+        next_at = _end_of_like(data, position, stop, topic_end, between, last)
+        found_ids = _packet_ids(data, topic_end, next_at, packet_bytes)
+        if not _take_ids(connection, qos, found_ids):
+            break
+        packet_ids += found_ids
+        n_messages = len(found_ids) // 2
+        packet_at, packet_id_at = position - run_start, topic_end - run_start
+        segments.append(
+            (n_messages, packet_at, packet_bytes, packet_id_at, stop - payload_at, plan.topic)
+        )
+        n_left -= n_messages
+        position = next_at
+        start, stop = _next_packet(data, position, first_byte) if n_left else (0, 0)
+    if sessions is None or not segments:
+        return None
+    return sessions, segments, packet_ids, position
+
+
+def _next_packet(data: bytes, position: int, first_byte: int) -> tuple[int, int]:
+    """Return where the variable header of a packet begins and ends.
+
+    Returns:
+        (0, 0) where it is not whole, begins by another byte, or is too long for a run.
+    """
+    end = len(data)
+    if end - position < 3 or data[position] != first_byte:
+        return 0, 0
+    length = data[position + 1]
+    start = position + 2
+    if length > 0x7F:
+        if not 0 < data[start] <= 0x7F:
+            return 0, 0
+        length = length & 0x7F | data[start] << 7
+        start += 1
+    stop = start + length
+    return (start, stop) if stop <= end else (0, 0)
+
+
+def _properties(connection: Connection, data: bytes, position: int, stop: int) -> bytes:
+    """Return the properties of an MQTT 5 PUBLISH, if they may go on as they came.
+
+    Applications often say the same in each packet: what was found good once is only compared.
+
+    Args:
+        connection: it came on.
+        data: received bytes.
+        position: where the properties begin.
+        stop: where the packet ends.
+
+    Returns:
+        All from the Property Length to the payload; b"" where they are wrong, or large, or mean
+        something to the broker itself.
+    """
+    if position < stop and not data[position]:
+        return b"\0"
+    known = connection.known_properties
+    if known and data.startswith(known, position):
+        return known
+    limits = connection.core.limits
+    try:
+        n_bytes, first_at = read_variable_byte_integer(data, position)
+        if first_at + n_bytes - position > min(SMALL_PROPERTIES_BYTES, limits.properties_bytes):
+            return b""
+        properties, payload_at = read_publish_properties(data, position, limits.properties)
+    except PeerError:
+        return b""
+    if payload_at > stop or "topic_alias" in properties or "subscription_identifier" in properties:
+        return b""
+    connection.known_properties = known = data[position:payload_at]
+    return known
+
+
+def _end_of_like(
+    data: bytes, position: int, stop: int, topic_end: int, between: bytes, last: int
+) -> int:
+    """Return where the last of the packets ends that are like one but for identifier and payload.
+
+    Args:
+        data: received bytes.
+        position: where the one begins.
+        stop: where it ends.
+        topic_end: where its topic ends.
+        between: what stands between its Packet Identifier and its payload.
+        last: where the last of them may begin.
+    """
+    head = data[position:topic_end]
+    packet_bytes = stop - position
+    between_at = topic_end + 2 - position
+    while (
+        stop <= last and data.startswith(head, stop) and data.startswith(between, stop + between_at)
+    ):
+        stop += packet_bytes
+    return stop
+
+
+def _packet_ids(data: bytes, start: int, stop: int, step: int) -> bytes | bytearray:
+    """Return the Packet Identifiers that stand in `data` at every so many bytes."""
+    if stop - start <= step:
+        return data[start : start + 2]
+    high = data[start:stop:step]
+    packet_ids = bytearray(2 * len(high))
+    packet_ids[::2] = high
+    packet_ids[1::2] = data[start + 1 : stop : step]
+    return packet_ids
+
+
+def _take_ids(connection: Connection, qos: int, packet_ids: bytes | bytearray) -> bool:
+    """Note the Packet Identifiers of QoS 2 as received; return False where one is not allowed."""
+    if b"\0\0" in packet_ids and not all(map(or_, packet_ids[::2], packet_ids[1::2])):
+        return False  # [MQTT-2.2.1-3]
+    return qos == 1 or _note_incoming(connection, packet_ids)
+
+
+def _note_incoming(connection: Connection, packet_ids: bytes | bytearray) -> bool:
+    """Note the Packet Identifiers of new QoS 2 messages as received [MQTT-4.3.3-10].
+
+    Returns:
+        False, and nothing is noted, where one of them is no new one, or they are more than the
+        client may have unacknowledged.
+    """
+    incoming = connection.session.incoming
+    n_messages = len(packet_ids) // 2
+    if connection.version == MQTT_5 and len(incoming) + n_messages > connection.receive_maximum:
+        return False
+    new = dict.fromkeys(_numbers(packet_ids))
+    if len(new) != n_messages or not incoming.keys().isdisjoint(new):
+        return False
+    incoming.update(new)
+    return True
+
+
+def _numbers(packet_ids: bytes | bytearray) -> list[int]:
+    return [high << 8 | low for high, low in zip(packet_ids[::2], packet_ids[1::2], strict=True)]
+
+
+def has_durable(sessions: tuple[Session, ...]) -> bool:
+    """Say whether what is sent to any of them must be stored."""
+    for session in sessions:  # noqa: SIM110 (hot: a generator costs more than most loops here)
+        if session.inflight.journal is not None:
+            return True
+    return False
+
+
+def deliver(core: Core, sessions: tuple[Session, ...], run: MessageRun, now: float) -> None:
+    """Send a run to each of its subscribers at once, or let its messages wait for them.
+
+    Args:
+        core: the broker.
+        sessions: who gets every message of the run.
+        run: at a QoS that all of them were granted, in their protocol version.
+        now: monotonic seconds.
+    """
+    n_messages = run.n_messages
+    n_bytes = len(run.data)
+    n_sent = 0
+    for session in sessions:
+        connection = session.connection
+        inflight = session.inflight
+        first = 0
+        if (
+            session.is_direct
+            and connection is not None
+            and run.largest_bytes <= connection.copy_maximum
+            and n_messages + inflight.n_messages <= connection.send_quota
+            and n_bytes + inflight.n_bytes < connection.send_quota_bytes
+            and n_bytes + connection.out_bytes < DIRECT_BYTES
+        ):
+            first = inflight.start_run(run)
+        if not first or connection is None:
+            core.steps += n_messages
+            for index in range(n_messages):
+                message = run.message(index)
+                session.deliver(message, run.qos, retain=False, subscription_ids=(), now=now)
+            continue
+        connection.out.append(run.renumbered(first))
+        connection.out_bytes += n_bytes
+        if not connection.is_touched:
+            core.write_soon(connection)
+        session.ledger.matched += n_messages
+        n_sent += n_messages
+        if core.samplers and not (core.spares and now < session.link.quiet_until):
+            _tell_sent(core, session, first, run, now)
+    core.counters.packets_sent += n_sent
+    core.counters.publish_sent += n_sent
+
+
+def answer(connection: Connection, packets: bytes | bytearray, n_packets: int) -> None:
+    """Put acknowledgements of success into `out`.
+
+    Args:
+        connection: whose packets they answer.
+        packets: whole ones, without a reason code.
+        n_packets: how many.
+    """
+    connection.out.append(packets)
+    connection.out_bytes += len(packets)
+    core = connection.core
+    core.counters.packets_sent += n_packets
+    if connection.is_paused:
+        connection.unread_bytes += n_packets * ANSWER_MEMORY_BYTES
+        core.touch(connection)  # it may be too much to read on
+    elif not connection.is_touched:
+        core.write_soon(connection)
+
+
+def _take_pubacks(
+    connection: Connection, data: bytes, position: int, _start: int, _stop: int, now: float
+) -> int:
+    return _finish(connection, 1, data, position, now)
+
+
+def _take_pubcomps(
+    connection: Connection, data: bytes, position: int, _start: int, _stop: int, now: float
+) -> int:
+    return _finish(connection, 2, data, position, now)
+
+
+def _finish(connection: Connection, qos: int, data: bytes, position: int, now: float) -> int:
+    """Take a run of PUBACK or PUBCOMP packets, in the order of sending."""
+    session = connection.session
+    inflight = session.inflight
+    if inflight.journal is not None:
+        return 0
+    first, n_packets = inflight.finish_run(qos, data, position)
+    if not n_packets:
+        return 0
+    core = connection.core
+    core.counters.packets_received += n_packets
+    session.ledger.delivered += n_packets
+    if qos == 1 and core.samplers and not (core.spares and session.link.outstanding_since is None):
+        _tell_acknowledged(core, session, first, n_packets, now)
+    made_room(connection, session)
+    return position + n_packets * PACKET_BYTES
+
+
+def _take_pubrecs(
+    connection: Connection, data: bytes, position: int, _start: int, _stop: int, now: float
+) -> int:
+    """Take a run of PUBREC packets, in the order of sending, and answer it [MQTT-4.3.3-4]."""
+    session = connection.session
+    if session.inflight.journal is not None or connection.held:
+        return 0
+    first, n_packets = session.inflight.release_run(data, position)
+    if not n_packets:
+        return 0
+    core = connection.core
+    core.counters.packets_received += n_packets
+    if core.samplers and not (core.spares and session.link.outstanding_since is None):
+        _tell_acknowledged(core, session, first, n_packets, now)
+    answer(connection, packets_from(ALL_PUBREL, first, n_packets), n_packets)
+    return position + n_packets * PACKET_BYTES
+
+
+def _take_pubrels(
+    connection: Connection, data: bytes, position: int, _start: int, _stop: int, _now: float
+) -> int:
+    """Take a run of PUBREL packets and answer it [MQTT-4.3.3-11]."""
+    session = connection.session
+    if session.journal is not None or connection.held:
+        return 0
+    n_packets = min((len(data) - position) // PACKET_BYTES, _MOST_PACKETS)
+    stop = position + n_packets * PACKET_BYTES
+    heads = data[position:stop:PACKET_BYTES]
+    lengths = data[position + 1 : stop : PACKET_BYTES]
+    n_packets -= max(len(heads.lstrip(bytes((_PUBREL,)))), len(lengths.lstrip(b"\x02")))
+    if not n_packets:
+        return 0
+    stop = position + n_packets * PACKET_BYTES
+    incoming = session.incoming
+    n_known = 0
+    for high, low in zip(
+        data[position + 2 : stop : PACKET_BYTES],
+        data[position + 3 : stop : PACKET_BYTES],
+        strict=True,
+    ):
+        packet_id = high << 8 | low
+        if incoming.get(packet_id, _UNKNOWN) is not None:
+            break
+        del incoming[packet_id]
+        n_known += 1
+    if not n_known:
+        return 0
+    stop = position + n_known * PACKET_BYTES
+    packet_ids = _packet_ids(data, position + 2, stop, PACKET_BYTES)
+    connection.core.counters.packets_received += n_known
+    answer(connection, answers(_PUBCOMP, packet_ids), n_known)
+    return stop
+
+
+def _tell_sent(core: Core, session: Session, first: int, run: MessageRun, now: float) -> None:
+    link = session.link
+    for sampler in core.samplers:
+        packet_id = first
+        try:
+            if run.n_messages == 1:
+                sampler.sent(link, first, run.payload_bytes, now)
+                continue
+            for n_packets, _, _, _, n_bytes, _ in run.segments:
+                if isinstance(sampler, RunSampler):
+                    sampler.sent_run(link, packet_id, n_packets, n_bytes, now)
+                else:
+                    for offset in range(n_packets):
+                        sampler.sent(link, packet_id + offset, n_bytes, now)
+                packet_id += n_packets
+        except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
+            core.on_extension_error(type(sampler).__name__, error)
+
+
+def _tell_acknowledged(
+    core: Core, session: Session, first: int, n_packets: int, now: float
+) -> None:
+    link = session.link
+    for sampler in core.samplers:
+        has_news = False
+        try:
+            if isinstance(sampler, RunSampler):
+                has_news = sampler.acknowledged_run(link, first, n_packets, now)
+            else:
+                for packet_id in range(first, first + n_packets):
+                    has_news |= sampler.acknowledged(link, packet_id, now)
+        except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
+            core.on_extension_error(type(sampler).__name__, error)
+        if has_news:
+            session.link_changed()
+
+
+TAKE_RUN: Final[dict[int, Callable[[Any, bytes, int, int, int, float], int]]] = {
+    0x32: _take_publishes,
+    0x34: _take_publishes,
+    _PUBACK: _take_pubacks,
+    _PUBREC: _take_pubrecs,
+    _PUBREL: _take_pubrels,
+    _PUBCOMP: _take_pubcomps,
+}
+"""First byte of a packet to what takes a run of such.
+
+Each takes (connection, data, position of the first packet, where its variable header begins, where
+it ends, now), and returns where the run ends; 0 where its first packet is not for this way.
+"""

@@ -1,0 +1,1 @@
+"""What is told of clients and of the broker."""

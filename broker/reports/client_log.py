@@ -1,0 +1,83 @@
+"""What the log says of clients: who came and went, and what was dropped on the way to them.
+
+Coming and going are debug lines. Drops are told when a client comes, goes or its session ends: one
+line for each of these, however many messages there were. `$SYS` has the sums at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import cast
+
+from penstock.broker.access_control import SessionView
+from penstock.broker.events import ClientConnected, ClientDisconnected, Listeners, SessionEnded
+from penstock.broker.sessions.session import Session
+
+
+class ClientLog:
+    """Listens to what becomes of clients and writes it down.
+
+    Invariant: it remembers only sessions that there are.
+
+    Args:
+        logger: the broker's.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._told: dict[str, dict[str, int]] = {}
+
+    def added_to(self, listeners: Listeners) -> Listeners:
+        """Return listeners of which this is told before the others."""
+        return replace(
+            listeners,
+            client_connected=(self._connected, *listeners.client_connected),
+            client_disconnected=(self._disconnected, *listeners.client_disconnected),
+            session_ended=(self._ended, *listeners.session_ended),
+        )
+
+    def _connected(self, event: ClientConnected) -> None:
+        session = cast(Session, event.session)
+        connection = session.connection
+        if connection is not None and self._logger.isEnabledFor(logging.DEBUG):
+            self._logger.debug(
+                "client %s: connected, user %r, protocol level %d, from %s:%d on listener %s",
+                session.client_id,
+                session.username,
+                connection.version,
+                connection.remote_address,
+                connection.remote_port,
+                connection.listener,
+            )
+        self._tell_drops(session, "while it was away")
+
+    def _disconnected(self, event: ClientDisconnected) -> None:
+        self._logger.debug("client %s: disconnected", event.session.client_id)
+        self._tell_drops(event.session, "while it was connected")
+
+    def _ended(self, event: SessionEnded) -> None:
+        self._logger.debug("client %s: session ended", event.session.client_id)
+        self._tell_drops(event.session, "with its session")
+        self._told.pop(event.session.client_id, None)
+
+    def _tell_drops(self, view: SessionView, when: str) -> None:
+        """Log what was dropped since it was last told."""
+        dropped = cast(Session, view).ledger.dropped
+        if not dropped:
+            return
+        told = self._told.get(view.client_id, {})
+        news = {
+            reason: n_messages - told.get(reason, 0)
+            for reason, n_messages in dropped.items()
+            if n_messages > told.get(reason, 0)
+        }
+        if news:
+            self._told[view.client_id] = dict(dropped)
+            self._logger.info(
+                "client %s: messages for it dropped %s, %d: %s",
+                view.client_id,
+                when,
+                sum(news.values()),
+                ", ".join(f"{reason} {n_messages}" for reason, n_messages in news.items()),
+            )

@@ -1,0 +1,145 @@
+"""Single clients under `$SYS/broker/penstock/clients/ID/`, for those who ask for them.
+
+Three topics of each client with a session, each with a part of its report as JSON: ``link``,
+``withholding``, ``ledger`` (see `penstock.broker.client_report`). A document, not a topic for each
+figure: the figures of one moment are true together, such as a ledger that balances, and a client
+    with 40
+topics would cost 40 messages.
+
+Theory of operation. There may be 10,000 clients, in whom nobody is interested most of the time, and
+many tools subscribe to ``$SYS/#``. So a client's documents are published only where a filter names
+the level ``clients``: of that client, or, for ``+`` and ``#`` behind it, of all. They go to whoever
+has subscribed to them then, by whatever filter. All of a round are spread over the interval, a few
+in each turn. They are not retained: who subscribes to a client by its name gets its documents at
+once, as if they were, and all get them once in each interval. Their plans are not kept either.
+
+A Client Identifier may have characters that a topic level cannot. ``/``, ``+`` and ``#`` stand
+there as ``%2F``, ``%2B`` and ``%23``, and so ``%`` as ``%25``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+from penstock.broker.client_report import as_json
+from penstock.broker.message import Message
+from penstock.broker.mqtt.enums import MAX_STRING_BYTES
+from penstock.broker.reports.reporting import ledger_figures, link_figures, withholding_figures
+from penstock.broker.reports.rounds import Rounds
+from penstock.broker.sessions.core import Core
+
+if TYPE_CHECKING:
+    from penstock.broker.sessions.session import Session
+
+ROOT: Final = "$SYS/broker/penstock/clients"
+
+SLICE: Final = 8
+"""Clients published in one go: 0.5 ms with all of their documents."""
+
+DOCUMENTS: Final[dict[str, Callable[[Session, float], Any]]] = {
+    "link": link_figures,
+    "withholding": withholding_figures,
+    "ledger": lambda session, _now: ledger_figures(session),
+}
+"""Last level of the topic to what makes the document."""
+
+_ESCAPES: Final = str.maketrans({"%": "%25", "/": "%2F", "+": "%2B", "#": "%23"})
+
+
+def topic_level(client_id: str) -> str:
+    """Return the level of a topic that stands for a client."""
+    return client_id.translate(_ESCAPES)
+
+
+class ClientTopics:
+    """Publishes the documents of those clients that somebody's filter names."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._interval = self._began_at = 0.0
+        self._round: list[str] = []
+        self._asked: dict[str, None] = {}
+        self._rounds = Rounds(core.timers, self._begin_round, self._go_on, self._failed)
+
+    def start(self, now: float, interval: float) -> None:
+        """Publish from now on.
+
+        Args:
+            now: monotonic seconds.
+            interval: seconds from one document of a client to its next.
+        """
+        self._interval = interval
+        self._core.on_sys_subscribed = self._subscribed
+        self._rounds.start(now + interval, interval)
+
+    def _subscribed(self, topic_filter: str) -> None:
+        """Publish a client's documents soon: it was named in a SUBSCRIBE."""
+        if not topic_filter.startswith(f"{ROOT}/"):
+            return
+        level = topic_filter.removeprefix(f"{ROOT}/").partition("/")[0]
+        if level in ("+", "#"):
+            return  # a round takes its time
+        client_id = unquote(level)
+        if self._core.sessions.get(client_id) is None:
+            return  # names that are made up, in packet after packet, would fill the memory
+        if not self._asked:
+            # Not now: SUBACK goes first, and a packet may name thousands.
+            self._core.timers.at(0.0, self._answer)
+        self._asked[client_id] = None
+
+    def _answer(self, now: float) -> None:
+        client_ids = list(self._asked)[:SLICE]
+        for client_id in client_ids:
+            del self._asked[client_id]
+        if self._asked:
+            self._core.timers.at(now, self._answer)
+        self._publish_all(client_ids, now)
+
+    def _begin_round(self, now: float) -> None:
+        levels = self._core.tree.levels_below(ROOT)
+        if "+" in levels or "#" in levels:
+            self._round = self._core.sessions.client_ids()
+        else:
+            self._round = [unquote(level) for level in levels]
+        self._began_at = now
+
+    def _go_on(self, now: float) -> float | None:
+        n_slices = len(self._round) // SLICE + 1
+        client_ids = self._round[-SLICE:]
+        del self._round[-SLICE:]
+        self._publish_all(client_ids, now)
+        if not self._round:
+            return None
+        rest = max(0.0, self._began_at + self._interval - now)
+        return now + rest / n_slices
+
+    def _publish_all(self, client_ids: list[str], now: float) -> None:
+        for client_id in client_ids:
+            try:
+                self._publish(client_id, now)
+            except Exception as error:  # noqa: BLE001 (one client's must not stop the others')
+                self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self._core.on_fault("$SYS of clients", error)
+
+    def _publish(self, client_id: str, now: float) -> None:
+        """Publish those documents of a client that somebody has subscribed to."""
+        core = self._core
+        session = core.sessions.get(client_id)
+        if session is None:
+            return
+        root = f"{ROOT}/{topic_level(client_id)}/"
+        for name, figures in DOCUMENTS.items():
+            topic = root + name
+            topic_bytes = topic.encode()
+            if len(topic_bytes) > MAX_STRING_BYTES:
+                return
+            plan = core.tree.fresh_plan(topic, topic_bytes)
+            if plan.targets or plan.shares:
+                text = json.dumps(as_json(figures(session, now)))
+                message = Message(topic, text.encode(), arrived_at=now, topic_bytes=topic_bytes)
+                core.give(message, plan, now)

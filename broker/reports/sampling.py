@@ -1,0 +1,86 @@
+"""Calls the link samplers for every connected subscriber, spread over their period."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.extensions import LinkSampler, ProbingSampler
+from penstock.broker.reports.rounds import Rounds
+from penstock.broker.sessions.core import Core
+from penstock.broker.sessions.probes import Probes
+from penstock.broker.sessions.session import Session
+
+if TYPE_CHECKING:
+    from penstock.broker.receiving.connection import Connection
+
+SLICE: Final = 32
+"""Sessions sampled in one go: 0.2 ms or so, in which nothing else is served; as long as a turn of
+those who wait in line (`penstock.broker.network.driver.TURNS_SECONDS`). To wake up for fewer costs
+as much again."""
+
+MOST_SEEN: Final = 256
+"""Sessions looked at in one go, where most are not to be sampled: some 0.02 ms."""
+
+
+class Sampling:
+    """Samples all connected subscribers once in each period of one sampler."""
+
+    def __init__(self, core: Core, sampler: LinkSampler, period: float) -> None:
+        """Make it; `start` sets it going.
+
+        Args:
+            core: whose subscribers.
+            sampler: to be called.
+            period: seconds from one sample of a subscriber to its next.
+        """
+        self._core = core
+        self._sampler = sampler
+        self._period = period
+        self._probes: Probes | None = None
+        if isinstance(sampler, ProbingSampler) and sampler.probe_topic is not None:
+            self._probes = Probes(core, sampler, sampler.probe_topic)
+        self._round: list[Session] = []  # the next one last
+        self._round_began = 0.0
+        self._rounds = Rounds(core.timers, self._begin_round, self._sample_slice, self._failed)
+
+    def start(self, now: float) -> None:
+        """Begin the first round one period from now."""
+        self._rounds.start(now + self._period, self._period)
+
+    def _begin_round(self, now: float) -> None:
+        self._round = list(self._core.sessions)
+        self._round.reverse()
+        self._round_began = now
+
+    def _sample_slice(self, now: float) -> float | None:
+        waiting = self._round
+        n_slices = len(waiting) // SLICE + 1
+        n_sampled = 0
+        stop = max(0, len(waiting) - MOST_SEEN)
+        while len(waiting) > stop and n_sampled < SLICE:
+            session = waiting.pop()
+            connection = session.connection
+            # Nothing is decided about, and nothing kept of, the path to who only publishes.
+            if connection is not None and (session.subscriptions or session.outbox.n_messages):
+                n_sampled += 1
+                self._sample(session, connection, now)
+        if waiting:
+            rest = self._round_began + self._period - now
+            return now + max(0.0, rest) / n_slices
+        if self._probes is not None:
+            self._probes.end_round()
+        return None
+
+    def _failed(self, error: Exception) -> None:
+        self._core.on_extension_error(type(self._sampler).__name__, error)
+
+    def _sample(self, session: Session, connection: Connection, now: float) -> None:
+        try:
+            has_news = self._sampler.sample(session.link, connection.driver.fileno, now)
+        except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop the rest)
+            self._failed(error)
+            return
+        if has_news:
+            session.link_changed()
+        if self._probes is not None:
+            self._probes.send(session, connection, now)

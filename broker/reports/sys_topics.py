@@ -1,0 +1,226 @@
+"""The broker's own figures as retained messages under `$SYS/broker`.
+
+Names are those that mosquitto and aMQTT publish; Penstock's own stand under
+``$SYS/broker/penstock``. Those of single clients are in `penstock.broker.reports.client_topics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from penstock.broker.config.limits import OF_MEMORY
+from penstock.broker.extensions import CountingStore
+from penstock.broker.message import Message
+from penstock.broker.outbox.ledger import Ledger
+from penstock.broker.process.collector import resident_bytes
+from penstock.broker.reports.rounds import Rounds
+from penstock.broker.sessions.core import Core
+from penstock.broker.sessions.session import Session
+
+ROOT = "$SYS/broker/"
+
+SLICE: Final = 64
+"""Sessions that are added up in one go: 0.1 ms or so, in which nothing else is served."""
+
+
+class _Figure(Message):
+    """One of the broker's figures.
+
+    Python keeps objects of one size together. The slot makes figures, which stay and are replaced
+    now and then, of another size than clients' messages: they do not hold the memory of a backlog
+    in which they came.
+    """
+
+    __slots__ = ("__weakref__",)
+
+
+class Totals:
+    """The accounts of all sessions, added up a few at a time.
+
+    Each account balances whenever it is read, so the sum does too, though others have gone on
+    since the first was read. A session that ends meanwhile is counted with its last account: it
+    is one of those that there were, and `ended` is as it was then.
+
+    Attributes:
+        ledger: of the sessions that have ended, and of those that were read so far.
+        inflight: messages sent and unacknowledged.
+        withheld: messages held by the gate.
+        queued: messages that wait for other reasons.
+        queued_bytes: payload bytes that wait.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self.ledger = Ledger()
+        self.ledger.add(core.ended)
+        self.inflight = self.withheld = self.queued = self.queued_bytes = 0
+        self._rest: list[Session] = list(core.sessions)
+
+    def read_some(self) -> bool:
+        """Read one slice; return whether there are more."""
+        for session in self._rest[-SLICE:]:
+            self.ledger.add(session.settle_direct())
+            outbox = session.outbox
+            withheld = outbox.n_withheld
+            self.inflight += len(session.inflight)
+            self.withheld += withheld
+            self.queued += outbox.n_messages - withheld
+            self.queued_bytes += outbox.n_bytes
+        del self._rest[-SLICE:]
+        return bool(self._rest)
+
+
+class SysTopics:
+    """Publishes a core's figures again and again, those that have changed."""
+
+    def __init__(
+        self, core: Core, version: str, started_at: float, *, has_common: bool = True
+    ) -> None:
+        """Make the publisher.
+
+        Args:
+            core: whose figures.
+            version: of Penstock.
+            started_at: monotonic seconds at which the broker started.
+            has_common: False where aMQTT's own plugin publishes the names that it shares with
+                mosquitto, some in other units: then only Penstock's own are published.
+        """
+        self._has_common = has_common
+        self._core = core
+        self._version = version
+        self._started_at = started_at
+        self._published: dict[str, str] = {}
+        self._totals = Totals(core)
+        self._rounds = Rounds(
+            core.timers, self._begin, self._go_on, lambda error: core.on_fault("$SYS", error)
+        )
+
+    def start(self, now: float, interval: float) -> None:
+        """Publish from now on.
+
+        Args:
+            now: monotonic seconds.
+            interval: seconds from one publication to the next.
+        """
+        self._rounds.begin(now, interval)
+
+    def _begin(self, _now: float) -> None:
+        self._totals = Totals(self._core)
+
+    def _go_on(self, now: float) -> float | None:
+        if self._totals.read_some():
+            return now  # when others have had their turn
+        self._publish(now)
+        return None
+
+    def _publish(self, now: float) -> None:
+        for name, value in self._figures(now):
+            if self._published.get(name) != value:
+                self._published[name] = value
+                message = _Figure(ROOT + name, value.encode(), retain=True, arrived_at=now)
+                self._core.publish(message, now)
+
+    def _figures(self, now: float) -> Iterator[tuple[str, str]]:
+        """Yield (topic below `$SYS/broker/`, value as text) for every figure."""
+        if self._has_common:
+            yield from self._common(now)
+        yield from self._ledger()
+        yield from self._payload_store()
+        yield from self._faults()
+
+    def _common(self, now: float) -> Iterator[tuple[str, str]]:
+        core = self._core
+        counters = core.counters
+        yield "version", f"Penstock {self._version}"
+        yield "uptime", str(int(now - self._started_at))
+        yield "clients/connected", str(counters.clients_connected)
+        yield "clients/total", str(len(core.sessions))
+        yield "clients/disconnected", str(len(core.sessions) - counters.clients_connected)
+        yield "connections/total", str(counters.connections_total)
+        yield "load/bytes/received", str(counters.bytes_received)
+        yield "load/bytes/sent", str(counters.bytes_sent)
+        yield "messages/received", str(counters.packets_received)
+        yield "messages/sent", str(counters.packets_sent)
+        yield "messages/publish/received", str(counters.publish_received)
+        yield "messages/publish/sent", str(counters.publish_sent)
+        yield "retained messages/count", str(len(core.retained))
+        yield "messages/retained/count", str(len(core.retained))
+        yield "subscriptions/count", str(core.tree.n_subscriptions)
+        yield "heap/size", str(resident_bytes())
+
+    def _ledger(self) -> Iterator[tuple[str, str]]:
+        totals = self._totals
+        ledger = totals.ledger
+        root = "penstock/ledger/"
+        yield root + "matched", str(ledger.matched)
+        yield root + "delivered", str(ledger.delivered)
+        yield root + "inflight", str(totals.inflight)
+        yield root + "withheld", str(totals.withheld)
+        yield root + "queued", str(totals.queued)
+        yield root + "queued_bytes", str(totals.queued_bytes)
+        backlog = self._core.outbox_rules.backlog
+        if backlog is not None:
+            yield root + "queued_memory_bytes", str(backlog.n_bytes)
+        yield root + "expired", str(ledger.expired)
+        yield root + "moved", str(ledger.moved)
+        for reason, n_messages in sorted(ledger.dropped.items()):
+            yield root + f"dropped/{reason}", str(n_messages)
+        yield "penstock/withholding/withheld_total", str(ledger.withheld_total)
+        yield "penstock/withholding/released_total", str(ledger.released_total)
+        yield "penstock/withholding/broken_off_total", str(self._core.counters.broken_off)
+        for sink in self._core.sinks:
+            root = f"penstock/ledger/sinks/{sink.name}/"
+            yield root + "matched", str(sink.counts.matched)
+            yield root + "stored", str(sink.counts.stored)
+            yield root + "queued", str(sink.counts.queued)
+            for reason, n_messages in sorted(sink.counts.dropped.items()):
+                yield root + f"dropped/{reason}", str(n_messages)
+
+    def _payload_store(self) -> Iterator[tuple[str, str]]:
+        store = self._core.payload_store
+        if not isinstance(store, CountingStore):
+            return
+        try:
+            figures = store.figures()
+        except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop the figures)
+            self._core.on_extension_error(type(store).__name__, error)
+            return
+        for name, n in figures.items():
+            yield f"penstock/payload_store/{name}", str(n)
+
+    def _faults(self) -> Iterator[tuple[str, str]]:
+        core = self._core
+        for reason, n_messages in sorted(core.counters.publish_refused.items()):
+            yield f"penstock/publish_refused/{reason}", str(n_messages)
+        yield "penstock/publishes_held", str(core.room.n_held)
+        if core.journal is not None:
+            yield "penstock/persistence/failing", str(int(core.journal.is_failing))
+        yield "penstock/publishers_slowed", str(core.counters.publishers_slowed)
+        yield "penstock/retained_discarded", str(core.counters.retained_discarded)
+        yield "penstock/retained_expired", str(core.retained.expired_total)
+        for name in OF_MEMORY:
+            limit = getattr(core.limits, name)
+            if limit is not None:
+                yield f"penstock/limits/{name}", str(limit)
+        yield "penstock/received_bytes", str(core.received.n_bytes)
+        yield "penstock/subscription_bytes", str(core.tree.n_bytes)
+        yield "penstock/will_bytes", str(core.sessions.will_bytes)
+        yield "penstock/retained_bytes", str(core.retained.n_bytes)
+        for reason, n_requests in sorted(core.counters.subscribe_refused.items()):
+            yield f"penstock/subscribe_refused/{reason}", str(n_requests)
+        for reason, n_connections in sorted(core.counters.connections_refused.items()):
+            yield f"penstock/connections_refused/{reason}", str(n_connections)
+        yield "penstock/logins_failed", str(core.counters.logins_failed)
+        yield "penstock/logins_not_judged", str(core.counters.logins_not_judged)
+        yield "penstock/revoked", str(core.counters.revoked)
+        yield "penstock/user_properties_ignored", str(core.counters.user_properties_ignored)
+        n_unexpected = core.counters.unexpected_acknowledgements
+        yield "penstock/unexpected_acknowledgements", str(n_unexpected)
+        for code, n_connections in sorted(core.counters.peer_errors.items()):
+            yield f"penstock/peer_errors/0x{code:02X}", str(n_connections)
+        for name, n_events in sorted(core.counters.extension_events_dropped.items()):
+            yield f"penstock/extension_events_dropped/{name.replace('/', '.')}", str(n_events)
+        for name, n_errors in sorted(core.counters.extension_errors.items()):
+            yield f"penstock/extension_errors/{name.replace('/', '.')}", str(n_errors)
+        for name, n_errors in sorted(core.counters.faults.items()):
+            yield f"penstock/faults/{name}", str(n_errors)

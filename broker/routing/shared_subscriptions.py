@@ -1,0 +1,164 @@
+"""Shared subscriptions: which member of a group gets a message (MQTT 5.0, 4.8.2).
+
+Theory of operation. A shared subscription is one ShareName with one topic filter; each message
+that matches goes to one of its members. They take turns, and a member's turn is skipped while
+it cannot send at once: its connection is paused, its inflight window full, something waits for
+it already, or the message is large and would be withheld from it. Where no member can, the
+connected one with the least to do gets the message; where none is connected, the one with the
+least waiting for it, as only a session of QoS 1 or 2 keeps what comes while its client is away.
+
+Whoever holds messages that it cannot send is noted in `holders`;
+`penstock.broker.sessions.redelivery` moves these to members that can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from penstock.broker.message import Message
+    from penstock.broker.routing.topic_tree import Target
+    from penstock.broker.sessions.session import Session
+
+
+MOST_ASKED: Final = 16
+"""Members of which the gate is asked about one message, some 10 us each: there may be thousands."""
+
+
+class SharedSubscription:
+    """The members of one shared subscription, and whose turn it is.
+
+    Attributes:
+        topic_filter: ``$share/{ShareName}/{filter}`` as subscribed.
+        members: one target for each session, in the order in which they joined.
+        holders: sessions that may hold messages of this share which wait, in the order in which
+            they are asked for them; True where another member could have none of it when it
+            asked. One that holds nothing may stand in it.
+        n_durable: members whose session outlives the process.
+    """
+
+    __slots__ = ("_turn", "holders", "members", "n_durable", "topic_filter")
+
+    def __init__(self, topic_filter: str) -> None:
+        self.topic_filter = topic_filter
+        self.members: list[Target] = []
+        self.holders: dict[Session, bool] = {}
+        self.n_durable = 0
+        self._turn = 0
+
+    def join(self, target: Target) -> bool:
+        """Take a member in, or replace what it subscribed with.
+
+        Returns:
+            True where its session was no member.
+        """
+        for place, member in enumerate(self.members):
+            if member.session is target.session:
+                self.members[place] = target
+                return False
+        self.members.append(target)
+        self.n_durable += target.session.journal is not None
+        target.session.shares = (*target.session.shares, self)
+        return True
+
+    def leave(self, session: Session) -> bool:
+        """Let a member go; return False where the session was none.
+
+        What waits for it stays where it is: see `penstock.broker.sessions.redelivery`.
+        """
+        for place, member in enumerate(self.members):
+            if member.session is session:
+                del self.members[place]
+                self.n_durable -= session.journal is not None
+                self.holders.pop(session, None)
+                session.shares = tuple(share for share in session.shares if share is not self)
+                return True
+        return False
+
+    def choose(
+        self, message: Message, now: float, refused: Collection[Session] = ()
+    ) -> Target | None:
+        """Say who gets a message, and give the turn to the next.
+
+        Args:
+            message: to be delivered.
+            now: monotonic seconds.
+            refused: members that may not have it.
+
+        Returns:
+            The member; None where each is among the refused.
+        """
+        members = self.members
+        n_members = len(members)
+        turn = self._turn
+        n_asked = 0
+        for _ in range(n_members):
+            if turn >= n_members:
+                turn = 0
+            member = members[turn]
+            turn += 1
+            session = member.session
+            connection = session.connection
+            if (
+                session.is_direct
+                and connection is not None
+                and (not message.qos or connection.has_quota())
+                and session not in refused
+            ):
+                if not message.is_large or session.outbox.lets(message, now):
+                    self._turn = turn
+                    return member
+                n_asked += 1
+                if n_asked == MOST_ASKED:
+                    break
+        return self._choose_least_busy(message, refused)
+
+    def _choose_least_busy(self, message: Message, refused: Collection[Session]) -> Target | None:
+        """Return the member to wait with: nobody can send. Where several equal, in turn."""
+        members = self.members
+        n_members = len(members)
+        best: Target | None = None
+        best_score: tuple[bool, int, bool, int] | None = None
+        best_turn = 0
+        for step in range(n_members):
+            turn = (self._turn + step) % n_members
+            member = members[turn]
+            if member.session in refused:
+                continue
+            score = _busyness(member, message)
+            if best_score is None or score < best_score:
+                best, best_score, best_turn = member, score, turn
+        self._turn = best_turn + 1
+        return best
+
+    def member_of(self, session: Session) -> Target | None:
+        """Return the member that a session is, or None."""
+        for member in self.members:
+            if member.session is session:
+                return member
+        return None
+
+    def has_connected_member(self) -> bool:
+        """Say whether a member is there to take what another one cannot send."""
+        return any(member.session.connection is not None for member in self.members)
+
+
+def choose_members(
+    message: Message, shares: Sequence[SharedSubscription], now: float
+) -> list[tuple[SharedSubscription, Target]]:
+    """Return the member of each shared subscription that gets a message."""
+    chosen = [(share, share.choose(message, now)) for share in shares]
+    return [(share, member) for share, member in chosen if member is not None]
+
+
+def _busyness(member: Target, message: Message) -> tuple[bool, int, bool, int]:
+    """Return what to choose the least of: (full, away, cannot send or keep, messages ahead)."""
+    session = member.session
+    connection = session.connection
+    outbox = session.outbox
+    n_messages = outbox.n_messages + len(session.inflight)
+    is_full = not session.has_room_for(message)
+    if connection is None:
+        return is_full, 1, member.qos == 0, n_messages
+    return is_full, 0, connection.is_paused or outbox.look_again_at is not None, n_messages

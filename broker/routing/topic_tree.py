@@ -1,0 +1,509 @@
+"""Which subscriptions match a topic: a trie of filters and a cached plan for each topic.
+
+Theory of operation. The trie holds each topic filter once, level by level. Walking it costs
+time, so what it finds for a topic is kept as a `Plan`; a PUBLISH on a topic that was seen
+before costs one dictionary look-up by the bytes that came in. A subscription without
+wildcards makes only its own topic's plan void, one with wildcards makes all plans void.
+
+To add or remove a subscription takes as many steps as its filter has levels, however many filters
+there are. A walk for a topic visits those nodes whose levels so far match: at most two for each
+one before them, and never more than there are filters on each level.
+
+A shared subscription stands in the trie at its filter, once for all of its members: plans name
+the share, which chooses a member for each message, so that members come and go without a plan
+made void.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.extensions import MessageSink
+from penstock.broker.mqtt.topics import SHARE_PREFIX, matches, parse_share
+from penstock.broker.routing.shared_subscriptions import SharedSubscription
+
+if TYPE_CHECKING:
+    from penstock.broker.sessions.session import Session
+
+PLAN_BLOCKS: Final = 4
+"""How many small blocks the plan of a topic takes in CPython that nobody subscribes to."""
+
+_PLAN_BYTES: Final = 512
+_TARGET_BYTES: Final = 90
+"""What a plan and each of its targets take in CPython, its fast plan included."""
+
+
+SUBSCRIPTION_BYTES: Final = 280
+"""What a subscription takes in CPython beside its topic filter and the levels of that."""
+
+SHARE_BYTES: Final = 960
+"""What a shared subscription takes beside those of its members."""
+
+LEVEL_BYTES: Final = 96
+"""What a level of a filter takes beside its text; it counts once for all that begin with it."""
+
+TABLE_BYTES: Final = 128
+"""What its table of next levels takes, if there is any."""
+
+
+def subscription_bytes(topic_filter: str) -> int:
+    """Return what a subscription takes of the memory if no other shares a level with it.
+
+    Args:
+        topic_filter: as given.
+    """
+    n_levels = topic_filter.count("/") + 1
+    n_bytes = 2 * sys.getsizeof(topic_filter)  # the levels are strings of their own
+    return SUBSCRIPTION_BYTES + n_bytes + n_levels * (_STRING_BYTES + LEVEL_BYTES + TABLE_BYTES)
+
+
+_STRING_BYTES: Final = 56
+
+
+class Subscription:
+    """One session's subscription to one topic filter.
+
+    Attributes:
+        session: who subscribed.
+        topic_filter: as given, ``$share/NAME/`` included.
+        qos: granted QoS, the most that is delivered.
+        no_local: not for messages that this session published itself (MQTT 5.0, 3.8.3.1).
+        retain_as_published: keep the RETAIN flag (MQTT 5.0, 3.8.3.1).
+        subscription_id: Subscription Identifier, or 0 for none.
+    """
+
+    __slots__ = (
+        "no_local",
+        "qos",
+        "retain_as_published",
+        "session",
+        "subscription_id",
+        "topic_filter",
+    )
+
+    def __init__(
+        self,
+        session: Session,
+        topic_filter: str,
+        qos: int,
+        *,
+        no_local: bool = False,
+        retain_as_published: bool = False,
+        subscription_id: int = 0,
+    ) -> None:
+        self.session = session
+        self.topic_filter = topic_filter
+        self.qos = qos
+        self.no_local = no_local
+        self.retain_as_published = retain_as_published
+        self.subscription_id = subscription_id
+
+
+class Target:
+    """All subscriptions of one session that match one topic, merged into one delivery.
+
+    MQTT 5.0 lets a server send one copy with the highest QoS and every Subscription
+    Identifier (3.3.4); that is what Penstock does, in MQTT 3.1.1 too [MQTT-3.3.5-1].
+
+    Attributes:
+        session: who gets the message.
+        qos: the highest granted QoS.
+        retain_as_published: True where any of the subscriptions asks for it.
+        subscription_ids: of all subscriptions that have one.
+    """
+
+    __slots__ = (
+        "_has_no_local",
+        "_without_no_local",
+        "qos",
+        "retain_as_published",
+        "session",
+        "subscription_ids",
+    )
+
+    def __init__(self, session: Session, subscriptions: Sequence[Subscription]) -> None:
+        self.session = session
+        self._without_no_local: Target | None = None
+        self.subscription_ids: tuple[int, ...]
+        if len(subscriptions) == 1:  # as nearly always
+            (only,) = subscriptions
+            self.qos = only.qos
+            self.retain_as_published = only.retain_as_published
+            self.subscription_ids = (only.subscription_id,) if only.subscription_id else ()
+            self._has_no_local = only.no_local
+            return
+        self.qos = max(s.qos for s in subscriptions)
+        self.retain_as_published = any(s.retain_as_published for s in subscriptions)
+        self.subscription_ids = tuple(s.subscription_id for s in subscriptions if s.subscription_id)
+        others = [s for s in subscriptions if not s.no_local]
+        self._has_no_local = len(others) < len(subscriptions)
+        if self._has_no_local and others:
+            self._without_no_local = Target(session, others)
+
+    @property
+    def for_own(self) -> Target | None:
+        """What the session gets of its own messages, None for nothing [MQTT-3.8.3-3].
+
+        That is without the subscriptions that say No Local; the target itself where none says so.
+        """
+        return self._without_no_local if self._has_no_local else self
+
+
+class Plan:
+    """Where the messages of one topic go.
+
+    Attributes:
+        topic: Topic Name.
+        topic_bytes: the same, UTF-8 encoded.
+        targets: one for each session with a matching subscription of its own.
+        shares: the shared subscriptions that match; each adds one delivery.
+        sinks: every sink with a matching topic filter.
+        threshold_s: payload bytes above which a message is large; `sys.maxsize` for never.
+    """
+
+    __slots__ = ("shares", "sinks", "targets", "threshold_s", "topic", "topic_bytes")
+
+    def __init__(
+        self,
+        topic: str,
+        topic_bytes: bytes,
+        targets: list[Target],
+        sinks: tuple[MessageSink, ...],
+        threshold_s: int,
+        shares: tuple[SharedSubscription, ...] = (),
+    ) -> None:
+        self.shares = shares
+        self.topic = topic
+        self.topic_bytes = topic_bytes
+        self.targets = targets
+        self.sinks = sinks
+        self.threshold_s = threshold_s
+
+    def size_bytes(self) -> int:
+        """Return about what the plan takes of the memory."""
+        n_topic_bytes = 2 * len(self.topic_bytes)
+        return _PLAN_BYTES + n_topic_bytes + _TARGET_BYTES * (len(self.targets) + len(self.shares))
+
+
+class _Node(dict[str, "_Node"]):
+    """One topic level: a table of the next ones. Who makes one sets its two attributes.
+
+    Most filters are one session's and end a branch of their own. So a node is its table, which
+    takes memory only when there is a next level, and one subscription needs no table at all.
+
+    Attributes:
+        held: the subscription to the filter that ends here, one for each session where there
+            are several, or None.
+        shares: the shared subscriptions to that filter, by their names, or None.
+    """
+
+    __slots__ = ("held", "shares")
+
+    held: Subscription | dict[Session, Subscription] | None
+    shares: dict[str, SharedSubscription] | None
+
+    def hold(self, subscription: Subscription) -> bool:
+        """Add or replace a session's subscription; return True where it had none."""
+        session = subscription.session
+        held = self.held
+        if held is None:
+            self.held = subscription
+            return True
+        if isinstance(held, Subscription):
+            if held.session is session:
+                self.held = subscription
+                return False
+            held = self.held = {held.session: held}
+        is_new = session not in held
+        held[session] = subscription
+        return is_new
+
+    def let_go(self, session: Session) -> bool:
+        """Remove a session's subscription; return False where there was none."""
+        held = self.held
+        if isinstance(held, Subscription):
+            if held.session is not session:
+                return False
+            self.held = None
+            return True
+        if not held or session not in held:
+            return False
+        del held[session]
+        if not held:
+            self.held = None
+        return True
+
+    def subscriptions(self) -> Iterable[Subscription]:
+        """Return the subscriptions to the filter that ends here."""
+        held = self.held
+        if held is None:
+            return ()
+        return (held,) if isinstance(held, Subscription) else held.values()
+
+    def is_empty(self) -> bool:
+        return not self and self.held is None and not self.shares
+
+
+def _new_node() -> _Node:
+    node = _Node()
+    node.held = node.shares = None
+    return node
+
+
+class TopicTree:
+    """All subscriptions of a broker, and the plans made from them.
+
+    Attributes:
+        plans: topic bytes to plan; the router looks in here first.
+        shares: the shared subscriptions that have members, by ``$share/{ShareName}/{filter}``.
+        n_subscriptions: subscriptions of all sessions, memberships of shares among them.
+        n_bytes: about what they take of the memory.
+        on_plans_void: called after plans were dropped, so that what was derived from them can
+            be dropped too.
+    """
+
+    def __init__(
+        self,
+        sinks: Iterable[MessageSink] = (),
+        threshold_s: Callable[[str], int | None] | None = None,
+        *,
+        most_plan_bytes: int = sys.maxsize,
+    ) -> None:
+        """Make a tree without subscriptions.
+
+        Args:
+            sinks: fixed for the life of the broker.
+            threshold_s: the gate's question of the same name; None for "nothing is large".
+            most_plan_bytes: memory that all plans may take; a publisher that makes up topics must
+                not fill it.
+        """
+        self._root = _new_node()
+        self._sinks = tuple(sinks)
+        self._threshold_s = threshold_s
+        self.plans: dict[bytes, Plan] = {}
+        self._plan_bytes = 0
+        self._most_plan_bytes = most_plan_bytes
+        self.shares: dict[str, SharedSubscription] = {}
+        self.n_subscriptions = 0
+        self.n_bytes = 0
+        self.on_plans_void: Callable[[], None] = lambda: None
+
+    def add(self, subscription: Subscription) -> bool:
+        """Add or replace a session's subscription to a filter [MQTT-3.8.4-3].
+
+        Returns:
+            True where the session had no subscription to this filter before.
+        """
+        topic_filter = subscription.topic_filter
+        if topic_filter.startswith(SHARE_PREFIX):
+            return self._join(subscription, parse_share(topic_filter).topic_filter)
+        node = self._node(topic_filter)
+        is_new = True
+        if node.held is None:  # as for most filters
+            node.held = subscription
+        else:
+            is_new = node.hold(subscription)
+        if is_new:
+            self._count(subscription.session, topic_filter, 1)
+        if self.plans:
+            self._make_void(topic_filter)
+        return is_new
+
+    def _join(self, subscription: Subscription, topic_filter: str) -> bool:
+        """Make a session a member of a shared subscription, or renew its membership."""
+        name = subscription.topic_filter
+        share = self.shares.get(name)
+        if share is None:
+            share = self.shares[name] = SharedSubscription(name)
+            self.n_bytes += SHARE_BYTES
+            node = self._node(topic_filter)
+            if node.shares is None:
+                node.shares = {}
+            node.shares[name] = share
+            self._make_void(topic_filter)
+        is_new = share.join(Target(subscription.session, (subscription,)))
+        if is_new:
+            self._count(subscription.session, name, 1)
+        return is_new
+
+    def _count(self, session: Session, topic_filter: str, n: int) -> None:
+        """Count one subscription more (`n` 1) or less (-1)."""
+        self.n_subscriptions += n
+        self.n_bytes += n * (SUBSCRIPTION_BYTES + sys.getsizeof(topic_filter))
+        session.subscription_bytes += n * subscription_bytes(topic_filter)
+
+    def _node(self, topic_filter: str) -> _Node:
+        """Return the node of a filter, made where there is none."""
+        node = self._root
+        for level in topic_filter.split("/"):
+            child = node.get(level)
+            if child is None:
+                if not node:
+                    self.n_bytes += TABLE_BYTES
+                self.n_bytes += LEVEL_BYTES + sys.getsizeof(level)
+                child = node[level] = _Node()
+                child.held = child.shares = None
+            node = child
+        return node
+
+    def remove(self, session: Session, topic_filter: str) -> bool:
+        """Remove a session's subscription; return False where there was none."""
+        name = topic_filter
+        share: SharedSubscription | None = None
+        if name.startswith(SHARE_PREFIX):
+            topic_filter = parse_share(name).topic_filter
+            share = self.shares.get(name)
+            if share is None or not share.leave(session):
+                return False
+            self._count(session, name, -1)
+            if share.members:
+                return True
+            del self.shares[name]
+            self.n_bytes -= SHARE_BYTES
+        node = stays = self._root  # the last node on the way that is there for others too
+        cut = depth = 0
+        levels = topic_filter.split("/")
+        for depth, level in enumerate(levels):
+            child = node.get(level)
+            if child is None:
+                return False
+            if len(node) > 1 or node.held is not None or node.shares or node is self._root:
+                stays, cut = node, depth
+            node = child
+        if share is not None and node.shares:
+            del node.shares[name]
+        elif node.let_go(session):
+            self._count(session, name, -1)
+        else:
+            return False
+        if node.is_empty():  # with it goes all that leads to it alone
+            del stays[levels[cut]]
+            n_tables = depth - cut if stays else depth - cut + 1
+            self.n_bytes -= n_tables * TABLE_BYTES
+            self.n_bytes -= sum(LEVEL_BYTES + sys.getsizeof(level) for level in levels[cut:])
+        self._make_void(topic_filter)
+        return True
+
+    def void_plans(self) -> None:
+        """Drop every plan: something that plans depend on has changed.
+
+        What was derived from plans is there only while they are: of a run of such changes, the
+        first alone has work to do.
+        """
+        if not self.plans:
+            return
+        self.plans.clear()
+        self._plan_bytes = 0
+        self.on_plans_void()
+
+    def _make_void(self, topic_filter: str) -> None:
+        if "+" in topic_filter or "#" in topic_filter:
+            self.void_plans()
+        elif (plan := self.plans.pop(topic_filter.encode(), None)) is not None:
+            self._plan_bytes -= plan.size_bytes()
+            self.on_plans_void()
+
+    def plan(self, topic: str, topic_bytes: bytes) -> Plan:
+        """Return the plan of a valid topic, from the cache or newly made."""
+        plan = self.plans.get(topic_bytes)
+        if plan is not None:
+            return plan
+        plan = self.fresh_plan(topic, topic_bytes)
+        if self._plan_bytes + plan.size_bytes() > self._most_plan_bytes:
+            self.void_plans()
+        self._plan_bytes += plan.size_bytes()
+        self.plans[topic_bytes] = plan
+        return plan
+
+    def fresh_plan(self, topic: str, topic_bytes: bytes) -> Plan:
+        """Return the plan of a valid topic for one use: for messages of very many topics."""
+        by_session: dict[Session, list[Subscription]] = {}
+        for node in self._matching_nodes(topic):
+            held = node.held
+            if held is None:
+                continue
+            if isinstance(held, Subscription):
+                held = {held.session: held}
+            for session, subscription in held.items():  # of which there may be very many
+                found = by_session.get(session)
+                if found is None:
+                    by_session[session] = [subscription]
+                else:
+                    found.append(subscription)
+        threshold_s = self._threshold_s(topic) if self._threshold_s is not None else None
+        return Plan(
+            topic,
+            topic_bytes,
+            [Target(session, found) for session, found in by_session.items()],
+            tuple(s for s in self._sinks if any(matches(f, topic) for f in s.topic_filters)),
+            sys.maxsize if threshold_s is None else threshold_s,
+            tuple(self.match_shares(topic)) if self.shares else (),
+        )
+
+    def levels_below(self, prefix: str) -> list[str]:
+        """Return the next level of every filter that begins with the levels of `prefix`.
+
+        Each once; a wildcard is a level like others, and stands for none in `prefix`.
+        """
+        node = self._root
+        for level in prefix.split("/"):
+            below = node.get(level)
+            if below is None:
+                return []
+            node = below
+        return list(node)
+
+    def match(self, topic: str) -> Iterator[Subscription]:
+        """Yield every subscription, none of them shared, whose filter matches a topic."""
+        for node in self._matching_nodes(topic):
+            yield from node.subscriptions()
+
+    def subscriptions_of(self, session: Session, topic: str) -> list[Subscription]:
+        """Return a session's own subscriptions, none of them shared, that match a topic.
+
+        It takes as long as to find who else gets the topic, however many the session has.
+        """
+        found: list[Subscription] = []
+        for node in self._matching_nodes(topic):
+            held = node.held
+            own = held.get(session) if isinstance(held, dict) else held
+            if own is not None and own.session is session:
+                found.append(own)
+        return found
+
+    def match_shares(self, topic: str) -> Iterator[SharedSubscription]:
+        """Yield every shared subscription whose filter matches a topic."""
+        for node in self._matching_nodes(topic):
+            if node.shares:
+                yield from node.shares.values()
+
+    def _matching_nodes(self, topic: str) -> Iterator[_Node]:
+        """Yield the node of every filter that matches a topic.
+
+        A topic that begins with ``$`` is not matched by a wildcard at the first level
+        [MQTT-4.7.2-1].
+        """
+        levels = topic.split("/")
+        n_levels = len(levels)
+        wildcards_from = 1 if topic.startswith("$") else 0
+        stack = [(self._root, 0)]
+        while stack:
+            node, depth = stack.pop()
+            if depth == n_levels:
+                yield node
+                rest = node.get("#")  # "a/#" matches "a" [MQTT-4.7.1-2]
+                if rest is not None:
+                    yield rest
+                continue
+            if depth >= wildcards_from:
+                rest = node.get("#")
+                if rest is not None:
+                    yield rest
+                any_level = node.get("+")
+                if any_level is not None:
+                    stack.append((any_level, depth + 1))
+            child = node.get(levels[depth])
+            if child is not None:
+                stack.append((child, depth + 1))

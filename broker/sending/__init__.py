@@ -1,0 +1,1 @@
+"""What leaves for one client."""

@@ -1,0 +1,592 @@
+"""The sending half of a connection: from a session's outbox to packets.
+
+Theory of operation. `pump` takes from the outbox what may leave while there is room, and `out`
+collects the packets that result, until the driver writes them all at once. A small payload is
+joined to its header; a large one is written by reference, and never copied. A large message ends
+the pump: it leaves alone, and the gate is asked again when the transport has taken it.
+
+What a client may not learn before it is safe, such as the PUBLISH of a QoS 2 message to a durable
+session, is *held*: it stands in `held`, in order, until the journal reports the commit. Meanwhile
+other packets of the session's state queue up behind it, and nothing leaves the outbox.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from penstock.broker.events import PacketSent
+from penstock.broker.message import Message
+from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5, PacketType
+from penstock.broker.mqtt.packets import Packet, PubRel
+from penstock.broker.mqtt.size_limit import fit_packet
+from penstock.broker.mqtt.topic_aliases import OutgoingAliases
+from penstock.broker.mqtt.writer import publish_header, write_packet
+from penstock.broker.outbox.delivery import NO_QUEUE, Delivery
+from penstock.broker.payload import (
+    PIECE_BYTES,
+    SENT_PIECE_BYTES,
+    STORED_ABOVE_BYTES,
+    PayloadReader,
+    PieceReader,
+)
+from penstock.broker.sending.outgoing import Outgoing
+from penstock.broker.sending.outgoing_properties import outgoing_properties
+from penstock.broker.sending.throttle import Throttle
+from penstock.broker.sessions.probes import send_probe
+from penstock.broker.sessions.redelivery import may_take_over, take_over
+from penstock.broker.sessions.retained_delivery import SLICE_MESSAGES, send_due
+
+if TYPE_CHECKING:
+    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.session import Session
+
+JOIN_BELOW_BYTES: Final = STORED_ABOVE_BYTES
+"""A payload up to this size is joined to a header up to it; longer ones are not copied again."""
+
+PUMP_BYTES: Final = 65_536
+"""What one pump moves at most before it is written: enough to make the write worth it."""
+
+PUMP_MESSAGES: Final = 32
+"""The same in messages. Each takes some 5 us, so that the driver can see every fraction of a
+millisecond whether others have waited long enough; a write for so many costs little of that."""
+
+UNREAD_BYTES: Final = 1024 * 1024
+"""Memory that answers may take for a client that does not read them. A client that first sends
+and then reads gets far with it; who only sends must not fill the memory."""
+
+_ANSWER_BYTES: Final = 64
+"""What an answer takes of the memory beside its bytes, of which there are often two or four."""
+
+ANSWER_MEMORY_BYTES: Final = 4 + _ANSWER_BYTES
+"""The same of a PUBACK, PUBREC, PUBREL or PUBCOMP, its bytes included."""
+
+_CONNACK_BYTE: Final = PacketType.CONNACK << 4
+
+_SHORT_PACKET: Final = struct.Struct(">BBH").pack
+
+_NO_PROPERTIES: Final = b"\0"
+
+
+class Sender(Outgoing):
+    """What is on its way to one client.
+
+    Attributes:
+        driver: whatever the driver wants to find again in a touched connection.
+        session: the client's session; only after CONNECT was accepted.
+        version: protocol version.
+        held: (commit, first byte, header, payload) of packets that wait for a commit.
+        held_bytes: what they sum up to.
+        send_maximum: bytes of the largest packet this client takes.
+        copy_maximum: bytes of the largest PUBLISH that goes to this client as it came; 0 where
+            none does, as the client takes Topic Aliases.
+        aliases: Topic Aliases used towards this client, or None for none.
+        is_explained: Request Problem Information: the client wants Reason Strings.
+        send_quota: QoS 1 and 2 messages that may be inflight to this client.
+        send_quota_bytes: payload bytes inflight from which on no further message is sent.
+        unread_bytes: about what the memory holds of answers to this client that were put while
+            the transport had no room; above `UNREAD_BYTES` the client is not read from.
+        is_broken_off: ended in the middle of a packet, of which nothing more is to be sent.
+        is_heard_out: to be closed when the peer has read why: what it sends to a closed socket
+            may cost it what it has not read yet.
+        is_open: CONNECT was accepted and the connection has not ended.
+        is_touched: on the core's list for the driver.
+        needs_look: the driver must look at more of it than what is in `out`.
+        wants_more: there is more to send than the last pump took.
+        throttle: who waits for this client, and for whom this client waits.
+    """
+
+    __slots__ = (
+        "_pump_wanted",
+        "aliases",
+        "copy_maximum",
+        "driver",
+        "held",
+        "held_bytes",
+        "is_broken_off",
+        "is_explained",
+        "is_heard_out",
+        "is_open",
+        "is_touched",
+        "needs_look",
+        "send_maximum",
+        "send_quota",
+        "send_quota_bytes",
+        "session",
+        "throttle",
+        "unread_bytes",
+        "version",
+        "wants_more",
+    )
+
+    def __init__(self, core: Core, driver: Any) -> None:
+        super().__init__(core)
+        self.driver = driver
+        self.session: Session
+        self.version = MQTT_5
+        self.held: deque[tuple[int, int, bytes, bytes | PayloadReader]] = NO_QUEUE
+        self.held_bytes = 0
+        self.send_maximum = self.copy_maximum = MAX_REMAINING_LENGTH + 5
+        self.aliases: OutgoingAliases | None = None
+        self.is_explained = True
+        self.send_quota = 0
+        self.send_quota_bytes = core.limits.inflight_bytes
+        self.unread_bytes = 0
+        self.is_broken_off = False
+        self.is_heard_out = False
+        self.is_open = False
+        self.is_touched = False
+        self.needs_look = False
+        self.wants_more = False
+        self.throttle = Throttle(self)
+        self._pump_wanted = False
+
+    def has_quota(self) -> bool:
+        """Say whether one more QoS 1 or 2 message may be inflight to this client."""
+        inflight = self.session.inflight
+        return len(inflight) < self.send_quota and inflight.n_bytes < self.send_quota_bytes
+
+    def pause_sending(self, now: float) -> None:
+        """The transport has too many unsent bytes: yield nothing until `resume_sending`."""
+        self.is_paused = True
+        self.throttle.paused(now)
+        if self.is_open:
+            self.session.is_direct = False
+
+    def resume_sending(self, now: float) -> None:
+        """The transport has room again."""
+        self.is_paused = False
+        self.unread_bytes = 0
+        self.throttle.resumed(now)
+        self.want_pump()
+
+    def peer(self) -> str:
+        """Name the peer for the log."""
+        raise NotImplementedError
+
+    def break_off(self, now: float) -> None:
+        """End the connection in the middle of a packet."""
+        raise NotImplementedError
+
+    def want_pump(self) -> None:
+        """Ask the driver for a `pump`: something may be able to leave."""
+        self._pump_wanted = True
+        self.core.touch(self)
+
+    def pump(self, unsent_bytes: int, now: float) -> None:
+        """Move from the outbox into `out` what may be sent now.
+
+        Args:
+            unsent_bytes: what the transport has taken and not sent.
+            now: monotonic seconds.
+        """
+        if not self._pump_wanted:
+            return
+        if not self.round_bytes and self.core.breaking is not None:
+            # Of what may be broken off the rest is in `out`: what stands behind it would be lost.
+            self.wants_more = True
+            self.core.breaking.look(self, unsent_bytes, now)
+            return
+        self._pump_wanted = False
+        self.wants_more = False
+        if not self.is_open or self.is_paused or (self.held and not self._is_disk_failing()):
+            return
+        session = self.session
+        if session.connection is not self:  # its peer is gone
+            return
+        is_refilled = False
+        n_left = PUMP_MESSAGES
+        inflight = session.inflight
+        session.link.unsent_bytes = unsent_bytes
+        if session.probe is not None:
+            send_probe(session, self, now)
+        while n_left and self.out_bytes + self.held_bytes < PUMP_BYTES:
+            n_left -= 1
+            if session.resend:
+                # The quota is this connection's [MQTT-3.3.4-9]; the last one's may have been more.
+                if len(inflight) - len(session.resend) >= self.send_quota:
+                    break
+                self._send_again(session.resend.popleft(), now)
+                continue
+            has_quota = len(inflight) < self.send_quota and inflight.n_bytes < self.send_quota_bytes
+            delivery = session.outbox.take(now, has_quota=has_quota)
+            if delivery is None:
+                if session.retained_due and not self.wants_more and send_due(session, now):
+                    self.wants_more = True  # after others had their turn
+                elif is_refilled or not session.shares or not take_over(session, now):
+                    break
+                else:
+                    is_refilled = True
+                continue
+            is_large = delivery.message.is_large and session.outbox.is_large(delivery.message)
+            if is_large and self.core.breaking is not None:
+                self.core.breaking.send(self, delivery, now)
+            else:
+                self.send_delivery(delivery, now)
+            if session.retained_due:
+                send_due(session, now, 1)
+            if is_large:
+                self.wants_more = True
+                break
+        else:  # it may have been all: found in the next pump only, what comes till then would wait
+            self.wants_more = bool(
+                session.outbox.n_messages
+                or session.resend
+                or session.retained_due
+                or (session.shares and may_take_over(session))
+            )
+        self.wants_more |= is_refilled  # there may be more of it
+        self._after_pump(session, now)
+
+    def _after_pump(self, session: Session, now: float) -> None:
+        if self.core.room.waiting:
+            self.core.room.made(session, now)
+        if self.wants_more:
+            self._pump_wanted = True
+            # What others publish goes out between retained messages: nobody waits for all of them.
+            if session.retained_due and session.outbox.n_messages <= SLICE_MESSAGES:
+                self.throttle.let_go()
+        elif session.outbox.n_messages <= self.send_quota:
+            if not (session.outbox.n_messages or session.resend or session.retained_due):
+                session.is_direct = True
+                self.throttle.is_slow = False
+            self.throttle.let_go()
+        self._set_look_timer(session, now)
+
+    def _set_look_timer(self, session: Session, now: float) -> None:
+        """See that the gate is asked again when it wants to be.
+
+        Where that time has come already, the inflight window was full: the acknowledgement that
+        makes room brings the next pump, and a timer would come at once, for ever.
+        """
+        at = session.outbox.look_again_at
+        if at is not None and at <= now:
+            at = None
+        timer = session.look_timer
+        if timer is not None and timer.at == at and timer.action is not None:
+            return
+        if timer is not None:
+            timer.cancel()
+        session.look_timer = None
+        if at is not None:
+            session.look_timer = self.core.timers.at(at, lambda _now: self.want_pump())
+
+    def send_packet(self, packet: Packet) -> None:
+        """Put a packet other than PUBLISH into `out`, behind what is held."""
+        frame = self._frame(packet)
+        if frame is None:
+            return
+        if self.held:
+            self._hold(frame[0], frame, b"")
+        else:
+            self._put(frame[0], frame, b"")
+
+    def _frame(self, packet: Packet) -> bytes | None:
+        """Return a packet's bytes, as far as the client takes it; None where it does not."""
+        frame: bytes | None
+        if self.is_explained:
+            frame = write_packet(packet, self.version)
+            if len(frame) <= self.send_maximum:
+                return frame
+        frame = fit_packet(packet, self.version, self.send_maximum, is_explained=self.is_explained)
+        if frame is None:
+            self.core.logger.warning(
+                "%s: %s not sent, it is longer than the client's Maximum Packet Size of %d bytes",
+                self.peer(),
+                packet.packet_type.name,
+                self.send_maximum,
+            )
+        return frame
+
+    def send_when_safe(self, packet: Packet) -> None:
+        """Send a packet that says what a durable session has just become, after the commit."""
+        if self._is_safe():
+            self.send_packet(packet)
+        else:
+            self.hold(packet)
+
+    def _is_safe(self) -> bool:
+        journal = self.core.journal
+        return journal is None or self.session.journal is None or journal.is_settled
+
+    def hold(self, packet: Packet) -> None:
+        """Send a packet after the next commit, and nothing of the outbox before it."""
+        frame = self._frame(packet)
+        if frame is not None:
+            self._hold(frame[0], frame, b"")
+            if self.is_open:
+                self.session.is_direct = False
+
+    def _hold(self, first_byte: int, header: bytes, payload: bytes | PayloadReader) -> None:
+        journal = self.core.journal
+        assert journal is not None  # noqa: S101 (nothing is held without one)
+        if self.held is NO_QUEUE:
+            self.held = deque()
+        self.held.append((journal.hold_for(self), first_byte, header, payload))
+        self.held_bytes += len(header) + len(payload)
+        if self.held_bytes >= PUMP_BYTES and self.is_open:
+            self.session.is_direct = False
+
+    def _is_disk_failing(self) -> bool:
+        journal = self.core.journal
+        return journal is not None and journal.is_failing
+
+    @property
+    def holds_connack(self) -> bool:
+        """Whether CONNACK waits for a commit: nothing may go out before it [MQTT-3.2.0-1]."""
+        return bool(self.held) and self.held[0][1] == _CONNACK_BYTE
+
+    def send_held(self, number: int) -> None:
+        """Send what was held for a commit that is done."""
+        held = self.held
+        while held and held[0][0] <= number:
+            self._put_held()
+        if not held:
+            self.want_pump()
+
+    def send_held_connack(self) -> None:
+        """Let the CONNACK go where the disk refuses: a client may come, if nothing is safe."""
+        if self.holds_connack:
+            self._put_held()
+        self.want_pump()
+
+    def _put_held(self) -> None:
+        _, first_byte, header, payload = self.held.popleft()
+        self.held_bytes -= len(header) + len(payload)
+        self._put(first_byte, header, payload)
+
+    def drop_held(self) -> bool:
+        """Forget what is held, for the connection ends; return whether CONNACK was among it.
+
+        The client may then be sent nothing more, not even a DISCONNECT [MQTT-3.14.0-1].
+        """
+        has_connack = self.holds_connack
+        self.held.clear()
+        self.held_bytes = 0
+        return has_connack
+
+    def send_short(self, first_byte: int, packet_id: int) -> None:
+        """Send a PUBREL or PUBCOMP of success once what it says is safe."""
+        frame = _SHORT_PACKET(first_byte, 2, packet_id)
+        if self.held:
+            self._hold(first_byte, frame, b"")
+        elif self._is_safe():
+            self._put(first_byte, frame, b"")
+        else:
+            self._hold(first_byte, frame, b"")
+            if self.is_open:
+                self.session.is_direct = False
+
+    def send_receipt(self, first_byte: int, packet_id: int) -> None:
+        """Send the PUBACK or PUBREC of a message that was accepted."""
+        frame = _SHORT_PACKET(first_byte, 2, packet_id)
+        if self.held:
+            self._hold(first_byte, frame, b"")
+        else:
+            self._put(first_byte, frame, b"")
+
+    def send_qos0(
+        self, message: Message, *, retain: bool, subscription_ids: tuple[int, ...], now: float
+    ) -> None:
+        """Send a QoS 0 message that need not wait, and book it."""
+        payload = message.payload if type(message.payload) is bytes else self._read(message)
+        if payload is None:
+            return
+        if self.aliases is not None:
+            header = self._aliased_header(
+                self.aliases, message, subscription_ids, now, retain=retain
+            )
+        else:
+            properties = _NO_PROPERTIES
+            if (message.properties or subscription_ids) and self.version == MQTT_5:
+                properties = outgoing_properties(message, subscription_ids, now)
+            header = publish_header(
+                message.topic_bytes,
+                len(payload),
+                retain=retain,
+                properties=properties,
+                version=self.version,
+            )
+        if self._put_publish(header, payload):
+            self.session.ledger.delivered += 1
+
+    def send_delivery(
+        self, delivery: Delivery, now: float, *, in_pieces: bool = False
+    ) -> bytes | PayloadReader | None:
+        """Send what was taken from the outbox, and book it.
+
+        Args:
+            delivery: to be sent.
+            now: monotonic seconds.
+            in_pieces: its payload is to be read piece by piece, if it is more than one.
+
+        Returns:
+            The payload on its way; None at QoS 0, or where it was dropped.
+        """
+        message = delivery.message
+        if not delivery.qos:
+            self.send_qos0(
+                message,
+                retain=delivery.retain,
+                subscription_ids=delivery.subscription_ids,
+                now=now,
+            )
+            return None
+        payload = message.payload if type(message.payload) is bytes else self._read(message)
+        if payload is None:
+            return None
+        if in_pieces and len(payload) > SENT_PIECE_BYTES and isinstance(payload, bytes):
+            payload = PieceReader(payload)
+        session = self.session
+        session.inflight.start(delivery)
+        is_held = delivery.qos == 2 and (session.journal is not None or delivery.row_start != 0)
+        header = self._header(delivery, now, dup=delivery.is_repeat)
+        if self._put_publish(header, payload, is_held=is_held):
+            if self.core.samplers:
+                link = session.link
+                self.core.tell_samplers(lambda s: delivery.tell_sent(s, link, now))
+            return payload
+        session.inflight.drop(delivery)
+        return None
+
+    def _send_again(self, delivery: Delivery, now: float) -> None:
+        """Repeat what the last connection left unacknowledged [MQTT-4.4.0-1].
+
+        It is safe since before CONNACK, so that nothing is held and all goes in its order
+        [MQTT-4.6.0-1]; unless CONNACK could not wait, as the disk refuses.
+        """
+        inflight = self.session.inflight
+        if not inflight.holds(delivery):  # acknowledged before it was repeated
+            return
+        if inflight.is_released(delivery.packet_id):
+            self.send_when_safe(PubRel(delivery.packet_id))
+            return
+        payload = self._read(delivery.message)
+        is_held = delivery.qos == 2 and self.session.journal is not None and self._is_disk_failing()
+        if payload is None or not self._put_publish(
+            self._header(delivery, now, dup=True), payload, is_held=is_held
+        ):
+            inflight.drop(delivery)
+
+    def _read(self, message: Message) -> bytes | PayloadReader | None:
+        """Return a payload; None, booked as dropped, where its store cannot read it back."""
+        payload = message.payload
+        try:
+            if isinstance(payload, bytes) or self.core.listeners.packet_sent:
+                return message.read_payload()
+            return payload.read_piece(0) if len(payload) <= PIECE_BYTES else PayloadReader(payload)
+        except OSError as error:
+            self.core.on_extension_error(type(self.core.payload_store).__name__, error)
+            self.session.ledger.drop("payload_lost")
+            return None
+
+    def _header(self, delivery: Delivery, now: float, *, dup: bool) -> bytes:
+        message = delivery.message
+        if self.aliases is not None:
+            return self._aliased_header(
+                self.aliases,
+                message,
+                delivery.subscription_ids,
+                now,
+                qos=delivery.qos,
+                retain=delivery.retain,
+                dup=dup,
+                packet_id=delivery.packet_id,
+            )
+        properties = _NO_PROPERTIES
+        if (message.properties or delivery.subscription_ids) and self.version == MQTT_5:
+            properties = outgoing_properties(message, delivery.subscription_ids, now)
+        return publish_header(
+            message.topic_bytes,
+            message.payload_bytes,
+            qos=delivery.qos,
+            retain=delivery.retain,
+            dup=dup,
+            packet_id=delivery.packet_id,
+            properties=properties,
+            version=self.version,
+        )
+
+    def _aliased_header(
+        self,
+        aliases: OutgoingAliases,
+        message: Message,
+        subscription_ids: tuple[int, ...],
+        now: float,
+        **fields: Any,
+    ) -> bytes:
+        """Return a PUBLISH header with a Topic Alias, where the topic gets one."""
+        topic_bytes = message.topic_bytes
+        alias, is_known = aliases.use(topic_bytes)
+        if alias:
+            header = publish_header(
+                b"" if is_known else topic_bytes,
+                message.payload_bytes,
+                properties=outgoing_properties(message, subscription_ids, now, alias),
+                **fields,
+            )
+            if is_known or len(header) + message.payload_bytes <= self.send_maximum:
+                return header
+            aliases.forget(topic_bytes)  # it may fit without
+        properties = outgoing_properties(message, subscription_ids, now)
+        return publish_header(topic_bytes, message.payload_bytes, properties=properties, **fields)
+
+    def _put_publish(
+        self, header: bytes, payload: bytes | PayloadReader, *, is_held: bool = False
+    ) -> bool:
+        """Put a PUBLISH into `out`, or book it as dropped [MQTT-3.1.2-24] and return False.
+
+        Args:
+            header: of the packet.
+            payload: of the packet.
+            is_held: it must not leave before what has changed until now is safe: of a QoS 2
+                message whose packet identifier is lost, a restart would make another message.
+        """
+        size = len(header) + len(payload)
+        if size > self.send_maximum:
+            self.session.ledger.drop("packet_too_large")
+            return False
+        core = self.core
+        core.counters.publish_sent += 1
+        # A Topic Alias must not overtake the packet that says what it stands for.
+        if is_held or (self.held and self.aliases is not None):
+            self._hold(header[0], header, payload)
+        elif core.is_plain and len(payload) <= JOIN_BELOW_BYTES >= len(header):
+            # As `_put`, with one call less.
+            core.counters.packets_sent += 1
+            self.out_bytes += size
+            self.out.append(header + payload)  # type: ignore[operator]  # a reader is longer
+            if not self.is_touched:
+                core.write_soon(self)
+        else:
+            self._put(header[0], header, payload)
+        return True
+
+    def _put(self, first_byte: int, header: bytes, payload: bytes | PayloadReader) -> None:
+        """Put one packet into `out`."""
+        core = self.core
+        size = len(header) + len(payload)
+        self.out_bytes += size
+        core.counters.packets_sent += 1
+        if self.is_paused:
+            self.unread_bytes += len(header) + _ANSWER_BYTES
+            core.touch(self)  # it may be too much to read on
+        if not payload:
+            self.out.append(header)
+        elif isinstance(payload, PayloadReader):
+            self.out += (header, payload)
+            self.round_bytes = 0
+        elif len(payload) <= JOIN_BELOW_BYTES >= len(header):
+            self.out.append(header + payload)
+        else:
+            self.out.append(header)
+            self.out.append(payload)
+        if core.listeners.packet_sent:
+            session = self.session if self.is_open else None
+            # As `_read` has, where there are listeners.
+            read = payload.whole if isinstance(payload, PieceReader) else cast("bytes", payload)
+            event = PacketSent(session, first_byte, size, (header, read))
+            core.tell(core.listeners.packet_sent, event)
+        if not self.is_touched:
+            core.write_soon(self)

@@ -1,0 +1,216 @@
+"""Slowing publishers down for subscribers that keep up otherwise.
+
+Theory of operation. A publisher can send faster than a healthy subscriber reads. Were the rest
+queued, memory would grow, and at the outbox's limit messages would be dropped that TCP could
+have held back. So a publisher whose message meets a subscriber without room is not read from
+until that subscriber has caught up. A subscriber on a bad link must not hold up an alarm for
+others, though: every `THROTTLE_SECONDS` the wait is judged anew, and a subscriber whose
+transport has not drained once in that time is *slow*. It is not waited for again until it has
+drained faster than that, or its outbox has been empty. No wait lasts longer than
+`MAX_WAIT_SECONDS`.
+
+Who publishes little does not wait for what others have sent. What a publisher adds to subscribers
+without room uses up an allowance (`LITTLE_MESSAGES_PER_SECOND`, `LITTLE_BYTES_PER_SECOND`), and it
+waits only when that is spent, or for a subscriber that has a good part of what its outbox takes
+waiting (`WAITING_SHARE`): then very many who publish little are a flood, too.
+
+A client that is not read from cannot acknowledge either. Were two that flood each other both
+held, each would wait for the other's acknowledgements, which nobody reads. So nobody waits for
+one that waits for it, be it through others: who waits for whom has no circle, and at the end of
+each chain stands a client that is read from. One in the middle of a chain is not slow by itself
+and is not judged: from source to worker to sink, the source is to wait for the sink too.
+"""
+
+# One throttle reads another's fields: they are two ends of one relation.
+# ruff: noqa: SLF001
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.timers import Timer
+
+if TYPE_CHECKING:
+    from penstock.broker.sending.sender import Sender
+
+THROTTLE_SECONDS: Final = 0.05
+"""Time in which a subscriber that keeps up drains `write_high_bytes` at least once; below some
+0.5 MB/s it does not."""
+
+MAX_WAIT_SECONDS: Final = 1.0
+"""The longest that a publisher is not read from, however well its subscribers drain."""
+
+LITTLE_MESSAGES_PER_SECOND: Final = 200.0
+"""What a publisher may add to subscribers without room and need not wait."""
+
+LITTLE_BYTES_PER_SECOND: Final = 131_072.0
+"""The same in payload bytes: a quarter of what the slowest subscriber drains that is waited for."""
+
+LITTLE_SECONDS: Final = 0.25
+"""The allowance of so long may be used at once: a network brings messages in bunches."""
+
+MOST_DEBT_SECONDS: Final = 1.0
+"""A publisher that has spent more of its allowance, such as by one large message, has little again
+after as long as the longest wait."""
+
+WAITING_SHARE: Final = 0.125
+"""Of the messages or bytes that an outbox takes: while fewer wait, it has room for little ones."""
+
+
+class Throttle:
+    """One connection's part in it, as a publisher and as a subscriber.
+
+    Attributes:
+        connection: whose part it is; None after its end, when it waits for nobody.
+        blockers: the subscribers that this publisher waits for. Here, as in `_held`, a dictionary
+            stands for a set: most are empty, and an empty one takes a third of the memory.
+        is_slow: a publisher has waited for this connection in vain.
+    """
+
+    __slots__ = (
+        "_checked_at",
+        "_core",
+        "_held",
+        "_paid_until",
+        "_paused_at",
+        "_resumed_at",
+        "_timer",
+        "_waits_since",
+        "blockers",
+        "connection",
+        "is_slow",
+    )
+
+    def __init__(self, connection: Sender) -> None:
+        self._core = connection.core
+        self.connection: Sender | None = connection
+        self.blockers: dict[Throttle, None] = {}
+        self._held: dict[Throttle, None] = {}
+        self._timer: Timer | None = None
+        self._waits_since = 0.0
+        self._checked_at = 0.0
+        self._paid_until = 0.0
+        self._paused_at = 0.0
+        self._resumed_at = 0.0
+        self.is_slow = False
+
+    def paused(self, now: float) -> None:
+        """This connection's transport has no room."""
+        self._paused_at = now
+
+    def resumed(self, now: float) -> None:
+        """It has drained."""
+        self._resumed_at = now
+        if now - self._paused_at < THROTTLE_SECONDS:
+            self.is_slow = False
+
+    def wait_for_congested(self, now: float) -> None:
+        """Wait for the subscribers whom the last publish found without room."""
+        congested = self._core.congested
+        if not congested:
+            return
+        if self.connection is not None:
+            subscribers = {connection for connection, _ in congested}
+            is_little = self._is_little(len(subscribers), now)
+            for connection in subscribers:
+                blocker = connection.throttle
+                if blocker is self or (is_little and _has_room_for_little(connection)):
+                    continue
+                if not blocker._waits_for(self):
+                    self.blockers[blocker] = None
+                    blocker._held[self] = None
+        congested.clear()
+        if self.blockers and self._timer is None:
+            self._waits_since = now
+            self._set_timer(now)
+            self._touch()
+
+    def _is_little(self, n_subscribers: int, now: float) -> bool:
+        """Book what the last publish added; say whether it is within the allowance."""
+        congested = self._core.congested
+        n_bytes = sum(n_bytes for _, n_bytes in congested)
+        seconds = max(
+            len(congested) / LITTLE_MESSAGES_PER_SECOND, n_bytes / LITTLE_BYTES_PER_SECOND
+        )
+        paid_until = max(self._paid_until, now) + seconds / n_subscribers
+        self._paid_until = min(paid_until, now + MOST_DEBT_SECONDS)
+        return paid_until <= now + LITTLE_SECONDS
+
+    def _touch(self) -> None:
+        if self.connection is not None:
+            self._core.touch(self.connection)
+
+    def _waits_for(self, other: Throttle) -> bool:
+        """Say whether this connection waits for another one, be it through others."""
+        if not other._held:
+            return False
+        seen = {self}
+        rest = [self]
+        while rest:
+            for blocker in rest.pop().blockers.keys() - seen:
+                if blocker is other:
+                    return True
+                seen.add(blocker)
+                rest.append(blocker)
+        return False
+
+    def _set_timer(self, now: float) -> None:
+        self._checked_at = now
+        self._timer = self._core.timers.at(now + THROTTLE_SECONDS, self._judge)
+
+    def _judge(self, now: float) -> None:
+        """Give up on subscribers that have not drained; go on waiting for the others."""
+        checked_at = self._checked_at
+        self._set_timer(now)
+        is_over = now - self._waits_since >= MAX_WAIT_SECONDS
+        for blocker in list(self.blockers):
+            has_drained = blocker._resumed_at > checked_at
+            is_slow = not has_drained and not blocker.blockers
+            if is_slow:
+                blocker.is_slow = True
+            if is_over or is_slow:
+                blocker._held.pop(self, None)
+                self.blockers.pop(blocker, None)
+        if not self.blockers:
+            self._cancel_timer()
+            self._touch()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def let_go(self) -> None:
+        """Let every publisher go on that waits for this connection."""
+        for publisher in self._held:
+            publisher.blockers.pop(self, None)
+            if not publisher.blockers and publisher._timer is not None:
+                publisher._timer.cancel()
+                publisher._timer = None
+                publisher._touch()
+        self._held.clear()
+
+    def leave(self) -> None:
+        """The connection has ended: nobody waits for it, and it waits for nobody."""
+        self.let_go()
+        for blocker in self.blockers:
+            blocker._held.pop(self, None)
+        self.blockers.clear()
+        self._cancel_timer()
+
+    def end(self) -> None:
+        """Leave, and let go of the connection: nothing is done for it any more.
+
+        The two refer to each other: apart they are freed at once, and not by the collector.
+        """
+        self.leave()
+        self.connection = None
+
+
+def _has_room_for_little(subscriber: Sender) -> bool:
+    """Say whether so little waits for a subscriber that who publishes little need not wait."""
+    limits, outbox = subscriber.core.limits, subscriber.session.outbox
+    return (
+        outbox.n_messages < limits.queued_messages * WAITING_SHARE
+        and outbox.n_bytes < limits.queued_bytes * WAITING_SHARE
+    )

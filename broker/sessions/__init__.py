@@ -1,0 +1,1 @@
+"""Session state, and what all sessions of a broker share."""

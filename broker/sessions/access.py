@@ -1,0 +1,146 @@
+"""Access control from several sources.
+
+A policy file may name several plugins that answer for clients: aMQTT's, which the aMQTT host
+speaks for as one source, and Penstock's own. Their answers combine as aMQTT combines those of
+its own plugins:
+
+* A client connects if at least one source lets it in and none refuses it. A source that says
+  None leaves the client to the others; where all do, nobody has let it in. So a password file
+  and a directory service may stand side by side, each for the users that it knows.
+* A session may do something with a topic if every source that checks such an action agrees.
+* Names that a source gives a client hold, those of the first source that gives any.
+* A client stays as long as each source that has let it in stands by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+
+from penstock.broker.access_control import (
+    PUBLISH,
+    RECEIVE,
+    SUBSCRIBE,
+    Accepted,
+    AccessControl,
+    Action,
+    Admittance,
+    Authenticator,
+    ConnectAttempt,
+    SessionView,
+)
+
+
+class SeveralSources:
+    """Access control by what several sources say; see the module. No source lets nobody in.
+
+    As long as no source takes a wait, neither does this.
+
+    Attributes:
+        checks_publish: whether any source checks it.
+        checks_subscribe: the same.
+        checks_receive: the same.
+    """
+
+    def __init__(self, sources: Sequence[AccessControl]) -> None:
+        self._sources = tuple(sources)
+        self._checking = {
+            PUBLISH: tuple(source for source in sources if source.checks_publish),
+            SUBSCRIBE: tuple(source for source in sources if source.checks_subscribe),
+            RECEIVE: tuple(source for source in sources if source.checks_receive),
+        }
+        self.checks_publish = bool(self._checking[PUBLISH])
+        self.checks_subscribe = bool(self._checking[SUBSCRIBE])
+        self.checks_receive = bool(self._checking[RECEIVE])
+
+    def authenticate(self, attempt: ConnectAttempt) -> Admittance | Awaitable[Admittance]:
+        """Ask the sources in turn, up to the first that refuses."""
+        answers: list[Admittance] = []
+        for index, source in enumerate(self._sources):
+            answer = source.authenticate(attempt)
+            if isinstance(answer, Awaitable):
+                return self._authenticate_later(attempt, answers, answer, index + 1)
+            answers.append(answer)
+            if _is_refusal(answer):
+                break
+        return _combined(answers)
+
+    async def _authenticate_later(
+        self,
+        attempt: ConnectAttempt,
+        answers: list[Admittance],
+        awaited: Awaitable[Admittance],
+        n_asked: int,
+    ) -> Admittance:
+        answers.append(await awaited)
+        for source in self._sources[n_asked:]:
+            if _is_refusal(answers[-1]):
+                break
+            answer = source.authenticate(attempt)
+            answers.append(await answer if isinstance(answer, Awaitable) else answer)
+        return _combined(answers)
+
+    def authorize(self, session: SessionView, topic: str, action: Action) -> bool | Awaitable[bool]:
+        """Ask the sources that check this action in turn, up to the first that refuses."""
+        checking = self._checking[action]
+        for index, source in enumerate(checking):
+            answer = source.authorize(session, topic, action)
+            if not isinstance(answer, bool):
+                return _authorize_later(answer, checking[index + 1 :], session, topic, action)
+            if not answer:
+                return False
+        return True
+
+
+async def _authorize_later(
+    awaited: Awaitable[bool],
+    rest: Iterable[AccessControl],
+    session: SessionView,
+    topic: str,
+    action: Action,
+) -> bool:
+    if not await awaited:
+        return False
+    for source in rest:
+        answer = source.authorize(session, topic, action)
+        if not (answer if isinstance(answer, bool) else await answer):
+            return False
+    return True
+
+
+def _combined(answers: Iterable[Admittance]) -> Admittance:
+    """Return what the sources' answers to one CONNECT come to."""
+    said = [answer for answer in answers if answer is not None]
+    if not said:
+        return None
+    refusal = next((answer for answer in said if _is_refusal(answer)), None)
+    if refusal is not None:
+        return refusal
+    accepted = [answer for answer in said if isinstance(answer, Accepted)]
+    if not accepted:
+        return True
+    named = (one for one in accepted if one.username is not None or one.client_id is not None)
+    checks = [one.holds for one in accepted if one.holds is not None]
+    holds = partial(_all_hold, checks) if checks else None
+    return next(named, accepted[0])._replace(holds=holds)
+
+
+def _is_refusal(answer: Admittance) -> bool:
+    return answer is not None and not answer
+
+
+def _all_hold(checks: Sequence[Callable[[], bool]]) -> bool:
+    return all(holds() for holds in checks)
+
+
+def combine(
+    sources: Sequence[AccessControl], authenticators: Sequence[Authenticator] = ()
+) -> AccessControl | None:
+    """Return the access control for the core: None, which lets everybody in, where nothing decides.
+
+    The listeners are then local: see `penstock.broker.config.local_only`. Where only authenticators
+    decide, a client that names none of their methods is refused.
+    """
+    if not sources and not authenticators:
+        return None
+    return sources[0] if len(sources) == 1 else SeveralSources(sources)

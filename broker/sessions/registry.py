@@ -1,0 +1,249 @@
+"""Client Identifier to session: takeover, expiry and wills."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from penstock.broker.events import ClientDisconnected, ClientUnsubscribed, SessionEnded
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.quotas.session_quota import SessionQuota
+from penstock.broker.sessions import redelivery, retained_delivery
+from penstock.broker.sessions.session import Session
+from penstock.broker.sessions.wills import send_will, will_bytes, will_delay
+
+if TYPE_CHECKING:
+    from penstock.broker.mqtt.packets import Will
+    from penstock.broker.receiving.connection import Connection
+    from penstock.broker.sessions.core import Core
+
+
+class SessionRegistry:
+    """All sessions of one broker, at most one for each Client Identifier [MQTT-3.1.4-3].
+
+    Attributes:
+        quota: how many there may be.
+        will_bytes: about what the wills of all take of the memory.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._sessions: dict[str, Session] = {}
+        self.quota = SessionQuota(core.limits)
+        self.will_bytes = 0
+        self._leaving: dict[Session, tuple[Connection, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
+
+    def client_ids(self) -> list[str]:
+        """Return the Client Identifier of every session."""
+        return list(self._sessions)
+
+    def get(self, client_id: str) -> Session | None:
+        """Return the session of a client, or None."""
+        return self._sessions.get(client_id)
+
+    def open(self, client_id: str, *, clean_start: bool, now: float) -> tuple[Session, bool]:
+        """Find or make the session for a client that connects.
+
+        A connection that the session has is taken over [MQTT-3.1.4-3]; with `clean_start` an
+        existing session ends first [MQTT-3.1.2-4].
+
+        Returns:
+            (the session, without a connection; Session Present).
+        """
+        session = self._sessions.get(client_id)
+        if session is not None and self.take_over(session, now):
+            session = self._sessions.get(client_id)  # closing may have ended it
+        if session is not None and clean_start:
+            self.end(session, now)
+            session = None
+        if session is not None:
+            for timer in (session.expiry_timer, session.will_timer):
+                if timer is not None:
+                    timer.cancel()  # [MQTT-3.1.3-9]
+            session.expiry_timer = session.will_timer = None
+            self.set_will(session, None)
+            session.inflight.unpark()
+            return session, True
+        return self.create(client_id), False
+
+    def take_over(self, session: Session, now: float) -> bool:
+        """Close the connection that a session has, or that is leaving it, for another client's.
+
+        Returns:
+            True where there was one; its end may have ended the session.
+        """
+        leaving = self._leaving.get(session)
+        connection = leaving[0] if leaving is not None else session.connection
+        if connection is None:
+            return False
+        connection.close(ReasonCode.SESSION_TAKEN_OVER, now)
+        return True
+
+    def create(self, client_id: str) -> Session:
+        """Make a session for a client that has none, and return it."""
+        session = self._sessions[client_id] = Session(client_id, self._core)
+        return session
+
+    def set_will(self, session: Session, will: Will | None) -> None:
+        """Give a session its will, or none, in place of the one that it had."""
+        self.will_bytes += will_bytes(will) - will_bytes(session.will)
+        session.will = will
+
+    def has_room_for(self, will: Will | None, client_id: str) -> bool:
+        """Say whether a client that connects may have a will: no other is refused."""
+        most_bytes = self._core.limits.total_will_bytes
+        if will is None or most_bytes is None:
+            return True
+        session = self._sessions.get(client_id)
+        n_bytes = self.will_bytes - (0 if session is None else will_bytes(session.will))
+        return n_bytes + will_bytes(will) <= most_bytes
+
+    def remove_subscription(self, session: Session, topic_filter: str, now: float) -> None:
+        """End one of a session's subscriptions [MQTT-3.10.4-1].
+
+        Args:
+            session: of one client.
+            topic_filter: of the subscription, which it has.
+            now: monotonic seconds.
+        """
+        core = self._core
+        del session.subscriptions[topic_filter]
+        core.tree.remove(session, topic_filter)
+        redelivery.unsubscribed(session, topic_filter, now)
+        retained_delivery.unsubscribed(session, topic_filter)
+        if session.journal is not None:
+            session.journal.subscription_changed(topic_filter)
+        if core.listeners.client_unsubscribed:
+            event = ClientUnsubscribed(session, topic_filter)
+            core.tell(core.listeners.client_unsubscribed, event)
+
+    def peer_left(self, session: Session, connection: Connection, now: float) -> None:
+        """A client is gone, but what it has sent is not handled to its end: it gets nothing more.
+
+        Will and session wait for `connection_lost`, as what it has sent comes before its will.
+
+        Args:
+            session: of the client.
+            connection: its own.
+            now: monotonic seconds.
+        """
+        if session.connection is not connection:
+            return
+        self._leaving[session] = (connection, now)
+        self._part(session)
+        if session.expiry_interval == 0:  # it will not come back for what is published meanwhile
+            for topic_filter in session.subscriptions:
+                self._core.tree.remove(session, topic_filter)
+
+    def connection_lost(self, session: Session, connection: Connection, now: float) -> None:
+        """A session has lost its connection: decide on its will and its end.
+
+        Args:
+            session: whose connection it was.
+            connection: the one that has ended.
+            now: monotonic seconds.
+        """
+        since = now
+        leaving = self._leaving.get(session)
+        if leaving is not None and leaving[0] is connection:
+            del self._leaving[session]
+            since = leaving[1]
+        elif session.connection is connection:
+            self._part(session)
+        else:
+            return
+        core = self._core
+        if session.shares:
+            redelivery.connection_lost(session, now)
+        if core.breaking is not None:
+            core.breaking.connection_lost(session, connection, now)
+        session.outbox.connection_lost(now, keeps_qos0=connection.is_broken_off)
+        if not connection.is_broken_off:
+            retained_delivery.connection_lost(session)
+        if core.listeners.client_disconnected:
+            core.tell(core.listeners.client_disconnected, ClientDisconnected(session))
+        if core.journal is not None:
+            core.journal.connection_lost(session, since)
+        self.count_absence(session, since, now)
+
+    def _part(self, session: Session) -> None:
+        """Part a session from its connection: nothing more is sent to the client."""
+        session.connection = None
+        session.is_direct = False
+        if session.probe is not None and not session.probe.packet_id:
+            session.probe = None  # it was for this connection
+        if session.look_timer is not None:
+            session.look_timer.cancel()
+            session.look_timer = None
+        self._core.counters.clients_connected -= 1
+
+    def count_absence(self, session: Session, since: float, now: float) -> None:
+        """Let the time run that will and session have without a connection.
+
+        Args:
+            session: without a connection.
+            since: monotonic seconds when it lost it, now or before a restart.
+            now: monotonic seconds.
+        """
+        core = self._core
+        interval = session.expiry_interval
+        if session.will is not None:
+            will_at = since + will_delay(session)
+            if will_at > now and (interval is None or interval > 0):
+                session.will_timer = core.timers.at(
+                    will_at, lambda at: send_will(core, session, at)
+                )
+            else:
+                send_will(core, session, now)
+        if interval is not None and since + interval <= now:
+            self.end(session, now)
+            return
+        if core.outbox_rules.backlog is not None:
+            session.inflight.park(core.outbox_rules.backlog)
+        if interval is not None:
+            session.expiry_timer = core.timers.at(
+                since + interval, lambda at: self.end(session, at, has_expired=True)
+            )
+
+    def end(self, session: Session, now: float, *, has_expired: bool = False) -> None:
+        """End a session: its will is due, its subscriptions and messages go.
+
+        [MQTT-3.1.3-9] for a delayed will.
+
+        Args:
+            session: of one client.
+            now: monotonic seconds.
+            has_expired: it ends for its Session Expiry Interval.
+        """
+        if self._sessions.get(session.client_id) is not session:
+            return
+        del self._sessions[session.client_id]
+        self.quota.forget(session)
+        core = self._core
+        for timer in (session.expiry_timer, session.look_timer, session.overflow_timer):
+            if timer is not None:
+                timer.cancel()
+        for topic_filter in list(session.subscriptions):
+            core.tree.remove(session, topic_filter)
+        session.subscriptions.clear()
+        redelivery.session_ended(session, now)
+        if session.outbox.journal is not None:
+            session.outbox.journal.ended(has_expired=has_expired)
+        session.outbox.drop_all("session_ended")
+        session.resend.clear()
+        session.retained_due.clear()
+        session.ledger.drop("session_ended", session.inflight.clear())
+        core.ended.add(session.settle_direct())
+        core.forget(session.link)
+        core.room.session_ended(session.client_id)
+        if core.breaking is not None:
+            core.breaking.forget(session)
+        send_will(core, session, now)
+        if core.listeners.session_ended:
+            core.tell(core.listeners.session_ended, SessionEnded(session))

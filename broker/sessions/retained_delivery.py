@@ -1,0 +1,303 @@
+"""Retained messages on their way to a new subscription (MQTT 5.0, 3.3.1.3).
+
+Theory of operation. A few bytes can ask for more retained messages than the memory holds. So a
+SUBSCRIBE only notes what is due; the connection's pump goes on with it whenever the outbox has
+run dry, and once for each message that left it, so that a client that is always behind gets its
+retained messages too. The memory holds the place of a walk, whatever the walk may find, and no
+message is dropped because there are more than may wait.
+
+A live message must not be overtaken by an older retained one of its topic: what is still due of a
+topic goes out before the live message does. What is published with RETAIN after the SUBSCRIBE
+comes as a live message, and the walk passes it over.
+
+A filter is due once, however often a client subscribes to it: a SUBSCRIBE that asks again begins
+anew. What is due outlives the connection as the session does, but for subscriptions of QoS 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from penstock.broker import run_now
+from penstock.broker.access_control import RECEIVE
+from penstock.broker.mqtt.topics import SHARE_PREFIX, matches
+from penstock.broker.outbox.delivery import Delivery
+
+if TYPE_CHECKING:
+    from penstock.broker.message import Message
+    from penstock.broker.routing.retained import RetainedWalk
+    from penstock.broker.routing.topic_tree import Subscription
+    from penstock.broker.sessions.session import Session
+
+SLICE_MESSAGES: Final = 32
+"""Retained messages that are sent, or may wait, before others may have their turn: a quarter of a
+millisecond."""
+
+SLICE_LEVELS: Final = 128
+"""Topic levels that are looked at for them; a filter such as ``+/+/x`` may match few of many."""
+
+Granted: TypeAlias = "tuple[Subscription, int, bool]"
+"""(subscription, Retain Handling asked for, whether the session had none to this filter)."""
+
+UNSENT_BYTES: Final = 65_536
+"""Unsent bytes of a connection from which on no further message is given to it."""
+
+
+class RetainedDue:
+    """What one subscription has still to get.
+
+    Attributes:
+        subscription: whose it is; the newest to its filter.
+        walk: to what is to come.
+        early: topics that went out ahead of the walk, for a live message's sake.
+        asked: the message that access control is asked about now, or None.
+        is_asking: access control takes its time.
+    """
+
+    __slots__ = ("asked", "early", "is_asking", "subscription", "walk")
+
+    def __init__(self, subscription: Subscription, walk: RetainedWalk) -> None:
+        self.subscription = subscription
+        self.walk = walk
+        self.early: set[str] = set()
+        self.asked: Message | None = None
+        self.is_asking = False
+
+    def next(self, now: float) -> Message | None:
+        """Take one step; return the message found there, if it is for this subscription."""
+        message = self.walk.step(now)
+        if message is None or message.topic in self.early:
+            return None
+        subscription = self.subscription
+        if subscription.no_local and message.publisher == subscription.session.client_id:
+            return None  # [MQTT-3.8.3-3]
+        return message
+
+
+def is_anything_due(session: Session) -> bool:
+    """Say whether a subscription may be due what is not the broker's own, below ``$``.
+
+    In most brokers nothing is retained, and one SUBSCRIBE may have thousands of filters.
+    """
+    return bool(session.retained_due or session.core.retained.n_limited)
+
+
+def subscribed(session: Session, granted: Iterable[Granted]) -> None:
+    """Note what a SUBSCRIBE makes due; `begin` follows.
+
+    Retain Handling 0 makes due all that matches [MQTT-3.3.1-9]; 1 the same where the subscription
+    is new [MQTT-3.3.1-10]; 2 nothing [MQTT-3.3.1-11].
+
+    Args:
+        session: whose subscriptions they are.
+        granted: (subscription, Retain Handling, whether there was none to this filter) of each;
+            where `is_anything_due` is False, those to filters that begin with ``$`` are enough.
+    """
+    retained = session.core.retained
+    all_due = session.retained_due
+    for subscription, retain_handling, is_new in granted:
+        name = subscription.topic_filter
+        if name.startswith(SHARE_PREFIX):
+            continue  # retained messages are for subscriptions of one's own (4.8.2)
+        if retain_handling == 0 or (retain_handling == 1 and is_new):
+            if name[0] == "$" and session.core.on_sys_subscribed is not None:
+                session.core.on_sys_subscribed(name)
+            was_due = all_due.pop(name, None) is not None
+            if retained.may_match(name):
+                all_due[name] = RetainedDue(subscription, retained.walk(name))
+            elif not was_due:
+                continue
+            if session.journal is not None:
+                session.journal.subscription_changed(name)
+        elif name in all_due:  # still owed, to the subscription as it is now
+            all_due[name].subscription = subscription
+
+
+def begin(session: Session, now: float) -> None:
+    """Send the first of what is due after a SUBSCRIBE, most often all; leave the rest to pumps."""
+    if session.retained_due and session.is_direct:
+        send_due(session, now)
+    if session.retained_due or session.outbox.n_messages:
+        session.is_direct = False
+        if session.connection is not None:
+            session.connection.want_pump()
+
+
+def unsubscribed(session: Session, topic_filter: str) -> None:
+    """Nothing more is due to a subscription that is gone [MQTT-3.10.4-2]."""
+    session.retained_due.pop(topic_filter, None)
+
+
+def connection_lost(session: Session) -> None:
+    """Nothing more is due at QoS 0: it was for the connection that has ended."""
+    all_due = session.retained_due
+    for name in [name for name, due in all_due.items() if not due.subscription.qos]:
+        del all_due[name]
+
+
+def send_due(session: Session, now: float, n_messages: int = SLICE_MESSAGES) -> bool:
+    """Go on with what is due, by one slice at most.
+
+    Args:
+        session: connected, with something due.
+        now: monotonic seconds.
+        n_messages: the most to give.
+
+    Returns:
+        True where it is worth while to go on at once: there is more, or some of it waits.
+    """
+    all_due = session.retained_due
+    n_waiting = session.outbox.n_messages
+    due = next(iter(all_due.values()))
+    if due.is_asking or not _has_room(session):
+        return False
+    access = session.core.access
+    if access is not None and access.checks_receive:
+        due.is_asking = True
+        rest = run_now.start(_send_asked(session, due, now, n_messages))
+        if rest is not None:
+            session.core.spawn(rest)
+        return not due.is_asking
+    for _ in range(SLICE_LEVELS):
+        message = due.next(now)
+        if due.walk.is_done:
+            _finish(due)
+            if not all_due:
+                break
+            due = next(iter(all_due.values()))
+        elif message is not None:
+            _give(due, message, now)
+            n_messages -= 1
+            if not n_messages or not _has_room(session):
+                break
+    return bool(all_due) or session.outbox.n_messages > n_waiting
+
+
+async def _send_asked(session: Session, due: RetainedDue, now: float, n_messages: int) -> None:
+    """As the end of `send_due`, where access control is asked about each message."""
+    core = session.core
+    access = core.access
+    try:
+        for _ in range(SLICE_LEVELS):
+            message = due.next(now)
+            if due.walk.is_done:
+                break
+            if message is None:
+                continue
+            due.asked = message
+            is_allowed = access is None or await core.is_allowed(
+                access, session, message.topic, RECEIVE
+            )
+            due.asked = None
+            if not _is_due(due):
+                break  # it was unsubscribed from, or has ended, meanwhile
+            if is_allowed and message.topic not in due.early:
+                _give(due, message, now)
+                n_messages -= 1
+            if not n_messages or session.connection is None or not _has_room(session):
+                break
+    finally:
+        due.is_asking = False
+        due.asked = None
+        if due.walk.is_done and _is_due(due):
+            _finish(due)
+        if session.connection is not None:
+            session.connection.want_pump()
+
+
+def _finish(due: RetainedDue) -> None:
+    """A subscription has got all that was due to it."""
+    session = due.subscription.session
+    del session.retained_due[due.subscription.topic_filter]
+    if session.journal is not None:
+        session.journal.subscription_changed(due.subscription.topic_filter)
+
+
+def restore(subscription: Subscription) -> None:
+    """Begin anew with what was due to a subscription when the broker ended."""
+    session = subscription.session
+    name = subscription.topic_filter
+    session.retained_due[name] = RetainedDue(subscription, session.core.retained.walk(name))
+
+
+def send_before(session: Session, topic: str, now: float) -> None:
+    """Send what is due of a topic, for a live message of it follows.
+
+    Access control is not asked: it has just let the client receive the live message.
+    """
+    all_due = session.retained_due
+    if topic not in session.core.retained.by_topic and next(iter(all_due.values())).asked is None:
+        return  # as for most topics: nothing to look for among what may be thousands of filters
+    for due in all_due.values():
+        if topic in due.early or not matches(due.subscription.topic_filter, topic):
+            continue
+        message = due.walk.ahead(topic)
+        if message is None and due.asked is not None and due.asked.topic == topic:
+            message = due.asked
+        if message is None:
+            continue
+        due.early.add(topic)
+        subscription = due.subscription
+        is_own = message.publisher == session.client_id
+        is_expired = message.expires_at is not None and now >= message.expires_at
+        if not is_expired and not (is_own and subscription.no_local):
+            _give(due, message, now)
+            if session.connection is not None:
+                session.connection.want_pump()
+
+
+def _is_due(due: RetainedDue) -> bool:
+    """Say whether it was neither replaced nor unsubscribed from, and the session has not ended."""
+    subscription = due.subscription
+    return subscription.session.retained_due.get(subscription.topic_filter) is due
+
+
+def _has_room(session: Session) -> bool:
+    """Say whether the client can take one more, or a few may wait for it."""
+    connection = session.connection
+    outbox = session.outbox
+    limit = min(SLICE_MESSAGES, max(1, session.core.limits.queued_messages // 2))
+    return (
+        connection is not None
+        and connection.out_bytes < UNSENT_BYTES
+        and outbox.n_messages < limit
+        and outbox.n_bytes <= session.core.limits.queued_bytes // 2
+    )
+
+
+def _give(due: RetainedDue, message: Message, now: float) -> None:
+    """Send a retained message, or let it wait behind what waits already.
+
+    The caller sees to the next pump. Were it asked for here, a pump that gives a message for each
+    that it takes would be followed by the next without others having their turn.
+    """
+    subscription = due.subscription
+    session = subscription.session
+    identifier = subscription.subscription_id
+    delivery = Delivery(
+        message,
+        min(message.qos, subscription.qos),
+        retain=True,  # [MQTT-3.3.1-8] of MQTT 3.1.1; Retain As Published is for live messages
+        subscription_ids=(identifier,) if identifier else (),
+    )
+    ledger = session.ledger
+    ledger.matched += 1
+    connection = session.connection
+    breaking = session.core.breaking
+    is_awaited = breaking is not None and breaking.awaits(session)
+    if connection is None and not delivery.qos and not is_awaited:
+        ledger.drop("offline")
+    elif (
+        connection is not None
+        and not connection.is_paused
+        and not connection.holds_connack
+        and not session.outbox.n_messages
+        and not session.resend
+        and not message.is_large
+        and not (breaking is not None and connection.has_unread)  # see `Sender.pump`
+        and (not delivery.qos or connection.has_quota())
+    ):
+        connection.send_delivery(delivery, now)
+    elif session.outbox.add(delivery):
+        session.is_direct = False

@@ -1,0 +1,277 @@
+"""The state of one client that outlives its network connection (MQTT 5.0, 4.1)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.link import Link
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import Will
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.outbox.delivery import NO_QUEUE, Delivery
+from penstock.broker.outbox.ledger import Ledger
+from penstock.broker.outbox.priority_outbox import make_outbox
+from penstock.broker.routing.topic_tree import Subscription
+from penstock.broker.sessions.inflight import Inflight
+from penstock.broker.sessions.retained_delivery import RetainedDue, send_before
+from penstock.broker.timers import Timer
+
+if TYPE_CHECKING:
+    from penstock.broker.durable.session_journal import SessionJournal
+    from penstock.broker.receiving.connection import Connection
+    from penstock.broker.receiving.receipts import PublishReceipt
+    from penstock.broker.routing.shared_subscriptions import SharedSubscription
+    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.probes import Probe
+
+DIRECT_BYTES: Final = 1024 * 1024
+"""What one turn may write past the outbox: a chunk of packets must not cause more than that for
+one client before its transport has said whether there is room."""
+
+
+class Session:
+    """One client's subscriptions and messages on their way to and from it.
+
+    Invariants: the ledger balances (`check_invariants`); `is_direct` is True only while there
+    is a connection with room and nothing waits, is to be sent again or due.
+
+    Attributes:
+        client_id: Client Identifier.
+        username: user name of the newest connection, or None.
+        listener: name of the newest connection's listener; "" before there was one.
+        counted_user: user for whom `SessionQuota` counts the session; "" for none.
+        counted_address: address for which it does; "" for none.
+        version: protocol version of the newest connection.
+        connection: the network connection, or None.
+        is_direct: a small message may be written at once, with nothing to overtake.
+        subscriptions: by topic filter.
+        subscription_bytes: about what they take of the memory; the topic tree counts them.
+        retained_due: retained messages that its subscriptions have still to get, by their
+            topic filters, in order; a client may have very many.
+        shares: the shared subscriptions that this session is a member of.
+        outbox: what waits to be sent.
+        inflight: what was sent and is not acknowledged.
+        resend: what was inflight when the last connection ended, still to be sent again.
+        incoming: packet identifiers of QoS 2 messages received and not yet released
+            [MQTT-4.3.3-10]; to the receipt while a sink has not settled it, else None.
+        ledger: the account of this subscriber; call `settle_direct` before reading it.
+        n_direct: messages delivered at QoS 0 without passing the outbox since then.
+        n_refused: the client's own messages that were not routed.
+        link: what is known of the path to this client.
+        expiry_interval: seconds the session outlives its connection; None for ever.
+        will: the will of the newest CONNECT, or None.
+        will_timer: runs while a delayed will waits.
+        expiry_timer: runs while the client is away.
+        look_timer: runs while the gate wants to be asked again.
+        probe: the newest probe: it waits for room while it has no packet identifier, or was sent.
+        overflow_timer: runs from a message that found the outbox full to the cut-off for it.
+        journal: told of what must outlive the process; None where nothing of it must.
+    """
+
+    __slots__ = (
+        "client_id",
+        "connection",
+        "core",
+        "counted_address",
+        "counted_user",
+        "expiry_interval",
+        "expiry_timer",
+        "incoming",
+        "inflight",
+        "is_direct",
+        "journal",
+        "ledger",
+        "link",
+        "listener",
+        "look_timer",
+        "n_direct",
+        "n_refused",
+        "outbox",
+        "overflow_timer",
+        "probe",
+        "resend",
+        "retained_due",
+        "shares",
+        "subscription_bytes",
+        "subscriptions",
+        "username",
+        "version",
+        "will",
+        "will_timer",
+    )
+
+    def __init__(self, client_id: str, core: Core) -> None:
+        self.client_id = client_id
+        self.core = core
+        self.username: str | None = None
+        self.counted_user = self.counted_address = ""
+        self.listener = ""
+        self.version = 4
+        self.connection: Connection | None = None
+        self.is_direct = False
+        self.subscriptions: dict[str, Subscription] = {}
+        self.subscription_bytes = 0
+        self.retained_due: OrderedDict[str, RetainedDue] = OrderedDict()
+        self.shares: tuple[SharedSubscription, ...] = ()
+        self.ledger = Ledger()
+        self.n_direct = 0
+        self.n_refused = 0
+        self.link = Link(client_id)
+        self.outbox = make_outbox(self.link, self.ledger, core.outbox_rules)
+        self.inflight = Inflight()
+        self.resend: deque[Delivery] = NO_QUEUE
+        self.incoming: dict[int, PublishReceipt | None] = {}
+        self.expiry_interval: float | None = 0.0
+        self.will: Will | None = None
+        self.will_timer: Timer | None = None
+        self.expiry_timer: Timer | None = None
+        self.look_timer: Timer | None = None
+        self.overflow_timer: Timer | None = None
+        self.journal: SessionJournal | None = None
+        self.probe: Probe | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the client has a network connection now."""
+        return self.connection is not None
+
+    def deliver(
+        self,
+        message: Message,
+        qos: int,
+        *,
+        retain: bool,
+        subscription_ids: tuple[int, ...],
+        now: float,
+        share: str = "",
+    ) -> None:
+        """Take a message for this client: write it now, let it wait, or drop and count it.
+
+        Args:
+            message: to be delivered.
+            qos: to deliver it with.
+            retain: RETAIN flag to deliver it with.
+            subscription_ids: Subscription Identifiers to deliver it with.
+            now: monotonic seconds.
+            share: topic filter of the shared subscription by which it comes, or "".
+        """
+        ledger = self.ledger
+        ledger.matched += 1
+        connection = self.connection
+        if connection is None:
+            if self.retained_due:
+                send_before(self, message.topic, now)
+            breaking = self.core.breaking
+            if qos or (breaking is not None and breaking.awaits(self)):
+                delivery = Delivery(
+                    message, qos, retain=retain, subscription_ids=subscription_ids, share=share
+                )
+                if not self.outbox.add(delivery):
+                    self._overflowed(now)
+            else:
+                ledger.drop("offline")
+            return
+        if self.is_direct and not message.is_large and connection.out_bytes < DIRECT_BYTES:
+            if not qos:
+                connection.send_qos0(
+                    message, retain=retain, subscription_ids=subscription_ids, now=now
+                )
+                return
+            inflight = self.inflight
+            if (
+                len(inflight) < connection.send_quota
+                and inflight.n_bytes < connection.send_quota_bytes
+            ):
+                delivery = Delivery(
+                    message, qos, retain=retain, subscription_ids=subscription_ids, share=share
+                )
+                connection.send_delivery(delivery, now)
+                return
+        if self.retained_due:
+            send_before(self, message.topic, now)
+        delivery = Delivery(
+            message, qos, retain=retain, subscription_ids=subscription_ids, share=share
+        )
+        if self.outbox.add(delivery):
+            self.is_direct = False
+            connection.want_pump()
+        else:
+            self._overflowed(now)
+        if not connection.throttle.is_slow and (
+            connection.is_paused or self.outbox.n_messages > connection.send_quota
+        ):
+            self.core.congested.append((connection, message.payload_bytes))
+
+    def sends_at_once(self, message: Message) -> bool:
+        """Say whether a QoS 1 or 2 message would be sent at once by `deliver`."""
+        connection = self.connection
+        return (
+            self.is_direct
+            and connection is not None
+            and not message.is_large
+            and connection.out_bytes < DIRECT_BYTES
+            and connection.has_quota()
+        )
+
+    def has_room_for(self, message: Message, n_copies: int = 1) -> bool:
+        """Say whether a message may wait for this client, as far as its own limits go.
+
+        Args:
+            message: to be delivered.
+            n_copies: how often.
+        """
+        rules = self.core.outbox_rules
+        outbox = self.outbox
+        most_messages = rules.max_messages - n_copies
+        most_bytes = rules.max_bytes - n_copies * message.size_bytes
+        if outbox.n_messages > most_messages or outbox.n_bytes > most_bytes:
+            outbox.drop_expired(message.arrived_at)
+        return outbox.n_messages <= most_messages and outbox.n_bytes <= most_bytes
+
+    def _overflowed(self, now: float) -> None:
+        """A message was dropped: where the policy says so, let the client find that out.
+
+        Not at once: the message is just being routed, and what ends now may have a will.
+        """
+        if self.core.limits.queue_full == "disconnect" and self.overflow_timer is None:
+            self.overflow_timer = self.core.timers.at(now, self._cut_off)
+
+    def _cut_off(self, now: float) -> None:
+        """Close the connection, or end the session that has none, for its full outbox.
+
+        A client that is away learns only by the missing session that it has missed messages.
+        """
+        self.overflow_timer = None
+        self.core.logger.warning("client %s: cut off: its outbox was full", self.client_id)
+        if self.connection is not None:
+            self.connection.close(ReasonCode.QUOTA_EXCEEDED, now)
+        else:
+            self.core.sessions.end(self, now)
+
+    def link_changed(self) -> None:
+        """Ask the gate again: a sampler has a new estimate."""
+        self.outbox.link_changed()
+        if self.connection is not None and (
+            self.outbox.n_messages or any(share.holders for share in self.shares)
+        ):
+            self.connection.want_pump()
+
+    def settle_direct(self) -> Ledger:
+        """Book what was delivered directly, and return the ledger."""
+        self.ledger.matched += self.n_direct
+        self.ledger.delivered += self.n_direct
+        self.n_direct = 0
+        return self.ledger
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the class's invariants do not hold."""
+        self.outbox.check_invariants()
+        self.inflight.check_invariants()
+        held = self.outbox.n_messages + len(self.inflight)
+        assert self.settle_direct().outstanding() == held, "ledger"  # noqa: S101 (the check)
+        if self.is_direct:
+            assert self.connection is not None, "direct"  # noqa: S101
+            assert not self.outbox.n_messages, "direct"  # noqa: S101
+            assert not self.resend, "direct"  # noqa: S101
+            assert not self.retained_due, "direct"  # noqa: S101

@@ -1,0 +1,91 @@
+"""A session that another user takes up: what was the first one's and is not for the second.
+
+A Client Identifier names a session, whoever uses it: a client that asks for the session of another
+user gets it [MQTT-3.1.2-5], with its subscriptions and with what waits in it. All of that was
+granted under another name, or by another listener's rules, and is judged anew under the new ones.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, TypeAlias
+
+from penstock.broker.access_control import RECEIVE, SUBSCRIBE, AccessControl, Action
+from penstock.broker.mqtt.topics import matches, parse_share
+from penstock.broker.sessions import redelivery
+
+if TYPE_CHECKING:
+    from penstock.broker.outbox.delivery import Delivery
+    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.session import Session
+
+_Question: TypeAlias = tuple[Action, str]
+
+
+async def hand_over(
+    core: Core, client_id: str, username: str | None, listener: str, now: float
+) -> None:
+    """Take from a session what its next user may not have; it keeps the rest.
+
+    When this returns, the session, if there is one, is that user's. A connection of another user
+    has been closed, so that nothing which that client does is done under the new name.
+
+    Args:
+        core: the broker.
+        client_id: of a client that was let in and wants its session back.
+        username: the one it was let in with, or None.
+        listener: it comes in on.
+        now: monotonic seconds.
+    """
+    access = core.access
+    session = core.sessions.get(client_id)
+    if access is None or session is None:
+        return
+    if session.username == username and session.listener == listener:
+        return
+    answers: dict[_Question, bool] = {}
+    while (session := core.sessions.get(client_id)) is not None:
+        if core.sessions.take_over(session, now):
+            continue  # closing may have ended the session
+        session.username = session.link.username = username
+        session.listener = session.link.listener = listener
+        # What comes while access control takes its time is asked about too: another client may
+        # have had the session meanwhile.
+        new = [asked for asked in _questions(session, access) if asked not in answers]
+        if not new:
+            _take_away(core, session, answers, now)
+            return
+        for action, topic in new:
+            answers[action, topic] = await core.is_allowed(access, session, topic, action)
+
+
+def _questions(session: Session, access: AccessControl) -> dict[_Question, None]:
+    """Return what is to be asked about a session, each question once."""
+    questions: dict[_Question, None] = {}
+    if access.checks_subscribe:
+        for name in session.subscriptions:
+            questions[SUBSCRIBE, parse_share(name).topic_filter] = None
+    if access.checks_receive:
+        for delivery in chain(session.outbox.waiting(), session.inflight):
+            questions[RECEIVE, delivery.message.topic] = None
+    return questions
+
+
+def _take_away(core: Core, session: Session, answers: dict[_Question, bool], now: float) -> None:
+    """Remove the subscriptions and messages that are refused."""
+    refused = [
+        name
+        for name in session.subscriptions
+        if not answers.get((SUBSCRIBE, parse_share(name).topic_filter), True)
+    ]
+    for name in refused:
+        core.sessions.remove_subscription(session, name, now)
+    kept = [parse_share(name).topic_filter for name in session.subscriptions]
+
+    def is_refused(delivery: Delivery) -> bool:
+        topic = delivery.message.topic
+        if refused and not any(matches(topic_filter, topic) for topic_filter in kept):
+            return True  # it came by one that is gone
+        return not answers.get((RECEIVE, topic), True)
+
+    redelivery.refused(session, is_refused, now)

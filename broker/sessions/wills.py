@@ -1,0 +1,92 @@
+"""Will Messages: what a client's loss is to be told by (MQTT 5.0, 3.1.2.5)."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.message import Message, properties_bytes
+from penstock.broker.mqtt.packets import Will
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.sessions.bridges import may_publish_sys
+
+if TYPE_CHECKING:
+    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.session import Session
+
+NO_THRESHOLD: Final = 2**63
+
+WILL_BYTES: Final = 184
+"""What a will takes in CPython beside its payload, topic and properties."""
+
+DELAY_BYTES: Final = 424
+"""The same of the timer of one that may be delayed."""
+
+
+def will_bytes(will: Will | None) -> int:
+    """Return about what a will takes of the memory; 0 for none."""
+    if will is None:
+        return 0
+    n_bytes = WILL_BYTES + sys.getsizeof(will.topic) + len(will.payload)
+    if will.properties:
+        n_bytes += DELAY_BYTES + properties_bytes(will.properties)
+    return n_bytes
+
+
+def will_message(
+    will: Will, client_id: str, now: float, threshold_s: int = NO_THRESHOLD
+) -> Message:
+    """Return the message that a will stands for if it is published now.
+
+    Args:
+        will: as in CONNECT.
+        client_id: whose will it is.
+        now: monotonic seconds; its Message Expiry Interval runs from here (3.1.3.2.4).
+        threshold_s: payload bytes above which messages of its topic are large.
+    """
+    properties = {k: v for k, v in will.properties.items() if k != "will_delay_interval"}
+    interval = properties.get("message_expiry_interval")
+    return Message(
+        will.topic,
+        will.payload,
+        qos=will.qos,
+        retain=will.retain,
+        arrived_at=now,
+        is_large=len(will.payload) > threshold_s,
+        expires_at=None if interval is None else now + interval,
+        properties=properties,
+        publisher=client_id,
+    )
+
+
+def will_delay(session: Session) -> float:
+    """Return the seconds from the loss of the connection to the will (3.1.3.2.2)."""
+    return float(session.will.properties.get("will_delay_interval", 0)) if session.will else 0.0
+
+
+def send_will(core: Core, session: Session, now: float) -> None:
+    """Publish a session's will, if it has one, once [MQTT-3.1.2-8], [MQTT-3.1.2-10].
+
+    It is the client's PUBLISH: what that may not do, the will may not do either.
+    """
+    will = session.will
+    core.sessions.set_will(session, None)
+    if core.journal is not None:
+        core.journal.will_changed(session)
+    if session.will_timer is not None:
+        session.will_timer.cancel()
+        session.will_timer = None
+    if will is None:
+        return
+    if will.topic.startswith("$SYS") and not may_publish_sys(session.client_id, will.topic):
+        core.refuse(session.client_id, will.topic, ReasonCode.NOT_AUTHORIZED)
+        return
+    threshold_s = core.tree.plan(will.topic, will.topic.encode()).threshold_s
+    message = will_message(will, session.client_id, now, threshold_s)
+    try:
+        message.payload = core.keep(will.payload)
+    except OSError as error:
+        core.on_extension_error(type(core.payload_store).__name__, error)
+        core.refuse(session.client_id, will.topic, ReasonCode.QUOTA_EXCEEDED)
+        return
+    core.publish(message, now, session)

@@ -1,0 +1,109 @@
+"""The clients of one host, a process each: ``python -m penstock.netem.clients.client PLAN``.
+
+Each is forked from this process, which has what they need in its memory: a hundred clients start
+in a second and share it. Lines on standard output tell the runner about a client (``ready``,
+``published``, ``assured``, ``complete``, and ``ended ID STATUS`` when its process has ended);
+``begin SECONDS`` on standard input says when the traffic begins. At the end of that input all
+clients are ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from penstock.netem.clients import publisher, subscriber
+from penstock.netem.clients.client_plan import CrewPlan, PublisherPlan, SubscriberPlan
+from penstock.netem.clients.connection import say
+
+LOOK_SECONDS: Final = 0.2
+"""Between two looks at whether a client has ended."""
+
+
+class _Client:
+    """A client's process.
+
+    Attributes:
+        client_id: its name.
+        pid: of its process.
+        orders: file descriptor of its input.
+    """
+
+    def __init__(self, plan: PublisherPlan | SubscriberPlan) -> None:
+        self.client_id = plan.client_id
+        reading, self.orders = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            os.close(self.orders)
+            _be(plan, reading)
+        os.close(reading)
+
+
+def _be(plan: PublisherPlan | SubscriberPlan, orders: int) -> None:
+    """Be a client; never returns."""
+    status = 1
+    try:
+        log = os.open(plan.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, 2)
+        await_begin = _awaiting(orders)
+        if isinstance(plan, PublisherPlan):
+            publisher.run(plan, await_begin)
+        else:
+            subscriber.run(plan, await_begin)
+        status = 0
+    except BaseException:  # noqa: BLE001 - nothing may pass into the parent's frames
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _awaiting(orders: int) -> Callable[[], float]:
+    def await_begin() -> float:
+        with open(orders, closefd=False) as lines:
+            return float(lines.readline())
+
+    return await_begin
+
+
+def main(argv: list[str]) -> int:
+    """Start the clients of a plan and keep them until standard input ends."""
+    plan = CrewPlan.read(Path(argv[0]))
+    # Ctrl-C on a terminal reaches everybody on it; when to end is the runner's word.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Pages that nobody writes to stay shared.
+    gc.freeze()
+    clients = {each.pid: each for each in map(_Client, plan.clients())}
+    try:
+        while True:
+            if select.select([0], [], [], LOOK_SECONDS)[0]:
+                words = os.read(0, 4_096).decode().split()
+                if not words:
+                    return 0
+                for each in clients.values():
+                    with contextlib.suppress(BrokenPipeError):  # told of below
+                        os.write(each.orders, f"{words[-1]}\n".encode())
+            _tell_who_has_ended(clients)
+    finally:
+        for pid in clients:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _tell_who_has_ended(clients: dict[int, _Client]) -> None:
+    while clients:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        say("ended", clients.pop(pid).client_id, str(os.waitstatus_to_exitcode(status)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

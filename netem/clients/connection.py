@@ -1,0 +1,88 @@
+"""What publisher and subscriber have in common: a stock client of MQTT, and words to the runner."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from typing import Any, Final
+
+from paho.mqtt import client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from penstock.netem.clients.client_plan import Protocol
+
+PORT: Final = 1883
+"""Where brokers listen."""
+
+SESSION_SECONDS: Final = 86_400
+"""Session Expiry Interval: longer than any run."""
+
+LEAST_WAIT_SECONDS: Final = 1
+MOST_WAIT_SECONDS: Final = 4
+"""Before a connection that was lost is tried again."""
+
+
+def say(*words: str) -> None:
+    """Tell the runner something: a line on standard output, at once and in one piece."""
+    os.write(1, (" ".join(words) + "\n").encode())
+
+
+def note(text: str) -> None:
+    """Write something into the client's log."""
+    sys.stderr.write(f"{time.monotonic():.3f} {text}\n")
+    sys.stderr.flush()
+
+
+def give_up(text: str) -> None:
+    """End this process from whatever thread; the log says why."""
+    note(text)
+    os._exit(1)
+
+
+def new_client(client_id: str, protocol: Protocol) -> mqtt.Client:
+    """Return a client with a persistent session that connects again when its connection is lost."""
+    if protocol == "5":
+        client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id, protocol=mqtt.MQTTv5)
+    else:
+        client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id, clean_session=False)
+    client.reconnect_delay_set(LEAST_WAIT_SECONDS, MOST_WAIT_SECONDS)
+    client.on_disconnect = _disconnected
+    client.on_socket_open = _without_delay
+    return client
+
+
+def connect(
+    client: mqtt.Client,
+    address: str,
+    protocol: Protocol,
+    keep_alive_seconds: int,
+    user_properties: dict[str, str],
+) -> None:
+    """Open the network connection and send CONNECT.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    if protocol != "5":
+        client.connect(address, PORT, keep_alive_seconds)
+        return
+    properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+    properties.SessionExpiryInterval = SESSION_SECONDS
+    if user_properties:
+        properties.UserProperty = list(user_properties.items())
+    client.connect(address, PORT, keep_alive_seconds, clean_start=False, properties=properties)
+
+
+def _without_delay(_client: mqtt.Client, _data: Any, sock: Any) -> None:
+    """Let small packets leave at once, as most clients do."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _disconnected(
+    _client: mqtt.Client, _data: Any, _flags: Any, reason: Any, _properties: Any
+) -> None:
+    note(f"disconnected: {reason}")

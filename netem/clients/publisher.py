@@ -1,0 +1,162 @@
+"""A client that publishes each message when it is due.
+
+Each stream has a connection of its own, so that a large message does not hold up a small one. What
+it has published is written to a file as it happens, a line each:
+
+* ``p STREAM NUMBER PACKET_ID SECONDS``: a message was given to its connection,
+* ``a STREAM PACKET_ID SECONDS``: its PUBACK or PUBCOMP came. The two lines of a message may come
+  in either order.
+
+Seconds are monotonic.
+
+A stream of small messages goes on after its last one, with messages that nobody writes down: else
+the end of the traffic would be the end of all news of a link, just when it is good again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from paho.mqtt import client as mqtt
+
+from penstock.netem.clients.client_plan import PublisherPlan, StreamPlan
+from penstock.netem.clients.connection import connect, give_up, new_client, say
+from penstock.netem.clients.payloads import HEAD_BYTES, Head, write_payload
+
+KEEP_ALIVE_SECONDS: Final = 60
+
+SMALL_BYTES: Final = 10_000
+"""Streams of no larger messages go on: threshold_s of paper 002."""
+
+
+class Published(NamedTuple):
+    """A message as its publisher knows it.
+
+    Attributes:
+        stream: its number.
+        number: of the message.
+        published_at: monotonic seconds at which it was given to the connection.
+        acknowledged_at: of its PUBACK or PUBCOMP; None where none came.
+    """
+
+    stream: int
+    number: int
+    published_at: float
+    acknowledged_at: float | None
+
+
+def read_published(lines: Iterable[str]) -> list[Published]:
+    """Return the messages of a publisher's file, in the order in which they were published."""
+    published: list[tuple[int, int, float]] = []
+    acknowledged: dict[int, float] = {}
+    waiting: dict[tuple[int, int], int] = {}
+    early: dict[tuple[int, int], float] = {}
+    for line in lines:
+        kind, *words = line.split()
+        if kind == "p":
+            stream, number, packet_id = map(int, words[:3])
+            place = len(published)
+            published.append((stream, number, float(words[3])))
+            if (at := early.pop((stream, packet_id), None)) is not None:
+                acknowledged[place] = at
+            elif packet_id:
+                waiting[stream, packet_id] = place
+        else:
+            key = int(words[0]), int(words[1])
+            if key in waiting:
+                acknowledged[waiting.pop(key)] = float(words[2])
+            else:
+                early[key] = float(words[2])
+    return [Published(*each, acknowledged.get(place)) for place, each in enumerate(published)]
+
+
+def run(plan: PublisherPlan, await_begin: Callable[[], float]) -> None:
+    """Publish all, and stay for the acknowledgements until the process is ended.
+
+    Says ``ready`` when connected, and ``published`` when the last message has been published.
+
+    Args:
+        plan: what.
+        await_begin: returns the monotonic second of the beginning when that is known.
+    """
+    threading.excepthook = lambda failed: give_up(f"{failed.exc_type}: {failed.exc_value}")
+    lines = os.open(plan.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    streams = [_Stream(plan, stream, lines) for stream in plan.streams]
+    for each in streams:
+        each.connected.wait()
+    say("ready", plan.client_id)
+    begin_at = await_begin()
+    for each in streams:
+        threading.Thread(target=each.publish, args=(begin_at,), daemon=True).start()
+    for each in streams:
+        each.published.wait()
+    say("published", plan.client_id)
+    threading.Event().wait()
+
+
+class _Stream:
+    """A stream and its connection.
+
+    Attributes:
+        connected: set once the broker has accepted it.
+        published: set once its last message has been given to it.
+    """
+
+    def __init__(self, publisher: PublisherPlan, plan: StreamPlan, lines: int) -> None:
+        self.connected = threading.Event()
+        self.published = threading.Event()
+        self._publisher = publisher.number
+        self._plan = plan
+        self._lines = lines
+        self._client = new_client(plan.client_id, publisher.protocol)
+        self._client.on_connect = self._on_connect
+        self._client.on_publish = self._on_publish
+        connect(self._client, publisher.address, publisher.protocol, KEEP_ALIVE_SECONDS, {})
+        self._client.loop_start()
+
+    def publish(self, begin_at: float) -> None:
+        """Publish each message when it is due."""
+        plan = self._plan
+        filling = os.urandom(plan.payload_bytes - HEAD_BYTES)
+        for number, seconds in enumerate(plan.times.due_seconds()):
+            due_at = begin_at + seconds
+            time.sleep(max(0.0, due_at - time.monotonic()))
+            payload = write_payload(Head(self._publisher, plan.number, number, due_at), filling)
+            at = time.monotonic()
+            told = self._client.publish(plan.topic, payload, plan.qos)
+            # At QoS 0 paho counts as well, though nobody acknowledges.
+            packet_id = told.mid if plan.qos else 0
+            self._write(f"p {plan.number} {number} {packet_id} {at!r}\n")
+        self.published.set()
+        while plan.payload_bytes <= SMALL_BYTES:
+            time.sleep(plan.times.period_seconds)
+            self._client.publish(plan.topic, bytes(plan.payload_bytes), plan.qos)
+
+    def _write(self, line: str) -> None:
+        os.write(self._lines, line.encode())
+
+    def _on_connect(
+        self, _client: mqtt.Client, _data: Any, _flags: Any, reason: Any, _properties: Any
+    ) -> None:
+        if reason.is_failure:
+            give_up(f"connection of {self._plan.client_id} refused: {reason}")
+        self.connected.set()
+
+    def _on_publish(
+        self, _client: mqtt.Client, _data: Any, mid: int, _reason: Any, _properties: Any
+    ) -> None:
+        if self._plan.qos:
+            self._write(f"a {self._plan.number} {mid} {time.monotonic()!r}\n")
+
+
+def read_published_file(file: Path) -> list[Published]:
+    """Return the messages of a publisher's file; none where it has not begun."""
+    if not file.exists():
+        return []
+    with file.open() as lines:
+        return read_published(lines)

@@ -1,0 +1,259 @@
+"""Who takes part beside a broker: its clients, and what each of them is to get. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from penstock.netem.clients.client_plan import (
+    Awaited,
+    CrewPlan,
+    PublisherPlan,
+    StreamPlan,
+    SubscriberPlan,
+)
+from penstock.netem.clients.payloads import Times
+from penstock.netem.clients.topics import matches
+from penstock.netem.figures.records import ExpectedRow
+from penstock.netem.runs.scenario import Publisher, Scenario, Subscriber, client_ids
+
+WITNESS: Final = "netem-witness"
+"""Client Identifier of the subscriber beside the broker that tells when messages arrive."""
+
+WITNESS_KEEP_ALIVE_SECONDS: Final = 60
+
+
+class PublisherMember(NamedTuple):
+    """A publisher.
+
+    Attributes:
+        client_id: its name in the results.
+        number: in the run, from 0.
+        topic_number: what ``{n}`` in a topic stands for, from 1.
+        publisher: what it does.
+    """
+
+    client_id: str
+    number: int
+    topic_number: int
+    publisher: Publisher
+
+
+class SubscriberMember(NamedTuple):
+    """A subscriber.
+
+    Attributes:
+        client_id: its Client Identifier.
+        group: its name in the scenario.
+        is_focus: whether its latencies are reported and compared.
+        subscriber: what it does.
+    """
+
+    client_id: str
+    group: str
+    is_focus: bool
+    subscriber: Subscriber
+
+
+class Roster:
+    """The clients of one broker in the run with one seed.
+
+    Attributes:
+        scenario: whose.
+        broker: name.
+        seed: of the run.
+        publishers: by their number.
+        subscribers: those of the scenario.
+        streams: names, by their number.
+    """
+
+    def __init__(self, scenario: Scenario, broker: str, seed: int) -> None:
+        self.scenario = scenario
+        self.broker = broker
+        self.seed = seed
+        self.streams = list(scenario.traffic)
+        self.publishers = [
+            PublisherMember(client_id, number, topic_number, publisher)
+            for number, (client_id, topic_number, publisher) in enumerate(self._publishers())
+        ]
+        focus = focus_of(scenario)
+        self.subscribers = [
+            SubscriberMember(client_id, name, name in focus, subscriber)
+            for name, subscriber in scenario.subscribers.items()
+            for client_id in client_ids(name, subscriber.count)
+        ]
+
+    def _publishers(self) -> Iterator[tuple[str, int, Publisher]]:
+        for name, publisher in self.scenario.publishers.items():
+            if publisher.brokers is None or self.broker in publisher.brokers:
+                for n, client_id in enumerate(client_ids(name, publisher.count), start=1):
+                    yield client_id, n, publisher
+
+    def topic(self, member: PublisherMember, stream: str) -> str:
+        """Return the Topic Name of a stream of a publisher."""
+        return self.scenario.traffic[stream].topic.replace("{n}", str(member.topic_number))
+
+    def times(self, member: PublisherMember, stream: str) -> Times:
+        """Return when the messages of a stream of a publisher are due: as beside other brokers."""
+        plan = self.scenario.traffic[stream]
+        return Times(
+            plan.first_seconds,
+            plan.period_seconds,
+            plan.arrivals,
+            self.scenario.duration_seconds,
+            f"{self.seed} {member.client_id} {stream}",
+        )
+
+    def expected(self) -> list[ExpectedRow]:
+        """Return what each subscriber is to get."""
+        return [
+            ExpectedRow(
+                self.broker,
+                self.seed,
+                subscriber.client_id,
+                subscriber.group,
+                subscriber.is_focus,
+                publisher.client_id,
+                stream,
+                qos,
+            )
+            for subscriber in self.subscribers
+            for publisher, stream, qos in self._expected_by(subscriber)
+        ]
+
+    def _expected_by(
+        self, subscriber: SubscriberMember
+    ) -> Iterator[tuple[PublisherMember, str, int]]:
+        for publisher in self.publishers:
+            for stream in publisher.publisher.streams:
+                topic = self.topic(publisher, stream)
+                if any(matches(each, topic) for each in subscriber.subscriber.filters):
+                    qos = min(subscriber.subscriber.qos, self.scenario.traffic[stream].qos)
+                    yield publisher, stream, qos
+
+    def crews(self, address_from: Callable[[str], str], directory: Path) -> dict[str, CrewPlan]:
+        """Return the clients of each host.
+
+        Args:
+            address_from: returns the broker's address as a host sees it.
+            directory: for what clients write.
+        """
+        hosts = [
+            *(each.publisher.host for each in self.publishers),
+            *(each.subscriber.host for each in self.subscribers),
+        ]
+        if self.scenario.measurements.arrivals:
+            hosts.append(self.scenario.broker_host)
+        crews = {host: CrewPlan([], []) for host in hosts}
+        for publisher in self.publishers:
+            host = publisher.publisher.host
+            crews[host].publishers.append(
+                self._publisher_plan(publisher, address_from(host), directory)
+            )
+        for number, subscriber in enumerate(self.subscribers):
+            host = subscriber.subscriber.host
+            files = subscriber_files(directory, number)
+            crews[host].subscribers.append(
+                self._subscriber_plan(subscriber, address_from(host), *files)
+            )
+        if self.scenario.measurements.arrivals:
+            host = self.scenario.broker_host
+            crews[host].subscribers.append(_witness(address_from(host), directory))
+        return crews
+
+    def _publisher_plan(
+        self, member: PublisherMember, address: str, directory: Path
+    ) -> PublisherPlan:
+        streams = member.publisher.streams
+        plans = []
+        for name in streams:
+            stream = self.scenario.traffic[name]
+            client_id = member.client_id if len(streams) == 1 else f"{member.client_id}.{name}"
+            plans.append(
+                StreamPlan(
+                    self.streams.index(name),
+                    client_id,
+                    self.topic(member, name),
+                    stream.payload_bytes,
+                    stream.qos,
+                    self.times(member, name),
+                )
+            )
+        file, log = publisher_files(directory, member.number)
+        return PublisherPlan(
+            member.client_id,
+            member.number,
+            address,
+            member.publisher.protocol,
+            plans,
+            str(file),
+            str(log),
+        )
+
+    def _subscriber_plan(
+        self, member: SubscriberMember, address: str, file: Path, log: Path
+    ) -> SubscriberPlan:
+        plan = member.subscriber
+        keep_alive = plan.keep_alive_seconds
+        if plan.reads_from_seconds is not None:
+            # Who reads nothing sees no PINGRESP either; the broker is not to end it for that.
+            keep_alive = max(keep_alive, round(2 * plan.reads_from_seconds))
+        awaited = [
+            Awaited(
+                publisher.number,
+                self.streams.index(stream),
+                len(self.times(publisher, stream).due_seconds()),
+                qos > 0,
+            )
+            for publisher, stream, qos in self._expected_by(member)
+        ]
+        return SubscriberPlan(
+            member.client_id,
+            address,
+            plan.protocol,
+            plan.filters,
+            plan.qos,
+            keep_alive,
+            plan.reads_from_seconds,
+            plan.user_properties,
+            awaited,
+            str(file),
+            str(log),
+        )
+
+
+def focus_of(scenario: Scenario) -> set[str]:
+    """Return the names of the subscribers whose latencies are reported and compared."""
+    if scenario.measurements.focus is not None:
+        return set(scenario.measurements.focus)
+    impaired = {impairment.link for impairment in scenario.impairments}
+    behind = {
+        name
+        for name, subscriber in scenario.subscribers.items()
+        for link in scenario.topology.way(scenario.broker_host, subscriber.host) or []
+        if link.name in impaired
+    }
+    return behind or set(scenario.subscribers)
+
+
+def publisher_files(directory: Path, number: int) -> tuple[Path, Path]:
+    """Return where a publisher writes what it publishes, and its words."""
+    return directory / f"publisher{number}", directory / f"publisher{number}.log"
+
+
+def subscriber_files(directory: Path, number: int) -> tuple[Path, Path]:
+    """Return where a subscriber writes what it gets, and its words."""
+    return directory / f"subscriber{number}", directory / f"subscriber{number}.log"
+
+
+def witness_files(directory: Path) -> tuple[Path, Path]:
+    """Return where the witness writes what it gets, and its words."""
+    return directory / "witness", directory / "witness.log"
+
+
+def _witness(address: str, directory: Path) -> SubscriberPlan:
+    file, log = map(str, witness_files(directory))
+    return SubscriberPlan(
+        WITNESS, address, "3.1.1", ["#"], 0, WITNESS_KEEP_ALIVE_SECONDS, None, {}, [], file, log
+    )

@@ -1,0 +1,1 @@
+"""What a run showed: rows, figures, reports and plots."""

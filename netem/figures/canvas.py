@@ -1,0 +1,257 @@
+"""What all plots of a run have in common: a slide with a finding, and a colour for each broker.
+
+A broker has the same colour in all plots, from a palette that colour-blind people can tell apart:
+the one that the scenario is about is blue and thick, the one it is compared with vermilion.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from penstock.netem.figures.intervals import union
+from penstock.netem.figures.measures import Measures, show
+from penstock.netem.runs.run_file import RunInfo
+from penstock.netem.runs.scenario import Scenario
+
+INCHES: Final = 12.8
+"""Width, of 1,536 pixels: a slide's."""
+
+DOTS_PER_INCH: Final = 120
+TITLE_LETTERS: Final = 74
+"""Of a title in a line."""
+
+FOCUS_COLOUR: Final = "#0072B2"
+OVER_COLOUR: Final = "#D55E00"
+OTHER_COLOURS: Final = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F")
+"""Okabe and Ito's, and two more."""
+
+INK: Final = "#222222"
+FAINT: Final = "#666666"
+IMPAIRED_COLOUR: Final = "#E4E4E4"
+DIMMED_COLOUR: Final = "#A9C9DD"
+"""Of what belongs to the broker in focus and is no line."""
+LEAST_LATENCY: Final = 0.001
+"""Seconds: what a log axis shows of a message that was there at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A picture.
+
+    Attributes:
+        name: of the file, in the folder of the report.
+        title: what it shows came out.
+        about: what is drawn.
+    """
+
+    name: str
+    title: str
+    about: str
+
+
+def find_focus(scenario: Scenario) -> str:
+    """Return the broker that the scenario is about: its first target's, or the first Penstock."""
+    if scenario.targets:
+        return scenario.targets[0].broker
+    ours = [name for name, plan in scenario.brokers.items() if plan.kind == "penstock"]
+    return [*ours, *scenario.brokers][0]
+
+
+def find_over(scenario: Scenario) -> str | None:
+    """Return the broker that it is compared with: mosquitto, or the first other one, if any."""
+    others = [name for name in scenario.brokers if name != find_focus(scenario)]
+    peers = [name for name in others if scenario.brokers[name].kind == "mosquitto"]
+    strangers = [name for name in others if scenario.brokers[name].kind != "penstock"]
+    return next(iter([*peers, *strangers, *others]), None)
+
+
+def paint(scenario: Scenario) -> dict[str, str]:
+    """Return a colour for each broker: of the one in focus, what it is compared with, others."""
+    focus, over = find_focus(scenario), find_over(scenario)
+    colours = {focus: FOCUS_COLOUR}
+    if over is not None:
+        colours[over] = OVER_COLOUR
+    others = [name for name in scenario.brokers if name not in colours]
+    for place, name in enumerate(others):
+        colours[name] = OTHER_COLOURS[place % len(OTHER_COLOURS)]
+    return colours
+
+
+def spread(places: Sequence[float], least: float, low: float) -> list[float]:
+    """Return places for labels near those given, so far from each other that none touch.
+
+    Args:
+        places: in any order.
+        least: distance between two.
+        low: below which none is put.
+
+    Returns:
+        One for each, in the same order of height: pushed up where there is no room below.
+    """
+    found = [0.0] * len(places)
+    free = low
+    for each in sorted(range(len(places)), key=lambda one: places[one]):
+        found[each] = max(places[each], free)
+        free = found[each] + least
+    return found
+
+
+def show_bytes(size: float) -> str:
+    """Return a payload's size in words: ``100 B``, ``10 kB``, ``1 MB``."""
+    for unit, least in (("MB", 1e6), ("kB", 1e3)):
+        if size >= least:
+            return f"{size / least:g} {unit}"
+    return f"{size:g} B"
+
+
+class Canvas:
+    """A picture to draw into: a title that says the finding, what is drawn, and where it is from.
+
+    Attributes:
+        figure: of matplotlib.
+        top: where axes may begin, as a share of its height.
+        bottom: where they must end.
+    """
+
+    def __init__(self, info: RunInfo, title: str, about: str, *, inches: float = 7.2) -> None:
+        lines = textwrap.wrap(title, TITLE_LETTERS)
+        self.figure = Figure(figsize=(INCHES, inches), dpi=DOTS_PER_INCH, facecolor="white")
+        self._inches = inches
+        self.figure.text(
+            0.012,
+            self._below(0.14),
+            "\n".join(lines),
+            fontsize=20,
+            fontweight="bold",
+            color=INK,
+            va="top",
+            linespacing=1.15,
+        )
+        head = 0.14 + 0.36 * len(lines)
+        self.figure.text(
+            0.012, self._below(head + 0.04), about, fontsize=12.5, color=FAINT, va="top"
+        )
+        self.top = self._below(head + 0.42)
+        self.bottom = 0.92 / inches
+        self.figure.text(0.012, 0.1 / inches, _footer(info), fontsize=9.5, color=FAINT, va="bottom")
+
+    def _below(self, inches: float) -> float:
+        return 1 - inches / self._inches
+
+    def key(self, handles: Iterable[Any], *, in_colours: bool = False) -> None:
+        """Say what shapes mean, in a row below the title.
+
+        Args:
+            handles: of matplotlib, each with its label.
+            in_colours: whether words have the colours of what they are for.
+        """
+        self.figure.legend(
+            handles=list(handles),
+            labelcolor="linecolor" if in_colours else INK,
+            loc="upper left",
+            bbox_to_anchor=(0.006, self.top + 0.02 / self._inches),
+            ncols=8,
+            frameon=False,
+            fontsize=12,
+            handletextpad=0.4,
+            columnspacing=1.5,
+            borderaxespad=0.0,
+        )
+        self.top -= 0.36 / self._inches
+
+    def save(self, path: Path) -> None:
+        """Write it as PNG."""
+        self.figure.savefig(path, dpi=DOTS_PER_INCH)
+
+
+def _footer(info: RunInfo) -> str:
+    seeds = info.scenario.seeds
+    shown = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
+    parts = [
+        f"penstock netem run {info.scenario.name}, {info.length} length, {shown}",
+        info.date[:10],
+        f"commit {info.commit}" if info.commit else "",
+        info.machine,
+    ]
+    return "  ·  ".join(part for part in parts if part)
+
+
+def compare(measures: Measures, figure: str) -> str:
+    """Return ``190 ms with adaptive, 10.8 s with mosquitto``."""
+    scenario = measures.scenario
+    names = [find_focus(scenario), find_over(scenario)]
+    return ", ".join(
+        f"{show(figure, measures.figure(figure, name))} with {name}"
+        for name in names
+        if name is not None
+    )
+
+
+def begin(sentence: str) -> str:
+    """Return a sentence with its first letter large, unless its first word is a name (q1-1MB)."""
+    word, _, rest = sentence.partition(" ")
+    return f"{word.capitalize()} {rest}" if word.isalpha() else sentence
+
+
+def tidy(axes: Axes) -> None:
+    """Leave of the frame what is read."""
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#999999")
+    axes.tick_params(labelsize=12, colors=INK, length=3)
+    axes.grid(visible=True, which="major", color="#D8D8D8", linewidth=0.7)
+    axes.set_axisbelow(True)
+
+
+def shaded(measures: Measures) -> list[Patch]:
+    """Return what `shade` means, for a key: nothing where no link was ever impaired."""
+    if not any(row.is_impaired for row in measures.tables.links):
+        return []
+    label = "link impaired" if _is_focus_impaired(measures) else "link of others impaired"
+    return [Patch(color=IMPAIRED_COLOUR, label=label)]
+
+
+def shade(axes: Axes, measures: Measures, broker: str, seed: int) -> None:
+    """Show when the way to a subscriber in focus was impaired; where it never is, any link."""
+    if _is_focus_impaired(measures):
+        times = measures.impaired(broker, seed)
+    else:
+        times = union(
+            (row.begin_s, row.end_s)
+            for row in measures.tables.links
+            if row.is_impaired and (row.broker, row.seed) == (broker, seed)
+        )
+    for begin_s, end_s in times:
+        axes.axvspan(begin_s, end_s, color=IMPAIRED_COLOUR, linewidth=0, zorder=0)
+
+
+def _is_focus_impaired(measures: Measures) -> bool:
+    runs = {(row.broker, row.seed) for row in measures.tables.links}
+    return any(measures.impaired(broker, seed) for broker, seed in runs)
+
+
+def show_seconds(seconds: float, _: object = None) -> str:
+    """Return a tick of a latency axis."""
+    return f"{1000 * seconds:g} ms" if seconds < 1 else f"{seconds:g} s"
+
+
+def label_latencies(axes: Axes, which: str) -> None:
+    """Make an axis of seconds logarithmic, with ticks in ms and s."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    if not axis.get_view_interval()[0] > 0:  # nothing came, so nothing has given it a range
+        (axes.set_xlim if which == "x" else axes.set_ylim)(LEAST_LATENCY, 1.0)
+    # Each power of ten, however low the panel.
+    axis.set_major_locator(LogLocator(10, numticks=20))
+    axis.set_major_formatter(FuncFormatter(show_seconds))
+    axis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,108 @@
+"""Whether messages were withheld when the way to their subscriber was bad, and only then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.netem.errors import NetemError
+from penstock.netem.figures.intervals import Interval, intersection, total_seconds, union
+from penstock.netem.figures.records import Tables
+from penstock.netem.runs.scenario import Scenario
+
+GRACE_SECONDS: Final = 5.0
+"""After the end of an impairment: paper 002 asks every 5 s, so a broker may know that late that it
+is over. A link with much to catch up on takes longer than that, which counts as outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Times of withholding against times of impairment, all of them seconds.
+
+    Attributes:
+        withheld: for which something was withheld.
+        impaired: for which the way was impaired.
+        both: for which both was so.
+        outside: for which something was withheld, neither in an impairment nor in its grace.
+        most_messages: withheld at a time.
+    """
+
+    withheld: float = 0.0
+    impaired: float = 0.0
+    both: float = 0.0
+    outside: float = 0.0
+    most_messages: int = 0
+
+    def __add__(self, other: Accuracy) -> Accuracy:
+        """Return both subscribers together."""
+        return Accuracy(
+            self.withheld + other.withheld,
+            self.impaired + other.impaired,
+            self.both + other.both,
+            self.outside + other.outside,
+            max(self.most_messages, other.most_messages),
+        )
+
+
+def find_impaired(
+    scenario: Scenario, tables: Tables, broker: str, seed: int, group: str
+) -> list[Interval]:
+    """Return when subscribers of a group could not be reached as usual.
+
+    Args:
+        scenario: as it was run.
+        tables: of the run.
+        broker: name.
+        seed: of the run.
+        group: name of the subscribers in the scenario.
+
+    Returns:
+        When a link between them and the broker was impaired, or they did not read yet.
+
+    Raises:
+        NetemError: the scenario has no such subscribers.
+    """
+    if group not in scenario.subscribers:
+        allowed = ", ".join(scenario.subscribers)
+        raise NetemError(f"expected: group {group!r}; allowed: {allowed}")
+    plan = scenario.subscribers[group]
+    way = {link.name for link in scenario.topology.way(scenario.broker_host, plan.host) or []}
+    times = [
+        (row.begin_s, row.end_s)
+        for row in tables.links
+        if row.is_impaired and row.link in way and (row.broker, row.seed) == (broker, seed)
+    ]
+    if plan.reads_from_seconds is not None:
+        times.append((0.0, plan.reads_from_seconds))
+    return union(times)
+
+
+def judge_withholding(scenario: Scenario, tables: Tables, broker: str, seed: int) -> Accuracy:
+    """Return how the times of withholding from the subscribers in focus fit to impairments.
+
+    Raises:
+        NetemError: a subscriber is not one of the scenario's.
+    """
+    groups = {
+        row.subscriber: row.group
+        for row in tables.expected
+        if row.is_focus and (row.broker, row.seed) == (broker, seed)
+    }
+    impaired = {
+        group: find_impaired(scenario, tables, broker, seed, group)
+        for group in set(groups.values())
+    }
+    rows = [row for row in tables.withheld if (row.broker, row.seed) == (broker, seed)]
+    accuracy = Accuracy()
+    for subscriber, group in groups.items():
+        of_it = [row for row in rows if row.subscriber == subscriber]
+        held = [(row.begin_s, row.end_s) for row in of_it]
+        allowed = [(begin, end + GRACE_SECONDS) for begin, end in impaired[group]]
+        accuracy += Accuracy(
+            total_seconds(held),
+            total_seconds(impaired[group]),
+            total_seconds(intersection(held, impaired[group])),
+            total_seconds(held) - total_seconds(intersection(held, allowed)),
+            max((row.most_messages for row in of_it), default=0),
+        )
+    return accuracy

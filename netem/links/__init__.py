@@ -1,0 +1,1 @@
+"""Links that are bad on purpose, and what carries them."""

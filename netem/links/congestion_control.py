@@ -1,0 +1,57 @@
+"""The congestion control of a host's TCP connections."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from penstock.netem.errors import NetemError
+from penstock.netem.links.namespaces import FOLDER
+
+SYSCTL: Final = "/proc/sys/net/ipv4/tcp_congestion_control"
+"""The default of the namespace that the process which opens it is in."""
+
+AVAILABLE: Final = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+ALLOWED: Final = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+"""For the machine: what processes without privileges, and other namespaces than the first, may
+choose (ip-sysctl)."""
+
+
+def set_congestion_control(name: str, run: Callable[[list[str]], str]) -> None:
+    """Make a congestion control the default of a namespace.
+
+    Args:
+        name: as the kernel calls it.
+        run: runs a command in the namespace; raises NetemError where that fails.
+
+    Raises:
+        NetemError: the machine does not have it.
+    """
+    available = AVAILABLE.read_text().split()
+    if name not in available:
+        raise NetemError(f"congestion control: read {name!r}; allowed here: {', '.join(available)}")
+    with _allowed(name):
+        run(["sh", "-ec", f'echo "$0" > {SYSCTL}', name])
+
+
+@contextmanager
+def _allowed(name: str) -> Iterator[None]:
+    """Let namespaces choose it, for a moment: the choice stays, the machine is as before."""
+    folder = os.open(FOLDER, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # others do the same
+        before = ALLOWED.read_text()
+        if name in before.split():
+            yield
+            return
+        ALLOWED.write_text(f"{before.strip()} {name}")
+        try:
+            yield
+        finally:
+            ALLOWED.write_text(before)
+    finally:
+        os.close(folder)

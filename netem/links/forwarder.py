@@ -1,0 +1,320 @@
+"""The process that is the links of a network.
+
+It carries packets between pairs of TUN devices, or tells the kernel when links that the kernel
+carries change (`penstock.netem.links.tc_link`).
+
+`penstock.netem.links.network` starts it and tells it what to do on its standard input
+(`penstock.netem.clients.messages`). It ends with that input, however the other program ended, and
+takes the network down with it: its devices go with its file descriptors, the namespaces and what
+runs in them are removed.
+
+What it carries are whole IP packets of at most `MTU_BYTES`: without segmentation offload, so that
+a loss is the loss of what a wire would have lost.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import heapq
+import os
+import random
+import select
+import signal
+import struct
+import sys
+import time
+from itertools import count
+from math import inf
+from typing import Final, TypeAlias
+
+from pydantic import ValidationError
+
+from penstock.netem.clients.messages import (
+    ANSWER,
+    REQUEST,
+    Add,
+    AddTc,
+    Answer,
+    Follow,
+    Request,
+    Switch,
+    Tell,
+)
+from penstock.netem.errors import NetemError
+from penstock.netem.links.channel import Channel, Counts
+from penstock.netem.links.namespaces import remove_namespaces
+from penstock.netem.links.profiles import Direction, Profile
+from penstock.netem.links.schedule import Schedule
+from penstock.netem.links.tc_link import TcLink, Wires
+
+MTU_BYTES: Final = 1500
+"""Of the devices: Ethernet's, and the kernel's default for TUN."""
+
+TUNSETIFF: Final = 0x400454CA
+IFF_TUN: Final = 0x0001
+IFF_NO_PI: Final = 0x1000
+"""From linux/if_tun.h. No packet information: a read is an IP packet and nothing else."""
+
+PACKETS_AT_A_TIME: Final = 64
+"""Read from one device before others get their turn."""
+
+
+def open_tun(name: str) -> int:
+    """Make a TUN device in this process's network namespace.
+
+    Args:
+        name: of up to 15 bytes, that no device has.
+
+    Returns:
+        A file descriptor that does not block; the device goes with it.
+
+    Raises:
+        OSError: it is not allowed or not there.
+    """
+    descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        request = struct.pack("16sH22x", name.encode(), IFF_TUN | IFF_NO_PI)
+        fcntl.ioctl(descriptor, TUNSETIFF, request)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+class Way:
+    """One direction of a link: a channel between two devices.
+
+    Attributes:
+        channel: what it does to packets.
+        wakes_at: monotonic seconds for which it has a timer; infinite for none.
+    """
+
+    __slots__ = ("_destination", "_source", "channel", "wakes_at")
+
+    def __init__(self, source: int, destination: int, direction: Direction, seed: str) -> None:
+        self._source = source
+        self._destination = destination
+        self.channel = Channel(direction, random.Random(seed))  # noqa: S311 - no secret
+        self.wakes_at = inf
+
+    def carry(self) -> bool:
+        """Take the packets that wait at the source; return whether the device is still there."""
+        source, destination, channel = self._source, self._destination, self.channel
+        read, write = os.read, os.write
+        try:
+            if channel.is_open:
+                counts = channel.counts
+                for _ in range(PACKETS_AT_A_TIME):
+                    packet = read(source, MTU_BYTES)
+                    counts.taken += 1
+                    counts.delivered += 1
+                    try:
+                        write(destination, packet)
+                    except OSError:  # as in `deliver`
+                        continue
+            else:
+                for _ in range(PACKETS_AT_A_TIME):
+                    channel.take(read(source, MTU_BYTES), time.monotonic())
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            # EBADFD: the namespace is gone, and the device with it. EIO: it is not up.
+            return error.errno != errno.EBADFD
+        return True
+
+    def deliver(self, now: float) -> None:
+        """Hand what has arrived to the destination; a host that does not take it loses it."""
+        for packet in self.channel.due(now):
+            try:
+                os.write(self._destination, packet)
+            except OSError:  # the device is down, or the host out of memory
+                continue
+
+
+class TunLink:
+    """Two ways, and when they change.
+
+    Attributes:
+        upstream: from the client's device to the server's.
+        downstream: from the server's to the client's.
+        schedule: when they change.
+    """
+
+    def __init__(self, server: int, client: int, profile: Profile, seed: str) -> None:
+        self.upstream = Way(client, server, profile.upstream, f"{seed} upstream")
+        self.downstream = Way(server, client, profile.downstream, f"{seed} downstream")
+        self.schedule = Schedule(profile, self._become, time.monotonic())
+
+    def check(self, profile: Profile) -> None:
+        """Check that the link can become so, as it always can."""
+
+    def counts(self) -> tuple[Counts, Counts]:
+        """Return what became of the packets: towards the server, and towards the client."""
+        return self.upstream.channel.counts, self.downstream.channel.counts
+
+    def _become(self, profile: Profile, now: float) -> None:
+        self.upstream.channel.change(profile.upstream, now)
+        self.downstream.channel.change(profile.downstream, now)
+
+
+AnyLink: TypeAlias = TunLink | TcLink
+
+
+class Forwarder:
+    """Serves links and requests on one thread."""
+
+    def __init__(self, requests: int, answers: int) -> None:
+        """Make one without links.
+
+        Args:
+            requests: file descriptor of the requests; their end is the end.
+            answers: file descriptor of the answers.
+        """
+        self._requests = requests
+        self._answers = answers
+        self._rest = b""
+        self._links: dict[int, AnyLink] = {}
+        self._wires: dict[str, Wires] = {}
+        self._ways: dict[int, Way] = {}
+        self._timers: list[tuple[float, int, Way | tuple[AnyLink, int]]] = []
+        self._number = count()
+        self._poller = select.epoll()
+        os.set_blocking(requests, False)
+        self._poller.register(requests, select.EPOLLIN)
+
+    def run(self) -> None:
+        """Forward until the requests end."""
+        poller, ways, timers = self._poller, self._ways, self._timers
+        watched = [poller.fileno()]
+        while True:
+            if timers:
+                # Not the time-out of epoll, which counts in milliseconds.
+                select.select(watched, (), (), max(0.0, timers[0][0] - time.monotonic()))
+                events = poller.poll(0)
+            else:
+                events = poller.poll()
+            for descriptor, _ in events:
+                way = ways.get(descriptor)
+                if way is None:
+                    if not self._take_requests():
+                        return
+                elif way.carry():
+                    self._arm(way)
+                else:
+                    poller.unregister(descriptor)
+                    del ways[descriptor]
+            self._fire()
+
+    def _fire(self) -> None:
+        """Do what is due."""
+        timers = self._timers
+        now = time.monotonic()
+        while timers and timers[0][0] <= now:
+            at, _, what = heapq.heappop(timers)
+            if isinstance(what, tuple):
+                link, plan = what
+                if link.schedule.plan == plan:
+                    self._step(link, now)
+            elif what.wakes_at == at:  # else another timer of it was sooner
+                what.wakes_at = inf
+                what.deliver(now)
+                self._arm(what)
+
+    def _arm(self, way: Way) -> None:
+        at = way.channel.next_event
+        if at < way.wakes_at:
+            way.wakes_at = at
+            heapq.heappush(self._timers, (at, next(self._number), way))
+
+    def _step(self, link: AnyLink, now: float) -> None:
+        at = link.schedule.step(now)
+        if isinstance(link, TunLink):
+            # Packets that have waited for a slow rate may be due sooner now.
+            self._arm(link.upstream)
+            self._arm(link.downstream)
+        if at < inf:
+            heapq.heappush(self._timers, (at, next(self._number), (link, link.schedule.plan)))
+
+    def _take_requests(self) -> bool:
+        """Answer what is asked; return whether more may come."""
+        data = os.read(self._requests, 1 << 16)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            os.write(self._answers, ANSWER.dump_json(self._answer(line)) + b"\n")
+        return bool(data)
+
+    def _answer(self, line: bytes) -> Answer:
+        try:
+            return self._do(REQUEST.validate_json(line))
+        except NetemError as error:
+            return Answer(error=str(error))
+        except (ValidationError, KeyError, OSError) as error:
+            return Answer(error=f"link: {error}")
+
+    def _do(self, request: Request) -> Answer:
+        now = time.monotonic()
+        match request:
+            case Add():
+                self._add(request)
+            case AddTc():
+                self._add_tc(request)
+            case Switch():
+                link = self._links[request.link]
+                link.check(request.profile)
+                link.schedule.switch(request.profile, now)
+                self._step(link, now)
+            case Follow():
+                link = self._links[request.link]
+                for profile in request.changes.profiles:
+                    link.check(profile)
+                link.schedule.follow(request.changes.steps(), request.begin_at)
+                self._step(link, now)
+            case Tell():
+                link = self._links[request.link]
+                upstream, downstream = link.counts()
+                return Answer(log=link.schedule.log, upstream=upstream, downstream=downstream)
+        return Answer()
+
+    def _add_tc(self, request: AddTc) -> None:
+        wires = self._wires.get(request.wires)
+        if wires is None:
+            wires = self._wires[request.wires] = Wires(request.wires)
+        now = time.monotonic()
+        self._links[request.link] = TcLink(request.link, wires, request.hosts, request.profile, now)
+
+    def _add(self, request: Add) -> None:
+        server = open_tun(request.devices[0])
+        try:
+            client = open_tun(request.devices[1])
+        except OSError:
+            os.close(server)
+            raise
+        link = TunLink(server, client, request.profile, request.seed)
+        self._links[request.link] = link
+        for source, way in ((client, link.upstream), (server, link.downstream)):
+            self._ways[source] = way
+            self._poller.register(source, select.EPOLLIN)
+
+
+def main() -> None:
+    """Forward until standard input ends, then remove the namespaces of the network.
+
+    The one argument is what the names of its namespaces begin with.
+    """
+    # What a terminal sends, when it is closed too, reaches all of its processes; this one ends with
+    # the program it serves, and takes down what that has left.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        Forwarder(0, 1).run()
+    except BrokenPipeError:  # whoever asked has ended
+        pass
+    except NetemError as error:  # the kernel has refused a change for which it was not asked now
+        sys.exit(f"netem: {error}")
+    finally:
+        remove_namespaces(sys.argv[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""A link in a file: its states, and when it is in which.
+
+YAML, in the units of `penstock.netem.links.profiles`; docs/netem.md has an example.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from penstock.netem.links.changes import Changes
+from penstock.netem.links.profiles import Profile
+from penstock.netem.mistakes import STRICT, Mistake, MistakesError, fit, read_yaml
+from penstock.netem.runs.scenario import OnOffPlan, TracePlan, Ways, make_changes
+
+
+@dataclass(frozen=True, slots=True)
+class _OnOff(OnOffPlan):
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    profiles: dict[str, Ways]
+    begin: str
+    on_off: _OnOff | None = None
+    trace: TracePlan | None = None
+
+    def __post_init__(self) -> None:
+        if self.on_off is not None and self.trace is not None:
+            raise ValueError("read on_off and trace; allowed: one of them")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPlan:
+    """What a file says.
+
+    Attributes:
+        profiles: by name.
+        begin: the link to begin with.
+        changes: when it is which; None where it stays.
+    """
+
+    profiles: dict[str, Profile]
+    begin: Profile
+    changes: Changes | None
+
+
+def read_link(path: Path) -> LinkPlan:
+    """Read a link from a file.
+
+    Raises:
+        NetemError: it cannot be read, or says what cannot be: one line for each mistake, with
+            the file, the place in it, what was read and what is allowed.
+    """
+    mapping = read_yaml(path)
+    try:
+        return _understand(mapping)
+    except MistakesError as error:
+        raise error.of(path) from error
+
+
+def _understand(mapping: Any) -> LinkPlan:
+    file = fit(_File, mapping)
+    profiles = {
+        name: Profile(name, ways.upstream, ways.downstream) for name, ways in file.profiles.items()
+    }
+    if file.begin not in profiles:
+        words = f"read {file.begin!r}; allowed: {', '.join(profiles)}"
+        raise MistakesError([Mistake(("begin",), words)])
+    seed = 0 if file.on_off is None else file.on_off.seed
+    changes = make_changes(file.on_off, file.trace, profiles, seed)
+    return LinkPlan(profiles, profiles[file.begin], changes)

@@ -1,0 +1,511 @@
+"""Networks of this machine's own: hosts with real TCP, and links that delay, lose and limit.
+
+::
+
+    with Network(seed=1) as network:
+        cloud, edge = network.host("cloud"), network.host("edge")
+        link = network.link(cloud, edge, GOOD)
+        broker = cloud.popen(["mosquitto", "-c", "mosquitto.conf"])
+        client = edge.popen(["mosquitto_sub", "-h", link.server_address, "-t", "#"])
+        link.switch(LOSSY)
+
+A host is a network namespace: processes in it see its devices, addresses and ports alone. A link
+is by default a TUN device in either host, and a forwarder in user space between them
+(`penstock.netem.links.forwarder`): it needs root and /dev/net/tun, and nothing that a kernel may
+have been built without. With the engine `tc` it is the kernel's (`penstock.netem.links.tc_link`).
+
+Hosts that a link joins reach each other by the `Host.address` of either; `Network.route` makes
+hosts between others pass packets on, so that all reach each other which links connect.
+
+A host's congestion control is that of all TCP connections of its processes; a program may choose
+another for a socket (TCP_CONGESTION), without privileges one that the machine allows everybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Final, Self
+
+from penstock.netem.clients.messages import (
+    ANSWER,
+    REQUEST,
+    Add,
+    AddTc,
+    Answer,
+    Follow,
+    Request,
+    Switch,
+    Tell,
+)
+from penstock.netem.errors import NetemError, RunError
+from penstock.netem.links.changes import Changes
+from penstock.netem.links.channel import Counts
+from penstock.netem.links.congestion_control import set_congestion_control
+from penstock.netem.links.engines import Engine, choose_engine
+from penstock.netem.links.namespaces import (
+    own_prefix,
+    remove_leftovers,
+    remove_namespaces,
+    require_root,
+    run_ip,
+)
+from penstock.netem.links.profiles import Profile
+from penstock.netem.links.routes import End, first_ends
+
+DEFAULT_CONGESTION_CONTROL: Final = "cubic"
+"""Linux's own default, whatever this machine's is: runs can be compared."""
+
+DEVICE_QUEUE_PACKETS: Final = 20_000
+"""What a host may have given to a device that the forwarder has not taken yet: a TUN device does
+not hold a sender up as a wire would, it drops; this is a full window of each of a hundred fast
+connections. With a tenth of it, 1 MB to each of 77 subscribers half a second away took half as long
+again."""
+
+STOP_SECONDS: Final = 5.0
+"""What a process gets to end after SIGTERM."""
+
+CLOSE_SECONDS: Final = 30.0
+"""What the forwarder gets to end after its last request; it removes namespaces by then."""
+
+# RFC 2544's addresses for tests of networks, which nobody routes: the lower half for links, four
+# for each, the upper one for hosts.
+FIRST_LINK_ADDRESS: Final = (198 << 24) + (18 << 16)
+FIRST_HOST_ADDRESS: Final = (198 << 24) + (19 << 16)
+HOSTS: Final = "198.19.0.0/16"
+MAX_HOSTS: Final = (1 << 16) - 1
+MAX_LINKS: Final = 1 << 14
+
+FOLDER: Final = Path(__file__).absolute().parents[3]
+"""Where the package is: the forwarder runs the same."""
+
+_networks: Final = itertools.count()
+_devices: Final = itertools.count()
+
+
+class Host:
+    """A host of a network; made by `Network.host`.
+
+    Attributes:
+        name: as it was given.
+        namespace: name of its network namespace, as for ``ip netns exec``.
+        address: its own IPv4 address, for hosts that a link joins to it, and after
+            `Network.route` for all that may reach it.
+    """
+
+    def __init__(self, name: str, namespace: str, address: str) -> None:
+        self.name = name
+        self.namespace = namespace
+        self.address = address
+        self._processes: list[subprocess.Popen[Any]] = []
+
+    def popen(
+        self,
+        command: Sequence[str],
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: int | IO[Any] | None = subprocess.DEVNULL,
+        stdout: int | IO[Any] | None = None,
+        stderr: int | IO[Any] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start a process on this host.
+
+        It is sent SIGTERM at the end of the network if it still runs then, and killed soon after.
+
+        Args:
+            command: program and arguments.
+            cwd: its working directory; None for this process's.
+            env: its environment; None for this process's.
+            stdin: as for `subprocess.Popen`; nothing by default.
+            stdout: as for `subprocess.Popen`.
+            stderr: as for `subprocess.Popen`.
+        """
+        # `ip` becomes the command, so that the process id is the command's.
+        process = subprocess.Popen(  # noqa: S603 - that is what it is for
+            ["ip", "netns", "exec", self.namespace, *command],  # noqa: S607 - it differs
+            cwd=cwd,
+            env=env,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+        )
+        self._processes.append(process)
+        return process
+
+    def run(self, command: list[str]) -> str:
+        """Run a short command on this host and return what it printed.
+
+        Raises:
+            NetemError: it failed; the text holds its words.
+        """
+        return run_ip("netns", "exec", self.namespace, *command)
+
+    def end_processes(self) -> None:
+        """End what `popen` has started."""
+        running = [process for process in self._processes if process.poll() is None]
+        for process in running:
+            process.terminate()
+        deadline = time.monotonic() + STOP_SECONDS
+        for process in running:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+
+
+class Link:
+    """A link between two hosts; made by `Network.link`.
+
+    Attributes:
+        server_address: IPv4 address of the first host on it.
+        client_address: that of the second.
+    """
+
+    def __init__(
+        self, number: int, server_address: str, client_address: str, forwarder: _Forwarder
+    ) -> None:
+        self.server_address = server_address
+        self.client_address = client_address
+        self._number = number
+        self._forwarder = forwarder
+
+    def switch(self, profile: Profile) -> None:
+        """Become another link now, and stay so; what is under way keeps its time of arrival."""
+        self._forwarder.ask(Switch(self._number, profile))
+
+    def follow(self, changes: Changes, begin_at: float | None = None) -> None:
+        """Change as a plan says, from now on.
+
+        Args:
+            changes: what and when.
+            begin_at: `time.monotonic` of the plan's beginning, for links that are to change
+                together; None for now.
+        """
+        at = time.monotonic() if begin_at is None else begin_at
+        self._forwarder.ask(Follow(self._number, changes, at))
+
+    def log(self) -> list[tuple[float, str]]:
+        """Return `time.monotonic` and the profile's name for each change, the first included."""
+        return self._forwarder.ask(Tell(self._number)).log
+
+    def counts(self) -> tuple[Counts, Counts]:
+        """Return what became of the packets: towards the server, and towards the client."""
+        answer = self._forwarder.ask(Tell(self._number))
+        return answer.upstream or Counts(), answer.downstream or Counts()
+
+
+class Network:
+    """Hosts and links, as long as the context lasts.
+
+    When it ends, by whatever way, its processes, devices and namespaces end with it: if this
+    process was killed, the forwarder sees to that, and if that was killed too, whoever next makes
+    a network on this machine.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        congestion_control: str = DEFAULT_CONGESTION_CONTROL,
+        engine: str = Engine.AUTO,
+    ) -> None:
+        """Make a description; nothing happens before the context is entered.
+
+        Args:
+            seed: of the links' chance: which packets are lost, and how late they are. Of the
+                engine `tun`; the kernel draws as it likes.
+            congestion_control: of hosts that name no other.
+            engine: what makes links: a name of `penstock.netem.links.engines.Engine`.
+        """
+        self._seed = seed
+        self._congestion_control = congestion_control
+        self._asked_engine = engine
+        self._engine = Engine.AUTO
+        self._prefix = f"{own_prefix()}{next(_networks)}-"
+        self._wires = f"{self._prefix}@wires"  # no host is called so
+        self._hosts: dict[str, Host] = {}
+        self._ends: dict[str, list[End]] = {}
+        self._is_routed = True
+        self._links = itertools.count()
+        self._forwarder: _Forwarder | None = None
+
+    def __enter__(self) -> Self:
+        """Start the forwarder.
+
+        Raises:
+            NetemError: networks cannot be made here; the text says why.
+        """
+        require_root()
+        self._engine = choose_engine(self._asked_engine)
+        remove_leftovers()
+        self._forwarder = _Forwarder(self._prefix)
+        if self._engine is Engine.TC:
+            run_ip("netns", "add", self._wires)
+            _set_up_namespace(self._wires)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take everything down."""
+        try:
+            for host in self._hosts.values():
+                host.end_processes()
+        finally:
+            # First, so that it changes no link any more that is being taken down.
+            if self._forwarder is not None:
+                self._forwarder.close()
+            remove_namespaces(self._prefix)
+
+    @property
+    def forwarder_pid(self) -> int:
+        """Process id of the forwarder: what a measurement of processor time asks for."""
+        return self._running().pid
+
+    def check(self) -> None:
+        """See that links are carried.
+
+        Raises:
+            RunError: the forwarder has ended.
+        """
+        self._running().check()
+
+    def host(self, name: str, *, congestion_control: str | None = None) -> Host:
+        """Make a host.
+
+        Args:
+            name: of letters, digits, dots, dashes and underscores; one of a kind in the network.
+            congestion_control: for TCP; None for the network's.
+
+        Raises:
+            NetemError: there is such a host, or no such congestion control.
+        """
+        if name in self._hosts:
+            raise NetemError(f"host: read {name!r}; allowed: a name that no other host has")
+        if not name or not all(each.isalnum() or each in "-_." for each in name):
+            raise NetemError(f"host: read {name!r}; allowed: letters, digits, '.', '-' and '_'")
+        if len(self._hosts) == MAX_HOSTS:
+            raise NetemError(f"host: read one more; allowed: {MAX_HOSTS}")
+        self._running()
+        namespace = self._prefix + name
+        address = _dotted(FIRST_HOST_ADDRESS + len(self._hosts) + 1)
+        run_ip("netns", "add", namespace)
+        host = self._hosts[name] = Host(name, namespace, address)
+        self._ends[name] = []
+        run_ip(
+            *("-netns", namespace, "-batch", "-"),
+            lines=f"address add {address} dev lo\nlink set lo up\n",
+        )
+        _set_up_namespace(namespace)
+        set_congestion_control(congestion_control or self._congestion_control, host.run)
+        return host
+
+    def link(self, server: Host, client: Host, profile: Profile) -> Link:
+        """Join two hosts.
+
+        Args:
+            server: upstream is towards it.
+            client: downstream is towards it.
+            profile: the link to begin with.
+
+        Raises:
+            NetemError: it is one host, the devices cannot be had, or the kernel has not what the
+                profile needs of it.
+        """
+        if server is client:
+            raise NetemError(f"link: read {server.name!r} twice; allowed: two hosts")
+        number = next(self._links)
+        if number == MAX_LINKS:
+            raise NetemError(f"link: read one more; allowed: {MAX_LINKS}")
+        forwarder = self._running()
+        device = f"link{number}"
+        hosts = (server, client)
+        if self._engine is Engine.TC:
+            namespaces = (server.namespace, client.namespace)
+            forwarder.ask(AddTc(number, self._wires, namespaces, profile))
+        else:
+            self._add_tun(number, hosts, profile)
+        base = FIRST_LINK_ADDRESS + 4 * number
+        addresses = tuple(_dotted(base + n) for n in (1, 2))
+        for host, peer, (own, other) in zip(
+            hosts, hosts[::-1], (addresses, addresses[::-1]), strict=True
+        ):
+            end = End(device, peer.name, other)
+            self._ends[host.name].append(end)
+            self._set_up_end(host, own, end, peer)
+        self._is_routed = False
+        return Link(number, addresses[0], addresses[1], forwarder)
+
+    def address(self, source: Host, destination: Host) -> str:
+        """Return the address by which one host reaches another, over whatever hosts are between.
+
+        Raises:
+            NetemError: no links connect them.
+        """
+        ends = self._ends[source.name]
+        if source is destination or any(end.peer == destination.name for end in ends):
+            return destination.address
+        if destination.name not in first_ends(source.name, self._ends):
+            raise NetemError(
+                f"no links connect host {source.name!r} with host {destination.name!r}"
+            )
+        if not self._is_routed:
+            self.route()
+        return destination.address
+
+    def route(self) -> None:
+        """Make all hosts reach each other that links connect, over the fewest links.
+
+        To be called after the last link; may be repeated after further ones. Of several ways with
+        as few links, it is the one over those that were made first.
+
+        Raises:
+            NetemError: the kernel refuses it.
+        """
+        for name, ends in self._ends.items():
+            host = self._hosts[name]
+            if len(ends) == 1:
+                # Whatever host there is, the only way is this.
+                lines = [_route("replace", HOSTS, ends[0], host)]
+            else:
+                firsts = first_ends(name, self._ends)
+                lines = [
+                    _route("replace", self._hosts[far].address, end, host)
+                    for far, end in firsts.items()
+                    if far != end.peer
+                ]
+                host.run(["sh", "-ec", "echo 1 > /proc/sys/net/ipv4/ip_forward"])
+            run_ip("-netns", host.namespace, "-batch", "-", lines="".join(lines))
+        self._is_routed = True
+
+    def _add_tun(self, number: int, hosts: tuple[Host, Host], profile: Profile) -> None:
+        """Make the devices of a link of the engine tun, and move them to its hosts."""
+        # Until they are moved, the devices are seen by the whole machine: 15 bytes, no two alike.
+        devices = (f"pnst{os.getpid()}.{next(_devices)}", f"pnst{os.getpid()}.{next(_devices)}")
+        self._running().ask(Add(number, devices, profile, f"{self._seed} {number}"))
+        run_ip(
+            *("-batch", "-"),
+            lines="".join(
+                f"link set {device} netns {host.namespace} name link{number}\n"
+                for host, device in zip(hosts, devices, strict=True)
+            ),
+        )
+
+    def _set_up_end(self, host: Host, own_address: str, end: End, peer: Host) -> None:
+        """Give a host its address on a link, and the way to the other host."""
+        device = end.device
+        lines = [
+            f"address add {own_address} peer {end.peer_address} dev {device}",
+            f"link set {device} txqueuelen {DEVICE_QUEUE_PACKETS}",
+        ]
+        if self._engine is Engine.TC:
+            # Neither questions of ARP among the packets that are counted, nor segments that are
+            # cut behind what counts and loses them.
+            lines += [
+                f"link set {device} gso_max_segs 1 address {_mac(own_address)}",
+                f"neighbour add {end.peer_address} lladdr {_mac(end.peer_address)} dev {device}",
+            ]
+        # Of several links between two hosts, the first is the way.
+        lines += [f"link set {device} up", _route("append", peer.address, end, host)]
+        run_ip("-netns", host.namespace, "-batch", "-", lines="\n".join(lines))
+
+    def _running(self) -> _Forwarder:
+        if self._forwarder is None:
+            raise NetemError("the network is not up: enter its context first")
+        return self._forwarder
+
+
+class _Forwarder:
+    """The forwarder of a network, seen from outside."""
+
+    def __init__(self, prefix: str) -> None:
+        self._process = subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-m", "penstock.netem.links.forwarder", prefix],
+            env=os.environ | {"PYTHONPATH": str(FOLDER)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self.pid = self._process.pid
+
+    def ask(self, request: Request) -> Answer:
+        """Return the answer to a request.
+
+        Raises:
+            NetemError: it was not done.
+            RunError: the forwarder has ended.
+        """
+        requests, answers = self._process.stdin, self._process.stdout
+        if requests is None or answers is None:
+            raise NetemError("the forwarder has no pipes")
+        try:
+            requests.write(REQUEST.dump_json(request) + b"\n")
+            requests.flush()
+        except OSError as error:
+            raise RunError("the forwarder has ended") from error
+        line = answers.readline()
+        if not line:
+            raise RunError("the forwarder has ended")
+        answer = ANSWER.validate_json(line)
+        if answer.error is not None:
+            raise NetemError(answer.error)
+        return answer
+
+    def check(self) -> None:
+        """See that it runs.
+
+        Raises:
+            RunError: it has ended; what it had to say stands on standard error.
+        """
+        status = self._process.poll()
+        if status is not None:
+            raise RunError(f"the forwarder has ended with status {status}")
+
+    def close(self) -> None:
+        """End it; what is under way is lost. It is killed if it does not end."""
+        try:
+            with contextlib.suppress(OSError):
+                self._process.communicate(timeout=CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+
+
+def _set_up_namespace(namespace: str) -> None:
+    # What a namespace's processes see under /proc/sys/net is the namespace's own.
+    settings = {
+        # No neighbour discovery among the packets that are counted.
+        "net/ipv6/conf/all/disable_ipv6": "1",
+        "net/ipv6/conf/default/disable_ipv6": "1",
+        # Where two ways are as short, there and back may be different.
+        "net/ipv4/conf/all/rp_filter": "0",
+        "net/ipv4/conf/default/rp_filter": "0",
+        # A connection does not begin with what an earlier one has learned of the link.
+        "net/ipv4/tcp_no_metrics_save": "1",
+    }
+    lines = [
+        f"! [ -e /proc/sys/{key} ] || echo {value} > /proc/sys/{key}"
+        for key, value in settings.items()
+    ]
+    run_ip("netns", "exec", namespace, "sh", "-ec", "\n".join(lines))
+
+
+def _route(verb: str, destination: str, end: End, host: Host) -> str:
+    """Return the command that makes a host reach others by a link, as who it is everywhere."""
+    way = f"via {end.peer_address} dev {end.device} src {host.address}"
+    return f"route {verb} {destination} {way}\n"
+
+
+def _mac(address: str) -> str:
+    """Return the hardware address of the device that has an IPv4 address: a local one."""
+    return "02:00:" + ":".join(f"{int(byte):02x}" for byte in address.split("."))
+
+
+def _dotted(address: int) -> str:
+    return ".".join(str(byte) for byte in address.to_bytes(4, "big"))

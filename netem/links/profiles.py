@@ -1,0 +1,179 @@
+"""Links: how long each direction takes, how much it carries, and what it does to packets.
+
+One format for both engines. The relay (`penstock.netem.links.relay`) sees bytes of a TCP connection
+and knows delay and rate; the tunnel (`penstock.netem.links.network`) sees packets and knows
+everything here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+LEAST_QUEUE_BYTES: Final = 15_000
+"""Ten packets of Ethernet's size: what fits before a rate limit at the least."""
+
+QUEUE_SECONDS: Final = 0.2
+"""What fits before a rate limit, in time, where nothing is said: a router's usual buffer."""
+
+
+def _check_ratio(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}: read {value}; allowed: 0 to 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Bursts:
+    """Loss in bursts, as by Gilbert and Elliott: a state that may change with each packet.
+
+    A burst lasts ``1 / end`` packets on average.
+
+    Attributes:
+        begin: probability that a burst begins with a packet (p), 0 to 1.
+        end: probability that it ends with one (r), above 0 and up to 1.
+        inside: share of a burst's packets that are lost (1 - h).
+        outside: share of the other packets that are lost (1 - k).
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
+
+    begin: float
+    end: float
+    inside: float = 1.0
+    outside: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ValueError: one is out of range.
+        """
+        for name in ("begin", "end", "inside", "outside"):
+            _check_ratio(name, getattr(self, name))
+        if self.end == 0:
+            raise ValueError("end: read 0; allowed: above 0, or a burst never ends")
+
+    @property
+    def mean_loss(self) -> float:
+        """Share of all packets that are lost in the long run."""
+        return (self.inside * self.begin + self.outside * self.end) / (self.begin + self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """One direction of a link.
+
+    Attributes:
+        delay: seconds from the last bit sent to the last bit received, at least 0.
+        rate: bytes per second, above 0; None for no limit.
+        jitter: seconds by which the delay of a packet is less or more, evenly spread; at most the
+            delay. A packet does not overtake another by it: it waits for the one before.
+        loss: share of packets that are lost, or bursts. A lost packet took its time of the rate.
+        queue_bytes: what may wait for the rate; further packets are dropped. None for what passes
+            in `QUEUE_SECONDS`, and at least `LEAST_QUEUE_BYTES`.
+        reorder: share of packets that are not delayed, and so overtake those that are.
+        duplicate: share of packets that arrive twice.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
+
+    delay: float = 0.0
+    rate: float | None = None
+    jitter: float = 0.0
+    loss: float | Bursts = 0.0
+    queue_bytes: int | None = None
+    reorder: float = 0.0
+    duplicate: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ValueError: one is out of range.
+        """
+        if not 0 <= self.delay < float("inf"):
+            raise ValueError(f"delay: read {self.delay}; allowed: seconds from 0")
+        if self.rate is not None and not 0 < self.rate < float("inf"):
+            raise ValueError(f"rate: read {self.rate}; allowed: bytes per second above 0, or None")
+        if not 0 <= self.jitter <= self.delay:
+            raise ValueError(f"jitter: read {self.jitter}; allowed: seconds from 0 to the delay")
+        if not isinstance(self.loss, Bursts):
+            _check_ratio("loss", self.loss)
+        if self.queue_bytes is not None and (self.queue_bytes <= 0 or self.rate is None):
+            raise ValueError(
+                f"queue_bytes: read {self.queue_bytes}; allowed: bytes above 0, beside a rate"
+            )
+        _check_ratio("reorder", self.reorder)
+        if self.reorder and not self.delay:
+            raise ValueError(f"reorder: read {self.reorder}; allowed: 0, where nothing is delayed")
+        _check_ratio("duplicate", self.duplicate)
+
+    @property
+    def max_queue_bytes(self) -> float:
+        """What may wait for the rate, in bytes; infinite where there is no rate."""
+        if self.queue_bytes is not None:
+            return self.queue_bytes
+        if self.rate is None:
+            return float("inf")
+        return max(LEAST_QUEUE_BYTES, self.rate * QUEUE_SECONDS)
+
+    @property
+    def mean_loss(self) -> float:
+        """Share of all packets that are lost in the long run."""
+        return self.loss.mean_loss if isinstance(self.loss, Bursts) else self.loss
+
+    @property
+    def acts_on_packets(self) -> bool:
+        """Whether it does what only an engine that sees packets can do."""
+        return self != Direction(self.delay, self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A link in a certain state.
+
+    Attributes:
+        name: as on the command line and in the log.
+        upstream: towards the server.
+        downstream: towards the client.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
+
+    name: str
+    upstream: Direction
+    downstream: Direction
+
+    def __str__(self) -> str:
+        """Return name, round trip, and rate and loss towards the client in words."""
+        round_trip = 1000 * (self.upstream.delay + self.downstream.delay)
+        rate = self.downstream.rate
+        carries = "any rate" if rate is None else f"{rate / 1000:,.0f} kB/s"
+        text = f"{self.name}: {round_trip:,.0f} ms round trip, {carries}"
+        lost = self.downstream.mean_loss
+        return f"{text}, {100 * lost:.2g} % lost" if lost else text
+
+
+OPEN: Final = Profile("open", Direction(), Direction())
+"""No link at all: bytes pass as fast as they are taken."""
+
+GOOD: Final = Profile("good", Direction(0.02, 2_500_000), Direction(0.02, 2_500_000))
+"""A mobile link with nobody else on it: 20 Mbit/s, 40 ms round trip."""
+
+BAD: Final = Profile("bad", Direction(1.0, 125_000), Direction(1.0, 125_000))
+"""The same link in congestion: 1 Mbit/s, and two seconds that bytes wait in buffers on the way.
+The bursts of congestion in paper 002 (figure 8) add 3.3 s to a round trip on average."""
+
+LOSSY: Final = Profile(
+    "lossy", Direction(0.1, 2_500_000, loss=0.2), Direction(0.1, 2_500_000, loss=0.2)
+)
+"""The same link in transient congestion, seen by packets: 100 ms and 20 % loss each way. For the
+tunnel alone."""
+
+LOSSY_DOWNSTREAM: Final = Profile(
+    "lossy downstream", Direction(0.1, 2_500_000), Direction(0.1, 2_500_000, loss=0.2)
+)
+"""The same where acknowledgements pass: what is full is the way to the client."""
+
+PROFILES: Final = {profile.name: profile for profile in (OPEN, GOOD, BAD)}
+"""By name: those that every engine knows."""

@@ -1,0 +1,330 @@
+"""A slow link in user space: relays TCP connections with delay and rate, without root.
+
+``python -m penstock.netem.links.relay 127.0.0.1:1883`` listens on a port that it prints, relays
+every connection to the target, and reads names of profiles from standard input: type ``bad`` and
+the link is bad, ``good`` and it is good again.
+
+What it is not: it ends the TCP connection of each side and starts another.
+
+* Segments cannot be lost or reordered in it: there are none, only bytes. Loss needs the tunnel
+  of `penstock.netem.links.network`, and root.
+* The kernel's RTT (``TCP_INFO``) of either side ends at the relay and stays at some
+  microseconds however slow the link is. What sees the whole way is an answer of the other
+  program, such as a PUBACK.
+* A connection is accepted before the target was asked; where the target refuses, it is closed.
+
+So that a sender feels the link and not a machine's buffers, sockets have small ones, and
+segments of Ethernet's size: on loopback, segments of 64 KiB let the kernel take megabytes off a
+sender at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from typing import Annotated, Final
+
+import typer
+
+from penstock.netem.links.pacer import Pacer
+from penstock.netem.links.profiles import PROFILES, Profile
+
+BUFFER_BYTES: Final = 16 * 1024
+"""SO_RCVBUF and SO_SNDBUF as asked for; Linux doubles it."""
+
+SEGMENT_BYTES: Final = 1460
+"""TCP_MAXSEG: what fits an Ethernet frame over IPv4."""
+
+
+class _Way:
+    """One direction of one connection: reads, occupies the link, delays, writes."""
+
+    def __init__(self, source: socket.socket, destination: socket.socket, pacer: Pacer) -> None:
+        self.pacer = pacer
+        self._source = source
+        self._destination = destination
+        self._under_way: deque[tuple[float, bytes]] = deque()
+        self._under_way_bytes = 0
+        self._changed = asyncio.Event()
+
+    def wake(self) -> None:
+        """Look again at what is waited for: the pacer or what is under way has changed."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Relay until the source ends, then end the destination's input.
+
+        Raises:
+            ExceptionGroup: of OSError: either connection broke.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._take(), name="relay take")
+            tasks.create_task(self._give(), name="relay give")
+
+    async def _take(self) -> None:
+        loop = asyncio.get_running_loop()
+        pacer = self.pacer
+        while True:
+            data = await loop.sock_recv(self._source, pacer.chunk_bytes)
+            pacer.begin(len(data), loop.time())
+            while (wait := pacer.free_at - loop.time()) > 0:
+                await self._wait_for_change(wait)
+            self._under_way.append((pacer.arrives_at, data))
+            self._under_way_bytes += len(data)
+            self.wake()
+            if not data:
+                return
+            while self._under_way_bytes >= pacer.max_under_way_bytes:
+                await self._wait_for_change(None)
+
+    async def _give(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            while not self._under_way:
+                await self._wait_for_change(None)
+            arrives_at, data = self._under_way.popleft()
+            await asyncio.sleep(arrives_at - loop.time())
+            if not data:
+                self._destination.shutdown(socket.SHUT_WR)
+                return
+            await loop.sock_sendall(self._destination, data)
+            self._under_way_bytes -= len(data)
+            self.wake()
+
+    async def _wait_for_change(self, seconds: float | None) -> None:
+        """Wait until `wake` or, at the longest, for so many seconds."""
+        changed = self._changed
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await changed.wait()
+        # Both tasks may wait; each must see the change before it counts as seen.
+        if self._changed is changed and changed.is_set():
+            self._changed = asyncio.Event()
+
+
+class Relay:
+    """Relays connections to one target over a link whose profile can change.
+
+    Attributes:
+        profile: the link now.
+        address: (host, port) that it listens on, once started.
+    """
+
+    def __init__(
+        self,
+        target_host: str,
+        target_port: int,
+        profile: Profile,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        """Make a relay that is not running.
+
+        Args:
+            target_host: address of the server.
+            target_port: its TCP port.
+            profile: the link to begin with; every connection has such a link of its own.
+            host: address to listen on.
+            port: TCP port to listen on; 0 for any free one.
+
+        Raises:
+            ValueError: the profile asks for more than delay and rate.
+        """
+        self.profile = _without_packets(profile)
+        self.address = (host, port)
+        self._target = (target_host, target_port)
+        self._ways: set[tuple[_Way, _Way]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listening: socket.socket | None = None
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        listening = _small_socket()
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(self.address)
+            listening.listen()
+        except OSError:
+            listening.close()
+            raise
+        self._listening = listening
+        self.address = listening.getsockname()
+        self._keep(asyncio.create_task(self._accept(listening), name="relay accept"))
+
+    async def close(self) -> None:
+        """Stop listening and drop every connection; may be called again."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._listening is not None:
+            self._listening.close()
+
+    def switch(self, profile: Profile) -> None:
+        """Change the link, for open connections too; what is under way keeps its delay.
+
+        Raises:
+            ValueError: the profile asks for more than delay and rate.
+        """
+        self.profile = _without_packets(profile)
+        now = asyncio.get_running_loop().time()
+        for up, down in self._ways:
+            up.pacer.change(profile.upstream, now)
+            down.pacer.change(profile.downstream, now)
+            up.wake()
+            down.wake()
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            client, _ = await loop.sock_accept(listening)
+            self._keep(asyncio.create_task(self._relay(client), name="relay connection"))
+
+    async def _relay(self, client: socket.socket) -> None:
+        """Relay one connection; a break on one side is a break on the other."""
+        server = _small_socket()
+        with client, server:
+            try:
+                await asyncio.get_running_loop().sock_connect(server, self._target)
+                await self._relay_between(client, server)
+            except* OSError:
+                pass
+
+    async def _relay_between(self, client: socket.socket, server: socket.socket) -> None:
+        for sock in (client, server):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        up = _Way(client, server, Pacer(self.profile.upstream))
+        down = _Way(server, client, Pacer(self.profile.downstream))
+        self._ways.add((up, down))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(up.run(), name="relay upstream")
+                tasks.create_task(down.run(), name="relay downstream")
+        finally:
+            self._ways.discard((up, down))
+
+
+def _without_packets(profile: Profile) -> Profile:
+    """Return a profile that is nothing but delay and rate."""
+    if profile.upstream.acts_on_packets or profile.downstream.acts_on_packets:
+        raise ValueError(
+            f"profile {profile.name!r}: a relay of bytes knows delay and rate; "
+            "loss and the like need penstock.netem.links.network"
+        )
+    return profile
+
+
+def _small_socket() -> socket.socket:
+    """Return a TCP socket that takes little off a sender; what it accepts inherits that."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
+    return sock
+
+
+async def serve(targets: list[tuple[str, int]], profile: Profile) -> None:
+    """Relay to each target until SIGINT or SIGTERM, switching as standard input says.
+
+    Raises:
+        OSError: no socket can be opened.
+    """
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    relays = [Relay(host, port, profile) for host, port in targets]
+    try:
+        for relay, target in zip(relays, targets, strict=True):
+            await relay.start()
+            _say(f"listening on {relay.address[0]}:{relay.address[1]} for {target[0]}:{target[1]}")
+
+        def switch(name: str) -> None:
+            if name not in PROFILES:
+                _say(f"profile: read {name!r}; allowed: {', '.join(PROFILES)}")
+                return
+            for relay in relays:
+                relay.switch(PROFILES[name])
+            _say(f"profile {PROFILES[name]}")
+
+        def follow_standard_input() -> None:
+            # Not sys.stdin: a thread that waits in it holds up the program's end.
+            with contextlib.suppress(OSError), os.fdopen(os.dup(0), "rb", buffering=0) as lines:
+                rest = b""
+                while data := lines.read(4096):
+                    *whole, rest = (rest + data).split(b"\n")
+                    for line in whole:
+                        loop.call_soon_threadsafe(switch, line.decode(errors="replace").strip())
+
+        threading.Thread(target=follow_standard_input, daemon=True).start()
+        await stopped.wait()
+    finally:
+        for relay in relays:
+            await relay.close()
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _read_target(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal() and 0 < int(port) <= 65_535):
+        raise typer.BadParameter(f"read {text!r}; allowed: HOST:PORT with a port of 1 to 65535")
+    return host, int(port)
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def relay(
+    targets: Annotated[
+        list[str], typer.Argument(metavar="HOST:PORT...", help="Servers to relay to.")
+    ],
+    profile: Annotated[
+        str, typer.Option(help=f"The link to begin with: {', '.join(PROFILES)}.")
+    ] = "good",
+) -> None:
+    """Relay TCP connections over a slow link; names of profiles on standard input change it."""
+    if profile not in PROFILES:
+        raise typer.BadParameter(
+            f"read {profile!r}; allowed: {', '.join(PROFILES)}", param_hint="--profile"
+        )
+    asyncio.run(serve([_read_target(text) for text in targets], PROFILES[profile]))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program.
+
+    Args:
+        argv: arguments after the program's name; None for those of the process.
+
+    Returns:
+        Exit status: 0 after a stop by signal, 2 for a mistake in the arguments.
+    """
+    try:
+        app(args=argv, prog_name="python -m penstock.netem.links.relay")
+    except SystemExit as stopped:
+        return stopped.code if isinstance(stopped.code, int) else 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

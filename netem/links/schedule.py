@@ -1,0 +1,72 @@
+"""What a link becomes when, and what it has been: pure, the caller has the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Final, TypeAlias
+
+from penstock.netem.links.profiles import Profile
+
+MAX_LOG: Final = 100_000
+"""Changes of one link that are remembered, the newest."""
+
+Steps: TypeAlias = Iterator[tuple[float, Profile]]
+Become: TypeAlias = Callable[[Profile, float], None]
+"""Makes a link another; its arguments are the profile and the monotonic seconds now."""
+
+
+class Schedule:
+    """The changes of one link.
+
+    Attributes:
+        log: (monotonic seconds, name of the profile) of each change, oldest first.
+        plan: how often `follow` or `switch` were called: a timer of an older plan is void.
+    """
+
+    def __init__(self, profile: Profile, become: Become, now: float) -> None:
+        """Make one without a plan.
+
+        Args:
+            profile: what the link is.
+            become: makes it another.
+            now: monotonic seconds.
+        """
+        self.log = [(now, profile.name)]
+        self.plan = 0
+        self._become = become
+        self._steps: Steps = iter(())
+        self._begin_at = 0.0
+        self._next: tuple[float, Profile] | None = None
+
+    def switch(self, profile: Profile, now: float) -> None:
+        """Become another link now, and stay so."""
+        self.plan += 1
+        self._next = None
+        self._become(profile, now)
+        self._note(profile, now)
+
+    def follow(self, steps: Steps, begin_at: float) -> None:
+        """Change as a plan says whose times count from `begin_at`; the caller calls `step` next."""
+        self.plan += 1
+        self._steps, self._begin_at = steps, begin_at
+        self._next = next(steps, None)
+
+    def step(self, now: float) -> float:
+        """Do the changes that are due; return when the next one is, infinite for none.
+
+        Of several, all are logged, and the link becomes the last: the others have no time in which
+        anything could pass.
+        """
+        due = None
+        while self._next is not None and self._begin_at + self._next[0] <= now:
+            due = self._next[1]
+            self._note(due, now)
+            self._next = next(self._steps, None)
+        if due is not None:
+            self._become(due, now)
+        return inf if self._next is None else self._begin_at + self._next[0]
+
+    def _note(self, profile: Profile, now: float) -> None:
+        self.log.append((now, profile.name))
+        del self.log[:-MAX_LOG]

@@ -1,0 +1,1 @@
+"""Scenarios, and their runs with brokers and clients."""

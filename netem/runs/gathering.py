@@ -1,0 +1,122 @@
+"""What a broker's clients, watch and links have written, as rows of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.netem.clients.publisher import read_published_file
+from penstock.netem.clients.roster import Roster, publisher_files, subscriber_files, witness_files
+from penstock.netem.clients.subscriber import read_delivered_file
+from penstock.netem.figures.records import DeliveryRow, LinkRow, MessageRow, WithheldRow
+from penstock.netem.runs.watch import intervals, read_looks_file
+
+
+def message_rows(roster: Roster, files: Path, begin_at: float) -> list[MessageRow]:
+    """Return the messages that publishers have published.
+
+    Args:
+        roster: who took part.
+        files: the directory of what clients have written.
+        begin_at: monotonic seconds of the beginning.
+    """
+    arrived: dict[tuple[int, int, int], float] = {}
+    for each in read_delivered_file(witness_files(files)[0]):
+        arrived.setdefault((each.publisher, each.stream, each.number), each.at - begin_at)
+    rows = []
+    for publisher in roster.publishers:
+        due = {
+            roster.streams.index(stream): roster.times(publisher, stream).due_seconds()
+            for stream in publisher.publisher.streams
+        }
+        for message in read_published_file(publisher_files(files, publisher.number)[0]):
+            name = roster.streams[message.stream]
+            stream = roster.scenario.traffic[name]
+            acknowledged_at = message.acknowledged_at
+            rows.append(
+                MessageRow(
+                    broker=roster.broker,
+                    seed=roster.seed,
+                    publisher=publisher.client_id,
+                    stream=name,
+                    topic=roster.topic(publisher, name),
+                    number=message.number,
+                    payload_bytes=stream.payload_bytes,
+                    qos=stream.qos,
+                    due_s=due[message.stream][message.number],
+                    published_s=message.published_at - begin_at,
+                    acknowledged_s=None if acknowledged_at is None else acknowledged_at - begin_at,
+                    arrived_s=arrived.get((publisher.number, message.stream, message.number)),
+                )
+            )
+    return rows
+
+
+def delivery_rows(roster: Roster, files: Path, begin_at: float) -> list[DeliveryRow]:
+    """Return what subscribers have got, each one's in the order of arrival."""
+    return [
+        DeliveryRow(
+            broker=roster.broker,
+            seed=roster.seed,
+            subscriber=subscriber.client_id,
+            publisher=roster.publishers[each.publisher].client_id,
+            stream=roster.streams[each.stream],
+            number=each.number,
+            qos=each.qos,
+            is_duplicate=each.is_duplicate,
+            delivered_s=each.at - begin_at,
+        )
+        for number, subscriber in enumerate(roster.subscribers)
+        for each in read_delivered_file(subscriber_files(files, number)[0])
+    ]
+
+
+def withheld_rows(roster: Roster, watch_file: Path, begin_at: float) -> list[WithheldRow]:
+    """Return when messages were withheld from whom, in the order of their ends."""
+    return [
+        WithheldRow(
+            roster.broker,
+            roster.seed,
+            each.client_id,
+            each.begin - begin_at,
+            each.end - begin_at,
+            each.most_messages,
+        )
+        for each in intervals(read_looks_file(watch_file))
+    ]
+
+
+def link_rows(
+    roster: Roster,
+    link: str,
+    log: Sequence[tuple[float, str]],
+    begin_at: float,
+    end_at: float,
+) -> list[LinkRow]:
+    """Return for which times a link had which profile.
+
+    Args:
+        roster: who took part.
+        link: its name.
+        log: monotonic seconds and the profile's name of each change, the first included.
+        begin_at: monotonic seconds of the beginning.
+        end_at: those of the end of the last row.
+    """
+    (usual,) = (each.profile for each in roster.scenario.topology.links if each.name == link)
+    changes: list[tuple[float, str]] = []
+    for at, profile in log:
+        if not changes or changes[-1][1] != profile:
+            changes.append((at, profile))
+    ends = [at for at, _ in changes[1:]] + [end_at]
+    return [
+        LinkRow(
+            roster.broker,
+            roster.seed,
+            link,
+            profile,
+            profile != usual,
+            at - begin_at,
+            end - begin_at,
+        )
+        for (at, profile), end in zip(changes, ends, strict=True)
+    ]

@@ -1,0 +1,209 @@
+"""``penstock netem run``: an experiment, its tables and its report."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import platform
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Final, NoReturn
+
+import typer
+
+from penstock.netem.display import Display
+from penstock.netem.errors import RunError
+from penstock.netem.figures.report import NAME, write_report
+from penstock.netem.figures.tables import Format
+from penstock.netem.links.engines import Engine, choose_engine
+from penstock.netem.links.namespaces import require_root
+from penstock.netem.runs.brokers import version
+from penstock.netem.runs.results import commit, machine, make_folder, write_result
+from penstock.netem.runs.run_file import RunInfo
+from penstock.netem.runs.runner import planned_seconds, run_scenario
+from penstock.netem.runs.scenario import MAX_SEED, Scenario
+from penstock.netem.runs.scenario_file import read_scenario
+
+SIGNALLED: Final = 128
+"""And the signal's number: status of a program that was ended by one."""
+
+
+def run(
+    scenario: str,
+    *,
+    short: bool,
+    brokers: str | None,
+    seeds: str | None,
+    out: Path | None,
+    form: str,
+    check: bool,
+    engine: Engine = Engine.AUTO,
+) -> bool:
+    """Run an experiment and write its tables, plots and report.
+
+    Args:
+        scenario: name or file.
+        short: whether in its short length, which judges no timings.
+        brokers: names with commas between; None for all.
+        seeds: numbers with commas between; None for the scenario's.
+        out: folder of the result; None for ``netem-NAME`` in the working directory.
+        form: of the tables: name of a `Format`.
+        check: whether missed targets count.
+        engine: what makes links.
+
+    Returns:
+        Whether all is well: no target that is judged was missed, or nobody asked.
+
+    Raises:
+        typer.BadParameter: an option says what cannot be.
+        NetemError: likewise the scenario; or networks cannot be had here.
+        RunError: a broker or a client has failed, or nothing can be written any more.
+        SystemExit: after SIGINT, SIGTERM or SIGHUP, with everything taken down.
+    """
+    if form not in set(Format):
+        raise typer.BadParameter(
+            f"read {form!r}; allowed: {', '.join(Format)}", param_hint="--format"
+        )
+    plan = choose(read_scenario(scenario, short=short), brokers, seeds)
+    require_root()
+    info = RunInfo(
+        scenario=plan,
+        length="short" if short else "full",
+        command=command_line(scenario, short=short, brokers=brokers, seeds=seeds, engine=engine),
+        commit=commit(),
+        machine=machine(),
+        python=f"{platform.python_implementation()} {platform.python_version()}",
+        date=dt.datetime.now().astimezone().isoformat(timespec="seconds"),
+        versions={name: version(broker) for name, broker in plan.brokers.items()},
+        processor=[],
+        engine=choose_engine(engine),
+    )
+    folder = Path(f"netem-{plan.name}") if out is None else out
+    make_folder(folder)
+    try:
+        with ended_by_signals(), Display(plan.name, planned_seconds(plan)) as display:
+            try:
+                outcome = run_scenario(plan, display, engine)
+            except OSError as error:
+                raise RunError(f"the run cannot go on: {error}") from error
+            display.stage("report")
+            info = replace(info, processor=outcome.processor, remarks=outcome.remarks)
+            write_result(folder, outcome.rows, info, Format(form))
+            verdicts = write_report(folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # of a run without a result; one that is not empty stays
+        raise
+    for remark in outcome.remarks:
+        sys.stderr.write(f"penstock netem: {remark}\n")
+    for verdict in verdicts:
+        typer.echo(verdict.line)
+    typer.echo(f"report: {folder / NAME}")
+    return not (check and any(each.is_judged and not each.is_met for each in verdicts))
+
+
+def choose(scenario: Scenario, brokers: str | None, seeds: str | None) -> Scenario:
+    """Return a scenario with some of its brokers, and with other seeds.
+
+    Targets of brokers that do not run are left out.
+
+    Args:
+        scenario: the whole.
+        brokers: names with commas between; None for all.
+        seeds: numbers with commas between; None for the scenario's.
+
+    Raises:
+        typer.BadParameter: there is no such broker, or that is no seed.
+    """
+    if seeds is not None:
+        scenario = replace(scenario, seeds=_numbers(seeds))
+    if brokers is None:
+        return scenario
+    chosen = _words(brokers)
+    for name in chosen:
+        if name not in scenario.brokers:
+            raise typer.BadParameter(
+                f"read {name!r}; allowed: {', '.join(scenario.brokers)}", param_hint="--brokers"
+            )
+    if not chosen:
+        raise typer.BadParameter("read none; allowed: at least one", param_hint="--brokers")
+    return replace(
+        scenario,
+        brokers={name: scenario.brokers[name] for name in chosen},
+        publishers={
+            name: replace(each, brokers=[one for one in each.brokers if one in chosen])
+            if each.brokers is not None
+            else each
+            for name, each in scenario.publishers.items()
+        },
+        targets=[
+            each
+            for each in scenario.targets
+            if each.broker in chosen and each.over in (None, *chosen)
+        ],
+    )
+
+
+def _words(text: str) -> list[str]:
+    return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def _numbers(text: str) -> list[int]:
+    words = _words(text)
+    if not words or not all(word.isdecimal() and int(word) <= MAX_SEED for word in words):
+        raise typer.BadParameter(
+            f"read {text!r}; allowed: whole numbers from 0 with commas between, such as 1,2,3",
+            param_hint="--seeds",
+        )
+    return list(dict.fromkeys(map(int, words)))  # 1 and 01 are one
+
+
+def command_line(
+    scenario: str,
+    *,
+    short: bool,
+    brokers: str | None,
+    seeds: str | None,
+    engine: Engine = Engine.AUTO,
+) -> str:
+    """Return the command that makes the same result again."""
+    words = ["penstock", "netem", "run", scenario]
+    words += ["--short"] * short
+    words += ["--brokers", brokers] if brokers is not None else []
+    words += ["--seeds", seeds] if seeds is not None else []
+    words += ["--engine", engine] if engine is not Engine.AUTO else []
+    return shlex.join(words)
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGINT, SIGTERM and SIGHUP take everything down in order, once.
+
+    Raises:
+        SystemExit: after a signal, with 128 and its number.
+    """
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    # A terminal that goes away; under nohup the run goes on.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        # Whoever is impatient would only stop what is being taken down.
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(SIGNALLED + number)
+
+    before = [signal.signal(number, end) for number in numbers]
+    try:
+        yield
+    except SystemExit:
+        sys.stderr.write("penstock netem: taken down\n")
+        raise
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

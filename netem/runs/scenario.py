@@ -1,0 +1,423 @@
+"""An experiment: a network, brokers that take turns or stand side by side, traffic, and bad times.
+
+A scenario says what; `penstock.netem.runs.scenario_file` reads one from YAML and
+`penstock.netem.runs.runner` runs it. Each broker gets a copy of the topology, of the clients and of
+the impairments, with the same seed: links are bad at the same times for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Literal
+
+from penstock.netem.links.changes import Changes, OnOff, Trace
+from penstock.netem.links.profiles import Direction, Profile
+from penstock.netem.mistakes import NO_KEY, STRICT, Mistake, MistakesError, Place
+
+LEAST_PAYLOAD_BYTES: Final = 24
+"""For the head that tells messages apart."""
+
+MAX_SEED: Final = (1 << 53) - 1
+"""What JSON, in which the seed is written down, holds exactly everywhere."""
+
+STREAM_FIGURES: Final = ("p50", "p90", "p99", "mean", "max", "share_as_fast")
+"""What the latencies of a stream at the subscribers in focus come to: ``small p90``."""
+
+COMMON_FIGURES: Final = (
+    "lost",
+    "not_delivered",
+    "reordered",
+    "duplicated",
+    "repeated",
+    "memory",
+    "memory_left",
+    "withheld_outside",
+    "withheld_share",
+)
+"""What all messages together come to; `penstock.netem.figures.measures` says what each is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """A profile without its name.
+
+    Attributes:
+        upstream: towards the first host of a link.
+        downstream: towards the second.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    upstream: Direction = field(default_factory=Direction)
+    downstream: Direction = field(default_factory=Direction)
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlan:
+    """A host of the topology.
+
+    Attributes:
+        congestion_control: of its TCP connections; None for cubic.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    congestion_control: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPlan:
+    """A link of the topology; hosts further away are reached over hosts in between.
+
+    Attributes:
+        between: its two hosts; upstream is towards the first.
+        profile: what it is where no impairment says otherwise; a name in `Scenario.profiles`.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    between: tuple[str, str]
+    profile: str
+
+    @property
+    def name(self) -> str:
+        """As impairments and results call it: ``cloud-edge``."""
+        return "-".join(self.between)
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Hosts and links.
+
+    Attributes:
+        hosts: by name.
+        links: in any order.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    hosts: dict[str, HostPlan]
+    links: list[LinkPlan]
+
+    def way(self, begin: str, end: str) -> list[LinkPlan] | None:
+        """Return the links from one host to another, the fewest; None where there is no way.
+
+        Of several ways with as few, it is the one over links that stand first.
+        """
+        ways: dict[str, list[LinkPlan]] = {begin: []}
+        reached = [begin]
+        for host in reached:  # grows as it is read: breadth first
+            for link in self.links:
+                if host in link.between:
+                    first, second = link.between
+                    peer = second if host == first else first
+                    if peer not in ways:
+                        ways[peer] = [*ways[host], link]
+                        reached.append(peer)
+        return ways.get(end)
+
+
+@dataclass(frozen=True, slots=True)
+class OnOffPlan:
+    """`penstock.netem.links.changes.OnOff` by names of profiles; its seed is that of the run."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    good: str
+    bad: str
+    mean_good_seconds: float
+    mean_bad_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TracePlan:
+    """`penstock.netem.links.changes.Trace` by names of profiles."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    at_seconds: tuple[float, ...]
+    profiles: tuple[str, ...]
+    repeat_seconds: float | None = None
+
+
+def make_changes(
+    on_off: OnOffPlan | None,
+    trace: TracePlan | None,
+    profiles: Mapping[str, Profile],
+    seed: int,
+) -> Changes | None:
+    """Return what a plan means; None where there is none.
+
+    Args:
+        on_off: the one kind of plan, or None.
+        trace: the other; at most one is given.
+        profiles: by name.
+        seed: of times that are drawn.
+
+    Raises:
+        MistakesError: a name is unknown, or times are out of range; places begin with ``on_off``
+            or ``trace``.
+    """
+    names: dict[Place, str] = {}
+    if on_off is not None:
+        names = {("on_off", "good"): on_off.good, ("on_off", "bad"): on_off.bad}
+    elif trace is not None:
+        names = {("trace", "profiles", n): name for n, name in enumerate(trace.profiles)}
+    allowed = ", ".join(profiles)
+    unknown = [
+        Mistake(place, f"read {name!r}; allowed: {allowed}")
+        for place, name in names.items()
+        if name not in profiles
+    ]
+    if unknown:
+        raise MistakesError(unknown)
+    states = tuple(profiles[name] for name in names.values())
+    try:
+        if on_off is not None:
+            good, bad = states
+            return OnOff(good, bad, on_off.mean_good_seconds, on_off.mean_bad_seconds, seed)
+        if trace is not None:
+            return Trace(trace.at_seconds, states, trace.repeat_seconds)
+    except ValueError as error:
+        key, _, words = str(error).partition(": ")
+        plan = "trace" if on_off is None else "on_off"
+        raise MistakesError([Mistake((plan, key), words)]) from error
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Impairment:
+    """What happens to one link, from the beginning of the traffic to its end.
+
+    Attributes:
+        link: its name. The end of the traffic makes it again what the topology says.
+        on_off: good and bad in turn, by chance; or None.
+        trace: changes at given times; or None. One of both is given.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    link: str
+    on_off: OnOffPlan | None = None
+    trace: TracePlan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Messages of one kind.
+
+    Attributes:
+        topic: Topic Name; ``{n}`` in it stands for the publisher's number, from 1.
+        payload_bytes: length of each, at least 24 (the head that tells them apart).
+        period_seconds: between two; the mean of it where they come at random.
+        qos: at which they are published: 0, 1 or 2.
+        first_seconds: after the beginning, of the first.
+        arrivals: ``periodic``, or ``poisson``: exponential times between two.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    topic: str
+    payload_bytes: int
+    period_seconds: float
+    qos: int = 1
+    first_seconds: float = 0.0
+    arrivals: Literal["periodic", "poisson"] = "periodic"
+
+
+@dataclass(frozen=True, slots=True)
+class Publisher:
+    """A client that publishes, a process of its own with one connection for each stream.
+
+    Attributes:
+        host: where it runs.
+        streams: names in `Scenario.traffic`.
+        count: how many of these there are; their client ids end in a number then.
+        protocol: of MQTT.
+        brokers: names of the brokers that have it; None for all.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    host: str
+    streams: list[str]
+    count: int = 1
+    protocol: Literal["3.1.1", "5"] = "3.1.1"
+    brokers: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Subscriber:
+    """A client that subscribes, a process of its own.
+
+    Attributes:
+        host: where it runs.
+        filters: topic filters.
+        qos: greatest QoS that it asks for.
+        count: how many of these there are; their client ids end in a number then.
+        protocol: of MQTT.
+        keep_alive_seconds: after which a connection without an answer is given up; it connects
+            again to its session.
+        reads_from_seconds: after the beginning, when it starts to read; None for at once. Before
+            it, its connection stalls.
+        user_properties: of its CONNECT, such as ``threshold_l``; MQTT 5 alone.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    host: str
+    filters: list[str]
+    qos: int = 1
+    count: int = 1
+    protocol: Literal["3.1.1", "5"] = "3.1.1"
+    keep_alive_seconds: int = 60
+    reads_from_seconds: float | None = None
+    user_properties: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """One of the brokers that are compared.
+
+    Attributes:
+        kind: ``penstock``, ``mosquitto``, ``amqtt``, or ``command`` for any other.
+        settings: of Penstock and aMQTT: keys of the policy file, laid over the runner's own, which
+            lift the limits of queues and load `probing` and `withholding`.
+        lines: of mosquitto's configuration file, behind the runner's own.
+        command: of kind ``command``: program and arguments; it listens on port 1883 of every
+            address. ``{directory}`` in it stands for an empty directory.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    kind: Literal["penstock", "mosquitto", "amqtt", "command"]
+    settings: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    command: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """What is measured beside what clients write down.
+
+    Attributes:
+        arrivals: whether a subscriber beside the broker, at QoS 0, tells when messages arrive.
+        memory_period_seconds: between two looks at the broker's resident set.
+        withheld_period_seconds: between two looks at what Penstock withholds from `focus`.
+        focus: names of the subscribers whose latencies are reported and compared; None for
+            those with an impaired link on their way, or all where there is none.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    arrivals: bool = True
+    memory_period_seconds: float = 0.5
+    withheld_period_seconds: float = 0.2
+    focus: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is to come out; `penstock.netem.figures.measures` names the figures.
+
+    Attributes:
+        figure: such as ``small p90``, ``large mean``, ``lost``, ``memory``.
+        broker: whose.
+        over: the broker it is divided by; None for the figure itself.
+        at_most: greatest value; or None.
+        at_least: least value; or None. One of both is given.
+        is_timing: whether it depends on how fast the machine is, so that a short run does not
+            judge it.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    figure: str
+    broker: str
+    over: str | None = None
+    at_most: float | None = None
+    at_least: float | None = None
+    is_timing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """An experiment.
+
+    Attributes:
+        name: of letters, digits and dashes.
+        title: of its report.
+        about: what it shows, a paragraph; and where it comes from.
+        profiles: states of links, by name.
+        topology: hosts and links, the same for each broker.
+        broker_host: where the broker runs.
+        brokers: by name, the compared ones.
+        traffic: streams by name.
+        publishers: by client id.
+        subscribers: by client id.
+        impairments: of links.
+        measurements: what is measured.
+        targets: what is to come out.
+        duration_seconds: for which messages are published.
+        drain_seconds: what they get to arrive after that; the rest is lost.
+        seeds: of the runs, one after the other: of the times at which links are bad, of which
+            packets are lost, and of random traffic.
+        side_by_side: how many brokers run at a time; None for all.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    name: str = field(metadata=NO_KEY)
+    title: str
+    about: str
+    topology: Topology
+    broker_host: str
+    brokers: dict[str, Broker]
+    traffic: dict[str, Stream]
+    publishers: dict[str, Publisher]
+    subscribers: dict[str, Subscriber]
+    duration_seconds: float
+    profiles: dict[str, Ways] = field(default_factory=dict)
+    impairments: list[Impairment] = field(default_factory=list)
+    measurements: Measurements = field(default_factory=Measurements)
+    targets: list[Target] = field(default_factory=list)
+    drain_seconds: float = 120.0
+    seeds: list[int] = field(default_factory=lambda: [1])
+    side_by_side: int | None = None
+
+    def all_profiles(self) -> dict[str, Profile]:
+        """Return the links' states, by name."""
+        return {
+            name: Profile(name, ways.upstream, ways.downstream)
+            for name, ways in self.profiles.items()
+        }
+
+    def changes_of(self, impairment: Impairment, seed: int) -> Changes:
+        """Return what happens to a link in the run with a seed.
+
+        Raises:
+            MistakesError: it says what cannot be.
+        """
+        changes = make_changes(impairment.on_off, impairment.trace, self.all_profiles(), seed)
+        if changes is None:
+            raise MistakesError([Mistake((), "missing on_off or trace")])
+        return changes
+
+    def figures(self) -> list[str]:
+        """Return what a target may name."""
+        of_streams = [f"{name} {figure}" for name in self.traffic for figure in STREAM_FIGURES]
+        return [*of_streams, *COMMON_FIGURES]
+
+    @property
+    def rounds(self) -> int:
+        """How often the traffic runs: for each seed, as often as it takes for all brokers."""
+        return len(self.seeds) * math.ceil(
+            len(self.brokers) / (self.side_by_side or len(self.brokers))
+        )
+
+
+def client_ids(name: str, count: int) -> list[str]:
+    """Return the Client Identifiers of so many clients of one name."""
+    return [name] if count == 1 else [f"{name}-{n}" for n in range(1, count + 1)]

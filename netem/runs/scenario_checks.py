@@ -1,0 +1,306 @@
+"""Whether a scenario can be: what types alone do not say, and what names are to fit together."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator
+from typing import Any, Final
+
+from penstock.netem.clients.topics import fault_of_filter, fault_of_topic, matches
+from penstock.netem.mistakes import Mistake, MistakesError, Place
+from penstock.netem.runs.scenario import LEAST_PAYLOAD_BYTES, MAX_SEED, Scenario, Stream, client_ids
+
+MAX_PAYLOAD_BYTES: Final = 268_000_000
+"""What fits into a packet, of which the protocol allows 268,435,455 bytes after its first ones."""
+
+MAX_KEEP_ALIVE: Final = 65_535
+MAX_CLIENTS: Final = 10_000
+"""Of one name: each is a process or a share of one."""
+
+MAX_MESSAGES: Final = 1_000_000
+"""Of one stream of a publisher, each of which is a row of a table."""
+
+OWN_CLIENTS: Final = "netem-"
+"""What the client ids of the runner's own clients begin with."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_BELONGS_TO: Final = {
+    "settings": ("penstock", "amqtt"),
+    "lines": ("mosquitto",),
+    "command": ("command",),
+}
+"""Which kinds of brokers a key is for."""
+
+
+def find_mistakes(scenario: Scenario) -> Iterator[Mistake]:
+    """Yield what is wrong with a scenario, by place."""
+    yield from _check_name(("name",), scenario.name, "; it is the file's name")
+    yield from _check_topology(scenario)
+    yield from _check_brokers(scenario)
+    yield from _check_traffic(scenario)
+    yield from _check_publishers(scenario)
+    yield from _check_subscribers(scenario)
+    yield from _check_client_ids(scenario)
+    yield from _check_impairments(scenario)
+    yield from _check_measurements(scenario)
+    yield from _check_targets(scenario)
+    yield from _check_times(scenario)
+
+
+def _wrong(place: Place, read: Any, allowed: str) -> Mistake:
+    return Mistake(place, f"read {read!r}; allowed: {allowed}")
+
+
+def _check_known(place: Place, name: str, known: Collection[str]) -> Iterator[Mistake]:
+    if name not in known:
+        yield _wrong(place, name, ", ".join(known) or "none, there is none")
+
+
+def _check_name(place: Place, name: str, more: str = "") -> Iterator[Mistake]:
+    if not _NAME.fullmatch(name):
+        yield _wrong(place, name, f"letters, digits and dashes{more}")
+
+
+def _check_client(place: Place, name: str) -> Iterator[Mistake]:
+    yield from _check_name(place, name)
+    if name.startswith(OWN_CLIENTS):
+        yield _wrong(
+            place, name, f"a name without {OWN_CLIENTS}, which the runner's own clients have"
+        )
+
+
+def _check_above(place: Place, value: float, least: float = 0) -> Iterator[Mistake]:
+    if not least < value < math.inf:
+        yield _wrong(place, value, f"above {least}")
+
+
+def _check_from(place: Place, value: float, most: float = math.inf) -> Iterator[Mistake]:
+    if not 0 <= value <= most or math.isinf(value):
+        yield _wrong(place, value, "from 0" if math.isinf(most) else f"0 to {most}")
+
+
+def _check_range(place: Place, value: int, least: int, most: int) -> Iterator[Mistake]:
+    if not least <= value <= most:
+        yield _wrong(place, value, f"{least} to {most}")
+
+
+def _check_several(place: Place, values: Collection[Any]) -> Iterator[Mistake]:
+    """Check that there is at least one, and none twice."""
+    if not values:
+        yield Mistake(place, "read none; allowed: at least one")
+    for value, times in Counter(list(values)).items():
+        if times > 1:
+            yield _wrong(place, value, "each once")
+
+
+def _check_topology(scenario: Scenario) -> Iterator[Mistake]:
+    hosts, links = scenario.topology.hosts, scenario.topology.links
+    for host in hosts:
+        if not _HOST_NAME.fullmatch(host):
+            yield _wrong(("topology", "hosts", host), host, "letters, digits, '.', '-' and '_'")
+    yield from _check_known(("broker_host",), scenario.broker_host, hosts)
+    joined: dict[frozenset[str], int] = {}
+    named: set[str] = set()
+    for number, link in enumerate(links):
+        place: Place = ("topology", "links", number)
+        for end, host in enumerate(link.between):
+            yield from _check_known((*place, "between", end), host, hosts)
+        yield from _check_known((*place, "profile"), link.profile, scenario.profiles)
+        pair = frozenset(link.between)
+        if len(pair) == 1:
+            yield _wrong((*place, "between"), list(link.between), "two hosts")
+        elif pair in joined:
+            first = f"topology.links.{joined[pair]} joins these two"
+            yield _wrong((*place, "between"), list(link.between), f"two others; {first}")
+        elif link.name in named:
+            yield _wrong((*place, "between"), link.name, "a name that no other link has")
+        joined.setdefault(pair, number)
+        named.add(link.name)
+    touched = {host for link in links for host in link.between}
+    for host in hosts:
+        if host not in touched and len(hosts) > 1:
+            yield Mistake(("topology", "hosts", host), "read no link to it; allowed: at least one")
+
+
+def _check_host(scenario: Scenario, place: Place, host: str) -> Iterator[Mistake]:
+    """Check that a client's host is there, and has a way to the broker's."""
+    yield from _check_known(place, host, scenario.topology.hosts)
+    ends = {host, scenario.broker_host}
+    if ends <= scenario.topology.hosts.keys() and (
+        scenario.topology.way(host, scenario.broker_host) is None
+    ):
+        yield _wrong(place, host, f"a host with a way to {scenario.broker_host}")
+
+
+def _check_brokers(scenario: Scenario) -> Iterator[Mistake]:
+    yield from _check_several(("brokers",), scenario.brokers)
+    for name, broker in scenario.brokers.items():
+        place: Place = ("brokers", name)
+        yield from _check_name(place, name)
+        for key, kinds in _BELONGS_TO.items():
+            if getattr(broker, key) and broker.kind not in kinds:
+                words = f"no key of kind {broker.kind}; allowed: beside {' or '.join(kinds)}"
+                yield Mistake((*place, key), words)
+        if broker.kind == "command" and not broker.command:
+            yield Mistake((*place, "command"), "missing")
+
+
+def _check_traffic(scenario: Scenario) -> Iterator[Mistake]:
+    published = {name for each in scenario.publishers.values() for name in each.streams}
+    for name, stream in scenario.traffic.items():
+        place: Place = ("traffic", name)
+        yield from _check_name(place, name)
+        yield from _check_stream(place, stream)
+        if stream.first_seconds >= scenario.duration_seconds > 0:
+            allowed = f"below duration_seconds, {scenario.duration_seconds:g}"
+            yield _wrong((*place, "first_seconds"), stream.first_seconds, allowed)
+        least = scenario.duration_seconds / MAX_MESSAGES
+        if 0 < stream.period_seconds < least < math.inf:
+            allowed = f"at least {least:g}, which makes {MAX_MESSAGES} messages"
+            yield _wrong((*place, "period_seconds"), stream.period_seconds, allowed)
+        if name not in published:
+            yield Mistake(place, "nobody publishes it; allowed: streams of publishers")
+
+
+def _check_stream(place: Place, stream: Stream) -> Iterator[Mistake]:
+    if fault := fault_of_topic(stream.topic):
+        yield _wrong((*place, "topic"), stream.topic, fault)
+    size = stream.payload_bytes
+    yield from _check_range((*place, "payload_bytes"), size, LEAST_PAYLOAD_BYTES, MAX_PAYLOAD_BYTES)
+    yield from _check_above((*place, "period_seconds"), stream.period_seconds)
+    yield from _check_range((*place, "qos"), stream.qos, 0, 2)
+    yield from _check_from((*place, "first_seconds"), stream.first_seconds)
+
+
+def _check_publishers(scenario: Scenario) -> Iterator[Mistake]:
+    for name, publisher in scenario.publishers.items():
+        place: Place = ("publishers", name)
+        yield from _check_client(place, name)
+        yield from _check_host(scenario, (*place, "host"), publisher.host)
+        yield from _check_several((*place, "streams"), publisher.streams)
+        for number, stream in enumerate(publisher.streams):
+            yield from _check_known((*place, "streams", number), stream, scenario.traffic)
+        yield from _check_range((*place, "count"), publisher.count, 1, MAX_CLIENTS)
+        if publisher.brokers is not None:
+            yield from _check_several((*place, "brokers"), publisher.brokers)
+            for number, broker in enumerate(publisher.brokers):
+                yield from _check_known((*place, "brokers", number), broker, scenario.brokers)
+
+
+def _check_subscribers(scenario: Scenario) -> Iterator[Mistake]:
+    topics = {
+        stream.topic.replace("{n}", str(number))
+        for publisher in scenario.publishers.values()
+        for stream in (scenario.traffic.get(each) for each in publisher.streams)
+        if stream is not None
+        for number in range(1, min(publisher.count, MAX_CLIENTS) + 1)
+    }
+    for name, subscriber in scenario.subscribers.items():
+        place: Place = ("subscribers", name)
+        yield from _check_client(place, name)
+        yield from _check_host(scenario, (*place, "host"), subscriber.host)
+        yield from _check_several((*place, "filters"), subscriber.filters)
+        for number, topic_filter in enumerate(subscriber.filters):
+            at = (*place, "filters", number)
+            if fault := fault_of_filter(topic_filter):
+                yield _wrong(at, topic_filter, fault)
+            elif not any(matches(topic_filter, topic) for topic in topics):
+                yield _wrong(at, topic_filter, "a filter that a published topic matches")
+        yield from _check_range((*place, "qos"), subscriber.qos, 0, 2)
+        yield from _check_range((*place, "count"), subscriber.count, 1, MAX_CLIENTS)
+        seconds = subscriber.keep_alive_seconds
+        yield from _check_range((*place, "keep_alive_seconds"), seconds, 1, MAX_KEEP_ALIVE)
+        if subscriber.reads_from_seconds is not None:
+            yield from _check_from((*place, "reads_from_seconds"), subscriber.reads_from_seconds)
+        if subscriber.user_properties and subscriber.protocol != "5":
+            words = f"no key of protocol {subscriber.protocol}; allowed: beside protocol 5"
+            yield Mistake((*place, "user_properties"), words)
+
+
+def _check_client_ids(scenario: Scenario) -> Iterator[Mistake]:
+    """Check that no two clients of a broker have one id: one would end the other [MQTT-3.1.4-3]."""
+    taken: dict[str, str] = {}
+    counts = {("publishers", name): each.count for name, each in scenario.publishers.items()}
+    counts |= {("subscribers", name): each.count for name, each in scenario.subscribers.items()}
+    for (kind, name), count in counts.items():
+        for client_id in client_ids(name, min(count, MAX_CLIENTS)):
+            if client_id in taken:
+                other = f"{taken[client_id]} has {client_id!r}"
+                yield _wrong((kind, name), client_id, f"an id that no other client has; {other}")
+                break
+            taken[client_id] = f"{kind}.{name}"
+
+
+def _check_impairments(scenario: Scenario) -> Iterator[Mistake]:
+    links = [link.name for link in scenario.topology.links]
+    seen: set[str] = set()
+    used = _used_links(scenario)
+    for number, impairment in enumerate(scenario.impairments):
+        place: Place = ("impairments", number)
+        yield from _check_known((*place, "link"), impairment.link, links)
+        if impairment.link in seen:
+            yield _wrong((*place, "link"), impairment.link, "each link once")
+        elif used is not None and impairment.link in links and impairment.link not in used:
+            yield _wrong(
+                (*place, "link"), impairment.link, "a link on a client's way to the broker"
+            )
+        seen.add(impairment.link)
+        if (impairment.on_off is None) == (impairment.trace is None):
+            which = "neither" if impairment.trace is None else "both"
+            yield Mistake(place, f"read {which} of on_off and trace; allowed: one of them")
+            continue
+        try:
+            scenario.changes_of(impairment, 0)
+        except MistakesError as error:
+            yield from (Mistake((*place, *each.place), each.words) for each in error.mistakes)
+
+
+def _used_links(scenario: Scenario) -> set[str] | None:
+    """Return the links on clients' ways to the broker; None where a host is not known."""
+    hosts = {client.host for client in scenario.publishers.values()}
+    hosts |= {client.host for client in scenario.subscribers.values()}
+    if not hosts | {scenario.broker_host} <= scenario.topology.hosts.keys():
+        return None
+    ways = (scenario.topology.way(host, scenario.broker_host) or [] for host in hosts)
+    return {link.name for way in ways for link in way}
+
+
+def _check_measurements(scenario: Scenario) -> Iterator[Mistake]:
+    measurements = scenario.measurements
+    for key in ("memory_period_seconds", "withheld_period_seconds"):
+        yield from _check_above(("measurements", key), getattr(measurements, key))
+    if measurements.focus is not None:
+        place: Place = ("measurements", "focus")
+        yield from _check_several(place, measurements.focus)
+        for number, name in enumerate(measurements.focus):
+            yield from _check_known((*place, number), name, scenario.subscribers)
+
+
+def _check_targets(scenario: Scenario) -> Iterator[Mistake]:
+    figures = scenario.figures()
+    for number, target in enumerate(scenario.targets):
+        place: Place = ("targets", number)
+        yield from _check_known((*place, "figure"), target.figure, figures)
+        yield from _check_known((*place, "broker"), target.broker, scenario.brokers)
+        if target.over is not None:
+            yield from _check_known((*place, "over"), target.over, scenario.brokers)
+            if target.over == target.broker:
+                yield _wrong((*place, "over"), target.over, "another broker")
+        elif target.figure.endswith(" share_as_fast"):
+            yield Mistake((*place, "over"), "missing; the broker than which to be as fast")
+        if (target.at_most is None) == (target.at_least is None):
+            which = "neither" if target.at_most is None else "both"
+            yield Mistake(place, f"read {which} of at_most and at_least; allowed: one of them")
+
+
+def _check_times(scenario: Scenario) -> Iterator[Mistake]:
+    yield from _check_above(("duration_seconds",), scenario.duration_seconds)
+    yield from _check_from(("drain_seconds",), scenario.drain_seconds)
+    yield from _check_several(("seeds",), scenario.seeds)
+    for number, seed in enumerate(scenario.seeds):
+        yield from _check_range(("seeds", number), seed, 0, MAX_SEED)
+    if scenario.side_by_side is not None and scenario.side_by_side < 1:
+        yield _wrong(("side_by_side",), scenario.side_by_side, "from 1")

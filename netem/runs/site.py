@@ -1,0 +1,250 @@
+"""A broker with its own copy of the topology and of the clients, in a network."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from penstock.netem.clients.client_plan import CrewPlan
+from penstock.netem.clients.roster import Roster
+from penstock.netem.errors import RunError
+from penstock.netem.links.network import Host, Link, Network
+from penstock.netem.runs.brokers import ENVIRONMENT, RunningBroker, console_address, log_tail
+
+READY_SECONDS: Final = 60.0
+"""In which clients have to be subscribed or connected, and one second more for each four."""
+
+
+class Crew:
+    """The clients of one host: a process that has forked one for each.
+
+    Attributes:
+        process: the parent of all.
+        told: what each client has said, by client id.
+    """
+
+    def __init__(self, name: str, plan: CrewPlan, host: Host, directory: Path) -> None:
+        self.told: dict[str, set[str]] = {each.client_id: set() for each in plan.clients()}
+        self._logs = {each.client_id: Path(each.log) for each in plan.clients()}
+        self._name = name
+        self._rest = b""
+        self._log = directory / f"crew-{host.name}.log"
+        file = directory / f"crew-{host.name}.json"
+        plan.write(file)
+        with self._log.open("wb") as log:
+            self.process = host.popen(
+                [sys.executable, "-m", "penstock.netem.clients.client", str(file)],
+                cwd=directory,
+                env=ENVIRONMENT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        if self.process.stdout is not None:
+            os.set_blocking(self.process.stdout.fileno(), False)
+
+    def begin(self, begin_at: float) -> None:
+        """Tell the clients when the traffic begins."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # whoever looks next is told of its end
+                self.process.stdin.write(f"begin {begin_at!r}\n".encode())
+                self.process.stdin.flush()
+
+    def listen(self) -> None:
+        """Read what clients have said.
+
+        Raises:
+            RunError: one has ended; the text holds the end of its log.
+        """
+        output = self.process.stdout
+        while output is not None and (data := output.read(1 << 16)):
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                word, client_id, *status = line.decode().split()
+                if word == "ended":
+                    tail = log_tail(self._logs[client_id])
+                    raise RunError(
+                        f"client {client_id} of {self._name} has ended with status {status[0]}:"
+                        f"\n{tail}"
+                    )
+                self.told[client_id].add(word)
+        if self.process.poll() is not None:
+            raise RunError(
+                f"the clients of {self._name} have ended with status {self.process.returncode}:"
+                f"\n{log_tail(self._log)}"
+            )
+
+
+class Site:
+    """One broker and all that is there for it.
+
+    Attributes:
+        name: of the broker in the scenario.
+        roster: who takes part.
+        directory: where everybody writes.
+        links: by name in the scenario.
+        broker: the running one.
+        crews: its clients, once they are started.
+    """
+
+    def __init__(self, network: Network, roster: Roster, directory: Path) -> None:
+        """Make hosts and links, and start the broker, which may not serve yet.
+
+        Raises:
+            NetemError: they cannot be had, or the broker is not installed.
+        """
+        self.name = roster.broker
+        self.roster = roster
+        self._network = network
+        self.directory = directory
+        self.crews: list[Crew] = []
+        self._watch: subprocess.Popen[bytes] | None = None
+        scenario = roster.scenario
+        self._hosts = {
+            name: network.host(f"{self.name}.{name}", congestion_control=plan.congestion_control)
+            for name, plan in scenario.topology.hosts.items()
+        }
+        profiles = scenario.all_profiles()
+        self.links: dict[str, Link] = {}
+        for plan in scenario.topology.links:
+            first, second = (self._hosts[host] for host in plan.between)
+            self.links[plan.name] = network.link(first, second, profiles[plan.profile])
+        self._clients_directory = directory / "clients"
+        self._clients_directory.mkdir()
+        broker_directory = directory / "broker"
+        broker_directory.mkdir()
+        directory.chmod(0o755)
+        self.broker = RunningBroker(
+            self.name,
+            scenario.brokers[self.name],
+            self._hosts[scenario.broker_host],
+            broker_directory,
+        )
+
+    @property
+    def files(self) -> Path:
+        """The directory of what clients have written."""
+        return self._clients_directory
+
+    @property
+    def watch_file(self) -> Path:
+        """What the watch has written."""
+        return self.directory / "withheld"
+
+    def start_clients(self) -> None:
+        """Start all clients, and the watch where the broker can be asked."""
+        plans = self.roster.crews(self._broker_address, self._clients_directory)
+        self.crews = [
+            Crew(self.name, plan, self._hosts[host], self.directory) for host, plan in plans.items()
+        ]
+
+    def clients_are_ready(self) -> bool:
+        """Say whether all are connected and subscribed.
+
+        Raises:
+            RunError: the broker or a client has failed.
+        """
+        self.check()
+        return all("ready" in told for told in self._told())
+
+    def start_watch(self) -> None:
+        """Look at what the broker withholds from now on, where it can be asked."""
+        scenario = self.roster.scenario
+        address = console_address(scenario.brokers[self.name])
+        focus = [each.client_id for each in self.roster.subscribers if each.is_focus]
+        if address is None or not focus:
+            return
+        period = scenario.measurements.withheld_period_seconds
+        command = [sys.executable, "-m", "penstock.netem.runs.watch"]
+        command += [address, str(period), str(self.watch_file), *focus]
+        with self._watch_log.open("wb") as log:
+            self._watch = self._hosts[scenario.broker_host].popen(
+                command, cwd=self.directory, env=ENVIRONMENT, stderr=log
+            )
+
+    def begin(self, begin_at: float) -> None:
+        """Let clients and impairments begin at a monotonic second."""
+        scenario, seed = self.roster.scenario, self.roster.seed
+        for impairment in scenario.impairments:
+            changes = scenario.changes_of(impairment, seed)
+            self.links[impairment.link].follow(changes, begin_at)
+        for crew in self.crews:
+            crew.begin(begin_at)
+
+    def restore_links(self) -> None:
+        """Make the links what the topology says."""
+        profiles = self.roster.scenario.all_profiles()
+        impaired = {impairment.link for impairment in self.roster.scenario.impairments}
+        for plan in self.roster.scenario.topology.links:
+            if plan.name in impaired:
+                self.links[plan.name].switch(profiles[plan.profile])
+
+    def check(self) -> None:
+        """See that the broker, its clients and the watch run.
+
+        Raises:
+            RunError: one of them has ended.
+        """
+        self.broker.check()
+        for crew in self.crews:
+            crew.listen()
+        if self._watch is not None and self._watch.poll() is not None:
+            raise RunError(
+                f"the watch of {self.name} has ended with status {self._watch.returncode}:"
+                f"\n{log_tail(self._watch_log)}"
+            )
+
+    def not_ready(self) -> list[str]:
+        """Return the client ids of those who are not connected and subscribed."""
+        return [
+            client_id
+            for crew in self.crews
+            for client_id, told in crew.told.items()
+            if "ready" not in told
+        ]
+
+    def has_published(self) -> bool:
+        """Say whether all publishers have published all."""
+        told = self._told_of({each.client_id for each in self.roster.publishers})
+        return all("published" in each for each in told)
+
+    def has_all(self) -> bool:
+        """Say whether all subscribers have everything."""
+        return all("complete" in each for each in self._told_of(self._subscribers))
+
+    def has_all_promised(self) -> bool:
+        """Say whether all subscribers have everything that was published at QoS 1 or 2 for them."""
+        return all("assured" in each for each in self._told_of(self._subscribers))
+
+    def newest_delivery_seconds(self) -> float:
+        """Return for how many seconds no subscriber has got anything."""
+        files = [file for file in self.files.glob("subscriber*") if not file.suffix]
+        return time.time() - max((file.stat().st_mtime for file in files), default=0.0)
+
+    @property
+    def _watch_log(self) -> Path:
+        return self.directory / "watch.log"
+
+    @property
+    def _subscribers(self) -> set[str]:
+        return {each.client_id for each in self.roster.subscribers}
+
+    def _told(self) -> Iterator[set[str]]:
+        for crew in self.crews:
+            yield from crew.told.values()
+
+    def _told_of(self, client_ids: set[str]) -> Iterator[set[str]]:
+        for crew in self.crews:
+            for client_id, told in crew.told.items():
+                if client_id in client_ids:
+                    yield told
+
+    def _broker_address(self, host: str) -> str:
+        broker_host = self._hosts[self.roster.scenario.broker_host]
+        return self._network.address(self._hosts[host], broker_host)

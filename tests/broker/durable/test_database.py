@@ -1,0 +1,274 @@
+"""The SQLite file: what is written is read, and a file that is not ours is refused."""
+
+from __future__ import annotations
+
+import sqlite3
+from array import array
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.broker.durable.database import (
+    ROWS_AT_A_TIME,
+    DatabaseStartError,
+    DatabaseWriteError,
+    SessionDatabase,
+)
+from penstock.broker.records import (
+    Batch,
+    DeliveryRow,
+    IncomingRow,
+    MessageRow,
+    RetainedRow,
+    SessionRow,
+    Stored,
+    SubscriptionRow,
+    WillRow,
+)
+
+SESSION = SessionRow(1, "c", "user", "default", 5, 60.0, 1.5)
+ROWS: dict[str, list[Any]] = {
+    "sessions": [SESSION, SessionRow(2, "é", None, "default", 4, None, None)],
+    "subscriptions": [SubscriptionRow(1, "t/#", 1, True, False, 7, True)],
+    "messages": [
+        MessageRow(3, "t/1", b"\0payload", 2, True, 1.0, 2.0, b"\2\1\1", "p"),
+        MessageRow(4, "t/2", None, 1, False, 1.0, None, None, ""),
+    ],
+    "deliveries": [
+        DeliveryRow(5, 1, 3, 2, True, "1,2", 9, True, ""),
+        DeliveryRow(6, 1, 4, 1, False, None, 0, False, "$share/g/t/#"),
+    ],
+    "incoming": [IncomingRow(1, 12)],
+    "retained": [RetainedRow("t/1", 3)],
+    "wills": [WillRow("c", None, "default", "w", b"gone", 1, False, b"\0")],
+}
+
+
+def whole() -> Batch:
+    """Return a batch that puts all rows."""
+    batch = Batch()
+    for name, rows in ROWS.items():
+        setattr(batch, name, rows)
+    return batch
+
+
+def opened(path: Path) -> SessionDatabase:
+    """Return a database, opened or made."""
+    return SessionDatabase(str(path), is_flushed=False)
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_what_is_written_is_read(tmp_path: Path, *, is_flushed: bool) -> None:
+    """By another process too; a batch that is written twice is there once."""
+    path = str(tmp_path / "s.db")
+    database = SessionDatabase(path, is_flushed=is_flushed)
+    assert database.read(bytes) == Stored()
+    batch = whole()
+    database.write(batch)
+    database.write(batch)
+    database.close()
+    database = SessionDatabase(path, is_flushed=is_flushed)
+    stored = database.read(bytes)
+    database.close()
+    assert {name: getattr(stored, name) for name in ROWS} == ROWS
+    assert all(isinstance(row, SessionRow) for row in stored.sessions)
+
+
+def test_what_is_read_of_a_payload_is_what_stands_for_it(tmp_path: Path) -> None:
+    """Its store has it from then on; one that was lost when it was written is not kept."""
+    database = opened(tmp_path / "s.db")
+    database.write(whole())
+    stored = database.read(lambda payload: b"kept " + payload)
+    database.close()
+    assert [row.payload for row in stored.messages] == [b"kept \0payload", None]
+
+
+def test_what_goes_is_gone(tmp_path: Path) -> None:
+    """Each by its key; a session takes its subscriptions and packet identifiers along."""
+    database = opened(tmp_path / "s.db")
+    database.write(whole())
+    gone = Batch(
+        gone_sessions=[(1,)],
+        gone_messages=array("q", [3]),
+        gone_deliveries=array("q", [5]),
+        gone_retained=[("t/1",)],
+        gone_wills=[("c",)],
+    )
+    database.write(gone)
+    stored = database.read(bytes)
+    assert stored == Stored(
+        sessions=ROWS["sessions"][1:],
+        messages=ROWS["messages"][1:],
+        deliveries=ROWS["deliveries"][1:],
+    )
+    database.write(whole())
+    database.write(Batch(gone_subscriptions=[(1, "t/#")], gone_incoming=[(1, 12)]))
+    stored = database.read(bytes)
+    database.close()
+    assert not stored.subscriptions
+    assert not stored.incoming
+
+
+@pytest.mark.parametrize("n_rows", [ROWS_AT_A_TIME - 1, ROWS_AT_A_TIME, 2 * ROWS_AT_A_TIME + 1])
+def test_many_deliveries_come_and_go(tmp_path: Path, n_rows: int) -> None:
+    """As many as go into one statement, and the rest; no other row is touched."""
+    database = opened(tmp_path / "s.db")
+    rows = [DeliveryRow(n, 1, 3, 1, False, None, n % 7, False, "") for n in range(1, n_rows + 1)]
+    database.write(Batch(deliveries=rows))
+    assert database.read(bytes).deliveries == rows
+    database.write(Batch(gone_deliveries=array("q", range(2, n_rows + 1))))
+    assert database.read(bytes).deliveries == rows[:1]
+    database.close()
+
+
+def test_a_row_put_again_replaces(tmp_path: Path) -> None:
+    """As a session does that has lost its connection."""
+    database = opened(tmp_path / "s.db")
+    database.write(Batch(sessions=[SESSION]))
+    database.write(Batch(sessions=[SESSION._replace(lost_at=None)]))
+    assert database.read(bytes).sessions == [SESSION._replace(lost_at=None)]
+    database.close()
+
+
+def test_a_delivery_that_moves_keeps_its_message_and_options(tmp_path: Path) -> None:
+    """From waiting to inflight, to its PUBREC, or to another session; twice is once."""
+    database = opened(tmp_path / "s.db")
+    database.write(whole())
+    batch = Batch(moved_deliveries=array("q", [1, 10, 1, 5, 2, 0, 0, 6]))
+    database.write(batch)
+    database.write(batch)
+    first, second = ROWS["deliveries"]
+    assert database.read(bytes).deliveries == [
+        first._replace(packet_id=10, is_released=True),
+        second._replace(session=2),
+    ]
+    database.close()
+
+
+def test_a_batch_is_written_whole_or_not(tmp_path: Path) -> None:
+    """A row that SQLite does not take leaves nothing of its batch behind."""
+    database = opened(tmp_path / "s.db")
+    bad = Batch(sessions=[SESSION], retained=[RetainedRow("t", None)])  # type: ignore[arg-type]
+    with pytest.raises(DatabaseWriteError, match=r"s\.db"):
+        database.write(bad)
+    assert database.read(bytes) == Stored()
+    database.write(Batch(sessions=[SESSION]))
+    assert database.read(bytes).sessions == [SESSION]
+    database.close()
+
+
+def refused(path: Path) -> str:
+    """Return why a file is refused."""
+    with pytest.raises(DatabaseStartError) as caught:
+        opened(path).read(bytes)
+    return str(caught.value)
+
+
+def test_one_broker_has_the_file_at_a_time(tmp_path: Path) -> None:
+    """The second is told whose it is; it is free once the first has closed."""
+    database = opened(tmp_path / "s.db")
+    assert "in use by process" in refused(tmp_path / "s.db")
+    database.close()
+    opened(tmp_path / "s.db").close()
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    """With what was read and what is allowed."""
+    path = tmp_path / "s.db"
+    opened(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    assert "read format 99; allowed: 1" in refused(path)
+
+
+def test_another_programs_database_is_refused(tmp_path: Path) -> None:
+    """And left as it is."""
+    path = tmp_path / "s.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE theirs (a)")
+    assert "another program's database" in refused(path)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    """Whether its header or what it holds is no database; what can be done is said."""
+    path = tmp_path / "s.db"
+    path.write_bytes(b"not a database" * 1000)
+    assert "not a database" in refused(path)
+    assert "move the file away" in refused(path)
+    path = tmp_path / "t.db"
+    database = opened(path)
+    database.write(whole())
+    database.close()
+    data = bytearray(path.read_bytes())
+    data[8192:] = b"\xee" * (len(data) - 8192)
+    path.write_bytes(data)
+    assert "malformed" in refused(path)
+
+
+def test_a_path_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    """A directory that is not there, or a directory in place of the file."""
+    assert "cannot be written" in refused(tmp_path / "no" / "s.db")
+    (tmp_path / "d").mkdir()
+    assert "unable to open" in refused(tmp_path / "d")
+
+
+def test_only_its_owner_may_read_the_file(tmp_path: Path) -> None:
+    """Nor what SQLite writes beside it: both hold payloads."""
+    database = opened(tmp_path / "s.db")
+    database.write(whole())
+    modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+    database.close()
+    assert {"s.db", "s.db-wal"} <= set(modes)
+    assert set(modes.values()) == {0o600}
+
+
+def test_a_batch_is_not_stored_in_a_file_that_was_deleted(tmp_path: Path) -> None:
+    """It would be gone with the process: whoever waits for it is not told that it is safe."""
+    path = tmp_path / "s.db"
+    with closing(opened(path)) as database:
+        database.write(whole())
+        path.rename(tmp_path / "away")
+        with pytest.raises(DatabaseWriteError, match=r"s\.db was deleted or replaced"):
+            database.write(whole())
+        (tmp_path / "away").rename(path)
+        database.write(whole())
+
+
+def test_an_empty_file_beside_its_log_is_refused(tmp_path: Path) -> None:
+    """As after a restore of the database alone that came to nothing."""
+    path = tmp_path / "s.db"
+    with closing(opened(path)) as database:
+        database.write(whole())
+        log = (tmp_path / "s.db-wal").read_bytes()
+    path.write_bytes(b"")
+    (tmp_path / "s.db-wal").write_bytes(log)
+    with pytest.raises(DatabaseStartError, match=r"an empty one, beside \S+s\.db-wal"):
+        opened(path)
+
+
+def test_a_payload_without_room_elsewhere_stays_in_the_file(tmp_path: Path) -> None:
+    """It is read back in pieces, until its message is gone."""
+    payload = bytes(range(256)) * 300
+    database = opened(tmp_path / "s.db")
+    with closing(database):
+        row = MessageRow(3, "t", payload, 1, False, 1.0, None, None, "p")
+        database.write(Batch(messages=[row]))
+
+        def keep(_: bytes) -> bytes:
+            raise OSError("no room")
+
+        (found,) = database.read(keep).messages
+        stays = found.payload
+        assert stays is not None
+        assert not isinstance(stays, bytes)
+        assert database.n_staying == 1
+        assert len(stays) == len(payload)
+        assert stays.read() == payload
+        assert stays.read_piece(0) + stays.read_piece(65_536) == payload
+        database.write(Batch(gone_messages=array("q", [3])))
+        with pytest.raises(OSError, match="cannot be read"):
+            stays.read_piece(0)

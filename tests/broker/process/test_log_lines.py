@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+
+from penstock.broker.process.log_lines import (
+    MAX_CHARACTERS,
+    MAX_LINES,
+    WINDOW_SECONDS,
+    BoundedHandler,
+    LineFormatter,
+)
+
+
+def shown(*arguments: object, fault: BaseException | None = None) -> str:
+    """Return what the formatter makes of a record that names a client."""
+    fault_information = None if fault is None else (type(fault), fault, fault.__traceback__)
+    record = logging.LogRecord(
+        "penstock", logging.INFO, "x.py", 1, "client %s: gone", arguments, fault_information
+    )
+    return LineFormatter("%(levelname)s: %(message)s").format(record)
+
+
+@pytest.mark.parametrize("end_of_line", ["\n", "\r", "\r\n", "\x0b", "\x85", "\u2028"])
+def test_no_client_writes_a_line_of_its_own(end_of_line: str) -> None:
+    """A client id may hold any character but U+0000; the log has one line for it."""
+    assert len(shown(f"a{end_of_line}INFO: client b").splitlines()) == 1
+
+
+def test_no_client_works_the_terminal() -> None:
+    """Escape sequences and turned directions are shown and not obeyed."""
+    assert shown("a\x1b[2J\x9b\u202eb") == r"INFO: client a\x1b[2J\x9b\u202eb: gone"
+
+
+def test_other_characters_stay() -> None:
+    """Names of every language are written as they are."""
+    assert shown("Zoë 水位 \\n") == "INFO: client Zoë 水位 \\n: gone"
+
+
+def test_no_client_fills_the_log_with_a_line() -> None:
+    """A long name loses its middle, and what is said of the client stays."""
+    line = shown("a" * 65_535)
+    assert len(line) < MAX_CHARACTERS + 10
+    assert line.startswith("INFO: client aaa")
+    assert line.endswith("aaa: gone")
+
+
+def test_a_traceback_keeps_its_lines() -> None:
+    """Only the message is from outside; a fault of ours stays readable."""
+    with pytest.raises(ZeroDivisionError) as caught:
+        _ = 1 / 0
+    first, *rest = shown("a", fault=caught.value).splitlines()
+    assert first == "INFO: client a: gone"
+    assert rest[0].startswith("Traceback")
+    assert len(rest) > 1
+
+
+class Log:
+    """A bounded log whose clock stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+        self._stream = io.StringIO()
+        self.handler = BoundedHandler(self._stream)
+        self.handler.setFormatter(LineFormatter("%(levelname)s %(message)s"))
+
+    def write(self, n_lines: int, words: str = "%s: closed", level: int = logging.INFO) -> None:
+        """Write lines that differ in their numbers alone."""
+        for number in range(n_lines):
+            record = logging.LogRecord("penstock", level, "x.py", 1, words, (number,), None)
+            record.created = self.now
+            self.handler.handle(record)
+
+    def lines(self) -> list[str]:
+        """Take what was written since the last call."""
+        lines = self._stream.getvalue().splitlines()
+        self._stream.seek(0)
+        self._stream.truncate()
+        return lines
+
+
+@pytest.mark.parametrize("seconds", [WINDOW_SECONDS, -3_600.0])
+def test_no_number_of_connections_fills_the_log(seconds: float) -> None:
+    """Of lines in the same words some are written, and the others counted; other words stay."""
+    log = Log()
+    log.write(MAX_LINES + 50)
+    log.write(1, "%s: something else")
+    assert log.lines() == [
+        *(f"INFO {number}: closed" for number in range(MAX_LINES)),
+        "INFO 0: something else",
+    ]
+    log.now += seconds
+    log.write(2)
+    assert log.lines() == [
+        "WARNING 50 more lines like this one were left out: %s: closed",
+        "INFO 0: closed",
+        "INFO 1: closed",
+    ]
+
+
+def test_what_was_left_out_is_told_at_the_end() -> None:
+    """A flood that lasts until the process ends is not forgotten."""
+    log = Log()
+    log.write(MAX_LINES + 1)
+    log.lines()
+    log.handler.close()
+    assert log.lines() == ["WARNING 1 more lines like this one were left out: %s: closed"]
+
+
+def test_all_debug_lines_are_written() -> None:
+    """Who asks for them wants each."""
+    log = Log()
+    log.write(2 * MAX_LINES, level=logging.DEBUG)
+    assert len(log.lines()) == 2 * MAX_LINES

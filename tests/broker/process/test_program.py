@@ -1,0 +1,210 @@
+"""What the programs have in common; each program's own tests show it at work."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.errors import PenstockError
+from penstock.broker.process.program import exit_status, new_app, run_until_stopped, set_up_log
+
+
+class Service:
+    """Ends itself by a signal as soon as it has started, or fails to start."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails = fails
+        self.steps: list[str] = []
+
+    async def start(self) -> None:
+        """Start, and ask to be stopped."""
+        self.steps.append(f"start on {type(asyncio.get_running_loop()).__module__}")
+        if self.fails:
+            raise PenstockError("no start")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def stop(self) -> None:
+        """Stop."""
+        self.steps.append("stop")
+
+
+def test_a_service_runs_on_uvloop_until_a_signal() -> None:
+    """It is started, and stopped in order."""
+    service = Service()
+    run_until_stopped(service)
+    assert service.steps == ["start on uvloop", "stop"]
+
+
+class Writing(Service):
+    """Makes a file, as a plugin of others does."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file = file
+
+    async def start(self) -> None:
+        """Make it."""
+        await asyncio.to_thread(self._file.touch)
+        await super().start()
+
+
+def test_files_that_a_service_makes_are_nobody_elses(tmp_path: Path) -> None:
+    """Whatever its umask was; a stricter one stays."""
+    before = os.umask(0o222)
+    try:
+        run_until_stopped(Writing(tmp_path / "file"))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o400
+
+
+class Resting(Service):
+    """Serves, and does not end by itself."""
+
+    async def start(self) -> None:
+        """Start."""
+        self.steps.append("start")
+
+
+class EndingLook:
+    """Takes the place of what gives memory back: its first look ends the process."""
+
+    def __init__(self, collect: Callable[[], object] = gc.collect) -> None:
+        """Take what collects."""
+
+    def collect_all(self) -> None:
+        """Nothing."""
+
+    def look(self) -> None:
+        """End it."""
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_service_that_has_started_is_not_collected_for_every_few_objects() -> None:
+    """What comes and goes with messages must not set the collector going."""
+    try:
+        run_until_stopped(Service())
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+class Keeping(Service):
+    """Has many objects, and says how many."""
+
+    def kept(self) -> tuple[int, int]:
+        """Note that it was asked."""
+        self.steps.append("kept")
+        return 1000, 100_000
+
+
+def test_a_service_that_knows_what_it_keeps_is_asked() -> None:
+    """For the collector: retained messages are nothing that it need look for cycles in."""
+    service = Keeping()
+    try:
+        run_until_stopped(service)
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    assert "kept" in service.steps
+
+
+def test_a_service_at_rest_looks_for_memory_to_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backlog goes when nothing else may happen."""
+    monkeypatch.setattr("penstock.broker.process.program.SpareMemory", EndingLook)
+    service = Resting()
+    run_until_stopped(service)
+    assert service.steps == ["start", "stop"]
+
+
+class NoCollector(EndingLook):
+    """Leaves Python's collector alone."""
+
+    def look(self) -> None:
+        """Nothing."""
+
+
+class FailingOnce(EndingLook):
+    """Has no file descriptor at its first look, and ends the process at its second."""
+
+    has_failed = False
+
+    def look(self) -> None:
+        """Fail, or end the process."""
+        if self.has_failed:
+            super().look()
+        self.has_failed = True
+        raise OSError(24, "Too many open files", "/proc/self/statm")
+
+
+@pytest.mark.parametrize("part", ["Collector", "SpareMemory"])
+def test_a_look_that_fails_is_logged_and_comes_again(
+    part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One moment without files must not stop what looks after the memory, nor the other part."""
+    monkeypatch.setattr("penstock.broker.process.program.LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("penstock.broker.process.program.Collector", NoCollector)
+    monkeypatch.setattr(f"penstock.broker.process.program.{part}", FailingOnce)
+    service = Resting()
+    run_until_stopped(service)
+    assert service.steps == ["start", "stop"]
+    assert "failed: [Errno 24] Too many open files" in caplog.text
+
+
+class Reloading(Service):
+    """Is asked to reload, and to stop when it has done so."""
+
+    async def start(self) -> None:
+        """Start, and ask for a reload."""
+        self.steps.append("start")
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    async def reload(self) -> None:
+        """Reload, and ask to be stopped."""
+        self.steps.append("reload")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_service_that_can_reload_does_so_at_sighup_and_goes_on() -> None:
+    """The signal that daemons take for it; the service serves on until it is stopped."""
+    service = Reloading()
+    run_until_stopped(service)
+    assert service.steps == ["start", "reload", "stop"]
+
+
+def test_a_service_that_cannot_start_is_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The program's name, then what went wrong; no traceback."""
+    app = new_app()
+    service = Service(fails=True)
+
+    @app.command()
+    def command() -> None:
+        run_until_stopped(service)
+
+    assert exit_status(app, [], "penstock test") == 2
+    assert capsys.readouterr().err == "penstock test: no start\n"
+    assert "stop" not in service.steps
+
+
+def test_a_level_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """With what is allowed; status 2."""
+    app = new_app()
+
+    @app.command()
+    def command() -> None:
+        set_up_log("loud", debug=False)
+
+    assert exit_status(app, [], "penstock test") == 2
+    told = capsys.readouterr().err
+    assert "'loud'" in told
+    assert "debug, info, warning, error" in told

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from penstock.broker.reports.rounds import Rounds
+from penstock.broker.timers import Timers
+
+
+class Work:
+    """Three slices in each round, 1 s apart; notes when each is done."""
+
+    def __init__(self) -> None:
+        self.timers = Timers()
+        self.errors: list[Exception] = []
+        self.begun: list[float] = []
+        self.done: list[float] = []
+        self.fails = False
+        self.seconds = 1.0
+        self._left = 0
+        self.rounds = Rounds(self.timers, self._begin, self._go_on, self.errors.append)
+
+    def _begin(self, now: float) -> None:
+        self.begun.append(now)
+        self._left = 3
+
+    def _go_on(self, now: float) -> float | None:
+        if self.fails:
+            raise OSError(24, "Too many open files")
+        self.done.append(now)
+        self._left -= 1
+        return now + self.seconds if self._left else None
+
+    def run_until(self, end: float) -> None:
+        """Let time pass."""
+        while (at := self.timers.next_deadline()) is not None and at <= end:
+            self.timers.run(at)
+
+
+def test_each_round_is_done_in_slices_and_begins_a_period_after_the_last() -> None:
+    """The first one when it was asked for."""
+    work = Work()
+    work.rounds.start(5.0, 10.0)
+    work.run_until(26.0)
+    assert work.begun == [5.0, 15.0, 25.0]
+    assert work.done == [5.0, 6.0, 7.0, 15.0, 16.0, 17.0, 25.0, 26.0]
+
+
+def test_a_round_may_begin_at_once() -> None:
+    """Its first slice is done before the call returns."""
+    work = Work()
+    work.rounds.begin(5.0, 10.0)
+    assert work.done == [5.0]
+    work.run_until(15.0)
+    assert work.begun == [5.0, 15.0]
+
+
+def test_a_round_that_takes_longer_than_a_period_is_finished_first() -> None:
+    """Then the next begins at once: none is cut short, none runs beside another."""
+    work = Work()
+    work.seconds = 6.0
+    work.rounds.start(0.0, 10.0)
+    work.run_until(24.0)
+    assert work.done == [0.0, 6.0, 12.0, 12.0, 18.0, 24.0, 24.0]
+    assert work.begun == [0.0, 12.0, 24.0]
+
+
+def test_a_slice_that_raises_ends_its_round_and_not_the_next_ones() -> None:
+    """One moment without files must not stop the work for good."""
+    work = Work()
+    work.rounds.start(0.0, 10.0)
+    work.run_until(0.5)
+    work.fails = True
+    work.run_until(10.5)
+    work.fails = False
+    work.run_until(22.5)
+    assert work.begun == [0.0, 10.0, 20.0]
+    assert work.done == [0.0, 20.0, 21.0, 22.0]
+    assert [type(error) for error in work.errors] == [OSError, OSError]

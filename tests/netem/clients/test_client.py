@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from penstock.netem.clients.publisher import Published, read_published_file
+from penstock.netem.clients.roster import Roster, publisher_files, subscriber_files
+from penstock.netem.clients.subscriber import read_delivered_file
+from penstock.netem.errors import RunError
+from penstock.netem.links.namespaces import start_time_of
+from penstock.netem.links.network import Host, Network
+from penstock.netem.runs.brokers import RunningBroker
+from penstock.netem.runs.scenario import Broker, Publisher, Scenario, Stream, Subscriber
+from penstock.netem.runs.site import Crew
+from tests.helpers.experiments import scenario
+from tests.helpers.networks import NEEDS_ROOT
+
+pytestmark = NEEDS_ROOT
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    """A host without a link."""
+    with Network() as network:
+        yield network.host("cloud")
+
+
+def crew_of(plan: Scenario, host: Host, directory: Path) -> tuple[Roster, Crew]:
+    """Start the broker `penstock` of a scenario and the clients of its host."""
+    (directory / "broker").mkdir()
+    broker = RunningBroker("penstock", plan.brokers["penstock"], host, directory / "broker")
+    broker.wait_until_listening()
+    roster = Roster(plan, "penstock", 1)
+    crew = roster.crews(lambda _: "127.0.0.1", directory)["cloud"]
+    return roster, Crew("penstock", crew, host, directory)
+
+
+def wait_for(crew: Crew, word: str, client_ids: set[str]) -> None:
+    """Come back when these have said something."""
+    deadline = time.monotonic() + 30
+    while not all(word in crew.told[each] for each in client_ids):
+        assert time.monotonic() < deadline, crew.told
+        crew.listen()
+        time.sleep(0.01)
+
+
+def all_acknowledged(file: Path) -> list[Published]:
+    """Return what was published once no acknowledgement is missing: subscribers may be faster."""
+    deadline = time.monotonic() + 30
+    while True:
+        published = read_published_file(file)
+        if all(each.acknowledged_at is not None for each in published if each.stream):
+            return published
+        assert time.monotonic() < deadline, published
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("protocol", ["3.1.1", "5"])
+def test_clients_publish_when_it_is_due_and_write_down_what_comes(
+    protocol: Literal["3.1.1", "5"], host: Host, tmp_path: Path
+) -> None:
+    """At each QoS every message once, in order, after it was due; acknowledged at QoS 1 and 2."""
+    names = ["qos0", "qos1", "qos2"]
+    plan = scenario(
+        traffic={name: Stream(name, 100, 0.05, qos=qos) for qos, name in enumerate(names)},
+        publishers={"sensor": Publisher("cloud", names, protocol=protocol)},
+        subscribers={"board": Subscriber("cloud", ["#"], qos=2, protocol=protocol)},
+        duration_seconds=0.5,
+    )
+    roster, crew = crew_of(plan, host, tmp_path)
+    wait_for(crew, "ready", {"sensor", "board"})
+    begin_at = time.monotonic() + 0.2
+    crew.begin(begin_at)
+    wait_for(crew, "complete", {"board"})
+    wait_for(crew, "published", {"sensor"})
+    all_delivered = read_delivered_file(subscriber_files(tmp_path, 0)[0])
+    all_published = all_acknowledged(publisher_files(tmp_path, 0)[0])
+    for qos, name in enumerate(names):
+        delivered = [each for each in all_delivered if each.stream == qos]
+        published = [each for each in all_published if each.stream == qos]
+        times = roster.times(roster.publishers[0], name).due_seconds()
+        assert [each.number for each in delivered] == list(range(len(times)))
+        assert {each.qos for each in delivered} == {qos}
+        for due, sent, came in zip(times, published, delivered, strict=True):
+            assert begin_at + due <= sent.published_at <= came.at
+            assert (sent.acknowledged_at is None) == (qos == 0)
+
+
+def test_small_messages_go_on_after_the_traffic_and_are_not_counted(
+    host: Host, tmp_path: Path
+) -> None:
+    """A link that is good again has something to show it; results hold the traffic alone."""
+    plan = scenario(
+        traffic={
+            "small": Stream("alarms/1", 100, 0.05),
+            "large": Stream("pictures/1", 20_000, 0.05),
+        },
+        publishers={"sensor": Publisher("cloud", ["small", "large"])},
+        subscribers={"board": Subscriber("cloud", ["#"])},
+        duration_seconds=0.2,
+    )
+    _, crew = crew_of(plan, host, tmp_path)
+    wait_for(crew, "ready", {"sensor", "board"})
+    crew.begin(time.monotonic())
+    wait_for(crew, "published", {"sensor"})
+    wait_for(crew, "complete", {"board"})  # what was published may be on its way to the broker
+    words = ["mosquitto_sub", "-t", "#", "-C", "3", "-W", "30", "-F", "%t"]
+    assert host.run(words).split() == ["alarms/1"] * 3
+    assert len(read_delivered_file(subscriber_files(tmp_path, 0)[0])) == 8
+    assert len(read_published_file(publisher_files(tmp_path, 0)[0])) == 8
+
+
+def test_who_reads_late_gets_everything_then(host: Host, tmp_path: Path) -> None:
+    """Its connection stalls: nothing is delivered before."""
+    plan = scenario(
+        traffic={"large": Stream("pictures/1", 500_000, 0.1)},
+        publishers={"sensor": Publisher("cloud", ["large"])},
+        subscribers={"late": Subscriber("cloud", ["#"], reads_from_seconds=1.5)},
+        duration_seconds=1.0,
+    )
+    _, crew = crew_of(plan, host, tmp_path)
+    wait_for(crew, "ready", {"sensor", "late"})
+    begin_at = time.monotonic()
+    crew.begin(begin_at)
+    wait_for(crew, "complete", {"late"})
+    delivered = read_delivered_file(subscriber_files(tmp_path, 0)[0])
+    assert len(delivered) == 10
+    assert delivered[0].at > begin_at + 1.5
+
+
+def test_a_client_that_dies_is_named_with_the_end_of_its_log(host: Host, tmp_path: Path) -> None:
+    """Each is a process of its own; here one is killed."""
+    _, crew = crew_of(scenario(), host, tmp_path)
+    wait_for(crew, "ready", {"sensor"})
+    children = subprocess.run(
+        ["pgrep", "-P", str(crew.process.pid)], capture_output=True, text=True, check=True
+    )
+    pids = [int(pid) for pid in children.stdout.split()]
+    assert len(pids) == 2, "the publisher and the witness"
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(RunError, match=r"client sensor of penstock has ended with status -9"):
+        wait_for(crew, "published", {"sensor"})
+
+
+def test_a_client_that_dies_just_before_the_beginning_is_named(host: Host, tmp_path: Path) -> None:
+    """Its end and the word to begin come at once; it is the client that is named."""
+    _, crew = crew_of(scenario(), host, tmp_path)
+    wait_for(crew, "ready", {"sensor"})
+    os.kill(crew.process.pid, signal.SIGSTOP)
+    listed = ["pgrep", "-P", str(crew.process.pid)]
+    children = subprocess.run(listed, capture_output=True, text=True, check=True)
+    pid = int(children.stdout.split()[1])
+    os.kill(pid, signal.SIGKILL)
+    while start_time_of(pid) is not None:
+        time.sleep(0.01)
+    crew.begin(time.monotonic())
+    os.kill(crew.process.pid, signal.SIGCONT)
+    with pytest.raises(RunError, match=r"client sensor of penstock has ended with status -9"):
+        wait_for(crew, "published", {"sensor"})
+
+
+def test_a_refused_client_says_why(host: Host, tmp_path: Path) -> None:
+    """The broker's answer stands in the failure."""
+    plan = scenario(
+        brokers={"penstock": Broker("mosquitto", lines=["allow_anonymous false"])},
+    )
+    _, crew = crew_of(plan, host, tmp_path)
+    with pytest.raises(RunError, match=r"(?s)has ended with status 1:.*Not authorized"):
+        wait_for(crew, "ready", {"sensor"})
+
+
+def test_clients_end_with_their_standard_input(host: Host, tmp_path: Path) -> None:
+    """Whatever has become of who has started them."""
+    _, crew = crew_of(scenario(), host, tmp_path)
+    wait_for(crew, "ready", {"sensor"})
+    assert crew.process.stdin is not None
+    crew.process.stdin.close()
+    assert crew.process.wait(30) == 0
+    with pytest.raises(RunError, match="the clients of penstock have ended with status 0"):
+        crew.listen()

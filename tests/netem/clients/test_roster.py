@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.netem.clients.client_plan import CrewPlan
+from penstock.netem.clients.roster import WITNESS, Roster, focus_of
+from penstock.netem.runs.scenario import (
+    Broker,
+    HostPlan,
+    Impairment,
+    LinkPlan,
+    Measurements,
+    Publisher,
+    Stream,
+    Subscriber,
+    Topology,
+    TracePlan,
+)
+from tests.helpers.experiments import scenario
+
+
+def address(host: str) -> str:
+    """Return an address of the broker."""
+    return f"broker seen from {host}"
+
+
+def test_clients_of_a_number_have_ids_of_their_own(tmp_path: Path) -> None:
+    """``{n}`` in a topic is the publisher's number; with several streams it connects so often."""
+    plan = scenario(
+        publishers={"sensor": Publisher("edge", ["small", "large"], count=2)},
+        subscribers={"board": Subscriber("edge", ["alarms/2", "pictures/#"], count=3)},
+        measurements=Measurements(arrivals=False),
+    )
+    crews = Roster(plan, "penstock", 1).crews(address, tmp_path)
+    (crew,) = crews.values()
+    assert [each.client_id for each in crew.publishers] == ["sensor-1", "sensor-2"]
+    assert [(each.client_id, each.topic) for each in crew.publishers[1].streams] == [
+        ("sensor-2.small", "alarms/2"),
+        ("sensor-2.large", "pictures/2"),
+    ]
+    assert [each.client_id for each in crew.subscribers] == ["board-1", "board-2", "board-3"]
+    assert crew.subscribers[0].address == "broker seen from edge"
+    files = [each.file for each in crew.clients()]
+    assert len(set(files)) == 5
+
+
+def test_a_subscriber_awaits_what_its_filters_match_at_the_lesser_qos() -> None:
+    """What is published at QoS 0 is not promised to anybody."""
+    plan = scenario(
+        traffic={
+            "small": Stream("alarms/{n}", 100, 0.25, qos=2),
+            "large": Stream("pictures/{n}", 300_000, 1.0, qos=0),
+            "other": Stream("others/{n}", 300_000, 1.0),
+        },
+        publishers={"sensor": Publisher("cloud", ["small", "large", "other"])},
+    )
+    roster = Roster(plan, "penstock", 7)
+    rows = roster.expected()
+    assert [(row.subscriber, row.publisher, row.stream, row.qos) for row in rows] == [
+        ("dashboard", "sensor", "small", 1),
+        ("dashboard", "sensor", "large", 0),
+    ]
+    assert {(row.broker, row.seed, row.is_focus) for row in rows} == {("penstock", 7, True)}
+    subscriber = roster.crews(address, Path())["edge"].subscribers[0]
+    assert [(each.stream, each.messages, each.is_promised) for each in subscriber.awaited] == [
+        (0, 32, True),
+        (1, 8, False),
+    ]
+
+
+def test_the_witness_stands_beside_the_broker_and_takes_everything(tmp_path: Path) -> None:
+    """At QoS 0, and only where it is asked for."""
+    (witness,) = Roster(scenario(), "penstock", 1).crews(address, tmp_path)["cloud"].subscribers
+    assert (witness.client_id, witness.filters, witness.qos) == (WITNESS, ["#"], 0)
+    without = scenario(measurements=Measurements(arrivals=False))
+    assert not Roster(without, "penstock", 1).crews(address, tmp_path)["cloud"].subscribers
+
+
+def test_a_publisher_may_be_there_for_one_broker_alone() -> None:
+    """Probes of a paper's broker are not asked of another."""
+    plan = scenario(
+        publishers={
+            "sensor": Publisher("cloud", ["small"]),
+            "prober": Publisher("cloud", ["large"], brokers=["penstock"]),
+        }
+    )
+    assert len(Roster(plan, "penstock", 1).publishers) == 2
+    assert [each.client_id for each in Roster(plan, "mosquitto", 1).publishers] == ["sensor"]
+
+
+def test_random_times_are_the_same_for_all_brokers_and_others_for_each_seed() -> None:
+    """What is compared gets the same traffic."""
+    plan = scenario(traffic={"small": Stream("alarms/1", 100, 0.5, arrivals="poisson")})
+    plan.publishers["sensor"] = Publisher("cloud", ["small"])
+    times = [
+        roster.times(roster.publishers[0], "small").due_seconds()
+        for roster in (
+            Roster(plan, "penstock", 1),
+            Roster(plan, "mosquitto", 1),
+            Roster(plan, "penstock", 2),
+        )
+    ]
+    assert times[0] == times[1] != times[2]
+
+
+def test_who_reads_late_is_not_ended_for_its_silence(tmp_path: Path) -> None:
+    """Its Keep Alive is longer than it stalls: a broker ends one at one and a half of it."""
+    late = Subscriber("edge", ["#"], reads_from_seconds=90.0)
+    roster = Roster(scenario(subscribers={"late": late}), "penstock", 1)
+    assert roster.crews(address, tmp_path)["edge"].subscribers[0].keep_alive_seconds == 180
+
+
+def test_focus_is_on_those_behind_an_impaired_link() -> None:
+    """Unless the scenario names others; where no link is impaired, on all."""
+    topology = Topology(
+        {name: HostPlan() for name in ("cloud", "hub", "near", "far")},
+        [
+            LinkPlan(("cloud", "hub"), "good"),
+            LinkPlan(("hub", "far"), "good"),
+            LinkPlan(("cloud", "near"), "good"),
+        ],
+    )
+    subscribers = {"far": Subscriber("far", ["#"]), "near": Subscriber("near", ["#"])}
+    impairments = [Impairment("cloud-hub", trace=TracePlan((0.0,), ("bad",)))]
+    plan = scenario(topology=topology, subscribers=subscribers, impairments=impairments)
+    assert focus_of(plan) == {"far"}
+    assert focus_of(scenario(topology=topology, subscribers=subscribers, impairments=[])) == {
+        "far",
+        "near",
+    }
+    named = scenario(
+        topology=topology, subscribers=subscribers, measurements=Measurements(focus=["near"])
+    )
+    assert focus_of(named) == {"near"}
+
+
+def test_a_crew_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """With all that stands in it."""
+    properties = {"threshold_l": "0.5"}
+    plan = scenario(
+        brokers={"penstock": Broker("penstock")},
+        publishers={"sensor": Publisher("edge", ["small", "large"], protocol="5")},
+        subscribers={"board": Subscriber("edge", ["#"], user_properties=properties)},
+    )
+    crew = Roster(plan, "penstock", 1).crews(address, tmp_path)["edge"]
+    crew.write(tmp_path / "crew.json")
+    assert CrewPlan.read(tmp_path / "crew.json") == crew

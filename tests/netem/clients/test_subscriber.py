@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.netem.clients.client_plan import Awaited, SubscriberPlan
+from penstock.netem.clients.subscriber import Delivered, Progress, read_delivered_file
+
+
+def plan(awaited: list[Awaited]) -> SubscriberPlan:
+    """Return a subscriber that awaits something."""
+    return SubscriberPlan("sub", "127.0.0.1", "5", ["#"], 1, 60, None, {}, awaited, "", "")
+
+
+def test_what_is_promised_and_what_is_not_are_told_apart() -> None:
+    """What comes at QoS 1 has to come; it is complete with what comes at QoS 0, too."""
+    told: list[str] = []
+    awaited = [Awaited(0, 0, 2, is_promised=True), Awaited(0, 1, 1, is_promised=False)]
+    progress = Progress(plan(awaited), told.append)
+    progress.count(0, 0, 0)
+    assert told == []
+    progress.count(0, 0, 1)
+    assert told == ["assured"]
+    progress.count(0, 1, 0)
+    assert told == ["assured", "complete"]
+
+
+def test_a_message_that_comes_twice_counts_once() -> None:
+    """A duplicate does not stand for one that is missing; nor does one of somebody else."""
+    told: list[str] = []
+    progress = Progress(plan([Awaited(0, 0, 2, is_promised=True)]), told.append)
+    progress.count(0, 0, 1)
+    progress.count(0, 0, 1)
+    progress.count(9, 9, 0)
+    assert told == []
+    progress.count(0, 0, 0)
+    assert told == ["assured", "complete"]
+    progress.count(0, 0, 0)
+    assert told == ["assured", "complete"]
+
+
+def test_who_awaits_nothing_has_everything() -> None:
+    """The run does not wait for such a one."""
+    told: list[str] = []
+    Progress(plan([]), told.append)
+    assert told == ["assured", "complete"]
+
+
+def test_deliveries_are_read_in_the_order_of_arrival(tmp_path: Path) -> None:
+    """With the flag DUP and the QoS of each PUBLISH; without a file there are none."""
+    file = tmp_path / "subscriber0"
+    assert read_delivered_file(file) == []
+    file.write_text("0 1 7 1 0 12.5\n0 1 7 1 1 13.0\n")
+    assert read_delivered_file(file) == [
+        Delivered(0, 1, 7, 1, is_duplicate=False, at=12.5),
+        Delivered(0, 1, 7, 1, is_duplicate=True, at=13.0),
+    ]

@@ -1,0 +1,221 @@
+"""Figures and verdicts, from rows whose figures are known."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from penstock.netem.errors import NetemError
+from penstock.netem.figures.measures import Measures, quantile, show
+from penstock.netem.figures.records import MemoryRow, Tables
+from penstock.netem.runs.scenario import Target
+from tests.helpers.netem_runs import (
+    INFO,
+    SCENARIO,
+    delivery,
+    expected,
+    message,
+    whole_run,
+    with_scenario,
+)
+
+
+def of_latencies(ours: list[float | None], theirs: list[float | None]) -> Measures:
+    """Return the run in which small messages took so long; None never came."""
+    tables = Tables()
+    for broker, latencies in (("adaptive", ours), ("mosquitto", theirs)):
+        tables.expected.append(expected(broker=broker))
+        for number, latency in enumerate(latencies):
+            tables.messages.append(message(number, number * 1.0, broker=broker))
+            if latency is not None:
+                tables.deliveries.append(delivery(number, number + latency, broker=broker))
+    return Measures(SCENARIO, tables)
+
+
+def test_quantiles_are_latencies_that_were_measured() -> None:
+    """The fifth, ninth and tenth of ten; the mean is of all."""
+    measures = of_latencies([0.1 * (10 - each) for each in range(10)], [])
+    figures = {name: measures.figure(f"small {name}", "adaptive") for name in ("p50", "p90", "p99")}
+    assert figures == pytest.approx({"p50": 0.5, "p90": 0.9, "p99": 1.0})
+    assert measures.figure("small mean", "adaptive") == pytest.approx(0.55)
+    assert measures.figure("small max", "adaptive") == pytest.approx(1.0)
+
+
+def test_what_never_came_has_the_longest_latency() -> None:
+    """One of ten lost: p90 is the slowest that came, p99 and mean are infinite."""
+    measures = of_latencies([0.1 * each for each in range(9)] + [None], [])
+    assert measures.figure("small p90", "adaptive") == pytest.approx(0.8)
+    for name in ("p99", "mean", "max"):
+        assert measures.figure(f"small {name}", "adaptive") == math.inf
+    assert measures.figure("lost", "adaptive") == 1
+
+
+def test_seeds_count_together_and_alone() -> None:
+    """Latencies of two runs are one set, counts add up, memory is the mean."""
+    scenario = dataclasses.replace(SCENARIO, seeds=[1, 2])
+    tables = Tables(
+        messages=[message(0, 0.0), message(0, 0.0, seed=2), message(1, 1.0, seed=2)],
+        deliveries=[delivery(0, 1.0), delivery(0, 3.0, seed=2)],
+        expected=[expected(), expected(seed=2)],
+        memory=[
+            MemoryRow("adaptive", seed, at, rss)
+            for seed, at, rss in (
+                (1, -2.0, 900),
+                (1, -1.0, 1000),
+                (1, 1.0, 5000),
+                (1, 2.0, 1200),
+                (2, -1.0, 1000),
+                (2, 1.0, 3000),
+            )
+        ],
+    )
+    measures = Measures(scenario, tables)
+    assert list(measures.latencies("adaptive", "small")) == [1, 3, math.inf]
+    assert measures.figure("small p50", "adaptive") == 3
+    assert measures.figure("small p50", "adaptive", seeds=[1]) == 1
+    assert measures.figure("lost", "adaptive") == 1
+    assert measures.figure("lost", "adaptive", seeds=[1]) == 0
+    assert measures.figure("memory", "adaptive") == (4000 + 2000) / 2
+    assert measures.figure("memory_left", "adaptive", seeds=[1]) == 200
+
+
+def test_messages_are_compared_one_by_one() -> None:
+    """Faster, 4 ms slower, 6 ms slower, theirs lost, ours lost, both lost: 3 of 6 are as fast."""
+    measures = of_latencies(
+        [0.1, 0.104, 0.106, 0.5, None, None], [0.2, 0.100, 0.100, None, 0.5, None]
+    )
+    share = measures.figure("small share_as_fast", "adaptive", over="mosquitto")
+    assert share == 0.5
+
+
+def test_messages_of_one_broker_alone_are_not_compared() -> None:
+    """And no pair at all is no share."""
+    measures = of_latencies([0.1, 0.2], [0.05])
+    assert measures.figure("small share_as_fast", "adaptive", over="mosquitto") == 0
+    nothing = of_latencies([0.1], [])
+    assert math.isnan(nothing.figure("small share_as_fast", "adaptive", over="mosquitto"))
+
+
+def test_withholding_of_a_whole_run() -> None:
+    """From 11 to 22 s, with the link bad from 10 to 20 s: nine tenths of it, none outside."""
+    measures = Measures(SCENARIO, whole_run())
+    assert measures.figure("withheld_outside", "adaptive") == 0
+    assert measures.figure("withheld_share", "adaptive") == pytest.approx(0.9)
+    assert measures.figure("withheld_share", "mosquitto") == 0
+    assert measures.figure("memory", "mosquitto") == 8_000_000
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        "small p50",
+        "small mean",
+        "lost",
+        "reordered",
+        "memory",
+        "withheld_outside",
+        "withheld_share",
+    ],
+)
+def test_missing_data_is_no_number_and_meets_nothing(figure: str) -> None:
+    """Neither a bound from above nor one from below, nor a ratio."""
+    measures = Measures(SCENARIO, Tables())
+    assert math.isnan(measures.figure(figure, "adaptive"))
+    for target in (
+        Target(figure, "adaptive", at_most=1e9),
+        Target(figure, "adaptive", at_least=0),
+        Target(figure, "adaptive", over="mosquitto", at_most=1e9),
+    ):
+        assert not measures.judge(target, "full").is_met
+
+
+def test_a_seed_without_data_makes_the_figure_unknown() -> None:
+    """A run that failed is not left out of the mean."""
+    info = with_scenario(INFO, seeds=[1, 2])
+    measures = Measures(info.scenario, whole_run(INFO))
+    for figure in ("small p50", "lost", "memory", "withheld_outside"):
+        assert math.isnan(measures.figure(figure, "adaptive"))
+        assert not math.isnan(measures.figure(figure, "adaptive", seeds=[1]))
+
+
+def test_a_ratio_is_held_against_its_bound() -> None:
+    """p50 of 0.05 s against 2 s; the line names both."""
+    measures = of_latencies([0.05] * 3, [2.0] * 3)
+    met = measures.judge(Target("small p50", "adaptive", over="mosquitto", at_most=0.5), "full")
+    assert met.is_met
+    assert (met.value, met.over_value) == pytest.approx((0.05, 2.0))
+    assert met.text == "small p50: adaptive 50 ms, mosquitto 2.0 s: 0.03 of it (at most 0.5)"
+    missed = Target("small p50", "adaptive", over="mosquitto", at_most=0.02)
+    assert not measures.judge(missed, "full").is_met
+
+
+def test_two_infinite_means_have_no_ratio() -> None:
+    """Neither is better, so the bound is missed."""
+    measures = of_latencies([None], [None])
+    verdict = measures.judge(
+        Target("small mean", "adaptive", over="mosquitto", at_most=1.0), "full"
+    )
+    assert not verdict.is_met
+    assert "no ratio" in verdict.text
+
+
+def test_a_share_is_compared_and_not_divided() -> None:
+    """Its bound is in per cent of messages."""
+    measures = of_latencies([0.05] * 3, [2.0] * 3)
+    verdict = measures.judge(
+        Target("small share_as_fast", "adaptive", over="mosquitto", at_least=0.95), "full"
+    )
+    assert verdict.is_met
+    assert verdict.text == (
+        "small share_as_fast: adaptive 100.0 % against mosquitto (at least 95.0 %)"
+    )
+
+
+def test_a_short_run_does_not_judge_timings() -> None:
+    """Its few seconds say nothing of them; counts are judged in both."""
+    measures = of_latencies([0.05], [2.0])
+    timing = Target("small p50", "adaptive", at_most=0.01, is_timing=True)
+    assert not measures.judge(timing, "short").is_judged
+    assert measures.judge(timing, "full").is_judged
+    assert measures.judge(Target("lost", "adaptive", at_most=0), "short").is_judged
+
+
+def test_unknown_figures_and_brokers_are_named_with_what_is_allowed() -> None:
+    """A mistake in a scenario must not look like missing data."""
+    measures = of_latencies([0.05], [2.0])
+    with pytest.raises(NetemError, match=r"'tiny p50'; allowed: small p50, small p90, .* memory"):
+        measures.figure("tiny p50", "adaptive")
+    with pytest.raises(NetemError, match=r"'small p95'"):
+        measures.figure("small p95", "adaptive")
+    with pytest.raises(NetemError, match=r"broker 'rabbit'; allowed: adaptive, mosquitto"):
+        measures.judge(Target("lost", "rabbit", at_most=0), "full")
+    with pytest.raises(NetemError, match=r"no broker to compare with; allowed: over"):
+        measures.figure("small share_as_fast", "adaptive")
+
+
+def test_every_name_has_a_figure() -> None:
+    """What an error offers, and a target may name, can be had."""
+    measures = Measures(SCENARIO, whole_run())
+    for name in SCENARIO.figures():
+        assert not math.isnan(measures.figure(name, "adaptive", over="mosquitto")), name
+
+
+def test_figures_are_shown_with_their_unit() -> None:
+    """Short latencies in ms; what is not known is a dash."""
+    assert show("small p50", 0.0449) == "45 ms"
+    assert show("small p50", 12.34) == "12.3 s"
+    assert show("large mean", math.inf) == "∞"
+    assert show("memory", 12_340_000) == "12.3 MB"
+    assert show("lost", 3.0) == "3"
+    assert show("small share_as_fast", 0.57) == "57.0 %"
+    assert show("small share_as_fast", 0.9999) == "99.9 %"
+    assert show("small share_as_fast", 1.0) == "100.0 %"
+    assert show("withheld_outside", 1.25) == "1.2 s"
+    assert show("memory", math.nan) == "-"
+
+
+def test_no_latencies_have_no_quantile() -> None:
+    """It is no number, not zero."""
+    assert math.isnan(quantile(Measures(SCENARIO, Tables()).latencies("adaptive", "small"), 0.5))

@@ -1,0 +1,165 @@
+"""The report: what was found is in it, and it is made from the folder alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from penstock.netem.errors import NetemError
+from penstock.netem.figures.measures import Measures
+from penstock.netem.figures.report import read_tables, to_markdown, write_report
+from penstock.netem.figures.tables import Format
+from penstock.netem.runs.scenario import Subscriber, Target
+from tests.helpers.netem_runs import INFO, SCENARIO, whole_run, write_run
+
+
+def rows_of(text: str, heading: str) -> dict[str, list[str]]:
+    """Return the rows of the table below a heading by their first cell, without its head."""
+    _, _, section = text.partition(f"## {heading}")
+    lines = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    return {row[0]: row[1:] for row in cells}
+
+
+@pytest.mark.parametrize("form", Format)
+def test_the_report_holds_what_was_found(tmp_path: Path, form: Format) -> None:
+    """Figures by broker and stream, counted by hand."""
+    write_run(tmp_path, INFO, whole_run(), form)
+    verdicts = write_report(tmp_path)
+    assert [(each.target, each.is_met) for each in verdicts] == [
+        (target, True) for target in SCENARIO.targets
+    ]
+    text = (tmp_path / "report.md").read_text()
+    assert text.startswith(
+        "# Made up\n\nA run that nobody made, to count by hand.\n\n## Verdict: 2 of 2"
+    )
+    assert "- met: small p90: adaptive 200 ms, mosquitto 2.0 s: 0.10 of it (at most 0.5)\n" in text
+    # 20 of 30 small ones took 50 ms, 10 of them 200 ms: (20 * 50 + 10 * 200) / 30 = 100.
+    assert rows_of(text, "Latency of `small`: 100 B every 1 s at QoS 1") == {
+        "adaptive": [
+            *("50 ms", "200 ms", "200 ms", "100 ms", "200 ms", "30", "0"),
+            *("1.00, 0.10, 0.14", "100.0 %"),
+        ],
+        "mosquitto": ["50 ms", "2.0 s", "2.0 s", "700 ms", "2.0 s", "30", "0", "", ""],
+    }
+    # 20 ms to the broker; 15 of 30 are not later than twice the median, 10 are.
+    assert "| small | adaptive | 20 ms | 80 ms | 33.3 % |" in text
+    assert rows_of(text, "Promises")["adaptive"] == ["36", "0", "0", "0", "0", "0"]
+    assert rows_of(text, "Memory") == {
+        "adaptive": ["30.0 MB", "2.0 MB", "0.0 MB", "0.25"],
+        "mosquitto": ["30.0 MB", "8.0 MB", "0.0 MB", ""],
+    }
+    assert rows_of(text, "Withholding") == {"adaptive": ["11.0 s", "90.0 %", "0.0 s", "2"]}
+    assert rows_of(text, "Processor") == {"adaptive": ["5.0 %"], "mosquitto": ["1.0 %"]}
+    assert (
+        "| router-edge | lossy: 200 ms round trip, 2,500 kB/s, 20 % lost | 1 | 10.0 s | 0.00 s |"
+        in text
+    )
+    assert "| router-edge | good: 40 ms round trip, 2,500 kB/s | 2 | 20.0 s | 0.00 s |" in text
+
+
+def test_the_report_says_how_to_run_it_again(tmp_path: Path) -> None:
+    """Command, versions, machine, plots beside it; and what makes it doubtful."""
+    remark = "seed 1: processors were 98 % busy"
+    write_run(tmp_path, dataclasses.replace(INFO, remarks=[remark]), whole_run())
+    write_report(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    for said in (
+        f"**Doubtful:** {remark}.\n",
+        "```sh\npenstock netem run made-up\n```",
+        "- Broker `mosquitto`: mosquitto 2.0.11.",
+        "commit abc1234, CPython 3.11.9, 2026-01-02T03:04:05+00:00",
+        "2 cores, some model, 8 GiB, Linux 6.1; links by the engine `tun`.",
+        "- `sub` on edge subscribes to `#` at QoS 1.",
+        "30 s of traffic, up to 10 s more to arrive; seeds 1.",
+    ):
+        assert said in text
+    for name in ("latency.png", "distribution.png", "memory.png"):
+        assert f"]({name})" in text
+        assert (tmp_path / name).exists()
+
+
+def test_what_is_missing_or_missed_comes_first() -> None:
+    """A lost message and a figure without data miss; a short run's timing is not judged."""
+    tables = whole_run()
+    lost = tables.deliveries.pop(0)
+    assert (lost.broker, lost.stream) == ("adaptive", "small")
+    tables.memory.clear()
+    targets = [*SCENARIO.targets, Target("memory", "adaptive", over="mosquitto", at_most=0.2)]
+    scenario = dataclasses.replace(SCENARIO, targets=targets)
+    info = dataclasses.replace(INFO, scenario=scenario, length="short")
+    measures = Measures(scenario, tables)
+    verdicts = [measures.judge(target, "short") for target in targets]
+    assert [(each.is_judged, each.is_met) for each in verdicts] == [
+        (False, True),
+        (True, False),
+        (True, False),
+    ]
+    text = to_markdown(info, measures, verdicts, [])
+    assert "## Verdict: 0 of 2 targets met" in text
+    assert "- not judged: small p90" in text
+    assert "- missed: lost: adaptive 1 (at most 0)\n" in text
+    assert "- missed: memory: adaptive -, mosquitto -, no ratio (at most 0.2)\n" in text
+    # Its latency is infinite, so p99, mean and greatest are.
+    assert rows_of(text, "Latency of `small`")["adaptive"][2:5] == ["∞", "∞", "∞"]
+
+
+def test_other_subscribers_are_shown_apart() -> None:
+    """Each group for itself; what is in focus is not among them."""
+    tables = whole_run()
+    tables.expected.extend(
+        row._replace(subscriber="other-2", group="other", is_focus=False)
+        for row in whole_run().expected
+        if row.stream == "small" and row.broker == "adaptive"
+    )
+    tables.deliveries.append(tables.deliveries[0]._replace(subscriber="other-2", delivered_s=3.0))
+    others = {**SCENARIO.subscribers, "other": Subscriber("field", ["small/#"], count=2)}
+    scenario = dataclasses.replace(SCENARIO, subscribers=others)
+    info = dataclasses.replace(INFO, scenario=scenario)
+    text = to_markdown(info, Measures(scenario, tables), [], [])
+    section = text.partition("## Latency of other subscribers")[2].partition("\n## ")[0]
+    assert [line for line in section.splitlines() if line.startswith("| other")] == [
+        "| other | small | adaptive | ∞ | ∞ | ∞ | ∞ | 30 | 29 |"
+    ]
+    assert "- `other` on field, each of 2, subscribes to `small/#` at QoS 1." in text
+    assert "other subscribers" not in to_markdown(INFO, Measures(SCENARIO, whole_run()), [], [])
+
+
+def test_seeds_show_their_spread() -> None:
+    """The second run's small messages take twice as long in its bad time."""
+    scenario = dataclasses.replace(SCENARIO, seeds=[1, 2])
+    info = dataclasses.replace(INFO, scenario=scenario)
+    tables = whole_run(info)
+    tables.deliveries[:] = [
+        row._replace(delivered_s=row.delivered_s + 0.2)
+        if row.seed == 2 and row.stream == "small" and 10 <= row.number < 20
+        else row
+        for row in tables.deliveries
+    ]
+    text = to_markdown(info, Measures(scenario, tables), [], [])
+    row = rows_of(text, "Latency of `small`")["adaptive"]
+    assert row[:2] == ["50 ms", "400 ms (200 ms to 400 ms)"]
+
+
+def test_missing_and_wrong_files_are_named(tmp_path: Path) -> None:
+    """Each of them, whatever it is."""
+    with pytest.raises(NetemError, match=r"run\.json"):
+        write_report(tmp_path)
+    write_run(tmp_path, INFO, whole_run())
+    (tmp_path / "links.parquet").unlink()
+    with pytest.raises(NetemError, match=r"links\.csv"):
+        write_report(tmp_path)
+    (tmp_path / "links.csv").write_text("neither,nor\n")
+    with pytest.raises(NetemError, match=r"links\.csv: read columns"):
+        read_tables(tmp_path)
+
+
+def test_a_target_of_no_figure_is_named(tmp_path: Path) -> None:
+    """Before anything is drawn."""
+    scenario = dataclasses.replace(SCENARIO, targets=[Target("speed", "adaptive", at_most=1)])
+    write_run(tmp_path, dataclasses.replace(INFO, scenario=scenario), whole_run())
+    with pytest.raises(NetemError, match="'speed'; allowed: small p50"):
+        write_report(tmp_path)
+    assert not (tmp_path / "latency.png").exists()

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.netem.links import channel as channel_module
+from penstock.netem.links.channel import Channel
+from penstock.netem.links.profiles import Bursts, Direction
+
+PACKET = bytes(1_000)
+
+
+def make(direction: Direction, seed: int = 1) -> Channel:
+    """Return a channel with chance of its own."""
+    return Channel(direction, random.Random(seed))  # noqa: S311 (no secret)
+
+
+def numbered(count: int) -> list[bytes]:
+    """Return packets that can be told apart."""
+    return [number.to_bytes(1_000, "big") for number in range(count)]
+
+
+def drain(channel: Channel) -> list[tuple[float, bytes]]:
+    """Come back at each next event until nothing is under way; return what came and when."""
+    arrived = []
+    while (now := channel.next_event) < math.inf:
+        arrived += [(now, packet) for packet in channel.due(now)]
+    return arrived
+
+
+def test_a_packet_arrives_after_its_length_over_the_rate_and_the_delay() -> None:
+    """1,000 bytes at 500 bytes/s have left after 2 s and arrive half a second later."""
+    channel = make(Direction(delay=0.5, rate=500))
+    channel.take(PACKET, now=10.0)
+    assert channel.due(12.4) == []
+    assert drain(channel) == [(12.5, PACKET)]
+
+
+def test_packets_wait_for_each_other_and_lateness_does_not_add_up() -> None:
+    """100 packets at a packet a second take 100 s, though the caller is always late."""
+    channel = make(Direction(rate=1_000))
+    packets = numbered(15)
+    for packet in packets:
+        channel.take(packet, now=0.0)
+    arrived = []
+    last = 0.0
+    while channel.next_event < math.inf:
+        last = channel.next_event
+        arrived += channel.due(last + 0.3)
+    assert arrived == packets
+    assert last == pytest.approx(15.0)
+
+
+def test_a_full_queue_drops_the_newest() -> None:
+    """With room for three packets a fourth is dropped and counted."""
+    channel = make(Direction(rate=1_000, queue_bytes=3_000))
+    packets = numbered(5)
+    for packet in packets:
+        channel.take(packet, now=0.0)
+    assert [packet for _, packet in drain(channel)] == packets[:3]
+    assert channel.counts.dropped == 2
+
+
+def test_what_is_delayed_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past the bound of what is under way, packets are dropped and counted."""
+    monkeypatch.setattr(channel_module, "MAX_UNDER_WAY_BYTES", 2_500)
+    channel = make(Direction(delay=1.0))
+    for packet in numbered(4):
+        channel.take(packet, now=0.0)
+    assert (channel.under_way, channel.counts.dropped) == (2, 2)
+
+
+@pytest.mark.parametrize("loss", [0.01, 0.2, 0.9])
+def test_so_many_packets_are_lost(loss: float) -> None:
+    """Of 20,000 packets the share that is lost is what was asked for."""
+    channel = make(Direction(loss=loss))
+    for _ in range(20_000):
+        channel.take(PACKET, now=0.0)
+        channel.due(0.0)
+    deviation = math.sqrt(loss * (1 - loss) / 20_000)
+    assert channel.counts.lost / 20_000 == pytest.approx(loss, abs=5 * deviation)
+
+
+def test_bursts_lose_in_runs() -> None:
+    """Bursts of 10 packets on average that begin every 100: lost share and length of runs."""
+    channel = make(Direction(loss=Bursts(begin=0.01, end=0.1)))
+    runs, run = [], 0
+    for _ in range(100_000):
+        channel.take(PACKET, now=0.0)
+        if channel.due(0.0):
+            runs += [run] if run else []
+            run = 0
+        else:
+            run += 1
+    assert channel.counts.lost / 100_000 == pytest.approx(0.01 / 0.11, rel=0.15)
+    assert sum(runs) / len(runs) == pytest.approx(10, rel=0.15)
+
+
+def test_bursts_may_lose_some_inside_and_some_outside() -> None:
+    """The long-run share is that of both states, each for its part of the time."""
+    channel = make(Direction(loss=Bursts(begin=0.05, end=0.05, inside=0.5, outside=0.1)))
+    for _ in range(100_000):
+        channel.take(PACKET, now=0.0)
+        channel.due(0.0)
+    assert channel.counts.lost / 100_000 == pytest.approx(0.3, rel=0.1)
+
+
+def test_jitter_spreads_the_delay_evenly_and_keeps_the_order() -> None:
+    """Packets far apart arrive within the jitter, on average after the delay; close ones stay."""
+    channel = make(Direction(delay=0.1, jitter=0.05))
+    delays = []
+    for second in range(2_000):
+        channel.take(PACKET, now=float(second))
+        delays += [at - second for at, _ in drain(channel)]
+    assert 0.05 <= min(delays) < 0.055
+    assert 0.145 < max(delays) <= 0.15
+    assert sum(delays) / len(delays) == pytest.approx(0.1, rel=0.02)
+
+    packets = numbered(200)
+    for number, packet in enumerate(packets):
+        channel.take(packet, now=5_000 + number / 1_000)
+    assert [packet for _, packet in drain(channel)] == packets
+
+
+def test_some_packets_overtake() -> None:
+    """The share that was asked for is not delayed, and arrives before those ahead of it."""
+    channel = make(Direction(delay=0.1, reorder=0.25))
+    packets = numbered(4_000)
+    for number, packet in enumerate(packets):
+        channel.take(packet, now=number * 1e-6)
+    arrived = [packet for _, packet in drain(channel)]
+    assert sorted(arrived) == packets
+    assert arrived != packets
+    early = arrived[: channel.counts.overtaking]
+    assert early == sorted(early)
+    assert channel.counts.overtaking / 4_000 == pytest.approx(0.25, rel=0.15)
+
+
+def test_some_packets_arrive_twice() -> None:
+    """Duplicates come beside their originals, as many as were asked for."""
+    channel = make(Direction(duplicate=0.1))
+    for packet in (packets := numbered(5_000)):
+        channel.take(packet, now=0.0)
+    arrived = [packet for _, packet in drain(channel)]
+    assert sorted(set(arrived)) == packets
+    assert len(arrived) - 5_000 == channel.counts.duplicated
+    assert channel.counts.duplicated / 5_000 == pytest.approx(0.1, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("rate", "free_at"),
+    [(2_000.0, 10.25), (500.0, 11.0), (None, 10.0)],
+    ids=["faster", "slower", "any"],
+)
+def test_the_rest_of_a_packet_goes_at_the_new_rate(rate: float | None, free_at: float) -> None:
+    """A change in the middle of a packet counts for the bytes that have not left."""
+    channel = make(Direction(rate=1_000))
+    channel.take(PACKET, now=9.5)
+    channel.change(Direction(delay=1.0, rate=rate), now=10.0)
+    assert [at for at, _ in drain(channel)] == [pytest.approx(free_at + 1.0)]
+
+
+def test_what_is_under_way_keeps_its_time_and_its_place() -> None:
+    """After a change to a shorter delay, later packets do not pass those of the longer one."""
+    channel = make(Direction(delay=1.0))
+    first, second = numbered(2)
+    channel.take(first, now=0.0)
+    channel.change(Direction(), now=0.1)
+    assert not channel.is_open
+    channel.take(second, now=0.1)
+    assert drain(channel) == [(1.0, first), (1.0, second)]
+    assert channel.is_open
+
+
+def test_the_same_seed_has_the_same_chance() -> None:
+    """Two channels of one seed lose the same packets, one of another seed loses others."""
+
+    def survivors(seed: int) -> list[bytes]:
+        channel = make(Direction(loss=0.3), seed)
+        for packet in numbered(200):
+            channel.take(packet, now=0.0)
+        return channel.due(0.0)
+
+    assert survivors(1) == survivors(1) != survivors(2)
+
+
+@given(
+    st.builds(
+        Direction,
+        delay=st.sampled_from([0.01, 0.5]),
+        rate=st.sampled_from([None, 1e4, 1e6]),
+        jitter=st.sampled_from([0.0, 0.01]),
+        loss=st.sampled_from([0.0, 0.3, Bursts(0.1, 0.5)]),
+        reorder=st.sampled_from([0.0, 0.2]),
+        duplicate=st.sampled_from([0.0, 0.2]),
+    ),
+    st.lists(
+        st.tuples(st.floats(0, 0.2), st.sampled_from(["take", "due", "open", "back"])), max_size=60
+    ),
+)
+def test_every_packet_is_accounted_for(
+    direction: Direction, steps: list[tuple[float, str]]
+) -> None:
+    """Packets taken + duplicated = delivered + lost + dropped + under way, after every step."""
+    channel = make(direction)
+    now = 0.0
+    for pause, step in steps:
+        now += pause
+        match step:
+            case "take":
+                channel.take(PACKET, now)
+            case "due":
+                channel.due(now)
+            case "open":
+                channel.change(Direction(), now)
+            case "back":
+                channel.change(direction, now)
+        counts = dataclasses.asdict(channel.counts)
+        there = counts["delivered"] + counts["lost"] + counts["dropped"] + channel.under_way
+        assert counts["taken"] + counts["duplicated"] == there
+    drain(channel)
+    assert channel.under_way == 0

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.netem.runs import processes
+from penstock.netem.runs.processes import BusyTime, Families
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+child.wait()
+"""
+
+CHILD = """
+import sys, time
+end = time.process_time() + 0.2
+while time.process_time() < end:
+    pass
+memory = b"x" * 50_000_000
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def parent() -> Iterator[int]:
+    """Process id of a program that has started one with 50 MB."""
+    with subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        yield process.pid
+        os.kill(child, 9)
+
+
+def test_what_a_process_has_started_counts_with_it(parent: int) -> None:
+    """A broker may be a script that starts one."""
+    families = Families({"broker": [parent], "me": [os.getpid()]})
+    assert families.rss_bytes("broker") > 50_000_000
+    assert families.processor_seconds("broker") >= 0.2
+
+
+def test_a_process_that_has_ended_takes_nothing_and_its_time_is_kept(
+    parent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processor time is what was seen of it."""
+    monkeypatch.setattr(processes, "FAMILY_SECONDS", 0.0)
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        families = Families({"broker": [parent, process.pid]})
+        before = families.processor_seconds("broker")
+        process.kill()
+    assert families.rss_bytes("broker") > 50_000_000
+    assert families.processor_seconds("broker") >= before
+
+
+def test_seconds_in_which_all_processors_were_busy_are_added_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those in a row of looks at 95, 20 and 91 %: a mean of 69 % would hide them."""
+    now = 100.0
+    monkeypatch.setattr("penstock.netem.runs.processes.time.monotonic", lambda: now)
+    percents = iter([0.0, 95.0, 20.0, 91.0])
+    monkeypatch.setattr("penstock.netem.runs.processes.psutil.cpu_percent", lambda: next(percents))
+    busy = BusyTime()
+    for now in (100.5, 101.0, 101.2, 102.0, 103.5):  # noqa: B007 - the clock
+        busy.look()
+    assert busy.seconds == 1.0 + 1.5

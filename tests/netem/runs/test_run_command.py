@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import typer
+
+from penstock.netem.__main__ import main
+from penstock.netem.links.engines import Engine
+from penstock.netem.runs import run_command
+from penstock.netem.runs.run_command import choose, command_line, ended_by_signals
+from penstock.netem.runs.scenario import Broker, Publisher, Target
+from tests.helpers.experiments import scenario
+from tests.helpers.networks import NEEDS_ROOT
+
+SMALL = """
+title: Small
+about: One broker, one publisher, one subscriber.
+profiles: {good: {}}
+topology:
+  hosts: {cloud: {}, edge: {}}
+  links: [{between: [cloud, edge], profile: good}]
+broker_host: cloud
+brokers: {ours: KIND}
+traffic: {small: {topic: alarms, payload_bytes: 100, period_seconds: 0.5}}
+publishers: {sensor: {host: cloud, streams: [small]}}
+subscribers: {dashboard: {host: edge, filters: [alarms]}}
+duration_seconds: 1
+"""
+
+WITH_TARGETS = scenario(
+    brokers={name: Broker("penstock") for name in ("ours", "other", "third")},
+    publishers={
+        "all": Publisher("cloud", ["small"]),
+        "two": Publisher("cloud", ["large"], brokers=["ours", "other"]),
+    },
+    targets=[
+        Target("lost", "ours", at_most=0),
+        Target("memory", "ours", over="other", at_most=0.2),
+        Target("lost", "other", at_most=0),
+    ],
+)
+
+
+def test_brokers_and_seeds_are_chosen() -> None:
+    """What is said of the others goes with them."""
+    chosen = choose(WITH_TARGETS, "third, ours", "7,8")
+    assert list(chosen.brokers) == ["third", "ours"]
+    assert [(each.figure, each.broker) for each in chosen.targets] == [("lost", "ours")]
+    assert [each.brokers for each in chosen.publishers.values()] == [None, ["ours"]]
+    assert chosen.seeds == [7, 8]
+    assert choose(WITH_TARGETS, None, "1,01,2,1").seeds == [1, 2]
+    assert choose(WITH_TARGETS, None, None) == WITH_TARGETS
+
+
+@pytest.mark.parametrize(
+    ("brokers", "seeds", "words"),
+    [
+        ("ours,mosquito", None, "read 'mosquito'; allowed: ours, other, third"),
+        (",", None, "read none"),
+        (None, "1,x", "read '1,x'; allowed: whole numbers"),
+        (None, "-1", "read '-1'; allowed: whole numbers"),
+        (None, "", "read ''; allowed: whole numbers"),
+    ],
+)
+def test_a_wrong_choice_is_named(brokers: str | None, seeds: str | None, words: str) -> None:
+    """With what is allowed."""
+    with pytest.raises(typer.BadParameter) as raised:
+        choose(WITH_TARGETS, brokers, seeds)
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["transient-congestin"], "allowed: bandwidth-cliff, "),
+        (["transient-congestion", "--brokers", "emqx"], "read 'emqx'; allowed: mosquitto, "),
+        (["transient-congestion", "--seeds", "one"], "read 'one'"),
+        (["transient-congestion", "--format", "xlsx"], "read 'xlsx'; allowed: parquet, csv"),
+        ([], "SCENARIO"),
+    ],
+)
+def test_wrong_arguments_end_with_status_2(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is made."""
+    assert main(["run", *arguments]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_without_root_it_ends_with_status_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And leaves no folder behind."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 1_000)
+    assert main(["run", "transient-congestion", "--short"]) == 2
+    assert capsys.readouterr().err == (
+        "penstock netem: network namespaces need root; run it with sudo\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize(
+    ("kind", "status", "words"),
+    [
+        ("{kind: command, command: [no-such-broker]}", 2, "no-such-broker is not installed"),
+        ("{kind: penstock}", 1, "the run cannot go on: [Errno 28] No space left on device"),
+    ],
+)
+def test_what_cannot_be_leaves_no_folder(
+    kind: str,
+    status: int,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """A program that is missing, a disk that is full."""
+
+    def run_on_a_full_disk(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if status == 1:
+        monkeypatch.setattr(run_command, "run_scenario", run_on_a_full_disk)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(SMALL.replace("KIND", kind))
+    assert main(["run", "small.yaml"]) == status
+    assert words in capsys.readouterr().err
+    assert [each.name for each in tmp_path.iterdir()] == ["small.yaml"]
+
+
+def test_the_command_that_makes_it_again_says_what_was_chosen() -> None:
+    """Quoted as a shell wants it."""
+    assert command_line("a b.yaml", short=True, brokers="x,y", seeds="1,2", engine=Engine.TUN) == (
+        "penstock netem run 'a b.yaml' --short --brokers x,y --seeds 1,2 --engine tun"
+    )
+    plain = command_line("field-run", short=False, brokers=None, seeds=None)
+    assert plain == "penstock netem run field-run"
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Restore what SIGHUP does, which differs by how tests are started."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_run_once(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second one does not disturb what is taken down; handlers are those from before then."""
+    before = signal.getsignal(number)
+    taken_down = []
+
+    def run() -> None:
+        with ended_by_signals():
+            try:
+                os.kill(os.getpid(), number)
+            finally:
+                os.kill(os.getpid(), number)
+                taken_down.append("everything")
+
+    with pytest.raises(SystemExit) as raised:
+        run()
+    assert raised.value.code == 128 + number
+    assert taken_down == ["everything"]
+    assert signal.getsignal(number) == before
+    assert capsys.readouterr().err == "penstock netem: taken down\n"
+
+
+@pytest.mark.usefixtures("handlers")
+def test_under_nohup_a_run_outlives_its_terminal() -> None:
+    """Half an hour is long for a connection to the machine where it is run."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with ended_by_signals():
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.netem.display import Display
+from penstock.netem.errors import NetemError, RunError
+from penstock.netem.links.namespaces import FOLDER, own_prefix, start_time_of
+from penstock.netem.runs import runner, site
+from penstock.netem.runs.runner import planned_seconds, run_scenario, temporary_folder
+from penstock.netem.runs.scenario import Broker
+from tests.helpers.experiments import scenario
+from tests.helpers.networks import NEEDS_ROOT
+
+DISPLAY = Display("test", 1.0)
+
+
+def our_namespaces() -> list[str]:
+    """Return the namespaces that this process has made and not removed."""
+    if not FOLDER.exists():
+        return []
+    return [each.name for each in FOLDER.iterdir() if each.name.startswith(own_prefix())]
+
+
+def test_seconds_are_planned_for_each_seed_and_each_turn_of_brokers() -> None:
+    """Two brokers, one at a time, on three seeds: six rounds, each with its calm."""
+    plan = scenario(seeds=[1, 2, 3], side_by_side=1, duration_seconds=10.0)
+    assert planned_seconds(plan) == 6 * 15.0
+
+
+def test_folders_of_processes_that_were_killed_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the next run; not those of one that goes on, nor anything of others."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        stays = [f"penstock-{other.pid}-{start_time_of(other.pid)}-x", "penstock-netem", "thesis"]
+        goes = f"penstock-{other.pid}-1-x"
+        for name in (*stays, goes):
+            (tmp_path / name / "broker").mkdir(parents=True)
+        with temporary_folder() as folder:
+            assert folder.parent == tmp_path
+            assert {each.name for each in tmp_path.iterdir()} == {*stays, folder.name}
+        assert {each.name for each in tmp_path.iterdir()} == set(stays)
+        other.kill()
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize(
+    ("broker", "words"),
+    [
+        (
+            Broker("penstock", settings={"plugins": {"withholding": {"policy": "wishful"}}}),
+            r"(?s)broker ours has ended with status 2: .*-m penstock.broker -c .*wishful",
+        ),
+        (
+            Broker("mosquitto", lines=["no_such_key 1"]),
+            r"(?s)broker ours has ended with status 3: .*mosquitto.*no_such_key",
+        ),
+        (
+            Broker("command", command=["sleep", "1000"]),
+            r"broker ours does not listen on port 1883 after 0.5 s: .*sleep 1000\n\(its log",
+        ),
+    ],
+)
+def test_a_broker_that_does_not_start_is_named_with_its_log(
+    broker: Broker, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its command; nothing of the network is left."""
+    monkeypatch.setattr(
+        "penstock.netem.runs.brokers.START_SECONDS", 0.5 if broker.kind == "command" else 30.0
+    )
+    with pytest.raises(RunError, match=words):
+        run_scenario(scenario(brokers={"ours": broker}), DISPLAY)
+    assert our_namespaces() == []
+
+
+@NEEDS_ROOT
+def test_a_broker_that_is_not_installed_is_named() -> None:
+    """So that it can be installed, or left out."""
+    missing = scenario(brokers={"ours": Broker("command", command=["no-such-broker"])})
+    with pytest.raises(NetemError, match="no-such-broker is not installed"):
+        run_scenario(missing, DISPLAY)
+    assert our_namespaces() == []
+
+
+@NEEDS_ROOT
+def test_a_client_that_is_refused_is_named() -> None:
+    """With what the broker has said."""
+    broker = Broker("mosquitto", lines=["allow_anonymous false"])
+    words = r"(?s)client \S+ of ours has ended with status 1:.*Not authorized"
+    with pytest.raises(RunError, match=words):
+        run_scenario(scenario(brokers={"ours": broker}), DISPLAY)
+    assert our_namespaces() == []
+
+
+@NEEDS_ROOT
+def test_clients_that_are_not_ready_in_time_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something listens, and never answers."""
+    monkeypatch.setattr(runner, "READY_SECONDS", 1.0)
+    silent = "import socket, time; s = socket.create_server(('', 1883)); time.sleep(1000)"
+    plan = scenario(brokers={"ours": Broker("command", command=["python3", "-c", silent])})
+    with pytest.raises(RunError, match=r"clients of ours are not connected .*dashboard"):
+        run_scenario(plan, DISPLAY)
+    assert our_namespaces() == []
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize(
+    ("victim", "words"),
+    [
+        (lambda one: one.broker.process.pid, "broker mosquitto has ended with status -9"),
+        (lambda one: one._network.forwarder_pid, "the forwarder has ended with status -9"),
+    ],
+    ids=["broker", "forwarder"],
+)
+def test_what_dies_in_the_middle_is_named(
+    victim: Callable[[site.Site], int], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker, or what carries the links: all are looked at all the time."""
+    monkeypatch.setattr(runner, "CALM_SECONDS", 0.5)
+    begin = site.Site.begin
+
+    def kill_and_begin(one: site.Site, begin_at: float) -> None:
+        begin(one, begin_at)
+        os.kill(victim(one), signal.SIGKILL)
+
+    monkeypatch.setattr(site.Site, "begin", kill_and_begin)
+    with pytest.raises(RunError, match=words):
+        run_scenario(scenario(brokers={"mosquitto": Broker("mosquitto")}), DISPLAY)
+    assert our_namespaces() == []
+
+
+@NEEDS_ROOT
+def test_the_folder_goes_when_nobody_writes_into_it_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker may save its state as it ends; nobody trips over what it makes then."""
+    running = []
+    remove = shutil.rmtree
+
+    def look_and_remove(path: str, **options: Any) -> None:
+        running.append(our_namespaces())
+        remove(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", look_and_remove)
+    missing = scenario(brokers={"ours": Broker("command", command=["no-such-broker"])})
+    with pytest.raises(NetemError):
+        run_scenario(missing, DISPLAY)
+    assert running
+    assert not any(running)

@@ -1,0 +1,54 @@
+"""Scenarios: names that follow from others."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.netem.links.changes import OnOff
+from penstock.netem.runs.scenario import HostPlan, LinkPlan, Topology, client_ids
+from penstock.netem.runs.scenario_file import read_scenario
+
+
+def test_a_link_is_named_after_its_hosts() -> None:
+    """Impairments and results call it by both, the upstream one first."""
+    assert LinkPlan(("cloud", "edge"), "good").name == "cloud-edge"
+
+
+def test_a_way_has_the_fewest_links() -> None:
+    """Whatever stands first in the file; it is the same for both directions."""
+    hosts = {name: HostPlan() for name in "abcde"}
+    pairs = [("a", "b"), ("b", "c"), ("a", "d"), ("c", "d"), ("c", "a")]
+    topology = Topology(hosts, [LinkPlan(pair, "good") for pair in pairs])
+    assert [link.name for link in topology.way("b", "d") or ()] == ["a-b", "a-d"]
+    assert [link.name for link in topology.way("a", "c") or ()] == ["c-a"]
+    assert topology.way("c", "c") == []
+    assert topology.way("a", "e") is None
+
+
+@pytest.mark.parametrize(
+    ("seeds", "side_by_side", "rounds"), [([1], None, 1), ([1, 2], None, 2), ([1, 2], 2, 4)]
+)
+def test_traffic_runs_for_each_seed_and_group(
+    seeds: list[int], side_by_side: int | None, rounds: int
+) -> None:
+    """Three brokers, two at a time: two rounds for each seed."""
+    scenario = read_scenario("transient-congestion")
+    brokers = dict(list(scenario.brokers.items())[:3])
+    changed = replace(scenario, brokers=brokers, seeds=seeds, side_by_side=side_by_side)
+    assert changed.rounds == rounds
+
+
+def test_links_are_bad_at_the_times_of_the_seed() -> None:
+    """Another seed has other times, the same seed the same."""
+    scenario = read_scenario("transient-congestion")
+    impairment = scenario.impairments[0]
+    one, again, other = (scenario.changes_of(impairment, seed) for seed in (1, 1, 2))
+    assert one == again != other
+    assert isinstance(one, OnOff)
+    assert one.good.name == "good"
+
+
+def test_one_client_has_the_name_and_several_have_numbers() -> None:
+    """As in tables and in the broker's log."""
+    assert client_ids("sub", 1) == ["sub"]
+    assert client_ids("sub", 3) == ["sub-1", "sub-2", "sub-3"]

@@ -1,0 +1,560 @@
+"""Scenarios in files: all that come with Penstock, and what a user may get wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.netem.errors import NetemError
+from penstock.netem.runs.scenario import (
+    COMMON_FIGURES,
+    STREAM_FIGURES,
+    Broker,
+    HostPlan,
+    Impairment,
+    LinkPlan,
+    Measurements,
+    OnOffPlan,
+    Publisher,
+    Scenario,
+    Stream,
+    Subscriber,
+    Target,
+    Topology,
+    TracePlan,
+)
+from penstock.netem.runs.scenario_file import FOLDER, names, read_scenario
+
+DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs/scenarios.md"
+MOST_SHORT_SECONDS = 15.0
+SMALL = """
+title: A
+about: B
+profiles: {good: {}, bad: {downstream: {delay: 0.5}}}
+topology:
+  hosts: {cloud: {}, edge: {}}
+  links: [{between: [cloud, edge], profile: good}]
+impairments: [{link: cloud-edge, trace: {at_seconds: [0, 5], profiles: [good, bad]}}]
+broker_host: cloud
+brokers: {ours: {kind: penstock}, other: {kind: mosquitto}}
+traffic: {small: {topic: a/b, payload_bytes: 100, period_seconds: 1}}
+publishers: {pub: {host: cloud, streams: [small]}}
+subscribers: {sub: {host: edge, filters: [a/#]}}
+duration_seconds: 60
+targets: [{figure: small p50, broker: ours, over: other, at_most: 0.5}]
+"""
+"""A whole scenario, as short as one can be."""
+
+
+def write(folder: Path, text: str) -> Path:
+    """Return a file with this text."""
+    file = folder / "mine.yaml"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("name", names())
+def test_each_scenario_of_our_own_is_read(name: str, *, short: bool) -> None:
+    """In both lengths; the short one for CI, with two brokers and one seed."""
+    scenario = read_scenario(name, short=short)
+    assert scenario.name == name
+    assert scenario.title
+    assert scenario.targets
+    if short:
+        assert scenario.duration_seconds <= MOST_SHORT_SECONDS
+        assert len(scenario.brokers) == 2
+        assert scenario.rounds == 1
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_short_run_is_judged_by_more_than_timings(name: str) -> None:
+    """Lost messages are a finding in each length, on whatever machine."""
+    targets = read_scenario(name, short=True).targets
+    assert any(each.figure == "lost" and not each.is_timing for each in targets)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_short_run_says_what_it_is_about(name: str) -> None:
+    """Not what the full length is about: its report begins with that."""
+    assert read_scenario(name, short=True).about != read_scenario(name).about
+
+
+def test_what_comes_with_penstock_stands_in_its_folder() -> None:
+    """Files are named after what they hold, and there are no others."""
+    assert [path.name for path in sorted(FOLDER.iterdir())] == [f"{name}.yaml" for name in names()]
+    assert "transient-congestion" in names()
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_the_example_of_the_documentation_is_read(tmp_path: Path, *, short: bool) -> None:
+    """In both lengths."""
+    found = re.search(r"```yaml\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    assert found is not None
+    scenario = read_scenario(str(write(tmp_path, found[1])), short=short)
+    assert ("patient" in scenario.brokers) is not short
+
+
+def test_the_documentation_names_every_key_and_figure() -> None:
+    """In its table, or below it."""
+    text = DOCUMENTATION.read_text()
+    kinds: tuple[type[Any], ...] = (
+        Scenario,
+        Topology,
+        HostPlan,
+        LinkPlan,
+        Impairment,
+        OnOffPlan,
+        TracePlan,
+        Stream,
+    )
+    kinds += (Publisher, Subscriber, Broker, Measurements, Target)
+    keys = {key.name for kind in kinds for key in dataclasses.fields(kind)} - {"name"}
+    for word in (*keys, *COMMON_FIGURES):
+        assert f"`{word}`" in text, word
+    assert all(each in text for each in STREAM_FIGURES)
+
+
+def test_a_file_is_named_by_its_path(tmp_path: Path) -> None:
+    """Its name is the scenario's."""
+    scenario = read_scenario(str(write(tmp_path, SMALL)))
+    assert scenario.name == "mine"
+    assert isinstance(scenario, Scenario)
+    assert scenario.subscribers["sub"].qos == 1
+
+
+def test_a_name_that_none_has_is_told_with_those_there_are() -> None:
+    """A user sees what to write."""
+    with pytest.raises(NetemError, match=r"read 'none-such'; allowed: .*transient-congestion"):
+        read_scenario("none-such")
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    """The name stands in the text."""
+    with pytest.raises(NetemError, match="none-such"):
+        read_scenario(str(tmp_path / "none-such.yaml"))
+
+
+def test_what_is_short_lies_over_the_rest(tmp_path: Path) -> None:
+    """Mappings key by key; null takes a key out; lists are replaced."""
+    over = """
+short:
+  brokers: {other: null, third: {kind: amqtt}}
+  traffic: {small: {payload_bytes: 50}}
+  impairments: []
+  targets: null
+"""
+    file = write(tmp_path, SMALL + over)
+    full, short = read_scenario(str(file)), read_scenario(str(file), short=True)
+    assert full == read_scenario(str(write(tmp_path, SMALL)))
+    assert list(short.brokers) == ["ours", "third"]
+    assert short.traffic["small"].payload_bytes == 50
+    assert short.traffic["small"].topic == "a/b"
+    assert not short.impairments
+    assert not short.targets
+    assert short.duration_seconds == 60
+
+
+CHANGES: list[tuple[str, str, list[str]]] = [
+    (
+        "{kind: penstock}",
+        "{kind: penstok}",
+        ["brokers.ours.kind: read 'penstok'; allowed: 'penstock', 'mosquitto', 'amqtt' or "],
+    ),
+    (
+        "title: A",
+        "titel: A",
+        ["title: missing", "titel: no such key; allowed: title, about, "],
+    ),
+    ("title: A", "name: x\ntitle: A", ["name: no such key; "]),
+    (
+        "delay: 0.5",
+        "delay: -1",
+        ["profiles.bad.downstream.delay: read -1.0; allowed: seconds from 0"],
+    ),
+    # Topology.
+    (
+        "cloud: {}, ",
+        "'clo ud': {}, cloud: {}, ",
+        [
+            "topology.hosts.clo ud: read 'clo ud'; allowed: letters",
+            "topology.hosts.clo ud: read no link to it; ",
+        ],
+    ),
+    (
+        "[cloud, edge]",
+        "[cloud, far]",
+        [
+            "topology.links.0.between.1: read 'far'; allowed: cloud, edge",
+            "topology.hosts.edge: read no link to it; allowed: at least one",
+            "subscribers.sub.host: read 'edge'; allowed: a host with a way to cloud",
+            "impairments.0.link: read 'cloud-edge'; allowed: cloud-far",
+        ],
+    ),
+    (
+        "[cloud, edge]",
+        "[edge, edge]",
+        [
+            "topology.links.0.between: read ['edge', 'edge']; allowed: two hosts",
+            "topology.hosts.cloud: read no link to it; allowed: at least one",
+            "subscribers.sub.host: read 'edge'; allowed: a host with a way to cloud",
+            "impairments.0.link: read 'cloud-edge'; allowed: edge-edge",
+        ],
+    ),
+    (
+        "profile: good}]",
+        "profile: good}, {between: [edge, cloud], profile: good}]",
+        [
+            (
+                "topology.links.1.between: read ['edge', 'cloud']; allowed: two others; "
+                "topology.links.0 joins these two"
+            )
+        ],
+    ),
+    (
+        "profile: good}]",
+        "profile: fine}]",
+        ["topology.links.0.profile: read 'fine'; allowed: good, bad"],
+    ),
+    (
+        "edge: {}}",
+        "edge: {}, far: {}}",
+        ["topology.hosts.far: read no link to it; allowed: at least one"],
+    ),
+    ("broker_host: cloud", "broker_host: sky", ["broker_host: read 'sky'; allowed: cloud, edge"]),
+    # Brokers.
+    (
+        "{ours: {kind: penstock}, other: {kind: mosquitto}}",
+        "{}",
+        [
+            "brokers: read none; allowed: at least one",
+            "targets.0.broker: read 'ours'; allowed: none, there is none",
+            "targets.0.over: read 'other'; allowed: none, there is none",
+        ],
+    ),
+    (
+        "{kind: mosquitto}",
+        "{kind: mosquitto, settings: {a: 1}}",
+        ["brokers.other.settings: no key of kind mosquitto; allowed: beside penstock or amqtt"],
+    ),
+    (
+        "{kind: mosquitto}",
+        "{kind: mosquitto, command: [x]}",
+        ["brokers.other.command: no key of kind mosquitto; allowed: beside command"],
+    ),
+    (
+        "{kind: penstock}",
+        "{kind: penstock, lines: [x]}",
+        ["brokers.ours.lines: no key of kind penstock; allowed: beside mosquitto"],
+    ),
+    ("{kind: mosquitto}", "{kind: command}", ["brokers.other.command: missing"]),
+    ("over: other", "over: ours", ["targets.0.over: read 'ours'; allowed: another broker"]),
+    # Traffic.
+    ("topic: a/b", "topic: a/+", ["traffic.small.topic: read 'a/+'; allowed: no wildcards"]),
+    (
+        "payload_bytes: 100",
+        "payload_bytes: 23",
+        ["traffic.small.payload_bytes: read 23; allowed: 24 to 268000000"],
+    ),
+    (
+        "period_seconds: 1}",
+        "period_seconds: 0}",
+        ["traffic.small.period_seconds: read 0.0; allowed: above 0"],
+    ),
+    (
+        "period_seconds: 1}",
+        "period_seconds: 0.00003}",
+        ["traffic.small.period_seconds: read 3e-05; allowed: at least 6e-05, which makes 1000000 "],
+    ),
+    (
+        "period_seconds: 1}",
+        "period_seconds: 1, qos: 3}",
+        ["traffic.small.qos: read 3; allowed: 0 to 2"],
+    ),
+    (
+        "period_seconds: 1}",
+        "period_seconds: 1, first_seconds: 60}",
+        ["traffic.small.first_seconds: read 60.0; allowed: below duration_seconds, 60"],
+    ),
+    (
+        "{small: {topic: a/b, payload_bytes: 100, period_seconds: 1}}",
+        (
+            "{small: {topic: a/b, payload_bytes: 100, period_seconds: 1}, "
+            "more: {topic: m, payload_bytes: 24, period_seconds: 1}}"
+        ),
+        ["traffic.more: nobody publishes it; allowed: streams of publishers"],
+    ),
+    # Clients.
+    (
+        "streams: [small]",
+        "streams: [smal]",
+        [
+            "traffic.small: nobody publishes it; ",
+            "publishers.pub.streams.0: read 'smal'; allowed: small",
+            "subscribers.sub.filters.0: read 'a/#'; allowed: a filter that a published ",
+        ],
+    ),
+    (
+        "streams: [small]",
+        "streams: [small, small]",
+        ["publishers.pub.streams: read 'small'; allowed: each once"],
+    ),
+    (
+        "streams: [small]",
+        "streams: [small], count: 0",
+        [
+            "publishers.pub.count: read 0; allowed: 1 to 10000",
+            "subscribers.sub.filters.0: read 'a/#'; ",
+        ],
+    ),
+    (
+        "streams: [small]",
+        "streams: [small], brokers: [their]",
+        ["publishers.pub.brokers.0: read 'their'; allowed: ours, other"],
+    ),
+    (
+        "streams: [small]",
+        "streams: [small], brokers: []",
+        ["publishers.pub.brokers: read none; allowed: at least one"],
+    ),
+    (
+        "{host: cloud, streams",
+        "{host: sky, streams",
+        ["publishers.pub.host: read 'sky'; allowed: cloud, edge"],
+    ),
+    (
+        "filters: [a/#]",
+        "filters: [a#]",
+        ["subscribers.sub.filters.0: read 'a#'; allowed: # as the whole last level"],
+    ),
+    (
+        "filters: [a/#]",
+        "filters: [b]",
+        ["subscribers.sub.filters.0: read 'b'; allowed: a filter that a published topic matches"],
+    ),
+    (
+        "filters: [a/#]",
+        "filters: []",
+        ["subscribers.sub.filters: read none; allowed: at least one"],
+    ),
+    (
+        "filters: [a/#]",
+        "filters: [a/#], keep_alive_seconds: 0",
+        ["subscribers.sub.keep_alive_seconds: read 0; allowed: 1 to 65535"],
+    ),
+    (
+        "filters: [a/#]",
+        "filters: [a/#], reads_from_seconds: -1",
+        ["subscribers.sub.reads_from_seconds: read -1.0; allowed: from 0"],
+    ),
+    (
+        "filters: [a/#]",
+        "filters: [a/#], user_properties: {a: b}",
+        ["subscribers.sub.user_properties: no key of protocol 3.1.1; allowed: beside protocol 5"],
+    ),
+    (
+        "{sub: {",
+        "{pub: {",
+        [
+            (
+                "subscribers.pub: read 'pub'; allowed: an id that no other client has; "
+                "publishers.pub has 'pub'"
+            )
+        ],
+    ),
+    (
+        "{sub: {",
+        "{s-2: {host: edge, filters: [a/b]}, s: {count: 3, ",
+        [
+            (
+                "subscribers.s: read 's-2'; allowed: an id that no other client has; "
+                "subscribers.s-2 has 's-2'"
+            )
+        ],
+    ),
+    (
+        "{sub: {",
+        "{s.1: {",
+        ["subscribers.s.1: read 's.1'; allowed: letters, digits and dashes"],
+    ),
+    (
+        "{pub: {",
+        "{netem-1: {",
+        ["publishers.netem-1: read 'netem-1'; allowed: a name without netem-, which"],
+    ),
+    # Impairments.
+    (
+        "trace: {at_seconds: [0, 5], profiles: [good, bad]}",
+        "trace: {at_seconds: [5, 0], profiles: [good, bad]}",
+        ["impairments.0.trace.at_seconds: read [5.0, 0.0]; allowed: rising seconds from 0"],
+    ),
+    (
+        "trace: {at_seconds: [0, 5], profiles: [good, bad]}",
+        "trace: {at_seconds: [0, 5], profiles: [good, worse]}",
+        ["impairments.0.trace.profiles.1: read 'worse'; allowed: good, bad"],
+    ),
+    (
+        "trace: {at_seconds: [0, 5], profiles: [good, bad]}",
+        "on_off: {good: x, bad: y, mean_good_seconds: 0, mean_bad_seconds: 1}",
+        [
+            "impairments.0.on_off.good: read 'x'; allowed: good, bad",
+            "impairments.0.on_off.bad: read 'y'; allowed: good, bad",
+        ],
+    ),
+    (
+        "trace: {at_seconds: [0, 5], profiles: [good, bad]}",
+        "on_off: {good: good, bad: bad, mean_good_seconds: 0, mean_bad_seconds: 1}",
+        ["impairments.0.on_off.mean_good_seconds: read 0.0; allowed: from 0.001"],
+    ),
+    (
+        ", trace: {at_seconds: [0, 5], profiles: [good, bad]}",
+        "",
+        ["impairments.0: read neither of on_off and trace; allowed: one of them"],
+    ),
+    (
+        "{sub: {host: edge",
+        "{sub: {host: cloud",
+        ["impairments.0.link: read 'cloud-edge'; allowed: a link on a client's way to the broker"],
+    ),
+    (
+        "[{link: cloud-edge",
+        "[{link: cloud-edge, trace: {at_seconds: [0], profiles: [bad]}}, {link: cloud-edge",
+        ["impairments.1.link: read 'cloud-edge'; allowed: each link once"],
+    ),
+    # The rest.
+    (
+        "figure: small p50",
+        "figure: small p51",
+        ["targets.0.figure: read 'small p51'; allowed: small p50, small p90, "],
+    ),
+    (
+        "figure: small p50",
+        "figure: tiny p50",
+        ["targets.0.figure: read 'tiny p50'; allowed: small p50, "],
+    ),
+    (
+        "small p50, broker: ours, over: other",
+        "small share_as_fast, broker: ours",
+        ["targets.0.over: missing; the broker than which to be as fast"],
+    ),
+    (
+        "at_most: 0.5",
+        "at_most: 0.5, at_least: 1",
+        ["targets.0: read both of at_most and at_least; allowed: one of them"],
+    ),
+    (
+        ", at_most: 0.5",
+        "",
+        ["targets.0: read neither of at_most and at_least; allowed: one of them"],
+    ),
+    (
+        "duration_seconds: 60",
+        "duration_seconds: 0",
+        ["duration_seconds: read 0.0; allowed: above 0"],
+    ),
+    (
+        "duration_seconds: 60",
+        "duration_seconds: .inf",
+        ["duration_seconds: read inf; allowed: above 0"],
+    ),
+    (
+        "duration_seconds: 60",
+        "duration_seconds: 60\nseeds: [1, 1]",
+        ["seeds: read 1; allowed: each once"],
+    ),
+    (
+        "duration_seconds: 60",
+        "duration_seconds: 60\nseeds: []",
+        ["seeds: read none; allowed: at least one"],
+    ),
+    (
+        "duration_seconds: 60",
+        "duration_seconds: 60\nseeds: [-1, 9223372036854775808]",
+        [
+            "seeds.0: read -1; allowed: 0 to 9007199254740991",
+            "seeds.1: read 9223372036854775808; allowed: 0 to 9007199254740991",
+        ],
+    ),
+    (
+        "duration_seconds: 60",
+        "duration_seconds: 60\ndrain_seconds: -1",
+        ["drain_seconds: read -1.0; allowed: from 0"],
+    ),
+    (
+        "duration_seconds: 60",
+        "duration_seconds: 60\nside_by_side: 0",
+        ["side_by_side: read 0; allowed: from 1"],
+    ),
+    (
+        "duration_seconds: 60",
+        "duration_seconds: 60\nmeasurements: {focus: [pub], memory_period_seconds: 0}",
+        [
+            "measurements.memory_period_seconds: read 0.0; allowed: above 0",
+            "measurements.focus.0: read 'pub'; allowed: sub",
+        ],
+    ),
+]
+"""What stands in `SMALL`, what in its place, and the lines that are told, or their beginnings."""
+
+
+@pytest.mark.parametrize(("old", "new", "lines"), CHANGES)
+def test_a_mistake_is_told_with_file_place_and_what_is_allowed(
+    tmp_path: Path, old: str, new: str, lines: list[str]
+) -> None:
+    """Each in a line of its own, each once, and nothing else."""
+    assert old in SMALL
+    file = write(tmp_path, SMALL.replace(old, new))
+    with pytest.raises(NetemError) as told:
+        read_scenario(str(file))
+    found = str(told.value).splitlines()
+    assert len(found) == len(lines), found
+    for line, expected in zip(found, lines, strict=True):
+        assert line.startswith(f"{file}: {expected}")
+
+
+@pytest.mark.parametrize(
+    ("over", "line"),
+    [
+        ("short: 7", "short: read 7; allowed: a mapping"),
+        ("short:", "short: read None; allowed: a mapping"),
+        ("short: {duration_seconds: 0}", "short.duration_seconds: read 0.0; allowed: above 0"),
+        ("short: {seeds: [1, x]}", "short.seeds.1: read 'x'; allowed: a valid integer"),
+        (
+            "short: {brokers: {other: null}}",
+            "targets.0.over: read 'other'; allowed: ours",
+        ),
+        (
+            "short: {brokers: {third: {kind: mosquitto, command: [x]}}}",
+            "short.brokers.third.command: no key of kind mosquitto; allowed: beside command",
+        ),
+        ("short: {name: x}", "name: no such key; the name is that of the file"),
+        ("short: {nane: x}", "short.nane: no such key; allowed: title, about"),
+    ],
+)
+def test_a_mistake_of_the_short_length_is_told_where_it_stands(
+    tmp_path: Path, over: str, line: str
+) -> None:
+    """Under ``short`` where that is its place; where it only does not fit any more, there."""
+    file = write(tmp_path, SMALL + over)
+    with pytest.raises(NetemError) as told:
+        read_scenario(str(file), short=True)
+    assert str(told.value).startswith(f"{file}: {line}")
+
+
+@pytest.mark.parametrize("text", ["", "7", "[a]"])
+def test_a_file_without_keys_is_told(tmp_path: Path, text: str) -> None:
+    """An empty one too."""
+    with pytest.raises(NetemError, match="allowed: a mapping"):
+        read_scenario(str(write(tmp_path, text)))
+
+
+def test_a_name_for_a_file_is_of_letters_digits_and_dashes(tmp_path: Path) -> None:
+    """Results are called by it."""
+    file = tmp_path / "my own.yaml"
+    file.write_text(SMALL)
+    with pytest.raises(NetemError, match="name: read 'my own'; allowed: letters, digits and dash"):
+        read_scenario(str(file))
