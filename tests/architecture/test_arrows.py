@@ -8,7 +8,8 @@ from tests.architecture import table
 from tests.architecture.source import Import, Module, read_imports, read_modules
 
 MODULES = read_modules()
-PRODUCT_INITS = [m for m in MODULES if m.is_package]
+BROKER = [module for module in MODULES if module.package == "broker"]
+PLUGINS = [module for module in MODULES if module.package == "plugins"]
 
 
 def is_within(name: str, allowed: tuple[str, ...]) -> bool:
@@ -16,22 +17,26 @@ def is_within(name: str, allowed: tuple[str, ...]) -> bool:
     return any(name == prefix or name.startswith(f"{prefix}.") for prefix in allowed)
 
 
-def broker_layer(name: str) -> int | None:
-    """Return the layer of a module of broker/, 0 for the package itself, None for none."""
-    parts = name.split(".")
-    if len(parts) == 1:
-        return 0
-    for layer, members in enumerate(table.LAYERS):
-        if parts[1] in members:
-            return layer
-    return None
+def folder_of(name: str) -> str:
+    """Return the folder of broker/ that a module is in; its own name at the root."""
+    return [*name.split("."), ""][1]
+
+
+def is_assembly(name: str) -> bool:
+    """Say whether a module of broker/ stands above the contract and the core."""
+    inner = name.removeprefix("broker.")
+    return folder_of(name) in table.ASSEMBLY or is_within(inner, table.DOES_IO)
+
+
+def is_contract(name: str) -> bool:
+    """Say whether a module of broker/ is what plugins may see."""
+    return name == "broker" or folder_of(name) in {*table.CONTRACT, *table.CONTRACT_FOLDERS}
 
 
 def is_pure(module: Module) -> bool:
     """Say whether a module has to leave time, chance and I/O to its caller."""
     if module.package == "broker":
-        layer = broker_layer(module.name)
-        return layer is not None and layer < table.CORE_LAYERS
+        return not is_assembly(module.name)
     if module.package == "plugins":
         return module.name not in table.PLUGIN_IO
     return module.name in table.EDGE_PROXY_PURE
@@ -46,14 +51,63 @@ def breaches(module: Module, found: list[Import], allowed: tuple[str, ...]) -> l
     ]
 
 
-def ids(module: Module) -> str:
-    """Name a parametrized case after its module."""
-    return module.name
+def of_broker(module: Module) -> list[Import]:
+    """Return the imports of modules of broker/."""
+    return [found for found in module.our_imports() if is_within(found.module, ("broker",))]
 
 
-def of_package(*packages: str) -> list[Module]:
-    """Return the modules of some packages."""
-    return [module for module in MODULES if module.package in packages]
+def upward(module: Module) -> list[tuple[Import, str, str]]:
+    """Return a broker module's imports of a later folder, with both folders."""
+    order = {name: place for place, name in enumerate(table.FOLDERS)}
+    source = folder_of(module.name)
+    if source not in order:
+        return []
+    return [
+        (found, source, target)
+        for found in of_broker(module)
+        if order.get(target := folder_of(found.module), 0) > order[source]
+    ]
+
+
+def circles(arrows: dict[str, set[str]]) -> list[set[str]]:
+    """Return the sets of names that reach each other, of two and more (Tarjan)."""
+    found: list[set[str]] = []
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for other in arrows[name]:
+            if other not in index:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], index[other])
+        if low[name] == index[name]:
+            members = set(stack[stack.index(name) :])
+            del stack[stack.index(name) :]
+            if len(members) > 1:
+                found.append(members)
+
+    for name in arrows:
+        if name not in index:
+            visit(name)
+    return found
+
+
+def broker_arrows(*, with_typing: bool) -> dict[str, set[str]]:
+    """Return which modules of broker/ each imports."""
+    names = {module.name for module in BROKER}
+    return {
+        module.name: {
+            found.module
+            for found in of_broker(module)
+            if found.module in names and (with_typing or not found.is_for_typing)
+        }
+        for module in BROKER
+    }
 
 
 def test_imports_are_found_wherever_they_stand(tmp_path: Path) -> None:
@@ -83,110 +137,175 @@ def test_relative_imports_are_refused() -> None:
         read_imports("from . import room")
 
 
-@pytest.mark.parametrize("module", MODULES, ids=ids)
-def test_package_arrows(module: Module) -> None:
+def test_circles_are_found() -> None:
+    """What reaches each other is one circle, whatever else hangs on it."""
+    arrows = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set(), "e": {"a"}}
+    assert circles(arrows) == [{"a", "b", "c"}]
+
+
+def test_package_arrows() -> None:
     """A module imports what its package's arrows, or its own, allow and nothing else of ours."""
-    allowed = table.MODULE_ARROWS.get(module.name, table.PACKAGE_ARROWS[module.package])
-    assert not breaches(module, module.our_imports(), allowed)
-
-
-@pytest.mark.parametrize("module", of_package("broker"), ids=ids)
-def test_broker_layers(module: Module) -> None:
-    """A module of broker/ has a layer and imports its own or lower ones."""
-    layer = broker_layer(module.name)
-    assert layer is not None, f"{module.path} has no layer in tests/architecture/table.py"
-    higher = [
-        f"{module.path}:{imported.line}: L{layer} imports {imported.module}"
-        for imported in module.our_imports()
-        if (broker_layer(imported.module) or 0) > layer
+    assert not [
+        line
+        for module in MODULES
+        for line in breaches(
+            module,
+            module.our_imports(),
+            table.MODULE_ARROWS.get(module.name, table.PACKAGE_ARROWS[module.package]),
+        )
     ]
-    assert not higher
 
 
-def test_broker_has_no_import_cycle() -> None:
-    """Within a layer the imports that happen at run time form no cycle."""
-    arrows = {
-        module.name: {found.module for found in module.our_imports() if not found.is_for_typing}
-        for module in of_package("broker")
+def test_every_name_of_the_table_is_there() -> None:
+    """An entry goes when what it names has gone."""
+    names = {module.name for module in MODULES}
+    folders = {name.rpartition(".")[0] for name in names}
+    of_broker = (*table.FOLDERS, *table.CONTRACT, *table.ASSEMBLY, *table.DOES_IO)
+    listed = {
+        *(f"broker.{name}" for name in of_broker),
+        *table.MODULE_ARROWS,
+        *table.PLUGIN_IO,
+        *table.EDGE_PROXY_PURE,
+        *table.ABOVE_THE_CONTRACT,
+        *(name for allowed in table.ABOVE_THE_CONTRACT.values() for name in allowed),
+        *table.PURE_PLUGIN_IMPORTS,
+        *table.CONFIG_IMPORTS,
+        *table.SHARED_BY_PLUGINS,
+        *(name for importers in table.ONLY_IMPORTERS.values() for name in importers),
     }
-    while leaves := {name for name, imported in arrows.items() if not imported & arrows.keys()}:
-        arrows = {name: imported for name, imported in arrows.items() if name not in leaves}
-    assert not arrows, "these import each other, or are imported by such"
+    assert not listed - names - folders
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if is_pure(module)], ids=ids)
-def test_pure_modules_do_no_io(module: Module) -> None:
-    """The core and the pure modules import no clock, no chance and no I/O."""
-    found = [
+def test_every_module_of_the_broker_has_a_place() -> None:
+    """A file at its root is named; any other stands in a folder of the table."""
+    places = {"", *table.FOLDERS, *table.CONTRACT, *table.ASSEMBLY}
+    assert not [module.name for module in BROKER if folder_of(module.name) not in places]
+
+
+def test_folders_of_the_broker_import_earlier_ones() -> None:
+    """At run time no import goes up; those for typing only where the table still says so."""
+    found = [(module, *arrow) for module in BROKER for arrow in upward(module)]
+    assert not [
         f"{module.path}:{imported.line}: imports {imported.module}"
+        for module, imported, _, _ in found
+        if not imported.is_for_typing
+    ]
+    assert {(source, target) for _, _, source, target in found} == table.TYPING_UPWARD
+
+
+def test_the_contract_imports_the_protocol_alone() -> None:
+    """What a plugin's author reads first needs nothing of the rest of the broker."""
+    allowed = ("broker.mqtt", *(f"broker.{name}" for name in table.CONTRACT))
+    assert not [
+        line
+        for module in BROKER
+        if folder_of(module.name) in table.CONTRACT
+        for line in breaches(module, of_broker(module), allowed)
+    ]
+
+
+def test_the_broker_has_no_import_cycle() -> None:
+    """Imports that happen at run time form no circle."""
+    assert not circles(broker_arrows(with_typing=False))
+
+
+def test_circles_of_the_broker_grow_no_more() -> None:
+    """Imports for typing counted, the largest circle has as many modules as the table says."""
+    largest = max(map(len, circles(broker_arrows(with_typing=True))), default=0)
+    assert largest == table.MOST_IN_A_CIRCLE
+
+
+def test_pure_modules_do_no_io() -> None:
+    """The core and the pure modules import no clock, no chance and no I/O."""
+    assert not [
+        f"{module.path}:{imported.line}: imports {imported.module}"
+        for module in MODULES
+        if is_pure(module)
         for imported in module.imports
         if (name := imported.module.partition(".")[0]) in table.DO_IO
         and not (imported.is_for_typing and name in table.FOR_TYPING)
     ]
+
+
+def test_plugins_meet_the_broker_at_its_contract() -> None:
+    """Adapters alone import the extension points; pure modules see messages and links."""
+    found = []
+    for module in PLUGINS:
+        imports = of_broker(module)
+        if module.name in table.PLUGIN_IO:
+            too_high = [each for each in imports if not is_contract(each.module)]
+            allowed = table.ABOVE_THE_CONTRACT.get(module.name, ())
+            found += breaches(module, too_high, allowed)
+        elif module.name.endswith(".config"):
+            found += breaches(module, imports, table.CONFIG_IMPORTS)
+        else:
+            found += breaches(module, imports, table.PURE_PLUGIN_IMPORTS)
+        if module.name not in table.PLUGIN_ADAPTERS:
+            found += [
+                f"{module.path}:{each.line}: {each.module}"
+                for each in imports
+                if each.module in ("broker.access_control", "broker.extensions")
+            ]
     assert not found
 
 
-@pytest.mark.parametrize("module", of_package("plugins"), ids=ids)
-def test_plugins_meet_the_broker_at_its_contract(module: Module) -> None:
-    """Adapters alone import the extension points; pure modules see messages and links."""
-    of_broker = [found for found in module.our_imports() if is_within(found.module, ("broker",))]
-    if module.name in table.PLUGIN_IO:
-        too_high = [f for f in of_broker if (broker_layer(f.module) or 0) >= table.CONTRACT_LAYERS]
-        assert not breaches(module, too_high, table.ABOVE_THE_CONTRACT.get(module.name, ()))
-    elif module.name.endswith(".config"):
-        assert not breaches(module, of_broker, table.CONFIG_IMPORTS)
-    else:
-        assert not breaches(module, of_broker, table.PURE_PLUGIN_IMPORTS)
-    if module.name not in table.PLUGIN_ADAPTERS:
-        points = {"broker.access_control", "broker.extensions"}
-        assert not [found for found in of_broker if found.module in points]
-
-
-@pytest.mark.parametrize("module", of_package("plugins"), ids=ids)
-def test_plugin_folders_do_not_import_each_other(module: Module) -> None:
+def test_plugin_folders_do_not_import_each_other() -> None:
     """Plugins meet in links and events, never in each other's code; pure ones in pure ones."""
-    folder = ".".join(module.name.split(".")[:2])
-    ours = [found for found in module.our_imports() if is_within(found.module, ("plugins",))]
-    assert not breaches(module, ours, (folder, *table.SHARED_BY_PLUGINS))
-    if is_pure(module):
-        assert not [found for found in ours if found.module in table.PLUGIN_IO]
+    found = []
+    for module in PLUGINS:
+        folder = ".".join(module.name.split(".")[:2])
+        ours = [each for each in module.our_imports() if is_within(each.module, ("plugins",))]
+        found += breaches(module, ours, (folder, *table.SHARED_BY_PLUGINS))
+        if is_pure(module):
+            found += [
+                f"{module.path}: {each.module}" for each in ours if each.module in table.PLUGIN_IO
+            ]
+    assert not found
 
 
 def test_queue_client_stands_alone() -> None:
     """What Spark's executors import loads nothing else of ours."""
-    client = [module for module in MODULES if module.name == "plugins.queue.client"]
-    assert [module.our_imports() for module in client] in ([], [[]])
+    (client,) = (module for module in MODULES if module.name == "plugins.queue.client")
+    assert not client.our_imports()
 
 
-@pytest.mark.parametrize("module", of_package("models"), ids=ids)
-def test_models_use_the_pure_parts_of_plugins(module: Module) -> None:
+def test_models_use_the_pure_parts_of_plugins() -> None:
     """A model drives a production policy, never what does I/O."""
-    assert not [found for found in module.our_imports() if found.module in table.PLUGIN_IO]
+    assert not [
+        f"{module.path}: {found.module}"
+        for module in MODULES
+        if module.package == "models"
+        for found in module.our_imports()
+        if found.module in table.PLUGIN_IO
+    ]
 
 
-@pytest.mark.parametrize("module", of_package("edge_proxy"), ids=ids)
-def test_only_the_aggregator_holds_a_broker(module: Module) -> None:
+def test_the_edge_proxy_holds_no_broker() -> None:
     """The sidecar stands on codec, outbox and gate without the server."""
-    if module.name not in table.EDGE_PROXY_ASSEMBLIES:
-        of_broker = [f for f in module.our_imports() if is_within(f.module, ("broker",))]
-        high = [f for f in of_broker if (broker_layer(f.module) or 0) >= table.CORE_LAYERS]
-        assert not breaches(module, high, table.ABOVE_THE_CONTRACT.get(module.name, ()))
+    assert not [
+        line
+        for module in MODULES
+        if module.package == "edge_proxy"
+        for line in breaches(
+            module,
+            [each for each in of_broker(module) if is_assembly(each.module)],
+            table.ABOVE_THE_CONTRACT.get(module.name, ()),
+        )
+    ]
 
 
-@pytest.mark.parametrize(("package", "importers"), table.ONLY_IMPORTERS.items())
-def test_third_party_packages_stay_in_their_place(package: str, importers: tuple[str, ...]) -> None:
+def test_third_party_packages_stay_in_their_place() -> None:
     """The packages of others that have one place in the house are imported only there."""
-    found = [
-        f"{module.path}:{imported.line}"
+    assert not [
+        f"{module.path}:{imported.line}: {package}"
+        for package, importers in table.ONLY_IMPORTERS.items()
         for module in MODULES
         if not is_within(module.name, importers)
         for imported in module.imports
         if is_within(imported.module, (package,))
     ]
-    assert not found
 
 
-@pytest.mark.parametrize("module", PRODUCT_INITS, ids=ids)
-def test_package_inits_import_nothing_of_ours(module: Module) -> None:
+def test_package_inits_import_nothing_of_ours() -> None:
     """Importing a package loads nothing else: the models and executors take only what they need."""
-    assert not module.our_imports()
+    assert not [module.path for module in MODULES if module.is_package and module.our_imports()]
