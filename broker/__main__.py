@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from penstock.broker.config.policy import load_policy
-from penstock.broker.plugin_loader import check_packages
 from penstock.broker.process.program import (
     Debug,
     LogLevel,
@@ -35,7 +34,6 @@ def broker(
     """Run the MQTT broker with a policy file."""
     set_up_log(log_level, debug=debug)
     logging.getLogger("transitions").setLevel(logging.WARNING)
-    check_packages()
     server = Server(load_policy(config))
     run_until_stopped(server)
 

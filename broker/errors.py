@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 
@@ -75,3 +76,19 @@ class ConfigError(PenstockError):
         super().__init__("\n".join(f"{file}: {problem}" for problem in problems))
         self.file = file
         self.problems = problems
+
+
+OLD_NAMES: Final = ("broker", "edge_proxy", "models", "netem", "plugins", "spark_bridge")
+"""Packages of Penstock that stood beside `penstock` before they stood in it."""
+
+
+def import_hint(error: BaseException | None) -> str:
+    """Return what to import instead of a package that is below `penstock`; "" for another.
+
+    Args:
+        error: raised as somebody's plugin was imported.
+    """
+    name = getattr(error, "name", None)
+    if not isinstance(error, ImportError) or str(name).partition(".")[0] not in OLD_NAMES:
+        return ""
+    return f"; Penstock's own packages are below penstock: import penstock.{name}"

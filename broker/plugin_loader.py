@@ -11,13 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.broker.access_control import AccessControl, Authenticator
 from penstock.broker.config.policy import suggest, validate_config
-from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
+from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError, import_hint
 from penstock.broker.extensions import (
     ClientReports,
     DeliveryGate,
@@ -34,10 +32,6 @@ ENTRY_POINT_GROUP = "penstock.plugins"
 
 class PluginLoadError(PenstockError):
     """A plugin of the policy file cannot be brought in; the program ends with status 2."""
-
-
-class ShadowedPackageError(PenstockError):
-    """Another folder stands where one of our packages should be found; status 2."""
 
 
 class NamesPlugins(Protocol):
@@ -201,7 +195,7 @@ def _plugin_class(name: str, point: EntryPoint) -> type[Plugin]:
         cls = point.load()
     except (ImportError, AttributeError) as error:
         raise PluginLoadError(
-            f"plugin {name}: {point.value} cannot be imported: {error}"
+            f"plugin {name}: {point.value} cannot be imported: {error}{import_hint(error)}"
         ) from error
     if not (isinstance(cls, type) and issubclass(cls, Plugin) and hasattr(cls, "Config")):
         raise PluginLoadError(
@@ -262,25 +256,3 @@ def _warn_of_blind_gate(made: Mapping[str, Plugin], file: str) -> None:
             file,
             gates[0],
         )
-
-
-def check_packages() -> None:
-    """Make sure that `broker` and `plugins` are the ones this module belongs to.
-
-    The names are common; a folder of a user's may stand before ours on Python's path.
-
-    Raises:
-        ShadowedPackageError: with the folder that shadows ours.
-    """
-    ours = Path(__file__).resolve().parent.parent
-    for name in ("broker", "plugins"):
-        spec = find_spec(name)
-        found = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
-        folders = [Path(place).resolve() for place in found if place is not None]
-        own = ours / name
-        strange = [folder for folder in folders if own not in {folder, folder.parent}]
-        if strange or not folders:
-            raise ShadowedPackageError(
-                f"package {name}: read {strange[0] if strange else 'nothing'}; allowed: {own}; "
-                "start Penstock from another directory or change PYTHONPATH"
-            )

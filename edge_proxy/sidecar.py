@@ -12,7 +12,7 @@ from penstock.broker.extensions import LinkSampler, ProbingSampler
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.network.open_files import most_connections
 from penstock.broker.outbox.ledger import Ledger
-from penstock.broker.plugin_loader import LoadedPlugins, check_packages, load_plugins
+from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
 from penstock.edge_proxy.config import ProxyConfig
 from penstock.edge_proxy.shared import Shared, describe
 from penstock.edge_proxy.transport import Driver
@@ -68,7 +68,6 @@ class Sidecar:
             raise
 
     async def _start(self) -> None:
-        check_packages()
         config = self._config
         plugins = load_plugins(config)
         _check_plugins(plugins, config)

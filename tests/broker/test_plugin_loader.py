@@ -20,8 +20,6 @@ from penstock.broker.payload import ReferenceStore
 from penstock.broker.plugin_loader import (
     LoadedPlugins,
     PluginLoadError,
-    ShadowedPackageError,
-    check_packages,
     load_plugins,
 )
 
@@ -266,22 +264,6 @@ def test_own_plugins_are_offered() -> None:
     """The distribution offers its plugins under their short names."""
     offered = entry_points(group="penstock.plugins").names
     assert {"withholding", "probing", "queue"} <= set(offered)
-
-
-def test_own_packages_are_found() -> None:
-    """In a sound installation the check finds nothing."""
-    check_packages()
-
-
-def test_folder_that_shadows_ours_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of the user's named like our package is named in the error."""
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins" / "__init__.py").touch()
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "plugins", raising=False)
-    with pytest.raises(ShadowedPackageError, match="package plugins") as caught:
-        check_packages()
-    assert str(tmp_path / "plugins") in str(caught.value)
 
 
 def test_loading_plugins_imports_no_amqtt() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import subprocess
@@ -138,7 +137,6 @@ class BrokerProcess(Program):
         super().__init__(
             [*wrapper, sys.executable, "-m", "penstock.broker", "-c", "policy.yaml"],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
             **options,
         )
         awaited = _awaited_listener(text)

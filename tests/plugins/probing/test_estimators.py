@@ -155,6 +155,6 @@ def test_pure_modules_load_without_clock_chance_and_io() -> None:
     blocked = ["asyncio", "selectors", "socket", "ssl", "threading", "time", "random"]
     program = (
         f"import sys\nfor name in {blocked}:\n    sys.modules[name] = None\n"
-        "from plugins.probing import estimators, puback, stall\n"
+        "from penstock.plugins.probing import estimators, puback, stall\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

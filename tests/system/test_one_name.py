@@ -1,0 +1,115 @@
+"""What others call `broker` or `plugins` is theirs, and Penstock's own is below `penstock`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.__main__ import PROGRAMS
+from tests.helpers.process import ROOT, BrokerProcess, anonymous_policy, running_broker
+from tests.helpers.wire import connected
+
+BARE = ("broker", "edge_proxy", "models", "netem", "plugins", "spark_bridge")
+"""Names of folders that are no names of packages."""
+
+OF_THE_USER = """
+from amqtt.plugins.base import BasePlugin
+
+
+class Bell(BasePlugin):
+    async def on_broker_post_start(self):
+        print("the bell of the user rings", file=__import__("sys").stderr, flush=True)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with packages and modules of a user's that have our folders' names."""
+    for name in ("plugins", "models", "netem"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"MINE = {name!r}\n")
+    (tmp_path / "plugins" / "bell.py").write_text(OF_THE_USER)
+    (tmp_path / "broker.py").write_text("raise SystemExit('the user's own broker.py')\n")
+    return tmp_path
+
+
+async def test_a_plugin_in_the_users_folder_plugins_is_hosted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`plugins.bell.Bell` is the user's, and the policy's `withholding` is ours."""
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    plugins: dict[str, Any] = {"plugins.bell.Bell": {}, "probing": None, "withholding": None}
+    policy = anonymous_policy(plugins=plugins)
+    with running_broker(policy, folder) as broker:
+        broker.wait_for_log("the bell of the user rings")
+        async with await connected(broker.port) as client:
+            assert await client.subscribe("t") == 0
+
+
+def test_a_name_of_before_is_told_beside_the_new_one(tmp_path: Path) -> None:
+    """A user's plugin that imports `broker` ends the start; the line says what to write."""
+    (tmp_path / "mine.py").write_text("from broker.extensions import Plugin\n")
+    broker = BrokerProcess(anonymous_policy(plugins={"mine.Bell": {}}), tmp_path)
+    assert broker.wait() == 2
+    assert "plugins.mine.Bell: " in broker.log
+    assert "below penstock: import penstock.broker" in broker.log
+
+
+@pytest.mark.parametrize("program", [name for name in PROGRAMS if name != "bench"])
+def test_programs_import_nothing_by_a_bare_name(program: str, folder: Path) -> None:
+    """Whatever stands beside the user's script or on PYTHONPATH changes nothing."""
+    code = (
+        "import sys\nfrom penstock.__main__ import main\n"
+        f"status = main([{program!r}, '--help'])\n"
+        f"print('bare:', [name for name in {BARE!r} if name in sys.modules], status)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "bare: [] 0" in done.stdout, done.stderr
+
+
+def test_public_names_are_there() -> None:
+    """And nothing is imported for those that nobody asks for."""
+    assert penstock.QueueClient.__module__ == "penstock.plugins.queue.client"
+    assert penstock.__version__.count(".") == 2
+    with pytest.raises(AttributeError, match="Borker"):
+        _ = penstock.Borker
+
+
+def test_a_wheel_holds_one_name(tmp_path: Path) -> None:
+    """Files, not links; all of them below `penstock`."""
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    for name in ("penstock", *BARE):
+        unbuilt = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=unbuilt)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, checkout)
+    subprocess.run(
+        [*command, "--wheel-dir", str(tmp_path), str(checkout)], check=True, capture_output=True
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0].partition("-")[0] for name in names} == {"penstock"}
+    assert {
+        "penstock/__main__.py",
+        "penstock/broker/server.py",
+        "penstock/netem/scenarios/field-run.yaml",
+        "penstock/plugins/queue/client.py",
+        "penstock/py.typed",
+    } <= set(names)
