@@ -167,7 +167,10 @@ class Listening:
                 except OSError as error:
                     if listener.host is None and error.errno in _NO_SUCH_FAMILY:
                         continue  # all addresses of a machine without IPv6
-                    raise
+                    if listener.port or error.errno != errno.EADDRINUSE:
+                        raise
+                    # What the kernel chose for one family is taken in the other.
+                    sock = _bound_socket(family, (address[0], 0, *address[2:]), listener, plan)
                 self._servers.append(
                     await loop.create_server(self._new_protocol, sock=sock, backlog=BACKLOG)
                 )
