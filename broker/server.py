@@ -20,7 +20,7 @@ from penstock.broker.config.local_only import (
 )
 from penstock.broker.config.policy import Policy
 from penstock.broker.events import Listeners
-from penstock.broker.network.arrival import Reception
+from penstock.broker.network.accepted import Reception
 from penstock.broker.network.driver import Driver
 from penstock.broker.network.listeners import Listening
 from penstock.broker.network.open_files import most_connections

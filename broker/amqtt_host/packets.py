@@ -17,7 +17,14 @@ from amqtt.session import Session as AmqttSession
 from penstock.broker.amqtt_host.handlers import run_now
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
-from penstock.broker.mqtt.packets import ConnAck, Connect, Packet, Subscribe, Subscription, UnsubAck
+from penstock.broker.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Packet,
+    Subscribe,
+    SubscriptionRequest,
+    UnsubAck,
+)
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.writer import write_packet
 
@@ -135,7 +142,7 @@ def _as_mqtt_3_1_1(packet: Packet) -> Packet:
             changes["password"] = None
     elif isinstance(packet, Subscribe):
         changes["subscriptions"] = tuple(
-            Subscription(asked.topic_filter, asked.qos) for asked in packet.subscriptions
+            SubscriptionRequest(asked.topic_filter, asked.qos) for asked in packet.subscriptions
         )
     elif isinstance(packet, UnsubAck):
         changes["reason_codes"] = ()

@@ -154,7 +154,7 @@ class PubComp:
     properties: dict[str, Any] = field(default_factory=dict)
 
 
-class Subscription(NamedTuple):
+class SubscriptionRequest(NamedTuple):
     """A Topic Filter and its Subscription Options (3.8.3.1); MQTT 3.1.1 has only the QoS.
 
     A tuple, as one SUBSCRIBE may have thousands: it is made in a third of the time.
@@ -182,7 +182,7 @@ class Subscribe:
     packet_type: ClassVar = PacketType.SUBSCRIBE
 
     packet_id: int
-    subscriptions: tuple[Subscription, ...]
+    subscriptions: tuple[SubscriptionRequest, ...]
     properties: dict[str, Any] = field(default_factory=dict)
 
 

@@ -37,7 +37,7 @@ from penstock.broker.mqtt.packets import (
     PubRel,
     SubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     UnsubAck,
     Unsubscribe,
     Will,
@@ -251,11 +251,11 @@ def read_subscribe(_first_byte: int, body: Buffer, version: int, most_properties
         if options > 2:  # most have a QoS and nothing else
             _check_subscription_options(topic_filter, options, version)
             no_local, as_published = bool(options & 0x04), bool(options & 0x08)
-            subscription = Subscription(
+            subscription = SubscriptionRequest(
                 topic_filter, options & 0x03, no_local, as_published, options >> 4
             )
         else:  # in half the time that its class takes
-            subscription = _new_tuple(Subscription, (topic_filter, options, False, False, 0))
+            subscription = _new_tuple(SubscriptionRequest, (topic_filter, options, False, False, 0))
         subscriptions.append(subscription)
     if not subscriptions:
         raise ProtocolError("SUBSCRIBE without a topic filter [MQTT-3.8.3-2]")

@@ -42,7 +42,7 @@ from penstock.broker.mqtt.packets import (
     PubRel,
     SubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     UnsubAck,
     Unsubscribe,
 )
@@ -303,7 +303,7 @@ def _packet_id_and_properties(
     return encoded + write_properties(packet.properties, packet.packet_type)
 
 
-def _subscription_options(subscription: Subscription, version: int) -> int:
+def _subscription_options(subscription: SubscriptionRequest, version: int) -> int:
     """Return the options byte of one subscription (3.8.3.1)."""
     if version == MQTT_5:
         return (

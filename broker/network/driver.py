@@ -36,7 +36,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.errors import PeerError
-from penstock.broker.network.lingering import Lingering
+from penstock.broker.network.lingering_close import LingeringClose
 from penstock.broker.receiving.connection import Connection
 from penstock.broker.sessions.core import Core
 
@@ -98,7 +98,7 @@ class Driver:
         self.protocols: set[MqttProtocol] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.loop = asyncio.get_running_loop()
-        self.lingering = Lingering(self.loop)
+        self.lingering = LingeringClose(self.loop)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._line: deque[MqttProtocol] = deque()

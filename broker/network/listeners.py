@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.broker.config.listener_config import Listener, Tls
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.proxy_header import ProxyHeaderError, read_proxy_header
-from penstock.broker.network.arrival import Arrival, Layer, Reception
+from penstock.broker.network.accepted import AcceptedConnection, Layer, Reception
 from penstock.broker.network.revocation import RevocationList, is_revoked
 from penstock.broker.network.tcp_options import (
     RTO_MAX_SINCE,
@@ -59,7 +59,7 @@ class ListenError(PenstockError):
 class ProxyHeaderLayer(Layer):
     """Reads the header of the PROXY protocol, then leaves the connection to what is above."""
 
-    def __init__(self, above: asyncio.Protocol, arrival: Arrival) -> None:
+    def __init__(self, above: asyncio.Protocol, arrival: AcceptedConnection) -> None:
         super().__init__(above, arrival)
         self._beginning = b""
 
@@ -296,7 +296,7 @@ class Listening:
     def _new_protocol(self) -> asyncio.Protocol:
         """Return what takes a connection that is accepted now."""
         listener = self.listener
-        arrival = Arrival(
+        arrival = AcceptedConnection(
             self._reception, listener.name, self._room, is_behind_proxy=listener.proxy_protocol
         )
         protocol: asyncio.Protocol = MqttProtocol(self._driver, arrival)

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 from penstock.broker.config.checked_yaml import check_is_no_pipe
 from penstock.broker.config.listener_config import Tls
 from penstock.broker.errors import PenstockError
-from penstock.broker.network.arrival import Arrival, Layer
+from penstock.broker.network.accepted import AcceptedConnection, Layer
 from penstock.broker.network.revocation import RevocationList, read_lists
 
 SLICE_BYTES: Final = 65_536
@@ -183,7 +183,9 @@ class TlsLayer(Layer):
     Invariant: plaintext waits only while the transport below has as much as it should.
     """
 
-    def __init__(self, above: asyncio.Protocol, arrival: Arrival, context: ssl.SSLContext) -> None:
+    def __init__(
+        self, above: asyncio.Protocol, arrival: AcceptedConnection, context: ssl.SSLContext
+    ) -> None:
         """Wait for a connection.
 
         Args:

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from penstock.broker.network.arrival import CLOSE_TIMEOUT_SECONDS, Arrival
+from penstock.broker.network.accepted import CLOSE_TIMEOUT_SECONDS, AcceptedConnection
 from penstock.broker.network.driver import BUSY_SECONDS, TURNS_SECONDS, WORTH_BYTES
 from penstock.broker.receiving.connection import Connection
 
@@ -77,7 +77,7 @@ class MqttProtocol(asyncio.Protocol):
         "written_at",
     )
 
-    def __init__(self, driver: Driver, arrival: Arrival) -> None:
+    def __init__(self, driver: Driver, arrival: AcceptedConnection) -> None:
         """Wait for a connection.
 
         Args:

@@ -23,7 +23,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
 from penstock.broker.config.listener_config import Listener
-from penstock.broker.network.arrival import Arrival, Layer
+from penstock.broker.network.accepted import AcceptedConnection, Layer
 
 try:
     from websockets.speedups import apply_mask
@@ -63,7 +63,11 @@ class WebSocketLayer(Layer):
     """The server's side of one WebSocket connection."""
 
     def __init__(
-        self, above: asyncio.Protocol, arrival: Arrival, listener: Listener, max_bytes: int
+        self,
+        above: asyncio.Protocol,
+        arrival: AcceptedConnection,
+        listener: Listener,
+        max_bytes: int,
     ) -> None:
         """Wait for a connection.
 

@@ -31,7 +31,7 @@ from penstock.broker.extensions import Decision, LearningGate, SubscriberGate, V
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import NO_QUEUE, Delivery, by_sequence, first_of, take_ready
-from penstock.broker.outbox.held import Held
+from penstock.broker.outbox.large_messages import LargeMessages
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.rules import SWEEP_SECONDS, OutboxRules
 
@@ -48,9 +48,9 @@ MIN_SWEEP_MESSAGES: Final = 64
 class Outbox:
     """The messages that wait for one subscriber, in the order in which they may leave.
 
-    Invariants, tested by `check_invariants`: those of `Held`; no topic that is held has a message
-    in a ready place that came after its large one (where topics are kept); `n_messages` and
-    `n_bytes` are the sums over all places; it is in `OutboxRules.over_half` by these sums.
+    Invariants, tested by `check_invariants`: those of `LargeMessages`; no topic that is held has
+    a message in a ready place that came after its large one (where topics are kept); `n_messages`
+    and `n_bytes` are the sums over all places; it is in `OutboxRules.over_half` by these sums.
 
     Attributes:
         n_messages: messages that wait.
@@ -96,7 +96,7 @@ class Outbox:
         self._rules = rules
         self._ready0: deque[Delivery] = NO_QUEUE
         self._ready: deque[Delivery] = NO_QUEUE
-        self._held: Held | None = None
+        self._held: LargeMessages | None = None
         self._sequence = 0
         self._passed_bytes = 0
         self._next_expiry = math.inf
@@ -287,7 +287,7 @@ class Outbox:
         """Put a delivery, whose topic nothing holds back, where it belongs."""
         if is_large:
             if self._held is None:
-                self._held = Held()
+                self._held = LargeMessages()
             self._hold(self._held, delivery, deque((delivery,)))
             self._held.await_mark(delivery)
         elif delivery.qos:
@@ -299,7 +299,7 @@ class Outbox:
                 self._ready0 = deque()
             self._ready0.append(delivery)
 
-    def _hold(self, held: Held, large: Delivery, behind: deque[Delivery]) -> None:
+    def _hold(self, held: LargeMessages, large: Delivery, behind: deque[Delivery]) -> None:
         """Let a large message wait for its turn, with what is behind it on its topic."""
         ready = self._ready if large.qos else self._ready0
         large.after = ready[-1] if ready else None
@@ -355,7 +355,7 @@ class Outbox:
             large.after = None
         return large.after is None
 
-    def _may_leave(self, held: Held, large: Delivery, now: float) -> bool:
+    def _may_leave(self, held: LargeMessages, large: Delivery, now: float) -> bool:
         """Ask the gate, unless nothing has changed since it was last asked."""
         held.count_absence(now)
         again = self.look_again_at
@@ -417,7 +417,7 @@ class Outbox:
         if large.withheld_since is None:
             large.withheld_since = now
         self._ledger.withheld_total += 1
-        self._held = self._held or Held()
+        self._held = self._held or LargeMessages()
         self._held.put_back(large, behind)
         sojourn, verdict = now - large.withheld_since, Verdict(deliver=False, reason=why)
         self.last_decision = Decision(verdict, topic, n_bytes, sojourn, now)
@@ -444,7 +444,7 @@ class Outbox:
         self._remove(large)
         self._free(held, (held.release(large),))
 
-    def _free(self, held: Held, rests: Iterable[deque[Delivery]]) -> None:
+    def _free(self, held: LargeMessages, rests: Iterable[deque[Delivery]]) -> None:
         """Let go on what was behind large messages that are gone, up to the next large ones."""
         self.look_again_at = None
         self._passed_bytes = 0
@@ -522,7 +522,10 @@ class Outbox:
         return list(stand_ins)
 
     def _take_held(
-        self, held: Held, is_wanted: Callable[[Delivery], bool], n_messages: int = sys.maxsize
+        self,
+        held: LargeMessages,
+        is_wanted: Callable[[Delivery], bool],
+        n_messages: int = sys.maxsize,
     ) -> list[Delivery]:
         """Take out large messages, and what waits behind them."""
         taken, rests = held.take_where(is_wanted, n_messages)

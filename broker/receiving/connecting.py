@@ -21,7 +21,7 @@ from penstock.broker.mqtt.packets import ConnAck, Connect, Will
 from penstock.broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
 from penstock.broker.mqtt.size_limit import explained, fit_packet
 from penstock.broker.receiving import authenticating
-from penstock.broker.sessions.succession import hand_over
+from penstock.broker.sessions.user_change import hand_over
 from penstock.broker.sessions.wills import will_message
 
 if TYPE_CHECKING:

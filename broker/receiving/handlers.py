@@ -33,10 +33,10 @@ from penstock.broker.mqtt.packets import (
     PubRel,
     SubAck,
     Subscribe,
+    SubscriptionRequest,
     UnsubAck,
     Unsubscribe,
 )
-from penstock.broker.mqtt.packets import Subscription as Request
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.reason_codes import SUBACK_FAILURE_3_1_1, ReasonCode, describe_reason_code
 from penstock.broker.mqtt.size_limit import explained
@@ -264,7 +264,11 @@ def _no_room(connection: Connection) -> str:
 
 
 def _refuse(
-    connection: Connection, request: Request, code: ReasonCode, reason: str, reasons: list[str]
+    connection: Connection,
+    request: SubscriptionRequest,
+    code: ReasonCode,
+    reason: str,
+    reasons: list[str],
 ) -> int:
     """Count a refused subscription; return its code in SUBACK, and add to the reasons there."""
     core = connection.core
@@ -287,7 +291,7 @@ def _without_share(topic_filter: str) -> str:
     return parse_share(topic_filter).topic_filter
 
 
-async def _is_allowed(connection: Connection, request: Request) -> bool:
+async def _is_allowed(connection: Connection, request: SubscriptionRequest) -> bool:
     """Ask access control, which there is, whether a client may subscribe."""
     core = connection.core
     assert core.access is not None  # noqa: S101 (else nobody asks)

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.broker.mqtt.packets import Subscription
+from penstock.broker.mqtt.packets import SubscriptionRequest
 from penstock.broker.mqtt.topics import parse_share
 
 _STATE: Final = "$SYS/broker/connection/{}/state"
 
 
-def of_bridge(request: Subscription) -> Subscription:
+def of_bridge(request: SubscriptionRequest) -> SubscriptionRequest:
     """Return what a bridge means by the subscription that it asks for.
 
     Other members of a shared subscription may be no bridges: No Local is not for it

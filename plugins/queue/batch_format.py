@@ -32,7 +32,7 @@ from penstock.plugins.queue.client import (
     KIND_DELIVERIES,
     KIND_RECORDS,
     Batch,
-    Delivery,
+    ReceivedMessage,
     read_batch,
 )
 
@@ -48,7 +48,7 @@ def write_batch(batch: Batch) -> bytes:
     return _frame(KIND_RECORDS, batch, [])
 
 
-def write_deliveries(deliveries: Sequence[Delivery]) -> bytes:
+def write_deliveries(deliveries: Sequence[ReceivedMessage]) -> bytes:
     """Return one frame of deliveries; b"" for none."""
     if not deliveries:
         return b""

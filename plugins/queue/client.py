@@ -64,7 +64,7 @@ class Batch(NamedTuple):
     properties: list[str]
 
 
-class Delivery(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """One dequeued message; delete it by its `receipt_handle` once it is processed.
 
     Attributes:
@@ -176,18 +176,18 @@ def join_batches(batches: Sequence[Batch]) -> Batch:
     )
 
 
-def read_deliveries(body: bytes) -> list[Delivery]:
+def read_deliveries(body: bytes) -> list[ReceivedMessage]:
     """Return the messages of a row of frames of kind `KIND_DELIVERIES`.
 
     Raises:
         ValueError: `body` is not a row of whole frames.
     """
-    deliveries: list[Delivery] = []
+    deliveries: list[ReceivedMessage] = []
     for reader, batch in _frames(body, KIND_DELIVERIES):
         physical_queue, receive_count = reader.numbers("I"), reader.numbers("I")
         handles = [handle.decode() for handle in reader.slices()]
         deliveries += map(
-            Delivery,
+            ReceivedMessage,
             handles,
             receive_count,
             physical_queue,
@@ -274,7 +274,9 @@ class QueueClient:
         stored: int = self._ask_json("POST", path, {"messages": rows}, repeat=False)["enqueued"]
         return stored
 
-    def dequeue(self, queue: str, n_max: int = 10, wait_seconds: float = 0) -> list[Delivery]:
+    def dequeue(
+        self, queue: str, n_max: int = 10, wait_seconds: float = 0
+    ) -> list[ReceivedMessage]:
         """Receive up to `n_max` messages; each is invisible to others for a while.
 
         Delete what was processed within the queue's visibility timeout, or it comes again.

@@ -27,7 +27,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.broker.errors import PenstockError
 from penstock.broker.message import Message
-from penstock.plugins.queue.client import Delivery
+from penstock.plugins.queue.client import ReceivedMessage
 
 
 class EngineStartError(PenstockError):
@@ -141,14 +141,14 @@ class Engine(Protocol):
 
     async def take(
         self, queue: str, physical_queue: int, n_max: int, max_bytes: int
-    ) -> list[Delivery]:
+    ) -> list[ReceivedMessage]:
         """Receive up to `n_max` visible messages, at most `max_bytes` of payload after the first.
 
         Raises:
             StorageError: they cannot be read.
         """
 
-    def give_back(self, queue: str, deliveries: Sequence[Delivery]) -> None:
+    def give_back(self, queue: str, deliveries: Sequence[ReceivedMessage]) -> None:
         """Make messages visible again whose receiver has gone before it got them."""
 
     async def delete(self, queue: str, receipt_handles: Sequence[str]) -> list[str]:

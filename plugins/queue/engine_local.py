@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from penstock.broker.message import Message
 from penstock.plugins.queue.batch_format import cut_frame
-from penstock.plugins.queue.client import Batch, Delivery, read_batch
+from penstock.plugins.queue.client import Batch, ReceivedMessage, read_batch
 from penstock.plugins.queue.engine import (
     AppendResult,
     BrokenSegmentError,
@@ -125,7 +125,7 @@ class LocalEngine:
 
     async def take(
         self, queue: str, physical_queue: int, n_max: int, max_bytes: int
-    ) -> list[Delivery]:
+    ) -> list[ReceivedMessage]:
         """Receive messages: first those that are visible again, then the oldest others."""
         key = (queue, physical_queue)
         waiting = self._queues[key]
@@ -149,7 +149,7 @@ class LocalEngine:
                 taken.append((message, waiting.lease(message, lease_id, now)))
         return [_delivery(physical_queue, message, lease) for message, lease in taken]
 
-    def give_back(self, queue: str, deliveries: Sequence[Delivery]) -> None:
+    def give_back(self, queue: str, deliveries: Sequence[ReceivedMessage]) -> None:
         """Make messages visible again whose receiver has gone."""
         for delivery in deliveries:
             number, offset, lease_id = _parse_handle(delivery.receipt_handle)
@@ -371,9 +371,9 @@ def _parse_handle(handle: str) -> tuple[int, int, int]:
         return -1, -1, -1
 
 
-def _delivery(physical_queue: int, message: ReadMessage, lease: Lease) -> Delivery:
+def _delivery(physical_queue: int, message: ReadMessage, lease: Lease) -> ReceivedMessage:
     offset, topic, payload, qos, publisher, enqueued_at, properties, _, _ = message
-    return Delivery(
+    return ReceivedMessage(
         f"{physical_queue}.{offset}.{lease.lease_id:x}",
         lease.receive_count,
         physical_queue,

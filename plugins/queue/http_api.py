@@ -29,7 +29,7 @@ from aiohttp import web
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.plugins.queue.batch_format import write_deliveries
-from penstock.plugins.queue.client import BATCH_CONTENT_TYPE, Batch, Delivery, read_batch
+from penstock.plugins.queue.client import BATCH_CONTENT_TYPE, Batch, ReceivedMessage, read_batch
 from penstock.plugins.queue.engine import (
     Engine,
     OffsetError,
@@ -273,7 +273,7 @@ def _books(counts: Counts) -> dict[str, Any]:
     }
 
 
-def _delivery_json(delivery: Delivery) -> dict[str, Any]:
+def _delivery_json(delivery: ReceivedMessage) -> dict[str, Any]:
     fields = delivery._asdict()
     return fields | {"payload": base64.b64encode(delivery.payload).decode()}
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.broker.errors import PenstockError
-from penstock.plugins.queue.client import Delivery
+from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.config import LogicalQueueConfig
 from penstock.plugins.queue.dequeue import (
     Conventional,
@@ -105,7 +105,7 @@ class LogicalQueue:
         held_bytes = sum(physical.stored_bytes for physical in usage)
         return max_bytes is not None and held_bytes + self.pending_bytes + n_bytes > max_bytes
 
-    async def dequeue(self, n_max: int, wait_seconds: float) -> list[Delivery]:
+    async def dequeue(self, n_max: int, wait_seconds: float) -> list[ReceivedMessage]:
         """Receive messages as the queue's strategy has it.
 
         Where the caller is cancelled, what was found becomes visible again at once.
@@ -133,7 +133,7 @@ class LogicalQueue:
                 f"{self.config.max_waiting_requests}"
             )
         request = controller.begin(min(n_max, room), self._clock(), wait_seconds)
-        found: list[Delivery] = []
+        found: list[ReceivedMessage] = []
         try:
             while True:
                 await self._try_round(request, found)
@@ -149,7 +149,7 @@ class LogicalQueue:
         finally:
             request.end()
 
-    async def _try_round(self, request: DequeueRequest, found: list[Delivery]) -> None:
+    async def _try_round(self, request: DequeueRequest, found: list[ReceivedMessage]) -> None:
         """Make one round of tries.
 
         Raises:
@@ -158,7 +158,7 @@ class LogicalQueue:
         failed: StorageError | None = None
         room = ANSWER_BYTES
         while (number := request.next_try()) is not None:
-            taken: list[Delivery] = []
+            taken: list[ReceivedMessage] = []
             try:
                 taken = await self._engine.take(self.name, number, request.missing, room)
             except StorageError as error:

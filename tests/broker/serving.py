@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from penstock.broker.config.policy import parse_policy
-from penstock.broker.network.arrival import Arrival, Layer
+from penstock.broker.network.accepted import AcceptedConnection, Layer
 from penstock.broker.network.driver import Driver
 from penstock.broker.network.transport import MqttProtocol
 from penstock.broker.receiving.connection import Connection
@@ -61,7 +61,7 @@ def objects_of_connections() -> Counter[str]:
 
     An idle one has an arrival, a protocol, a connection, a throttle and a session.
     """
-    kinds = (Arrival, Layer, MqttProtocol, Connection, Throttle, Session)
+    kinds = (AcceptedConnection, Layer, MqttProtocol, Connection, Throttle, Session)
     return Counter(type(each).__name__ for each in gc.get_objects() if isinstance(each, kinds))
 
 

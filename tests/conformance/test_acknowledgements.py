@@ -16,7 +16,7 @@ from penstock.broker.mqtt.packets import (
     PubRec,
     PubRel,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     Unsubscribe,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
@@ -91,7 +91,7 @@ def test_answers_fit_into_the_smallest_packets(access: Access) -> None:
 def test_suback_and_unsuback_fit_into_the_smallest_packets(access: Access) -> None:
     """They hold identifier and codes, and no word more than the client has room for."""
     client = VirtualBroker(access=access).connect("c", properties={"maximum_packet_size": 20})
-    assert _size(client, Subscribe(1, (Subscription("no"),))) == 6
+    assert _size(client, Subscribe(1, (SubscriptionRequest("no"),))) == 6
     assert _size(client, Unsubscribe(2, ("no",))) == 6
 
 

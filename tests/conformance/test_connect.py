@@ -17,7 +17,7 @@ from penstock.broker.mqtt.packets import (
     PubRec,
     SubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     UnsubAck,
     Unsubscribe,
     Will,
@@ -473,7 +473,7 @@ def test_who_wants_no_problem_information_gets_codes_only() -> None:
     client = broker.connect("c", properties={"request_problem_information": 0})
     access.refused = {("subscribe", "no"), ("publish", "no")}
     client.send(
-        Subscribe(1, (Subscription("no"),)),
+        Subscribe(1, (SubscriptionRequest("no"),)),
         Unsubscribe(2, ("no",)),
         Publish("no", qos=1, packet_id=3),
         Publish("no", qos=2, packet_id=4),

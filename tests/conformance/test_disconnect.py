@@ -12,7 +12,7 @@ from penstock.broker.mqtt.packets import (
     PingResp,
     Publish,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.conformance.clients import (
@@ -118,7 +118,7 @@ def test_nothing_is_sent_to_a_client_that_has_said_disconnect(version: int) -> N
     broker = VirtualBroker()
     publisher, subscriber = pair(broker, version, 1)
     subscriber.send(
-        Disconnect(), PingReq(), Subscribe(1, (Subscription("u"),)), Publish("t", b"own")
+        Disconnect(), PingReq(), Subscribe(1, (SubscriptionRequest("u"),)), Publish("t", b"own")
     )
     publisher.publish("t", b"x", qos=1)
     assert subscriber.inbox == []

@@ -14,7 +14,7 @@ from penstock.broker.mqtt.packets import (
     PubRel,
     SubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     UnsubAck,
     Unsubscribe,
     Will,
@@ -90,7 +90,7 @@ def test_a_connect_with_what_is_no_string_is_refused(
             id="topic name",
         ),
         pytest.param(
-            Subscribe(1, (Subscription("ok"), Subscription(PLACE))),
+            Subscribe(1, (SubscriptionRequest("ok"), SubscriptionRequest(PLACE))),
             marks=[pytest.mark.mqtt5("3.8.3-1"), pytest.mark.mqtt311("3.8.3-1")],
             id="filter to subscribe",
         ),
@@ -289,7 +289,7 @@ def test_acknowledgements_repeat_the_packet_identifier(version: int) -> None:
 def test_suback_and_unsuback_repeat_the_packet_identifier(version: int) -> None:
     """Each answer is found by the identifier of its request."""
     client = VirtualBroker().connect("c", version)
-    client.send(Subscribe(0x4321, (Subscription("a"),)), Unsubscribe(0x8765, ("a",)))
+    client.send(Subscribe(0x4321, (SubscriptionRequest("a"),)), Unsubscribe(0x8765, ("a",)))
     assert client.take(SubAck).packet_id == 0x4321
     assert client.take(UnsubAck).packet_id == 0x8765
 
@@ -301,4 +301,4 @@ def test_a_message_without_properties_has_a_property_length_of_0() -> None:
     client = broker.connect("c")
     client.subscribe("t", 1)
     assert answer(client, Publish("t", b"x")).hex() == "30050001740078"
-    assert answer(client, Subscribe(7, (Subscription("u"),))).hex() == "900400070000"
+    assert answer(client, Subscribe(7, (SubscriptionRequest("u"),))).hex() == "900400070000"

@@ -18,7 +18,7 @@ from penstock.broker.mqtt.packets import (
     PubRel,
     SubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     UnsubAck,
     Unsubscribe,
 )
@@ -309,7 +309,7 @@ def test_receive_maximum_holds_back_publish_and_nothing_else(qos: int) -> None:
     assert client.payloads() == [b"1", b"2"]
     client.send(
         PingReq(),
-        Subscribe(1, (Subscription("u", qos),)),
+        Subscribe(1, (SubscriptionRequest("u", qos),)),
         Unsubscribe(2, ("u",)),
         Publish("x", qos=1, packet_id=3),
     )

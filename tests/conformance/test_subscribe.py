@@ -12,7 +12,7 @@ from penstock.broker.mqtt.packets import (
     PubRel,
     SubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     UnsubAck,
     Unsubscribe,
 )
@@ -76,7 +76,7 @@ def test_no_local_keeps_ones_own_messages_away(qos: int) -> None:
 def test_no_local_with_a_shared_subscription_is_refused() -> None:
     """Who else should get the message then?"""
     client = VirtualBroker().connect()
-    client.send(Subscribe(1, (Subscription("$share/g/t", no_local=True),)))
+    client.send(Subscribe(1, (SubscriptionRequest("$share/g/t", no_local=True),)))
     assert_closed(client, PROTOCOL_ERROR)
 
 
@@ -89,7 +89,7 @@ def test_one_suback_answers_for_each_filter_in_order(version: int) -> None:
     access.refused.add(("subscribe", "no"))
     client = VirtualBroker(access=access).connect("c", version)
     requests = [("a", 2), ("no", 1), ("b", 0), ("a", 1)]
-    client.send(Subscribe(77, tuple(Subscription(name, qos) for name, qos in requests)))
+    client.send(Subscribe(77, tuple(SubscriptionRequest(name, qos) for name, qos in requests)))
     refused = ReasonCode.NOT_AUTHORIZED if version == 5 else 0x80
     suback = client.take(SubAck)
     assert (suback.packet_id, suback.reason_codes) == (77, (2, refused, 0, 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.broker.mqtt.packets import Publish, Subscribe, Subscription
+from penstock.broker.mqtt.packets import Publish, Subscribe, SubscriptionRequest
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.conformance.clients import (
     IN_EACH_VERSION,
@@ -163,5 +163,5 @@ def test_topics_are_not_normalised(version: int, topic_filter: str, topic: str) 
 def test_a_shared_subscription_has_a_name_and_a_filter(topic_filter: str) -> None:
     """Without either, or with a wildcard in the name, it is malformed."""
     client = VirtualBroker().connect()
-    client.send(Subscribe(1, (Subscription(topic_filter),)))
+    client.send(Subscribe(1, (SubscriptionRequest(topic_filter),)))
     assert_closed(client, ReasonCode.MALFORMED_PACKET)

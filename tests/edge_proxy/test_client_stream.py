@@ -18,7 +18,7 @@ from penstock.broker.mqtt.packets import (
     PubRec,
     PubRel,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
@@ -43,7 +43,7 @@ OTHERS: st.SearchStrategy[Packet] = st.one_of(
     st.builds(PubRel, st.integers(1, 200)),
     st.builds(PubComp, st.integers(1, 200)),
     st.just(PingReq()),
-    st.just(Subscribe(1, (Subscription("a/#", 1),))),
+    st.just(Subscribe(1, (SubscriptionRequest("a/#", 1),))),
     st.just(Disconnect()),
 )
 PACKETS = st.lists(ACKNOWLEDGEMENTS | OTHERS, max_size=8)

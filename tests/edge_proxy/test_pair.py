@@ -16,7 +16,7 @@ from penstock.broker.mqtt.packets import (
     PingReq,
     PubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     Will,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
@@ -42,7 +42,7 @@ WHOLE_CONNECT = Connect(
 def test_connect_and_what_follows_go_upstream_untouched(version: int, chunk_bytes: int) -> None:
     """However it is cut, the broker gets the client's very bytes."""
     connect = dataclasses.replace(WHOLE_CONNECT, protocol_version=version)
-    subscribe = Subscribe(1, (Subscription("a/#", 1),))
+    subscribe = Subscribe(1, (SubscriptionRequest("a/#", 1),))
     data = write_packet(connect, version) + write_packet(subscribe, version)
     pair = VirtualPair(version)
     for begin in range(0, len(data), chunk_bytes):

@@ -26,7 +26,7 @@ from penstock.broker.mqtt.packets import (
     PubRec,
     PubRel,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     Unsubscribe,
     Will,
 )
@@ -253,7 +253,7 @@ def packet(data: Bytes, version: int) -> Packet:
         )
     if kind == 3:
         options = data.one()
-        request = Subscription(
+        request = SubscriptionRequest(
             FILTERS[number % len(FILTERS)],
             options & 1 | (options & 2 if not options & 1 else 0),
             no_local=is_5 and bool(options & 4),

@@ -18,7 +18,7 @@ from penstock.broker.mqtt.packets import (
     Publish,
     SubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     Will,
 )
 from penstock.broker.mqtt.reader import read_packet
@@ -195,7 +195,7 @@ class VirtualClient:
     def subscribe(self, topic_filter: str, qos: int = 0, **options: Any) -> int:
         """Subscribe and return the reason code."""
         properties = options.pop("properties", {})
-        request = Subscription(topic_filter, qos, **options)
+        request = SubscriptionRequest(topic_filter, qos, **options)
         self.send(Subscribe(1, (request,), properties))
         (suback,) = self.take_all(SubAck)
         return suback.reason_codes[0]

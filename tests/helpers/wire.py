@@ -18,7 +18,7 @@ from penstock.broker.mqtt.packets import (
     Publish,
     SubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
 )
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
@@ -141,7 +141,7 @@ class WireClient:
 
     async def subscribe(self, topic_filter: str, qos: int = 0) -> int:
         """Subscribe and return the reason code."""
-        await self.send(Subscribe(1, (Subscription(topic_filter, qos),)))
+        await self.send(Subscribe(1, (SubscriptionRequest(topic_filter, qos),)))
         return (await self.take(SubAck)).reason_codes[0]
 
     async def publish(self, topic: str, payload: bytes, packet_id: int = 1) -> PubAck:

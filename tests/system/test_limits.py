@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from penstock.broker.mqtt.packets import Disconnect, PubAck, Publish, Subscribe, Subscription
+from penstock.broker.mqtt.packets import Disconnect, PubAck, Publish, Subscribe, SubscriptionRequest
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
 from tests.broker.serving import until
@@ -97,7 +97,7 @@ async def test_a_stalled_subscriber_is_cut_off(broker: BrokerProcess, version: i
 
 async def test_packets_as_large_as_can_be_leave_nothing_behind(broker: BrokerProcess) -> None:
     """Each is refused by its code or taken; the memory is as before."""
-    many = write_packet(Subscribe(1, (Subscription("a"),) * 20_000), 5)
+    many = write_packet(Subscribe(1, (SubscriptionRequest("a"),) * 20_000), 5)
     longest = "x" * 65_000
 
     def published(*pairs: tuple[str, str]) -> bytes:

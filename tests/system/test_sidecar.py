@@ -27,7 +27,7 @@ from penstock.broker.mqtt.packets import (
     PubRel,
     SubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     Will,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
@@ -384,7 +384,7 @@ async def test_nothing_waits_behind_a_withheld_message(
     """SUBACK, PUBACK, the whole of QoS 2 and PINGRESP pass while a message is withheld."""
     with running_proxy(tmp_path, mosquitto.port, ALWAYS_CONGESTED) as proxy:
         peer = await raw(proxy.port, version)
-        peer.send(Subscribe(1, (Subscription("raw/#", 2),)))
+        peer.send(Subscribe(1, (SubscriptionRequest("raw/#", 2),)))
         assert isinstance(await peer.receive(), SubAck)
         peer.send(Publish("raw/first", b"1", qos=1, packet_id=2))
         received = [await peer.receive(), await peer.receive()]

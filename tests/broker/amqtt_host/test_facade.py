@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from amqtt.broker import RetainedApplicationMessage
 
-from penstock.broker.mqtt.packets import Publish, Subscribe, Subscription
+from penstock.broker.mqtt.packets import Publish, Subscribe, SubscriptionRequest
 from tests.broker.amqtt_host.hosting import (
     ACL,
     ANONYMOUS,
@@ -21,7 +21,7 @@ PLUGINS: dict[str, Any] = {ANONYMOUS: None, named(Recorder): None}
 async def subscribed(broker: Broker, client_id: str, topic_filter: str, qos: int) -> Any:
     """Return a client with one subscription."""
     client = await broker.connect(client_id)
-    await client.send(Subscribe(1, (Subscription(topic_filter, qos),)))
+    await client.send(Subscribe(1, (SubscriptionRequest(topic_filter, qos),)))
     client.received()
     return client
 
@@ -72,7 +72,7 @@ async def test_retained_message_of_a_plugin_meets_later_subscribers() -> None:
     assert told["client_id"] is None
     assert told["retained_message"].data == b"kept"
     client = await broker.connect()
-    await client.send(Subscribe(1, (Subscription("t", 1),)))
+    await client.send(Subscribe(1, (SubscriptionRequest("t", 1),)))
     assert client.published() == [("t", b"kept")]
     assert context.retained_messages["t"].data == b"kept"
     await context.retain_message("t", b"")

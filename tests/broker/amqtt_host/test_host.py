@@ -24,7 +24,7 @@ from penstock.broker.mqtt.packets import (
     Publish,
     SubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     Unsubscribe,
     Will,
 )
@@ -189,7 +189,9 @@ async def test_topic_plugins_are_asked_for_publish_subscribe_and_receive() -> No
     """A refused publish, subscription or delivery does not happen; others do."""
     broker = Broker({ANONYMOUS: None, named(AsksForTopics): None})
     subscriber = await broker.connect("s")
-    await subscriber.send(Subscribe(1, (Subscription("open/#"), Subscription("closed"))))
+    await subscriber.send(
+        Subscribe(1, (SubscriptionRequest("open/#"), SubscriptionRequest("closed")))
+    )
     (suback,) = [p for p in subscriber.received() if isinstance(p, SubAck)]
     assert suback.reason_codes[0] == 0
     assert suback.reason_codes[1] >= 0x80
@@ -211,7 +213,7 @@ async def test_topic_plugin_that_gives_no_answer_refuses(topic: str) -> None:
     """None counts as a refusal, as in aMQTT's broker; an error does too and is counted."""
     broker = Broker({ANONYMOUS: None, named(AsksForTopics): None})
     client = await broker.connect()
-    await client.send(Subscribe(1, (Subscription(topic),)))
+    await client.send(Subscribe(1, (SubscriptionRequest(topic),)))
     assert not broker.core.tree.n_subscriptions
     n_errors = broker.core.counters.extension_errors.get("AsksForTopics.topic_filtering", 0)
     assert n_errors == (topic == "fails")
@@ -221,7 +223,7 @@ async def test_topic_plugin_that_has_to_wait_is_waited_for() -> None:
     """Publishing goes on in order after the plugin has answered."""
     broker = Broker({named(AsksElsewhere): None})
     client = await broker.connect("c", username="good", password=b"")
-    await client.send(Subscribe(1, (Subscription("good/#"),)))
+    await client.send(Subscribe(1, (SubscriptionRequest("good/#"),)))
     await client.send(Publish("bad/1", b"1"))
     await client.send(Publish("good/2", b"2"))
     await client.send(Publish("good/3", b"3"))
@@ -232,7 +234,7 @@ async def test_taboo_topics_are_for_admin_alone() -> None:
     """The stock plugin keeps everybody else from its three topics."""
     broker = Broker({ANONYMOUS: None, TABOO: None})
     admin = await broker.connect("admin", username="admin")
-    await admin.send(Subscribe(1, (Subscription("prohibited"),)))
+    await admin.send(Subscribe(1, (SubscriptionRequest("prohibited"),)))
     user = await broker.connect("user", username="user")
     await user.send(Publish("prohibited", b"no"))
     await admin.send(Publish("prohibited", b"yes"))
@@ -247,9 +249,9 @@ async def test_access_control_list() -> None:
     }
     broker = Broker({ANONYMOUS: None, ACL: acl})
     user = await broker.connect("u", username="u")
-    await user.send(Subscribe(1, (Subscription("a/#"), Subscription("b"))))
+    await user.send(Subscribe(1, (SubscriptionRequest("a/#"), SubscriptionRequest("b"))))
     nobody = await broker.connect("n")
-    await nobody.send(Subscribe(1, (Subscription("b"),)))
+    await nobody.send(Subscribe(1, (SubscriptionRequest("b"),)))
     for topic in ("a/1", "a/1/2", "b"):
         await user.send(Publish(topic, b"u"))
         await nobody.send(Publish(topic, b"n"))
@@ -288,7 +290,7 @@ async def test_plugin_hears_of_a_client_from_connect_to_disconnect() -> None:
     assert session.is_anonymous
     assert session.transitions.is_connected()
 
-    await client.send(Subscribe(1, (Subscription("t", 1),)))
+    await client.send(Subscribe(1, (SubscriptionRequest("t", 1),)))
     assert recorder.told("subscribed") == {"client_id": "c", "topic": "t", "qos": 1}
     await client.send(Publish("t", b"data", qos=1, retain=True, packet_id=7))
     for event in ("received", "broadcast"):
@@ -494,7 +496,7 @@ async def test_sys_topics_of_amqtt() -> None:
     await broker.host.pre_start()
     await broker.host.post_start()
     client = await broker.connect()
-    await client.send(Subscribe(1, (Subscription("$SYS/broker/#"),)))
+    await client.send(Subscribe(1, (SubscriptionRequest("$SYS/broker/#"),)))
     assert [topic for topic, _ in client.published()] == ["$SYS/broker/version"]
     counters = broker.core.counters
     sent = counters.packets_sent

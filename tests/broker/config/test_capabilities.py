@@ -16,7 +16,7 @@ from penstock.broker.mqtt.packets import (
     Publish,
     PubRec,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
@@ -129,17 +129,17 @@ def test_a_will_that_needs_more_is_refused(
     [
         (
             {"wildcard_subscription_available": False},
-            Subscribe(1, (Subscription("a"), Subscription("a/+"))),
+            Subscribe(1, (SubscriptionRequest("a"), SubscriptionRequest("a/+"))),
             ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED,
         ),
         (
             {"subscription_identifiers_available": False},
-            Subscribe(1, (Subscription("a"),), {"subscription_identifier": [1]}),
+            Subscribe(1, (SubscriptionRequest("a"),), {"subscription_identifier": [1]}),
             ReasonCode.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED,
         ),
         (
             {"shared_subscription_available": False},
-            Subscribe(1, (Subscription("a"), Subscription("$share/g/a"))),
+            Subscribe(1, (SubscriptionRequest("a"), SubscriptionRequest("$share/g/a"))),
             ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED,
         ),
     ],

@@ -14,7 +14,7 @@ import pytest
 from penstock.broker.config.limits import Limits
 from penstock.broker.link import Link
 from penstock.broker.message import Message
-from penstock.broker.mqtt.packets import SubAck, Subscribe, Subscription, Will
+from penstock.broker.mqtt.packets import SubAck, Subscribe, SubscriptionRequest, Will
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.outbox.backlog import Backlog
 from penstock.broker.outbox.delivery import Delivery
@@ -190,14 +190,14 @@ def test_filters_beyond_the_limit_are_refused(limits: Limits, reason: str, size:
     broker = VirtualBroker(limits)
     client = broker.connect("c")
     filters = [f"{number}".ljust(size, "x") for number in range(250 if size == 10 else 9)]
-    client.send(Subscribe(1, tuple(Subscription(name, 1) for name in filters)))
+    client.send(Subscribe(1, tuple(SubscriptionRequest(name, 1) for name in filters)))
     codes = client.take(SubAck).reason_codes
     n_granted = codes.index(ReasonCode.QUOTA_EXCEEDED)
     assert set(codes[n_granted:]) == {ReasonCode.QUOTA_EXCEEDED}
     assert n_granted == len(client.session.subscriptions) >= 2
     assert broker.core.tree.n_bytes < 100_000 + 2 * size + 1000
     assert client.subscribe(filters[0]) == 0
-    client.send(Subscribe(1, (Subscription("other", 1),)))
+    client.send(Subscribe(1, (SubscriptionRequest("other", 1),)))
     refused = SubAck(1, (ReasonCode.QUOTA_EXCEEDED,), {"reason_string": f"other: {reason}"})
     assert client.take(SubAck) == refused
     n_refused = len(filters) - n_granted + 1

@@ -20,7 +20,7 @@ from penstock.broker.mqtt.packets import (
     PubRec,
     PubRel,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     Unsubscribe,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
@@ -153,7 +153,7 @@ def test_other_packets_than_publish_have_a_limit_of_their_own() -> None:
     for n_filters, is_allowed in ((98, True), (99, False)):
         for is_whole in (True, False):
             client = broker.connect("c")
-            packet = Subscribe(1, (Subscription("ab"),) * n_filters)
+            packet = Subscribe(1, (SubscriptionRequest("ab"),) * n_filters)
             data = write_packet(packet, 5)
             assert (len(data) <= 500) == is_allowed
             client.send_bytes(data if is_whole else data[:100])
@@ -183,7 +183,7 @@ def test_more_user_properties_than_are_allowed_end_the_connection(
     broker = VirtualBroker(Limits(properties=3))
     fields: dict[Callable[..., Packet], tuple[Any, ...]] = {
         Publish: ("t", b"x", 1, False, False, 1),
-        Subscribe: (1, (Subscription("a"),)),
+        Subscribe: (1, (SubscriptionRequest("a"),)),
         Unsubscribe: (1, ("a",)),
         Disconnect: (0,),
     }

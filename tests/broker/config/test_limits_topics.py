@@ -14,7 +14,7 @@ from penstock.broker.mqtt.packets import (
     PubRec,
     SubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     UnsubAck,
     Unsubscribe,
 )
@@ -88,7 +88,11 @@ def test_a_filter_beyond_the_limits_is_refused_by_suback(
     """The other filters of the SUBSCRIBE are granted."""
     broker = VirtualBroker(LIMITS)
     client = broker.connect("c", version)
-    client.send(Subscribe(1, (Subscription("a"), Subscription(topic), Subscription("b", 1))))
+    client.send(
+        Subscribe(
+            1, (SubscriptionRequest("a"), SubscriptionRequest(topic), SubscriptionRequest("b", 1))
+        )
+    )
     assert client.take(SubAck).reason_codes == (0, code, 1)
     assert list(client.session.subscriptions) == ["a", "b"]
     assert broker.core.counters.subscribe_refused == {"topic filter invalid (0x8F)": 1}
@@ -143,7 +147,7 @@ def test_one_packet_with_more_filters_than_a_session_may_have_closes(
 
     def send(n_filters: int) -> None:
         if kind is Subscribe:
-            client.send(Subscribe(1, (Subscription("a"),) * n_filters))
+            client.send(Subscribe(1, (SubscriptionRequest("a"),) * n_filters))
         else:
             client.send(Unsubscribe(1, ("a",) * n_filters))
         finish(client)

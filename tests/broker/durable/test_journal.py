@@ -21,7 +21,7 @@ from penstock.broker.mqtt.packets import (
     PubRel,
     SubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     UnsubAck,
     Unsubscribe,
     Will,
@@ -173,7 +173,9 @@ def test_subscribing_is_answered_after_the_commit() -> None:
     broker.connect("p").publish("t/1", b"kept", qos=1, retain=True)
     client = broker.connect("s", **keep())
     broker.commits_at_once = False
-    client.send(Subscribe(1, (Subscription("t/#", 1, no_local=True, retain_as_published=True),)))
+    client.send(
+        Subscribe(1, (SubscriptionRequest("t/#", 1, no_local=True, retain_as_published=True),))
+    )
     assert not client.inbox
     broker.commit()
     client.take(SubAck)

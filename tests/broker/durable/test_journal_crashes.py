@@ -26,7 +26,7 @@ from penstock.broker.mqtt.packets import (
     PubRel,
     SubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     UnsubAck,
     Unsubscribe,
 )
@@ -161,7 +161,7 @@ class Crashing(RuleBasedStateMachine):
         for peer in self.peers:
             peer.connect(self.broker)
             peer.take()
-        self.subscriber.send(Subscribe(1, (Subscription("t/#", 2),)))
+        self.subscriber.send(Subscribe(1, (SubscriptionRequest("t/#", 2),)))
         self.subscriber.asked[1] = ("t/#", True)
         self.subscriber.take()
         self.broker.commits_at_once = False
@@ -192,7 +192,7 @@ class Crashing(RuleBasedStateMachine):
         packet_id = 9
         peer.asked[packet_id] = (topic_filter, is_wanted)
         if is_wanted:
-            peer.send(Subscribe(packet_id, (Subscription(topic_filter, 1),)))
+            peer.send(Subscribe(packet_id, (SubscriptionRequest(topic_filter, 1),)))
         else:
             peer.send(Unsubscribe(packet_id, (topic_filter,)))
 
@@ -328,7 +328,7 @@ class Sharing(Crashing):
         self.other.connect(self.broker)
         self.other.take()
         for peer in (self.subscriber, self.other):
-            peer.send(Subscribe(1, (Subscription(SHARE, 2),)))
+            peer.send(Subscribe(1, (SubscriptionRequest(SHARE, 2),)))
             peer.asked[1] = (SHARE, True)
             peer.take()
         self.peers = (self.publisher, self.subscriber, self.other)

@@ -19,7 +19,7 @@ from penstock.broker.mqtt.packets import (
     PubRel,
     SubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.outbox.rules import OpenGate
@@ -363,7 +363,7 @@ def test_retained_messages_that_were_due_still_are() -> None:
         publisher.publish(f"t/{number}", b"%d" % number, qos=1, retain=True)
     client = broker.connect("s", **keep())
     broker.commits_at_once = False
-    client.send(Subscribe(1, (Subscription("t/#", 1), Subscription("none", 1))))
+    client.send(Subscribe(1, (SubscriptionRequest("t/#", 1), SubscriptionRequest("none", 1))))
     broker.seal()
     broker.write()
     client.take(SubAck)

@@ -12,7 +12,7 @@ from penstock.broker.mqtt.packets import (
     PubRec,
     PubRel,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     Unsubscribe,
 )
 from tests.helpers.access import Access, finish
@@ -176,7 +176,7 @@ def test_what_access_control_is_asked_about_is_stored_meanwhile() -> None:
     publish(broker, b"a", b"b")
     taker = broker.connect("taker", clean_start=False, properties=FOR_EVER)
     access.waits = True
-    taker.send(Subscribe(1, (Subscription(SHARE, 2),)))
+    taker.send(Subscribe(1, (SubscriptionRequest(SHARE, 2),)))
     finish(taker)
     assert len(broker.waiting) == 1
     assert {row.session for row in broker.disk.deliveries.values()} == {0}

@@ -24,7 +24,7 @@ from penstock.broker.mqtt.packets import (
     PubRel,
     SubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     UnsubAck,
     Unsubscribe,
     Will,
@@ -155,14 +155,14 @@ def codes_of(packet_type: PacketType, version: int) -> st.SearchStrategy[int]:
     return st.sampled_from(sorted(SUBACK_CODES_3_1_1)) if packet_type == 9 else st.just(0)
 
 
-def subscriptions(version: int) -> st.SearchStrategy[Subscription]:
+def subscriptions(version: int) -> st.SearchStrategy[SubscriptionRequest]:
     """Return valid subscriptions."""
     if version != MQTT_5:
-        return st.tuples(TOPIC_FILTERS | SHARED, QOS).map(lambda sent: Subscription(*sent))
+        return st.tuples(TOPIC_FILTERS | SHARED, QOS).map(lambda sent: SubscriptionRequest(*sent))
     handling = st.integers(0, 2)
     return st.builds(
-        Subscription, TOPIC_FILTERS, QOS, st.booleans(), st.booleans(), handling
-    ) | st.builds(Subscription, SHARED, QOS, st.just(value=False), st.booleans(), handling)
+        SubscriptionRequest, TOPIC_FILTERS, QOS, st.booleans(), st.booleans(), handling
+    ) | st.builds(SubscriptionRequest, SHARED, QOS, st.just(value=False), st.booleans(), handling)
 
 
 def lists_for(

@@ -12,7 +12,7 @@ from penstock.broker.mqtt.packets import (
     PubAck,
     Publish,
     PubRec,
-    Subscription,
+    SubscriptionRequest,
     Will,
 )
 
@@ -21,7 +21,7 @@ def test_defaults_are_the_usual_packet() -> None:
     """A packet is named by what is unusual in it."""
     assert Publish("a") == Publish("a", b"", 0, retain=False, dup=False, packet_id=0, properties={})
     assert PubAck(1) == PubAck(1, 0, {})
-    assert Subscription("a") == Subscription("a", 0, retain_handling=0)
+    assert SubscriptionRequest("a") == SubscriptionRequest("a", 0, retain_handling=0)
     connect = Connect()
     assert (connect.client_id, connect.protocol_version, connect.clean_start) == ("", 5, True)
     assert (connect.keep_alive, connect.will, connect.username) == (60, None, None)
@@ -36,7 +36,7 @@ def test_packets_of_different_types_differ() -> None:
 
 def test_subscriptions_cannot_be_changed() -> None:
     """A subscription is kept by the session and the tree: neither changes the other's."""
-    subscription = Subscription("a")
+    subscription = SubscriptionRequest("a")
     with pytest.raises(AttributeError):
         subscription.qos = 1  # type: ignore[misc]  # what the test is about
 

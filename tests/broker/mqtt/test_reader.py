@@ -18,7 +18,7 @@ from penstock.broker.mqtt.packets import (
     Publish,
     PubRel,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     Unsubscribe,
     Will,
 )
@@ -313,7 +313,7 @@ def test_mqtt_3_1_may_leave_out_what_its_flags_announce(rest: str) -> None:
     ("first_byte", "digits", "packet"),
     [
         (0x6A, "0001", PubRel(1)),
-        (0x8A, "0001 0001 61 01", Subscribe(1, (Subscription("a", 1),))),
+        (0x8A, "0001 0001 61 01", Subscribe(1, (SubscriptionRequest("a", 1),))),
         (0xAA, "0001 0001 61", Unsubscribe(1, ("a",))),
     ],
 )
@@ -331,7 +331,7 @@ def test_mqtt_3_1_repeats_more_than_publish(first_byte: int, digits: str, packet
     [
         (0x4B, "0001", PubAck(1)),
         (0x6B, "0001", PubRel(1)),
-        (0x83, "0001 0001 61 01", Subscribe(1, (Subscription("a", 1),))),
+        (0x83, "0001 0001 61 01", Subscribe(1, (SubscriptionRequest("a", 1),))),
         (0xCF, "", PingReq()),
         (0xE1, "", Disconnect()),
     ],

@@ -22,7 +22,7 @@ from penstock.broker.mqtt.packets import (
     PubRel,
     SubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     UnsubAck,
     Unsubscribe,
     Will,
@@ -213,7 +213,7 @@ VECTORS = [
     Vector(
         "SUBSCRIBE 3.1.1",
         4,
-        Subscribe(5, (Subscription("a/+", 0), Subscription("#", 2))),
+        Subscribe(5, (SubscriptionRequest("a/+", 0), SubscriptionRequest("#", 2))),
         "82 0c 0005 0003 612f2b 00 0001 23 02",
     ),
     Vector(
@@ -222,8 +222,10 @@ VECTORS = [
         Subscribe(
             5,
             (
-                Subscription("a", 1, no_local=True, retain_as_published=True, retain_handling=2),
-                Subscription("$share/g/+", 2, retain_handling=1),
+                SubscriptionRequest(
+                    "a", 1, no_local=True, retain_as_published=True, retain_handling=2
+                ),
+                SubscriptionRequest("$share/g/+", 2, retain_handling=1),
             ),
             {"subscription_identifier": [128]},
         ),

@@ -24,10 +24,10 @@ from penstock.broker.mqtt.packets import (
     Publish,
     SubAck,
     Subscribe,
+    SubscriptionRequest,
 )
-from penstock.broker.mqtt.packets import Subscription as Filter
 from penstock.broker.mqtt.writer import write_packet
-from penstock.broker.network.arrival import Arrival, Reception
+from penstock.broker.network.accepted import AcceptedConnection, Reception
 from penstock.broker.network.tls import (
     SLICE_BYTES,
     TlsFilesError,
@@ -279,7 +279,7 @@ def shaken_hands(
     reception = Reception(admission, counters, logger, clock=lambda: 0.0, timeout=60.0)
     pipe = Pipe()
     context = make_context(Tls(*authority.issue()), ("mqtt",))
-    layer = pipe.layer = TlsLayer(above, Arrival(reception, "default", Room()), context)
+    layer = pipe.layer = TlsLayer(above, AcceptedConnection(reception, "default", Room()), context)
     layer.connection_made(pipe)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = authority.client_context().wrap_bio(incoming, outgoing, server_hostname="localhost")
@@ -507,7 +507,9 @@ async def test_subscribe_in_the_same_segment_as_the_end_of_the_handshake(
         serving(listeners={"default": authority.listener_keys()}) as server,
         await StreamClient.dial_tls(port_of(server), authority.client_context()) as client,
     ):
-        await client.send(Connect(client_id="c", keep_alive=0), Subscribe(1, (Filter("t"),)))
+        await client.send(
+            Connect(client_id="c", keep_alive=0), Subscribe(1, (SubscriptionRequest("t"),))
+        )
         await client.take(ConnAck)
         await client.take(SubAck)
 

@@ -18,12 +18,12 @@ from penstock.broker.mqtt.packets import (
     Publish,
     SubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network import transport as transport_module
-from penstock.broker.network.arrival import CLOSE_TIMEOUT_SECONDS
+from penstock.broker.network.accepted import CLOSE_TIMEOUT_SECONDS
 from penstock.broker.network.transport import LEAST_SLICE_BYTES
 from penstock.broker.payload import PIECE_BYTES
 from penstock.broker.receiving.connection import Connection
@@ -156,7 +156,7 @@ async def test_packets_may_come_byte_by_byte() -> None:
     async with serving() as server, await WireClient.dial(port_of(server)) as client:
         packets = (
             Connect(client_id="c", keep_alive=0),
-            Subscribe(1, (Subscription("t"),)),
+            Subscribe(1, (SubscriptionRequest("t"),)),
             Publish("t", b"data", qos=1, packet_id=2),
         )
         for byte in b"".join(write_packet(packet, 5) for packet in packets):
@@ -184,7 +184,7 @@ async def test_a_large_packet_is_collected_without_turns() -> None:
     """A chunk that only completes a packet, or not even that, is taken at once."""
     payload = bytes(range(256)) * 1024
     async with serving() as server, await connected(port_of(server), "c") as client:
-        await client.send(Subscribe(1, (Subscription("t"),)))
+        await client.send(Subscribe(1, (SubscriptionRequest("t"),)))
         await client.take(SubAck)
         protocol = protocol_of(server, "c")
         frame = write_packet(Publish("t", payload), 5)
@@ -198,7 +198,7 @@ async def test_the_rest_of_a_chunk_is_put_off_up_to_the_end_of_a_large_packet() 
     """What follows the packet waits for a turn of its own."""
     large, small = Publish("t", bytes(10 * LEAST_SLICE_BYTES)), Publish("t", b"small")
     async with serving() as server, await connected(port_of(server), "c") as client:
-        await client.send(Subscribe(1, (Subscription("t"),)))
+        await client.send(Subscribe(1, (SubscriptionRequest("t"),)))
         await client.take(SubAck)
         protocol = protocol_of(server, "c")
         protocol.data_received(b"".join(write_packet(packet, 5) for packet in (large, small)))
@@ -214,7 +214,10 @@ async def test_a_client_that_is_not_to_be_read_from_stays_so_after_its_turn() ->
     async with serving() as server, await connected(port_of(server), "c") as client:
         server.core.access = gatekeeper
         protocol = protocol_of(server, "c")
-        packets = (Subscribe(1, (Subscription("t"),)), Publish("u", bytes(2 * LEAST_SLICE_BYTES)))
+        packets = (
+            Subscribe(1, (SubscriptionRequest("t"),)),
+            Publish("u", bytes(2 * LEAST_SLICE_BYTES)),
+        )
         protocol.data_received(b"".join(write_packet(packet, 5) for packet in packets))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -255,7 +258,7 @@ async def test_a_search_for_retained_messages_that_finds_none_for_long_goes_on()
         server.core.retained.set(Message("a/last/wanted", b"found", retain=True))
         await client.send(Connect(client_id="c", keep_alive=0))
         await client.take(ConnAck)
-        await client.send(Subscribe(1, (Subscription("+/+/wanted"),)))
+        await client.send(Subscribe(1, (SubscriptionRequest("+/+/wanted"),)))
         await client.take(SubAck)
         assert (await client.take(Publish)).payload == b"found"
 
@@ -268,7 +271,7 @@ async def test_nothing_is_handled_while_access_control_takes_its_time() -> None:
         async with await WireClient.dial(port_of(server)) as client:
             await client.send(
                 Connect(client_id="c", keep_alive=0),
-                Subscribe(1, (Subscription("t"), Subscription("secret"))),
+                Subscribe(1, (SubscriptionRequest("t"), SubscriptionRequest("secret"))),
                 PingReq(),
             )
             await until(lambda: access.n_asked)
@@ -370,7 +373,7 @@ async def test_ended_connection_is_freed_without_the_collector(*, is_behind_prox
                     await client.send_bytes(b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n")
                 await client.send(Connect(client_id="c", keep_alive=0))
                 await client.take(ConnAck)
-                await client.send(Subscribe(1, (Subscription("t"),)))
+                await client.send(Subscribe(1, (SubscriptionRequest("t"),)))
                 await client.take(SubAck)
                 await client.send(Publish("t", b"data", qos=1, packet_id=1))
                 await client.take(Publish)
@@ -422,7 +425,7 @@ async def test_answer_that_is_cancelled_ends_one_connection(*, waits: bool) -> N
         server.core.access = access
         if not waits:
             access.may_answer.set()
-        await victim.send(Subscribe(1, (Subscription("t"),)))
+        await victim.send(Subscribe(1, (SubscriptionRequest("t"),)))
         if waits:
             await until(lambda: bool(driver_of(server)._tasks))
             access.may_answer.set()

@@ -21,7 +21,7 @@ from penstock.broker.mqtt.packets import (
     Publish,
     SubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
@@ -103,7 +103,7 @@ async def test_packets_need_not_keep_to_frames() -> None:
         write_packet(packet, 5)
         for packet in (
             Connect(client_id="c", keep_alive=0),
-            Subscribe(1, (Subscription("t"),)),
+            Subscribe(1, (SubscriptionRequest("t"),)),
             Publish("t", b"data", qos=1, packet_id=2),
         )
     )

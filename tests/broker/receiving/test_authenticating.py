@@ -14,7 +14,7 @@ from penstock.broker.mqtt.packets import (
     PingResp,
     Publish,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.access import Access, finish
@@ -161,7 +161,7 @@ def test_a_method_that_raises_lets_nobody_in(step: str) -> None:
         PingReq(),
         Publish("t", b"x"),
         Publish("t", b"x", qos=1, packet_id=1),
-        Subscribe(1, (Subscription("t", 0),)),
+        Subscribe(1, (SubscriptionRequest("t", 0),)),
         Connect(client_id="c"),
     ],
     ids=lambda packet: type(packet).__name__,

@@ -18,7 +18,7 @@ from penstock.broker.mqtt.packets import (
     Publish,
     PubRel,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     Unsubscribe,
 )
 from tests.helpers.access import finish
@@ -55,7 +55,7 @@ PACKETS: st.SearchStrategy[Packet] = st.one_of(
             Publish("t", b"x", qos=1, packet_id=1),
             PubAck(7),
             PubRel(7),
-            Subscribe(2, (Subscription("t", 1),)),
+            Subscribe(2, (SubscriptionRequest("t", 1),)),
             Unsubscribe(3, ("t",)),
         ]
     ),

@@ -21,7 +21,7 @@ from penstock.broker.mqtt.packets import (
     Publish,
     SubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
@@ -210,7 +210,7 @@ def test_authentication_decides_who_connects(*, waits: bool) -> None:
     client = VirtualClient(broker)
     client.send(
         Connect(client_id="a", username="u", password=b"p"),
-        Subscribe(1, (Subscription("t", 1),)),
+        Subscribe(1, (SubscriptionRequest("t", 1),)),
         Publish("t", b"x"),
     )
     finish(client)

@@ -17,7 +17,7 @@ from penstock.broker.mqtt.packets import (
     Publish,
     SubAck,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     UnsubAck,
     Unsubscribe,
     Will,
@@ -34,7 +34,7 @@ from tests.helpers.virtual import VirtualBroker, VirtualClient
 def test_each_filter_has_its_reason_code() -> None:
     """[MQTT-3.8.4-6]: one code for each filter, in order."""
     client = VirtualBroker().connect("a")
-    client.send(Subscribe(5, (Subscription("a/+", 2), Subscription("b", 0))))
+    client.send(Subscribe(5, (SubscriptionRequest("a/+", 2), SubscriptionRequest("b", 0))))
     suback = client.take(SubAck)
     assert suback.packet_id == 5
     assert suback.reason_codes == (2, 0)
@@ -47,7 +47,7 @@ def test_many_filters_are_taken_in_parts_and_answered_as_one() -> None:
     other = broker.connect("b")
     client = broker.connect("a")
     filters = tuple(f"t/{number}" for number in range(3 * FILTERS_IN_TURN))
-    requests = tuple(Subscription(name, number % 3) for number, name in enumerate(filters))
+    requests = tuple(SubscriptionRequest(name, number % 3) for number, name in enumerate(filters))
     client.send(Subscribe(5, requests), PingReq())
     assert client.inbox == []
     assert 0 < len(client.session.subscriptions) < len(filters)
@@ -75,7 +75,7 @@ def test_client_that_leaves_while_its_filters_are_taken_is_not_answered(
     client = broker.connect("a")
     filters = tuple(f"t/{number}" for number in range(2 * FILTERS_IN_TURN))
     if kind is Subscribe:
-        client.send(Subscribe(5, tuple(map(Subscription, filters))))
+        client.send(Subscribe(5, tuple(map(SubscriptionRequest, filters))))
     else:
         client.send(Unsubscribe(5, filters))
     client.lose()
@@ -141,7 +141,7 @@ def test_access_control_decides_on_each_filter(*, waits: bool) -> None:
         client = VirtualClient(broker, version)
         client.send(
             Connect(client_id=f"v{version}", protocol_version=version),
-            Subscribe(1, (Subscription("secret"), Subscription("open", 1))),
+            Subscribe(1, (SubscriptionRequest("secret"), SubscriptionRequest("open", 1))),
         )
         finish(client)
         client.take(ConnAck)
@@ -157,7 +157,7 @@ def test_a_client_that_leaves_while_it_subscribes_leaves_nothing_behind() -> Non
     client = VirtualClient(broker)
     client.send(Connect(client_id="a"))
     finish(client)
-    client.send(Subscribe(1, (Subscription("t"),)))
+    client.send(Subscribe(1, (SubscriptionRequest("t"),)))
     client.lose()
     finish(client)
     assert broker.core.tree.n_subscriptions == 0
@@ -207,7 +207,7 @@ def test_retained_messages_are_under_access_control(*, waits: bool) -> None:
     access.refused.add(("receive", "secret"))
     client = broker.connect("s")
     access.waits = waits
-    client.send(Subscribe(1, (Subscription("#"),)))
+    client.send(Subscribe(1, (SubscriptionRequest("#"),)))
     finish(client)
     broker.finish_waiting()
     assert client.payloads() == [b"open"]
@@ -327,7 +327,7 @@ def test_suback_says_why_in_words(wants_reasons: int) -> None:
     access.refused = {("subscribe", "secret")}
     broker = VirtualBroker(Limits(subscriptions=1), access=access)
     client = broker.connect("c", properties={"request_problem_information": wants_reasons})
-    client.send(Subscribe(1, tuple(Subscription(name) for name in ("secret", "a", "b"))))
+    client.send(Subscribe(1, tuple(SubscriptionRequest(name) for name in ("secret", "a", "b"))))
     suback = client.take(SubAck)
     assert suback.reason_codes == (ReasonCode.NOT_AUTHORIZED, 0, ReasonCode.QUOTA_EXCEEDED)
     reason = "secret: not authorized to subscribe; b: allowed: 1 subscriptions"

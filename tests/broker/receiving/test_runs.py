@@ -20,7 +20,7 @@ from penstock.broker.mqtt.packets import (
     PubRec,
     PubRel,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
 )
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.outbox.rules import OpenGate
@@ -76,7 +76,7 @@ class Twins:
 
     def subscribe(self, name: str, topic_filter: str, qos: int) -> None:
         """Subscribe a client of both."""
-        request = Subscription(topic_filter, qos)
+        request = SubscriptionRequest(topic_filter, qos)
         self.send(name, write_packet(Subscribe(1, (request,)), self.version))
 
     def send(self, name: str, data: bytes) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.access_control import RECEIVE, Action, SessionView
-from penstock.broker.mqtt.packets import Publish, Subscribe, Subscription, Unsubscribe
+from penstock.broker.mqtt.packets import Publish, Subscribe, SubscriptionRequest, Unsubscribe
 from penstock.broker.mqtt.topics import validate_topic
 from penstock.broker.reports.client_topics import DOCUMENTS, ROOT, ClientTopics, topic_level
 from penstock.broker.reports.reporting import report
@@ -156,7 +156,7 @@ def test_names_of_clients_that_are_not_there_are_not_kept() -> None:
     """Whoever makes up names faster than they are looked up does not fill the memory."""
     broker, watcher = broker_of()
     n_timers = len(broker.core.timers)
-    names = [Subscription(f"{ROOT}/made-up-{n}/link") for n in range(100)]
+    names = [SubscriptionRequest(f"{ROOT}/made-up-{n}/link") for n in range(100)]
     watcher.send(Subscribe(1, tuple(names)), Unsubscribe(2, tuple(n.topic_filter for n in names)))
     assert len(broker.core.timers) == n_timers
 

@@ -6,7 +6,13 @@ from collections import Counter
 import pytest
 
 from penstock.broker.config.limits import Limits
-from penstock.broker.mqtt.packets import PubAck, Publish, Subscribe, Subscription, Unsubscribe
+from penstock.broker.mqtt.packets import (
+    PubAck,
+    Publish,
+    Subscribe,
+    SubscriptionRequest,
+    Unsubscribe,
+)
 from tests.helpers.access import Access, finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
@@ -79,7 +85,7 @@ def test_no_retained_messages_for_a_share() -> None:
 def test_a_share_knows_no_no_local() -> None:
     """[MQTT-3.8.3-4]: No Local on a shared subscription is a protocol error."""
     client = VirtualBroker().connect()
-    client.send(Subscribe(1, (Subscription(SHARE, 0, no_local=True),)))
+    client.send(Subscribe(1, (SubscriptionRequest(SHARE, 0, no_local=True),)))
     assert client.is_lost
 
 
@@ -90,7 +96,7 @@ def test_a_share_knows_no_no_local() -> None:
 def test_a_share_needs_a_name_and_a_filter(topic_filter: str) -> None:
     """[MQTT-4.8.2-1], [MQTT-4.8.2-2]: a malformed packet."""
     client = VirtualBroker().connect()
-    client.send(Subscribe(1, (Subscription(topic_filter),)))
+    client.send(Subscribe(1, (SubscriptionRequest(topic_filter),)))
     assert client.is_lost
 
 

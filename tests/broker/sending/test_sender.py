@@ -21,7 +21,7 @@ from penstock.broker.mqtt.packets import (
     PubRec,
     PubRel,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
 )
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.outbox.rules import OpenGate
@@ -383,7 +383,7 @@ def test_a_few_bytes_cannot_ask_for_more_than_one_turn_may_write() -> None:
         publisher.publish(f"r/{number}", bytes(4000), retain=True)
     client = broker.connect("c")
     filters = ("#", "r/#", "+/+", "r/+")
-    frame = write_packet(Subscribe(1, tuple(Subscription(name) for name in filters)), 5)
+    frame = write_packet(Subscribe(1, tuple(SubscriptionRequest(name) for name in filters)), 5)
     client.connection.receive_data(frame * 5, broker.now)
     assert client.connection.out_bytes < 2 * PUMP_BYTES
     assert not client.session.outbox.n_messages

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.broker.config.limits import Limits
 from penstock.broker.message import Message
-from penstock.broker.mqtt.packets import Packet, PubAck, Publish, Subscribe, Subscription
+from penstock.broker.mqtt.packets import Packet, PubAck, Publish, Subscribe, SubscriptionRequest
 from penstock.broker.sending.throttle import (
     LITTLE_BYTES_PER_SECOND,
     LITTLE_MESSAGES_PER_SECOND,
@@ -102,7 +102,7 @@ def test_publishers_do_not_wait_for_all_retained_messages_of_a_subscriber() -> N
         publisher.publish(f"r/{number}", b"x", retain=True)
     subscriber = broker.connect("s")
     subscriber.room_bytes = 0
-    subscriber.send(Subscribe(1, (Subscription("#"),)))
+    subscriber.send(Subscribe(1, (SubscriptionRequest("#"),)))
     publisher.publish("live", much(b"x"))
     assert not publisher.is_reading
     subscriber.room_bytes = 1_000
@@ -201,7 +201,7 @@ def test_nobody_waits_for_a_subscriber_whom_another_message_found_without_room()
     broker, publisher, subscriber = congested()
     publisher.publish("r", b"retained", retain=True)
     broker.core.publish(Message("t", b"the broker's own"), broker.now)
-    subscriber.send(Subscribe(1, (Subscription("r"),)))
+    subscriber.send(Subscribe(1, (SubscriptionRequest("r"),)))
     broker.settle()
     publisher.publish("nobody", b"x")
     assert publisher.is_reading

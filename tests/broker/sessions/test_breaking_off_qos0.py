@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.broker.mqtt.packets import Subscribe, Subscription
+from penstock.broker.mqtt.packets import Subscribe, SubscriptionRequest
 from penstock.broker.sessions.breaking_off import LOOK_SECONDS, RETURN_SECONDS
 from tests.helpers.half_sent import Path
 from tests.helpers.held_machine import MANY_PIECES
@@ -63,7 +63,7 @@ def test_retained_message_of_qos_0_is_kept_before_a_live_one_of_its_topic() -> N
     path.publisher.publish("alarm", b"old", retain=True)
     path.publish_large("cam", "L")
     path.publish("other", "o")
-    path.client.send(Subscribe(1, (Subscription("alarm", 0),)))
+    path.client.send(Subscribe(1, (SubscriptionRequest("alarm", 0),)))
     assert path.break_off()
     path.publish("alarm", "new", qos=0)
     path.connect()

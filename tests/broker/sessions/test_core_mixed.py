@@ -30,7 +30,7 @@ from penstock.broker.mqtt.packets import (
     PubRec,
     PubRel,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     Unsubscribe,
 )
 from penstock.broker.outbox.rules import OpenGate
@@ -231,7 +231,9 @@ class Mixed(RuleBasedStateMachine):
             peer = self.peers[name]
             peer.connect(self.broker, 10, 2)
             self.settle()
-            peer.send(Subscribe(1, (Subscription(OWN_FILTER, 2), Subscription(SHARE, 2))))
+            peer.send(
+                Subscribe(1, (SubscriptionRequest(OWN_FILTER, 2), SubscriptionRequest(SHARE, 2)))
+            )
             self.settle()
         self.broker.commits_at_once = False
 
@@ -267,7 +269,7 @@ class Mixed(RuleBasedStateMachine):
         if not peer.is_ready or peer.is_lasting:
             return
         if is_wanted:
-            peer.send(Subscribe(30, (Subscription(topic_filter, qos),)))
+            peer.send(Subscribe(30, (SubscriptionRequest(topic_filter, qos),)))
         else:
             peer.send(Unsubscribe(30, (topic_filter,)))
         peer.take()

@@ -16,7 +16,7 @@ from penstock.broker.mqtt.packets import (
     Packet,
     Publish,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     Unsubscribe,
     Will,
 )
@@ -346,7 +346,7 @@ def test_subscriptions_that_a_vanished_client_has_asked_for_end_with_its_session
     client = broker.connect("s")
     for topic_filter in ("a", "b/+", "$share/s/c"):
         client.subscribe(topic_filter, 1)
-    wanted = Subscribe(1, (Subscription("a", 2), Subscription("d", 1)))
+    wanted = Subscribe(1, (SubscriptionRequest("a", 2), SubscriptionRequest("d", 1)))
     vanish(client, *states(20), wanted, Unsubscribe(2, ("b/+", "$share/s/c", "d")))
     take_turns(client)
     assert broker.core.tree.n_subscriptions == n_subscriptions

@@ -22,7 +22,7 @@ from penstock.broker.mqtt.packets import (
     PubAck,
     Publish,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
     Unsubscribe,
 )
 from penstock.broker.mqtt.writer import write_packet
@@ -85,7 +85,7 @@ def test_one_subscribe_takes_no_more_than_its_slice_before_others_have_their_tur
     retain(broker, 1000)
     client = broker.connect("c")
     n_before = broker.core.counters.publish_sent
-    frame = write_packet(Subscribe(1, (Subscription("#"), Subscription("r/#"))), 5)
+    frame = write_packet(Subscribe(1, (SubscriptionRequest("#"), SubscriptionRequest("r/#"))), 5)
     client.connection.receive_data(frame, broker.now)
     assert broker.core.counters.publish_sent - n_before == SLICE_MESSAGES
     other = broker.connect("other")
@@ -99,7 +99,7 @@ def test_live_messages_between_retained_ones_do_not_keep_others_from_their_turn(
     broker = VirtualBroker()
     retain(broker, 20 * SLICE_MESSAGES)
     client = paused(broker)
-    client.send(Subscribe(1, (Subscription("#"),)))
+    client.send(Subscribe(1, (SubscriptionRequest("#"),)))
     live = broker.connect("live")
     for number in range(3):
         live.publish(f"live/{number}", b"live")
@@ -122,7 +122,7 @@ def test_bytes_that_are_not_sent_yet_are_bounded() -> None:
     broker = VirtualBroker()
     retain(broker, 50, size=UNSENT_BYTES // 4)
     client = paused(broker)
-    client.send(Subscribe(1, (Subscription("#"),)))
+    client.send(Subscribe(1, (SubscriptionRequest("#"),)))
     assert client.connection.out_bytes < 2 * UNSENT_BYTES
     go_on(client)
     assert len(client.payloads()) == 50
@@ -134,8 +134,8 @@ def test_a_filter_that_is_repeated_begins_anew() -> None:
     broker = VirtualBroker()
     retain(broker, 5)
     client = paused(broker)
-    client.send(Subscribe(1, (Subscription("r/#"),) * 20))
-    client.send(Subscribe(2, (Subscription("r/+"), Subscription("r/#", 1))))
+    client.send(Subscribe(1, (SubscriptionRequest("r/#"),) * 20))
+    client.send(Subscribe(2, (SubscriptionRequest("r/+"), SubscriptionRequest("r/#", 1))))
     go_on(client)
     topics = Counter(packet.topic for packet in client.take_all(Publish))
     assert topics == {f"r/{number}": 2 for number in range(5)}
@@ -148,8 +148,8 @@ def test_what_is_due_stays_due_when_the_subscription_is_renewed(retain_handling:
     broker = VirtualBroker()
     retain(broker, 3, qos=1)
     client = paused(broker)
-    client.send(Subscribe(1, (Subscription("r/#", 0),)))
-    client.send(Subscribe(1, (Subscription("r/#", 1, retain_handling=retain_handling),)))
+    client.send(Subscribe(1, (SubscriptionRequest("r/#", 0),)))
+    client.send(Subscribe(1, (SubscriptionRequest("r/#", 1, retain_handling=retain_handling),)))
     go_on(client)
     assert [packet.qos for packet in client.take_all(Publish)] == [1, 1, 1]
 
@@ -159,7 +159,7 @@ def test_a_live_message_is_not_overtaken_by_an_older_retained_one() -> None:
     broker = VirtualBroker()
     retain(broker, 200)
     client = paused(broker)
-    client.send(Subscribe(1, (Subscription("r/#"),)))
+    client.send(Subscribe(1, (SubscriptionRequest("r/#"),)))
     publisher = broker.connect("publisher")
     publisher.publish("r/150", b"live")
     publisher.publish("r/199", b"newer", retain=True)
@@ -181,7 +181,7 @@ def test_nothing_is_due_to_a_subscription_that_is_gone() -> None:
     broker = VirtualBroker()
     retain(broker, 3)
     client = paused(broker)
-    client.send(Subscribe(1, (Subscription("r/#"), Subscription("r/1"))))
+    client.send(Subscribe(1, (SubscriptionRequest("r/#"), SubscriptionRequest("r/1"))))
     client.send(Unsubscribe(2, ("r/#",)))
     go_on(client)
     assert [packet.topic for packet in client.take_all(Publish)] == ["r/1"]
@@ -193,7 +193,7 @@ def test_what_is_due_outlives_the_connection_but_for_qos_0(qos: int, n_expected:
     broker = VirtualBroker()
     retain(broker, 3, qos=1)
     client = paused(broker)
-    client.send(Subscribe(1, (Subscription("r/#", qos),)))
+    client.send(Subscribe(1, (SubscriptionRequest("r/#", qos),)))
     client.lose()
     broker.connect("publisher").publish("r/1", b"live", qos=1)
     again = broker.connect("c", clean_start=False, properties=LASTING)
@@ -211,7 +211,7 @@ def test_what_has_expired_meanwhile_is_not_sent() -> None:
     for topic in ("a", "b"):
         publisher.publish(topic, b"x", retain=True, properties={"message_expiry_interval": 5})
     client = paused(broker)
-    client.send(Subscribe(1, (Subscription("+"),)))
+    client.send(Subscribe(1, (SubscriptionRequest("+"),)))
     broker.advance(6)
     publisher.publish("a", b"live")
     go_on(client)
@@ -224,7 +224,7 @@ def test_a_session_that_ends_is_owed_nothing() -> None:
     retain(broker, 3, qos=1)
     client = broker.connect("c")
     client.connection.pause_sending(broker.now)
-    client.send(Subscribe(1, (Subscription("r/#", 1),)))
+    client.send(Subscribe(1, (SubscriptionRequest("r/#", 1),)))
     session = client.session
     client.lose()
     assert not session.retained_due
@@ -244,7 +244,7 @@ def test_the_cost_of_a_subscribe_grows_as_its_filters_do(monkeypatch: pytest.Mon
     monkeypatch.setattr(retained_delivery, "RetainedDue", Counting)
     broker = VirtualBroker()
     client = broker.connect("c")
-    filters = tuple(Subscription(f"many/{number}/+") for number in range(300))
+    filters = tuple(SubscriptionRequest(f"many/{number}/+") for number in range(300))
     for _ in range(2):
         client.send(Subscribe(1, filters))
         finish(client)
@@ -259,7 +259,7 @@ def test_an_answer_of_access_control_that_comes_too_late_changes_nothing(ends: s
     retain(broker, 3)
     client = broker.connect("c")
     access.waits = True
-    client.send(Subscribe(1, (Subscription("r/#"),)))
+    client.send(Subscribe(1, (SubscriptionRequest("r/#"),)))
     if ends == "lose":
         client.lose()
     else:
@@ -276,7 +276,7 @@ def test_a_live_message_goes_behind_the_one_that_access_control_is_asked_about()
     retain(broker, 1)
     client = broker.connect("c")
     access.waits = True
-    client.send(Subscribe(1, (Subscription("r/#"),)))
+    client.send(Subscribe(1, (SubscriptionRequest("r/#"),)))
     access.waits = False
     broker.connect("publisher").publish("r/0", b"live")
     broker.finish_waiting()
@@ -333,7 +333,7 @@ class RetainedMachine(RuleBasedStateMachine):
     @rule(topic_filter=st.sampled_from(["#", "a/#", "+/+"]), qos=st.integers(0, 1))
     def subscribe(self, topic_filter: str, qos: int) -> None:
         """It subscribes."""
-        self.client.send(Subscribe(1, (Subscription(topic_filter, qos),)))
+        self.client.send(Subscribe(1, (SubscriptionRequest(topic_filter, qos),)))
         self.subscribed_at = self.number
         if topic_filter == "#":
             self.due |= self.retained

@@ -17,7 +17,13 @@ from penstock.plugins.queue.batch_format import (
     write_deliveries,
     write_segment,
 )
-from penstock.plugins.queue.client import Batch, Delivery, join_batches, read_batch, read_deliveries
+from penstock.plugins.queue.client import (
+    Batch,
+    ReceivedMessage,
+    join_batches,
+    read_batch,
+    read_deliveries,
+)
 from tests.plugins.queue.running import message
 
 ROW = st.tuples(
@@ -49,11 +55,11 @@ def test_frames_read_back_as_written(batches: list[Batch]) -> None:
 
 
 @given(st.lists(st.builds(
-    Delivery, st.text(max_size=20), st.integers(1, 9), st.integers(0, 1023), st.integers(0, 2**62),
-    st.text(max_size=8), st.binary(max_size=40), st.integers(0, 2), st.text(max_size=4),
-    st.floats(allow_nan=False), st.text(max_size=4),
+    ReceivedMessage, st.text(max_size=20), st.integers(1, 9), st.integers(0, 1023),
+    st.integers(0, 2**62), st.text(max_size=8), st.binary(max_size=40), st.integers(0, 2),
+    st.text(max_size=4), st.floats(allow_nan=False), st.text(max_size=4),
 ), max_size=8))  # fmt: skip
-def test_deliveries_read_back_as_written(deliveries: list[Delivery]) -> None:
+def test_deliveries_read_back_as_written(deliveries: list[ReceivedMessage]) -> None:
     """Deliveries come over the wire with handle, receive count and place."""
     assert read_deliveries(write_deliveries(deliveries)) == deliveries
 

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.peers import reserved_port
 from penstock.plugins.queue.batch_format import write_batch, write_deliveries
-from penstock.plugins.queue.client import Batch, Delivery, QueueClient, QueueError
+from penstock.plugins.queue.client import Batch, QueueClient, QueueError, ReceivedMessage
 from tests.plugins.queue.running import running_plugin
 
 QUEUES = {
@@ -253,7 +253,7 @@ def test_server_that_does_not_answer_is_told() -> None:
 
 
 BATCH = Batch([5], ["a"], [b"x"], [0], [""], [0.0], [""])
-DELIVERY = Delivery("h", 1, 0, 5, "a", b"x", 0, "", 0.0, "")
+DELIVERY = ReceivedMessage("h", 1, 0, 5, "a", b"x", 0, "", 0.0, "")
 
 
 @pytest.mark.parametrize(

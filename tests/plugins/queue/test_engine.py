@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.plugins.queue.client import Delivery, read_batch
+from penstock.plugins.queue.client import ReceivedMessage, read_batch
 from penstock.plugins.queue.engine import Engine, OffsetError, RangeGoneError
 from tests.plugins.queue.running import (
     ENGINES,
@@ -43,7 +43,7 @@ async def engine(
         yield running
 
 
-async def take(engine: Engine, n_max: int = 100, number: int = 0) -> list[Delivery]:
+async def take(engine: Engine, n_max: int = 100, number: int = 0) -> list[ReceivedMessage]:
     """Receive from a physical queue of `q`."""
     return await engine.take("q", number, n_max, PLENTY)
 
@@ -53,7 +53,7 @@ async def read(engine: Engine, start: int, end: int, most: int = 1000) -> list[b
     return read_batch(b"".join(await engine.read_range("q", 0, start, end, most))).payload
 
 
-def handles(deliveries: Sequence[Delivery]) -> list[str]:
+def handles(deliveries: Sequence[ReceivedMessage]) -> list[str]:
     """Return the receipt handles."""
     return [delivery.receipt_handle for delivery in deliveries]
 

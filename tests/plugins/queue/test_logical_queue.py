@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.plugins.queue.client import Delivery
+from penstock.plugins.queue.client import ReceivedMessage
 from penstock.plugins.queue.engine import Engine, StorageError
 from penstock.plugins.queue.engine_memory import MemoryStore
 from penstock.plugins.queue.logical_queue import (
@@ -144,7 +144,9 @@ async def test_client_that_goes_away_leaves_its_messages_to_others(
         await store_messages(engine, [b"a"], number=0)
         take, reached = engine.take, asyncio.Event()
 
-        async def take_then_wait(name: str, number: int, n_max: int, size: int) -> list[Delivery]:
+        async def take_then_wait(
+            name: str, number: int, n_max: int, size: int
+        ) -> list[ReceivedMessage]:
             if number == 1:
                 reached.set()
                 await asyncio.Event().wait()
@@ -168,7 +170,9 @@ async def test_unreadable_physical_queue_does_not_hide_the_others(
     async with running_queue(physical_queues=2) as (queue, engine):
         take = engine.take
 
-        async def take_or_fail(name: str, number: int, n_max: int, size: int) -> list[Delivery]:
+        async def take_or_fail(
+            name: str, number: int, n_max: int, size: int
+        ) -> list[ReceivedMessage]:
             if number == 0:
                 raise StorageError("unreadable")
             return await take(name, number, n_max, size)
@@ -189,7 +193,7 @@ async def test_storage_error_is_freed_without_the_collector(
     class UnreadableError(StorageError):
         """Found among all objects, if it is there."""
 
-    async def fail(*_: object) -> list[Delivery]:
+    async def fail(*_: object) -> list[ReceivedMessage]:
         raise UnreadableError("unreadable")
 
     async with running_queue(physical_queues=2) as (queue, engine):

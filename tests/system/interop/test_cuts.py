@@ -18,7 +18,7 @@ from penstock.broker.mqtt.packets import (
     PubRec,
     PubRel,
     Subscribe,
-    Subscription,
+    SubscriptionRequest,
 )
 from tests.helpers.process import BrokerProcess, anonymous_policy, running_broker
 from tests.helpers.wire import WireClient
@@ -165,7 +165,7 @@ async def test_each_message_comes_exactly_once_and_in_order(
         async with await WireClient.dial(keeper.port, subscriber.version) as wire:
             kept = {"session_expiry_interval": 600} if subscriber.version == 5 else {}
             await wire.connect(subscriber.name, clean_start=False, properties=kept)
-            await wire.send(Subscribe(1, (Subscription(TOPIC, 2),)))
+            await wire.send(Subscribe(1, (SubscriptionRequest(TOPIC, 2),)))
             await wire.receive()
     await asyncio.gather(
         *(client.run() for client in [*subscribers, Publisher(keeper.port, version)])

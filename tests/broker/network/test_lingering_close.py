@@ -10,8 +10,8 @@ from penstock.broker.extensions import BreakingGate, Transfer
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import PingReq, Publish
-from penstock.broker.network import lingering as lingering_module
-from penstock.broker.network.lingering import Lingering
+from penstock.broker.network import lingering_close as lingering_module
+from penstock.broker.network.lingering_close import LingeringClose
 from penstock.broker.sending.outgoing import WRITE_BYTES
 from penstock.broker.server import Server
 from penstock.broker.sessions import breaking_off
@@ -25,7 +25,7 @@ from tests.helpers.wire import WireClient
 MANY_BYTES = 64 * 1024
 
 
-async def make(client_bytes: bytes) -> tuple[Lingering, asyncio.Transport, socket.socket]:
+async def make(client_bytes: bytes) -> tuple[LingeringClose, asyncio.Transport, socket.socket]:
     """Return a connection's transport, which is not read from, and the peer, which has sent."""
     loop = asyncio.get_running_loop()
     server = socket.create_server(("127.0.0.1", 0))
@@ -36,7 +36,7 @@ async def make(client_bytes: bytes) -> tuple[Lingering, asyncio.Transport, socke
     transport.pause_reading()
     peer.sendall(client_bytes)
     peer.setblocking(False)
-    return Lingering(loop), transport, peer
+    return LingeringClose(loop), transport, peer
 
 
 async def read_all(peer: socket.socket) -> bytes:

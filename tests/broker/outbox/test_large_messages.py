@@ -6,12 +6,12 @@ import pytest
 
 from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import Delivery
-from penstock.broker.outbox.held import Held
+from penstock.broker.outbox.large_messages import LargeMessages
 
 
-def held(*names: str) -> tuple[Held, dict[str, Delivery]]:
+def held(*names: str) -> tuple[LargeMessages, dict[str, Delivery]]:
     """Return what holds messages that are named by topic and number, such as ``a1``."""
-    made = Held()
+    made = LargeMessages()
     by_name: dict[str, Delivery] = {}
     for number, name in enumerate(names):
         one = by_name[name] = Delivery(Message(name[0], b"", is_large=True), 1)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from penstock.broker.counters import Counters
-from penstock.broker.mqtt.packets import Connect, Disconnect, Subscribe, Subscription
+from penstock.broker.mqtt.packets import Connect, Disconnect, Subscribe, SubscriptionRequest
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
-from penstock.broker.network import arrival as arrival_module
-from penstock.broker.network.arrival import Arrival, Layer, Reception
+from penstock.broker.network import accepted as arrival_module
+from penstock.broker.network.accepted import AcceptedConnection, Layer, Reception
 from penstock.broker.quotas.admission import Admission, Room
 from penstock.broker.server import Server
 from tests.broker.serving import port_of, serving, until
@@ -85,14 +85,14 @@ class Above(asyncio.Protocol):
         self.told.append("resume")
 
 
-def make(connections: int = 1, **options: Any) -> tuple[Reception, Arrival]:
+def make(connections: int = 1, **options: Any) -> tuple[Reception, AcceptedConnection]:
     """Return a reception and a connection that comes in."""
     counters = Counters()
     admission = Admission(counters, connections=connections, connections_per_address=None)
     reception = Reception(
         admission, counters, logging.getLogger("test"), clock=lambda: 7.0, timeout=0.02
     )
-    return reception, Arrival(reception, "default", Room(), **options)
+    return reception, AcceptedConnection(reception, "default", Room(), **options)
 
 
 async def test_layer_tells_the_protocol_above_only_what_it_has_begun() -> None:
@@ -169,7 +169,7 @@ async def test_connection_without_a_place_is_cut_off_at_once() -> None:
     room = Room()
     while reception.admission.enter(room) is not None:
         pass
-    arrival = Arrival(reception, "default", room)
+    arrival = AcceptedConnection(reception, "default", room)
     below = Below()
     Layer(Above(), arrival).connection_made(below)
     assert below.is_aborted
@@ -210,7 +210,7 @@ async def test_time_for_a_connect_counts_from_the_beginning(tmp_path: Path) -> N
 
 
 _SUBSCRIBER = write_packet(Connect(client_id="stalled", keep_alive=0), 5) + write_packet(
-    Subscribe(1, (Subscription("t", 1),)), 5
+    Subscribe(1, (SubscriptionRequest("t", 1),)), 5
 )
 
 _WEBSOCKET_REQUEST = (

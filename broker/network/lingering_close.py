@@ -28,7 +28,7 @@ MOST_SOCKETS: Final = RESERVE // 3
 _READ_BYTES: Final = 65_536
 
 
-class Lingering:
+class LingeringClose:
     """The sockets of one broker that linger."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

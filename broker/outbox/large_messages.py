@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from penstock.broker.outbox.delivery import NO_QUEUE, Delivery, by_sequence
 
 
-class Held:
+class LargeMessages:
     """The large messages of one outbox.
 
     Invariants, tested by `check_invariants`: `firsts` are the first messages of all chains, in

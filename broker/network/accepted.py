@@ -2,8 +2,8 @@
 
 A connection may go through layers before it speaks MQTT: a header of the PROXY protocol, TLS,
 WebSocket. Each is an asyncio protocol towards what is below and a transport towards what is above,
-so that `penstock.broker.network.transport` neither knows nor cares. One `Arrival` goes through all
-of them; together they have as long as a CONNECT may take.
+so that `penstock.broker.network.transport` neither knows nor cares. One `AcceptedConnection` goes
+through all of them; together they have as long as a CONNECT may take.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Reception:
         self.logger = logger
         self.clock = clock
         self.timeout = timeout
-        self.in_layers: set[Arrival] = set()
+        self.in_layers: set[AcceptedConnection] = set()
         self.orphan_timeouts_ms: dict[str, int] = {}
 
     def cut_off(self, transport: asyncio.Transport) -> None:
@@ -67,7 +67,7 @@ class Reception:
             arrival.transport.abort()
 
 
-class Arrival:
+class AcceptedConnection:
     """One connection.
 
     Attributes:
@@ -259,7 +259,7 @@ class Layer(asyncio.Protocol, asyncio.Transport):
         is_below_paused: the transport below has as many unsent bytes as it should.
     """
 
-    def __init__(self, above: asyncio.Protocol, arrival: Arrival) -> None:
+    def __init__(self, above: asyncio.Protocol, arrival: AcceptedConnection) -> None:
         super().__init__()
         self.above = above
         self.below: asyncio.Transport
