@@ -1,12 +1,12 @@
 """What the broker tells: past tense, one frozen class each, no answer expected.
 
-Listeners are fixed before the first client connects. A tuple that is empty costs one test.
+Callbacks are fixed before the first client connects. A tuple that is empty costs one test.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from penstock.broker.access_control import SessionView
@@ -92,11 +92,11 @@ class PacketSent(NamedTuple):
 
 
 @dataclass(slots=True)
-class Listeners:
-    """Who is told of what, fixed at start.
+class Callbacks:
+    """The callbacks of each event: plain functions of one event, called on the loop's thread.
 
-    Each field is a tuple of plain functions of one event; a listener that raises is logged
-    with its name and counted.
+    One that raises is logged with its name and counted. With a callback of a message's or packet's
+    arrival or departure, every message goes the long way: see `Core.is_plain`.
     """
 
     client_connected: tuple[Callable[[ClientConnected], None], ...] = ()
@@ -109,3 +109,14 @@ class Listeners:
     message_retained: tuple[Callable[[MessageRetained], None], ...] = ()
     packet_received: tuple[Callable[[PacketReceived], None], ...] = ()
     packet_sent: tuple[Callable[[PacketSent], None], ...] = ()
+
+    @classmethod
+    def joined(cls, several: Iterable[Callbacks]) -> Callbacks:
+        """Return the callbacks of several, to be called in their order."""
+        several = list(several)
+        return cls(
+            *(
+                tuple(callback for one in several for callback in getattr(one, field.name))
+                for field in fields(cls)
+            )
+        )

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from penstock.broker.access_control import AccessControl, Authenticator
 from penstock.broker.client_report import ClientReport
+from penstock.broker.events import Callbacks
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.payload import Payload
@@ -404,6 +405,7 @@ class Plugin:
     sinks: Sequence[MessageSink] = ()
     access: AccessControl | None = None
     authenticators: Sequence[Authenticator] = ()
+    callbacks: Callbacks | None = None
     open_files: int = 0
 
     def __init__(self, config: Any, context: PluginContext) -> None:

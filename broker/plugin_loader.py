@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from penstock.broker.access_control import AccessControl, Authenticator
 from penstock.broker.config.policy import suggest, validate_config
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError, import_hint
+from penstock.broker.events import Callbacks
 from penstock.broker.extensions import (
     ClientReports,
     DeliveryGate,
@@ -59,6 +60,7 @@ class LoadedPlugins:
         sinks: in the order of the file; names are unique.
         access: in the order of the file.
         authenticators: in the order of the file; methods are unique.
+        callbacks: of events, in the order of the file.
     """
 
     plugins: tuple[Plugin, ...] = ()
@@ -69,6 +71,7 @@ class LoadedPlugins:
     sinks: tuple[MessageSink, ...] = ()
     access: tuple[AccessControl, ...] = ()
     authenticators: tuple[Authenticator, ...] = ()
+    callbacks: tuple[Callbacks, ...] = ()
 
     @property
     def has_authentication(self) -> bool:
@@ -170,6 +173,7 @@ def load_plugins(
         authenticators=tuple(
             authenticator for plugin in made.values() for authenticator in plugin.authenticators
         ),
+        callbacks=tuple(plugin.callbacks for plugin in made.values() if plugin.callbacks),
     )
 
 

@@ -19,7 +19,7 @@ from penstock.broker.config.local_only import (
     local_listeners,
 )
 from penstock.broker.config.policy import Policy
-from penstock.broker.events import Listeners
+from penstock.broker.events import Callbacks
 from penstock.broker.network.accepted import Reception
 from penstock.broker.network.driver import Driver
 from penstock.broker.network.listeners import Listening
@@ -195,8 +195,12 @@ class Server:
                 plugins.authenticators,
             ),
             authenticators=plugins.authenticators,
-            listeners=ClientLog(self._logger).added_to(
-                host.listeners if host is not None else Listeners()
+            callbacks=Callbacks.joined(
+                [
+                    ClientLog(self._logger).callbacks,
+                    *([host.callbacks] if host is not None else []),
+                    *plugins.callbacks,
+                ]
             ),
             session_expiry_limit=policy.session_expiry_interval,
             keep_alive_grace=policy.timeout_disconnect_delay,

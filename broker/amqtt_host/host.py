@@ -1,4 +1,4 @@
-"""The host: aMQTT's plugins as the broker's access control and listeners."""
+"""The host: aMQTT's plugins as the broker's access control and callbacks of events."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from penstock.broker.amqtt_host.packets import HostedMessage, packet_view, retai
 from penstock.broker.amqtt_host.sessions import HostedSession, session_of_attempt
 from penstock.broker.config.policy import Policy
 from penstock.broker.events import (
+    Callbacks,
     ClientConnected,
     ClientDisconnected,
     ClientSubscribed,
     ClientUnsubscribed,
-    Listeners,
     MessageReceived,
     MessageRetained,
     MessageRouted,
@@ -62,11 +62,11 @@ _MAX_ADMITTED: Final = 1_000
 class AmqttHost:
     """Runs the aMQTT plugins of a policy; the broker's `AccessControl`.
 
-    Make it with the event loop running, give `listeners` and the host itself to the core,
+    Make it with the event loop running, give `callbacks` and the host itself to the core,
     `attach` the core, then call the four steps of its life in order.
 
     Attributes:
-        listeners: only for events that some plugin handles.
+        callbacks: only for events that some plugin handles.
         manager: aMQTT's, with the plugins.
         clock: monotonic seconds.
         has_sys_plugin: whether aMQTT's own plugin publishes `$SYS` topics.
@@ -148,7 +148,7 @@ class AmqttHost:
         self.checks_receive = bool(self._filters[RECEIVE])
         self.has_sys_plugin = any(isinstance(plugin, BrokerSysPlugin) for plugin in plugins)
         self._handlers = event_handlers(plugins)
-        self.listeners = self._listeners()
+        self.callbacks = self._callbacks()
 
     def attach(self, core: Core) -> None:
         """Take the broker that the plugins see, before `pre_start`."""
@@ -227,14 +227,14 @@ class AmqttHost:
 
     # -- events ----------------------------------------------------------------------------
 
-    def _listeners(self) -> Listeners:
-        """Return listeners for the events that some plugin handles, and for connections."""
+    def _callbacks(self) -> Callbacks:
+        """Return callbacks of the events that some plugin handles, and for connections."""
         on = self._handlers
 
-        def if_handled(event: str, listener: Any) -> tuple[Any, ...]:
-            return (listener,) if on[event] else ()
+        def if_handled(event: str, callback: Any) -> tuple[Any, ...]:
+            return (callback,) if on[event] else ()
 
-        return Listeners(
+        return Callbacks(
             client_connected=(self._client_connected,),
             client_disconnected=(self._client_disconnected,),
             session_ended=(self._session_ended,),

@@ -226,8 +226,8 @@ async def let_in(
         receive_maximum=packet.properties.get("receive_maximum", 65_535),
         topic_alias_maximum=packet.properties.get("topic_alias_maximum", 0),
     )
-    if core.listeners.client_connected:
-        core.tell(core.listeners.client_connected, ClientConnected(session))
+    if core.callbacks.client_connected:
+        core.tell(core.callbacks.client_connected, ClientConnected(session))
 
 
 def _refuse_login(

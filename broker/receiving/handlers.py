@@ -310,9 +310,9 @@ def add_subscription(core: Core, subscription: Subscription) -> bool:
     shares = core.tree.shares
     if shares and is_new and subscription.topic_filter in shares:
         redelivery.member_came(session)
-    if core.listeners.client_subscribed:
+    if core.callbacks.client_subscribed:
         event = ClientSubscribed(session, subscription.topic_filter, subscription.qos)
-        core.tell(core.listeners.client_subscribed, event)
+        core.tell(core.callbacks.client_subscribed, event)
     return is_new
 
 

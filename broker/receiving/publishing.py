@@ -134,8 +134,8 @@ def receive_publish(
             core.fast_plan(plan, connection.version)
         return _take(connection, plan, message, packet_id, now)
     session = connection.session
-    if core.listeners.message_received:
-        core.tell(core.listeners.message_received, MessageReceived(session, message))
+    if core.callbacks.message_received:
+        core.tell(core.callbacks.message_received, MessageReceived(session, message))
     return connection.run(_take_checked(connection, session, plan, message, packet_id, now))
 
 
@@ -459,7 +459,7 @@ async def _take_checked(
     packet_id: int,
     now: float,
 ) -> None:
-    """As `_take`, with access control and listeners in the way.
+    """As `_take`, with access control and callbacks in the way.
 
     The receipt is booked before the first wait and settled after the last: the client may come
     back on another connection meanwhile and repeat the message [MQTT-4.3.3-10].

@@ -9,7 +9,7 @@ to each counter. A run may be a single packet.
 
 Whatever is out of the ordinary goes the long way, packet by packet: each function here returns 0
 before it has changed anything where it finds that
-* a listener, access control, a sink, a shared subscription or a journal has to be told of each
+* a callback, access control, a sink, a shared subscription or a journal has to be told of each
   packet, or the publisher is owed an acknowledgement that must go out first (`Core.takes_runs`,
   `Core.fast_plans` and the functions themselves);
 * a packet is not allowed, or repeats one;

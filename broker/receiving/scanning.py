@@ -210,11 +210,11 @@ def _handle(
             connection.is_answered = first_byte == _CONNECT_BYTE
         else:
             check_packet_type(packet_type)
-    if core.listeners.packet_received:
+    if core.callbacks.packet_received:
         session = connection.session if connection.is_open else None
         chunk = memoryview(data)[position:stop]
         event = PacketReceived(session, first_byte, stop - position, (chunk,))
-        core.tell(core.listeners.packet_received, event)
+        core.tell(core.callbacks.packet_received, event)
     if packet_type == PUBLISH:
         core.counters.publish_received += 1
         receive_publish(connection, data, first_byte, start, stop, now)
@@ -230,7 +230,7 @@ def _handle(
 
 
 def _let_catch_up(connection: Connection, wait: Coroutine[Any, Any, None] | None) -> None:
-    """Receive nothing more until the listeners have caught up with this client's events."""
+    """Receive nothing more until the callbacks have caught up with this client's events."""
     if wait is None:
         return
     if connection.suspended is not None or connection.is_closing:

@@ -7,16 +7,15 @@ line for each of these, however many messages there were. `$SYS` has the sums at
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import cast
 
 from penstock.broker.access_control import SessionView
-from penstock.broker.events import ClientConnected, ClientDisconnected, Listeners, SessionEnded
+from penstock.broker.events import Callbacks, ClientConnected, ClientDisconnected, SessionEnded
 from penstock.broker.sessions.session import Session
 
 
 class ClientLog:
-    """Listens to what becomes of clients and writes it down.
+    """Logs what happens to clients.
 
     Invariant: it remembers only sessions that there are.
 
@@ -28,13 +27,13 @@ class ClientLog:
         self._logger = logger
         self._told: dict[str, dict[str, int]] = {}
 
-    def added_to(self, listeners: Listeners) -> Listeners:
-        """Return listeners of which this is told before the others."""
-        return replace(
-            listeners,
-            client_connected=(self._connected, *listeners.client_connected),
-            client_disconnected=(self._disconnected, *listeners.client_disconnected),
-            session_ended=(self._ended, *listeners.session_ended),
+    @property
+    def callbacks(self) -> Callbacks:
+        """The callbacks that write the log."""
+        return Callbacks(
+            client_connected=(self._connected,),
+            client_disconnected=(self._disconnected,),
+            session_ended=(self._ended,),
         )
 
     def _connected(self, event: ClientConnected) -> None:

@@ -473,7 +473,7 @@ class Sender(Outgoing):
         """Return a payload; None, booked as dropped, where its store cannot read it back."""
         payload = message.payload
         try:
-            if isinstance(payload, bytes) or self.core.listeners.packet_sent:
+            if isinstance(payload, bytes) or self.core.callbacks.packet_sent:
                 return message.read_payload()
             return payload.read_piece(0) if len(payload) <= PIECE_BYTES else PayloadReader(payload)
         except OSError as error:
@@ -582,11 +582,11 @@ class Sender(Outgoing):
         else:
             self.out.append(header)
             self.out.append(payload)
-        if core.listeners.packet_sent:
+        if core.callbacks.packet_sent:
             session = self.session if self.is_open else None
-            # As `_read` has, where there are listeners.
+            # As `_read` has, where there are callbacks.
             read = payload.whole if isinstance(payload, PieceReader) else cast("bytes", payload)
             event = PacketSent(session, first_byte, size, (header, read))
-            core.tell(core.listeners.packet_sent, event)
+            core.tell(core.callbacks.packet_sent, event)
         if not self.is_touched:
             core.write_soon(self)

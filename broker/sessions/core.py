@@ -23,7 +23,7 @@ from penstock.broker.access_control import (
 )
 from penstock.broker.config.capabilities import is_restricted
 from penstock.broker.counters import Counters, count
-from penstock.broker.events import Listeners, MessageRetained
+from penstock.broker.events import Callbacks, MessageRetained
 from penstock.broker.extensions import (
     CopyingStore,
     DeliveryGate,
@@ -123,14 +123,14 @@ class Core:
         on_sys_subscribed: told of each filter below ``$`` to which what is retained is due; None
             where nobody publishes on demand.
         catch_up: returns what a client that causes events is to wait for, or None where the
-            listeners keep up; None where no listener falls behind.
+            callbacks keep up; None where no callback falls behind.
         is_restricted: each PUBLISH is checked for what the broker does not offer.
         steps: of the chunk that is handled now: packets that went their own way, and deliveries
             that were no mere copies.
         most_steps: from so many on the rest of a chunk is put off.
         takes_runs: QoS 1 and 2 packets may be handled in runs (`penstock.broker.receiving.runs`).
         copy_maximum: bytes of the largest packet that may go on as it came, past the payload store.
-        is_plain: no listener and no access control looks at single messages or packets.
+        is_plain: no callback and no access control looks at single messages or packets.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Core:
         sinks: Sequence[MessageSink] = (),
         access: AccessControl | None = None,
         authenticators: Sequence[Authenticator] = (),
-        listeners: Listeners | None = None,
+        callbacks: Callbacks | None = None,
         session_expiry_limit: float | None = None,
         keep_alive_grace: float = 0.0,
     ) -> None:
@@ -167,7 +167,7 @@ class Core:
             sinks: route targets that are not sessions.
             access: None lets everybody do everything.
             authenticators: methods of enhanced authentication, each with its own name.
-            listeners: who is told of what.
+            callbacks: of events.
             session_expiry_limit: seconds; the most that a session outlives its connection.
             keep_alive_grace: seconds added to the time after which a silent client is gone.
         """
@@ -187,7 +187,7 @@ class Core:
         self.sinks = tuple(sinks)
         self.access = access
         self.authenticators = {offered.method: offered for offered in authenticators}
-        self.listeners = listeners or Listeners()
+        self.callbacks = callbacks or Callbacks()
         self.new_client_id = new_client_id
         self.session_expiry_limit = session_expiry_limit
         self.keep_alive_grace = keep_alive_grace
@@ -242,7 +242,7 @@ class Core:
         self._wake = wake
 
     def _is_plain(self) -> bool:
-        told = self.listeners
+        told = self.callbacks
         if told.packet_received or told.packet_sent or told.message_received:
             return False
         if told.message_routed:
@@ -301,13 +301,13 @@ class Core:
             plan, sessions, self.most_payload_bytes
         )
 
-    def tell(self, listeners: tuple[Callable[[Any], None], ...], event: object) -> None:
-        """Tell each listener of an event; one that raises is logged and counted."""
-        for listener in listeners:
+    def tell(self, callbacks: tuple[Callable[[Any], None], ...], event: object) -> None:
+        """Call each callback of an event; one that raises is logged and counted."""
+        for callback in callbacks:
             try:
-                listener(event)
+                callback(event)
             except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
-                name = getattr(listener, "__qualname__", repr(listener))
+                name = getattr(callback, "__qualname__", repr(callback))
                 self.on_extension_error(f"{name} on {type(event).__name__}", error)
 
     def on_gate_error(self, error: Exception) -> None:
@@ -524,8 +524,8 @@ class Core:
                     n_messages,
                 )
             return
-        if self.listeners.message_retained:
-            self.tell(self.listeners.message_retained, MessageRetained(message))
+        if self.callbacks.message_retained:
+            self.tell(self.callbacks.message_retained, MessageRetained(message))
 
     def publish(self, message: Message, now: float, session: SessionView | None = None) -> None:
         """Publish a message that nobody waits to see acknowledged.

@@ -119,9 +119,9 @@ class SessionRegistry:
         retained_delivery.unsubscribed(session, topic_filter)
         if session.journal is not None:
             session.journal.subscription_changed(topic_filter)
-        if core.listeners.client_unsubscribed:
+        if core.callbacks.client_unsubscribed:
             event = ClientUnsubscribed(session, topic_filter)
-            core.tell(core.listeners.client_unsubscribed, event)
+            core.tell(core.callbacks.client_unsubscribed, event)
 
     def peer_left(self, session: Session, connection: Connection, now: float) -> None:
         """A client is gone, but what it has sent is not handled to its end: it gets nothing more.
@@ -166,8 +166,8 @@ class SessionRegistry:
         session.outbox.connection_lost(now, keeps_qos0=connection.is_broken_off)
         if not connection.is_broken_off:
             retained_delivery.connection_lost(session)
-        if core.listeners.client_disconnected:
-            core.tell(core.listeners.client_disconnected, ClientDisconnected(session))
+        if core.callbacks.client_disconnected:
+            core.tell(core.callbacks.client_disconnected, ClientDisconnected(session))
         if core.journal is not None:
             core.journal.connection_lost(session, since)
         self.count_absence(session, since, now)
@@ -245,5 +245,5 @@ class SessionRegistry:
         if core.breaking is not None:
             core.breaking.forget(session)
         send_will(core, session, now)
-        if core.listeners.session_ended:
-            core.tell(core.listeners.session_ended, SessionEnded(session))
+        if core.callbacks.session_ended:
+            core.tell(core.callbacks.session_ended, SessionEnded(session))

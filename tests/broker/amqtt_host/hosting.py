@@ -56,7 +56,7 @@ class Broker:
             options=policy.mqtt,
             new_client_id=lambda: "assigned",
             access=self.host.access,
-            listeners=self.host.listeners,
+            callbacks=self.host.callbacks,
         )
         self.host.attach(self.core)
 

@@ -16,7 +16,7 @@ from pwdlib.hashers.argon2 import Argon2Hasher
 from penstock.broker.access_control import ConnectAttempt
 from penstock.broker.amqtt_host.host import AmqttHost
 from penstock.broker.config.policy import parse_policy
-from penstock.broker.events import Listeners
+from penstock.broker.events import Callbacks
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (
     Disconnect,
@@ -344,11 +344,11 @@ async def test_packets_are_told_in_the_shape_of_amqtt(version: int) -> None:
     assert session.client_id == "c"
 
 
-async def test_events_that_nobody_handles_have_no_listener() -> None:
+async def test_events_that_no_plugin_handles_have_no_callback() -> None:
     """Hosting costs nothing for what no plugin wants to hear."""
-    told = Broker({ANONYMOUS: None}).host.listeners
+    told = Broker({ANONYMOUS: None}).host.callbacks
     kept = (told.client_connected, told.client_disconnected, told.session_ended)
-    assert Listeners(*kept) == told
+    assert Callbacks(*kept) == told
 
 
 async def test_stock_plugins_leave_the_broker_its_short_way() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.config.limits import Limits
-from penstock.broker.events import Listeners
+from penstock.broker.events import Callbacks
 from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
@@ -248,7 +248,7 @@ def test_events_tell_what_clients_do() -> None:
 
     notes = (note,)
     broker = VirtualBroker(
-        listeners=Listeners(
+        callbacks=Callbacks(
             client_connected=notes,
             client_disconnected=notes,
             client_subscribed=notes,

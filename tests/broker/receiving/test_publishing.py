@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.config.limits import Limits
-from penstock.broker.events import Listeners
+from penstock.broker.events import Callbacks
 from penstock.broker.extensions import Receipt
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel
@@ -409,7 +409,7 @@ def test_receive_maximum_binds_mqtt5_and_slows_mqtt_3_1_1() -> None:
     assert [packet.packet_id for packet in old.take_all(PubAck)] == [1, 2]
 
 
-# -- payload stores, access control, listeners
+# -- payload stores, access control, callbacks
 
 
 LONG = bytes(5000)
@@ -455,10 +455,10 @@ def test_access_control_decides_what_goes_in_and_out() -> None:
     assert blind.acknowledge() == [b"3"]
 
 
-def test_listeners_see_every_message_and_packet() -> None:
+def test_callbacks_see_every_message_and_packet() -> None:
     """Received, routed if allowed, and every packet with its true size, both ways."""
     told: list[Any] = []
-    listeners = Listeners(
+    callbacks = Callbacks(
         message_received=(told.append,),
         message_routed=(told.append,),
     )
@@ -469,9 +469,9 @@ def test_listeners_see_every_message_and_packet() -> None:
         assert len(joined) == event.size_bytes
         sizes.append((type(event).__name__, event.first_byte >> 4, len(joined)))
 
-    listeners.packet_received = (note,)
-    listeners.packet_sent = (note,)
-    broker = VirtualBroker(access=_refusing(), listeners=listeners)
+    callbacks.packet_received = (note,)
+    callbacks.packet_sent = (note,)
+    broker = VirtualBroker(access=_refusing(), callbacks=callbacks)
     client = broker.connect("p", 4)
     client.subscribe("#")
     for topic in ("not-in", "open", "open"):
@@ -497,13 +497,13 @@ def test_listeners_see_every_message_and_packet() -> None:
     assert sizes[-1][2] == len(write_packet(Publish("open", b"x" * 5000), 4))
 
 
-def test_a_listener_that_raises_harms_nobody() -> None:
+def test_a_callback_that_raises_harms_nobody() -> None:
     """E3: it is counted, and the message goes its way."""
 
     def fail(_event: object) -> None:
         raise ZeroDivisionError
 
-    broker = VirtualBroker(listeners=Listeners(message_received=(fail,)))
+    broker = VirtualBroker(callbacks=Callbacks(message_received=(fail,)))
     publisher, subscriber = pair(broker, 0)
     publisher.publish("t", b"x")
     assert subscriber.payloads() == [b"x"]

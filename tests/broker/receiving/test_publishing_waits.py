@@ -78,7 +78,7 @@ def test_a_publish_whose_check_is_cancelled_is_refused_and_not_lost() -> None:
     assert publisher.session.incoming == {}
 
 
-def test_a_client_whose_events_are_too_many_waits_for_the_listeners() -> None:
+def test_a_client_whose_events_are_too_many_waits_for_the_callbacks() -> None:
     """It is not read from until they have caught up; nothing it sent is lost."""
     broker = VirtualBroker()
     subscriber = broker.connect("s")

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from penstock.broker.config.limits import Limits
-from penstock.broker.events import ClientConnected, Listeners
+from penstock.broker.events import Callbacks, ClientConnected
 from penstock.broker.reports.client_log import ClientLog
 from tests.helpers.virtual import VirtualBroker
 
@@ -13,10 +13,11 @@ LIMITS = "limits.queued_messages: 2, limits.queued_bytes: 134217728"
 LOGGER = logging.getLogger("penstock.test")
 
 
-def broker_with_log(listeners: Listeners | None = None) -> VirtualBroker:
+def broker_with_log(*callbacks: Callbacks) -> VirtualBroker:
     """Return a broker whose log is written, with room for two messages of a session."""
     limits = Limits(queued_messages=2, queue_full="drop_newest")
-    return VirtualBroker(limits, listeners=ClientLog(LOGGER).added_to(listeners or Listeners()))
+    joined = Callbacks.joined([ClientLog(LOGGER).callbacks, *callbacks])
+    return VirtualBroker(limits, callbacks=joined)
 
 
 def offline_subscriber(broker: VirtualBroker, n_messages: int) -> None:
@@ -82,8 +83,8 @@ def test_debug_says_who_comes_and_goes(caplog: pytest.LogCaptureFixture) -> None
     ]
 
 
-def test_other_listeners_are_still_told() -> None:
+def test_other_callbacks_are_still_called() -> None:
     """The log stands beside a host of plugins."""
     told: list[ClientConnected] = []
-    broker_with_log(Listeners(client_connected=(told.append,))).connect("c")
+    broker_with_log(Callbacks(client_connected=(told.append,))).connect("c")
     assert [event.session.client_id for event in told] == ["c"]

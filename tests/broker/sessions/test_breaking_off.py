@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from penstock.broker.events import Listeners, PacketSent
+from penstock.broker.events import Callbacks, PacketSent
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel, Unsubscribe
 from penstock.broker.payload import SENT_PIECE_BYTES
@@ -351,10 +351,10 @@ def test_payload_of_a_store_can_be_broken_off() -> None:
     assert path.names() == ["L"]
 
 
-def test_listeners_see_the_payload_as_one() -> None:
+def test_callbacks_see_the_payload_as_one() -> None:
     """`PacketSent` has bytes, whatever way they go."""
     events: list[PacketSent] = []
-    path = Path(extensions={"listeners": Listeners(packet_sent=(events.append,))})
+    path = Path(extensions={"callbacks": Callbacks(packet_sent=(events.append,))})
     path.publish_large("cam", "L")
     assert events[-1].chunks[1] == large("L", MANY_PIECES)
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from penstock.broker.events import Listeners
+from penstock.broker.events import Callbacks
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import Disconnect
@@ -100,13 +100,13 @@ def test_publishes_of_a_client_that_are_refused_fill_no_log(
 
 
 def test_only_plain_brokers_take_the_fast_path() -> None:
-    """A listener for single messages or packets sees all of them, so nothing may pass it by."""
+    """A callback of single messages or packets sees all of them, so nothing may pass it by."""
     seen: list[object] = []
     for name in ("message_received", "message_routed", "packet_received", "packet_sent"):
-        listeners = Listeners(**{name: (seen.append,)})
-        assert not VirtualBroker(listeners=listeners).core.is_plain
+        callbacks = Callbacks(**{name: (seen.append,)})
+        assert not VirtualBroker(callbacks=callbacks).core.is_plain
     assert not VirtualBroker(access=Access()).core.is_plain
-    assert VirtualBroker(listeners=Listeners(client_connected=(seen.append,))).core.is_plain
+    assert VirtualBroker(callbacks=Callbacks(client_connected=(seen.append,))).core.is_plain
 
 
 def test_what_the_system_refuses_a_plugin_is_logged_with_its_file(

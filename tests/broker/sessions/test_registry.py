@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.events import Listeners
+from penstock.broker.events import Callbacks
 from penstock.broker.extensions import Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
@@ -185,8 +185,8 @@ def test_a_clean_start_is_the_end_of_the_session_that_a_will_waited_for() -> Non
 def test_the_end_of_a_session_is_told_once() -> None:
     """Whoever keeps something for a client learns when to let go of it."""
     ended: list[str] = []
-    listeners = Listeners(session_ended=(lambda event: ended.append(event.session.client_id),))
-    broker = VirtualBroker(listeners=listeners)
+    callbacks = Callbacks(session_ended=(lambda event: ended.append(event.session.client_id),))
+    broker = VirtualBroker(callbacks=callbacks)
     broker.connect("a").lose()
     broker.connect("b", **keep(10)).lose()
     assert ended == ["a"]
