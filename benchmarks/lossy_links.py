@@ -45,7 +45,7 @@ from benchmarks.lossy_report import Outcome, compare, to_markdown, verdict
 from benchmarks.peers import EXAMPLE_POLICY, ROOT, find_program, without_queue_limits
 from benchmarks.provenance import describe_run
 from penstock.netem.errors import NetemError
-from penstock.netem.links.changes import Changes, OnOff, Trace
+from penstock.netem.links.link_variation import Changes, OnOff, Trace
 from penstock.netem.links.network import DEFAULT_CONGESTION_CONTROL, Host, Network
 from penstock.netem.links.profiles import GOOD, LOSSY, LOSSY_DOWNSTREAM, Direction, Profile
 

@@ -29,8 +29,8 @@ from penstock.broker.process.machine_memory import machine_memory_bytes
 from penstock.broker.quotas.admission import Admission
 from penstock.broker.receiving.connecting import close_if_revoked, revoke
 from penstock.broker.reports.client_log import ClientLog
+from penstock.broker.reports.client_reports import Reports
 from penstock.broker.reports.client_topics import ClientTopics
-from penstock.broker.reports.reporting import Reports
 from penstock.broker.reports.sampling import Sampling
 from penstock.broker.reports.sys_topics import SysTopics
 from penstock.broker.routing.retained import RETAINED_BLOCKS

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.broker.config.persistence_config import Persistence
 from penstock.broker.durable.database import DatabaseStartError, DatabaseWriteError, SessionDatabase
 from penstock.broker.durable.journal import Journal
-from penstock.broker.durable.restoring import restore
+from penstock.broker.durable.recovery import restore
 from penstock.broker.errors import PeerError
 from penstock.broker.records import Batch
 

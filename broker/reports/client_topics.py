@@ -27,8 +27,8 @@ from urllib.parse import unquote
 from penstock.broker.client_report import as_json
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MAX_STRING_BYTES
-from penstock.broker.reports.reporting import ledger_figures, link_figures, withholding_figures
-from penstock.broker.reports.rounds import Rounds
+from penstock.broker.reports.client_reports import ledger_figures, link_figures, withholding_figures
+from penstock.broker.reports.periodic_work import PeriodicWork
 from penstock.broker.sessions.core import Core
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class ClientTopics:
         self._interval = self._began_at = 0.0
         self._round: list[str] = []
         self._asked: dict[str, None] = {}
-        self._rounds = Rounds(core.timers, self._begin_round, self._go_on, self._failed)
+        self._work = PeriodicWork(core.timers, self._begin_round, self._go_on, self._failed)
 
     def start(self, now: float, interval: float) -> None:
         """Publish from now on.
@@ -73,7 +73,7 @@ class ClientTopics:
         """
         self._interval = interval
         self._core.on_sys_subscribed = self._subscribed
-        self._rounds.start(now + interval, interval)
+        self._work.start(now + interval, interval)
 
     def _subscribed(self, topic_filter: str) -> None:
         """Publish a client's documents soon: it was named in a SUBSCRIBE."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.extensions import LinkSampler, ProbingSampler
-from penstock.broker.reports.rounds import Rounds
+from penstock.broker.reports.periodic_work import PeriodicWork
 from penstock.broker.sessions.core import Core
 from penstock.broker.sessions.probes import Probes
 from penstock.broker.sessions.session import Session
@@ -41,11 +41,11 @@ class Sampling:
             self._probes = Probes(core, sampler, sampler.probe_topic)
         self._round: list[Session] = []  # the next one last
         self._round_began = 0.0
-        self._rounds = Rounds(core.timers, self._begin_round, self._sample_slice, self._failed)
+        self._work = PeriodicWork(core.timers, self._begin_round, self._sample_slice, self._failed)
 
     def start(self, now: float) -> None:
         """Begin the first round one period from now."""
-        self._rounds.start(now + self._period, self._period)
+        self._work.start(now + self._period, self._period)
 
     def _begin_round(self, now: float) -> None:
         self._round = list(self._core.sessions)

@@ -14,7 +14,7 @@ from penstock.broker.extensions import CountingStore
 from penstock.broker.message import Message
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.process.collector import resident_bytes
-from penstock.broker.reports.rounds import Rounds
+from penstock.broker.reports.periodic_work import PeriodicWork
 from penstock.broker.sessions.core import Core
 from penstock.broker.sessions.session import Session
 
@@ -91,7 +91,7 @@ class SysTopics:
         self._started_at = started_at
         self._published: dict[str, str] = {}
         self._totals = Totals(core)
-        self._rounds = Rounds(
+        self._work = PeriodicWork(
             core.timers, self._begin, self._go_on, lambda error: core.on_fault("$SYS", error)
         )
 
@@ -102,7 +102,7 @@ class SysTopics:
             now: monotonic seconds.
             interval: seconds from one publication to the next.
         """
-        self._rounds.begin(now, interval)
+        self._work.begin(now, interval)
 
     def _begin(self, _now: float) -> None:
         self._totals = Totals(self._core)

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import TypeAdapter
 
-from penstock.netem.links.changes import Changes
 from penstock.netem.links.channel import Counts
+from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.profiles import Profile
 
 _CONFIG: Final[dict[str, Any]] = {"extra": "forbid", "strict": True}

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from penstock.netem.links.changes import Changes
+from penstock.netem.checked_yaml import STRICT, Mistake, MistakesError, fit, read_yaml
+from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.profiles import Profile
-from penstock.netem.mistakes import STRICT, Mistake, MistakesError, fit, read_yaml
 from penstock.netem.runs.scenario import OnOffPlan, TracePlan, Ways, make_changes
 
 

@@ -45,10 +45,10 @@ from penstock.netem.clients.messages import (
     Tell,
 )
 from penstock.netem.errors import NetemError, RunError
-from penstock.netem.links.changes import Changes
 from penstock.netem.links.channel import Counts
 from penstock.netem.links.congestion_control import set_congestion_control
 from penstock.netem.links.engines import Engine, choose_engine
+from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.namespaces import (
     own_prefix,
     remove_leftovers,

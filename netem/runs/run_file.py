@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from penstock.netem.checked_yaml import STRICT
 from penstock.netem.errors import NetemError, RunError
-from penstock.netem.mistakes import STRICT
 from penstock.netem.runs.scenario import Scenario
 
 NAME: Final = "run.json"

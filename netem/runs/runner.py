@@ -25,8 +25,8 @@ from penstock.netem.figures.records import MemoryRow, Tables
 from penstock.netem.links.engines import Engine
 from penstock.netem.links.namespaces import NAME_PREFIX, is_leftover, own_prefix
 from penstock.netem.links.network import Network
-from penstock.netem.runs.gathering import delivery_rows, link_rows, message_rows, withheld_rows
 from penstock.netem.runs.processes import BusyTime, Families
+from penstock.netem.runs.result_rows import delivery_rows, link_rows, message_rows, withheld_rows
 from penstock.netem.runs.run_file import ProcessorShare
 from penstock.netem.runs.scenario import Scenario
 from penstock.netem.runs.site import READY_SECONDS, Site

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
-from penstock.netem.links.changes import Changes, OnOff, Trace
+from penstock.netem.checked_yaml import NO_KEY, STRICT, Mistake, MistakesError, Place
+from penstock.netem.links.link_variation import Changes, OnOff, Trace
 from penstock.netem.links.profiles import Direction, Profile
-from penstock.netem.mistakes import NO_KEY, STRICT, Mistake, MistakesError, Place
 
 LEAST_PAYLOAD_BYTES: Final = 24
 """For the head that tells messages apart."""
@@ -121,7 +121,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class OnOffPlan:
-    """`penstock.netem.links.changes.OnOff` by names of profiles; its seed is that of the run."""
+    """`OnOff` of `link_variation` by names of profiles; its seed is that of the run."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
@@ -133,7 +133,7 @@ class OnOffPlan:
 
 @dataclass(frozen=True, slots=True)
 class TracePlan:
-    """`penstock.netem.links.changes.Trace` by names of profiles."""
+    """`penstock.netem.links.link_variation.Trace` by names of profiles."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any, Final
 
+from penstock.netem.checked_yaml import Mistake, MistakesError, Place
 from penstock.netem.clients.topics import fault_of_filter, fault_of_topic, matches
-from penstock.netem.mistakes import Mistake, MistakesError, Place
 from penstock.netem.runs.scenario import LEAST_PAYLOAD_BYTES, MAX_SEED, Scenario, Stream, client_ids
 
 MAX_PAYLOAD_BYTES: Final = 268_000_000

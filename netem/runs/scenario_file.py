@@ -11,8 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.netem.checked_yaml import Mistake, MistakesError, Place, fit, read_yaml
 from penstock.netem.errors import NetemError
-from penstock.netem.mistakes import Mistake, MistakesError, Place, fit, read_yaml
 from penstock.netem.runs.scenario import Scenario
 from penstock.netem.runs.scenario_checks import find_mistakes
 

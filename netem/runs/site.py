@@ -161,7 +161,7 @@ class Site:
         if address is None or not focus:
             return
         period = scenario.measurements.withheld_period_seconds
-        command = [sys.executable, "-m", "penstock.netem.runs.watch"]
+        command = [sys.executable, "-m", "penstock.netem.runs.withheld_watch"]
         command += [address, str(period), str(self.watch_file), *focus]
         with self._watch_log.open("wb") as log:
             self._watch = self._hosts[scenario.broker_host].popen(

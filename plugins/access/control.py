@@ -2,9 +2,9 @@
 
 A CONNECT is judged by the rules of its listener. A password file that knows the user decides by
 the password; any other user is left to the broker's other sources, and refused if there are
-none. To verify a password of many iterations takes a thread, of which there are few, so that the
-messages of others go on; `penstock.plugins.access.turns` says whose is next. A password that was
-right is known again by a keyed digest, as long as the file is not read anew: a fleet that
+none. A password of many iterations is verified in one of a few threads, so that messages of
+other clients go on; `penstock.plugins.access.fair_queue` says whose is next. A password that was
+right is recognised by a keyed digest until the file is read again, so that a fleet that
 reconnects does not wait for its turn.
 
 All files are read again at `reload`, and taken only if all of them are right.
@@ -40,9 +40,9 @@ from penstock.broker.extensions import Plugin, PluginContext
 from penstock.plugins.access import certificate
 from penstock.plugins.access.acl import READ, WRITE, AccessList, parse_acl
 from penstock.plugins.access.config import AccessConfig, Rules
+from penstock.plugins.access.fair_queue import FairQueue
 from penstock.plugins.access.password_hash import PasswordHash, parse_hash, verify
 from penstock.plugins.access.scram import METHOD, ScramExchange, Users, parse_credentials
-from penstock.plugins.access.turns import Turns
 from penstock.plugins.access.user_file import parse_users
 
 VERIFYING_THREADS: Final = 2
@@ -131,7 +131,7 @@ class FileAccess:
         self.scopes: dict[str, Scope] = {}
         has_list = any(rules.acl_file is not None for rules in config.all_rules())
         self.checks_publish = self.checks_receive = has_list
-        self._turns = Turns(VERIFYING_THREADS)
+        self._queue = FairQueue(VERIFYING_THREADS)
         self._threads = ThreadPoolExecutor(VERIFYING_THREADS, "penstock-verify")
         self._digest_key = secrets.token_bytes(32)
 
@@ -198,7 +198,7 @@ class FileAccess:
     ) -> Admittance:
         loop = asyncio.get_running_loop()
         password = attempt.password or b""
-        async with self._turns.turn(address_key(attempt.remote_address)):
+        async with self._queue.turn(address_key(attempt.remote_address)):
             if attempt.is_wanted is not None and not attempt.is_wanted():
                 return NOT_JUDGED
             is_right = await loop.run_in_executor(self._threads, verify, password, stored)

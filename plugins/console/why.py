@@ -15,7 +15,7 @@ import typer
 
 from penstock.broker.errors import PenstockError
 from penstock.broker.process.program import exit_status, new_app
-from penstock.plugins.console.words import describe, printable
+from penstock.plugins.console.report_text import describe, printable
 
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
 

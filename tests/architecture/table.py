@@ -141,7 +141,7 @@ PLUGIN_ADAPTERS: Final = frozenset(
 PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.access.__main__",
     "plugins.access.passwd",
-    "plugins.access.turns",
+    "plugins.access.fair_queue",
     "plugins.console.why",
     "plugins.memory.spill_file",
     "plugins.probing.tcp_info",

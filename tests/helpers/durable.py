@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.broker.config.limits import Limits
 from penstock.broker.durable.journal import Journal
-from penstock.broker.durable.restoring import restore
+from penstock.broker.durable.recovery import restore
 from penstock.broker.payload import Payload
 from penstock.broker.records import (
     Batch,

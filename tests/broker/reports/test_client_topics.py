@@ -8,8 +8,8 @@ import pytest
 from penstock.broker.access_control import RECEIVE, Action, SessionView
 from penstock.broker.mqtt.packets import Publish, Subscribe, SubscriptionRequest, Unsubscribe
 from penstock.broker.mqtt.topics import validate_topic
+from penstock.broker.reports.client_reports import report
 from penstock.broker.reports.client_topics import DOCUMENTS, ROOT, ClientTopics, topic_level
-from penstock.broker.reports.reporting import report
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 INTERVAL = 10.0

@@ -13,7 +13,7 @@ from penstock.broker.events import Callbacks, PacketSent
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel, Unsubscribe
 from penstock.broker.payload import SENT_PIECE_BYTES
-from penstock.broker.reports.reporting import report
+from penstock.broker.reports.client_reports import report
 from penstock.broker.reports.sys_topics import SysTopics
 from penstock.broker.sessions.breaking_off import LEAST_EXPIRY_SECONDS, LOOK_SECONDS, RETURN_SECONDS
 from tests.helpers.durable import DurableBroker

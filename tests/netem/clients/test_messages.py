@@ -14,8 +14,8 @@ from penstock.netem.clients.messages import (
     Switch,
     Tell,
 )
-from penstock.netem.links.changes import OnOff, Trace
 from penstock.netem.links.channel import Counts
+from penstock.netem.links.link_variation import OnOff, Trace
 from penstock.netem.links.profiles import GOOD, LOSSY, OPEN, Bursts, Direction, Profile
 
 BURSTY = Profile("bursty", Direction(loss=Bursts(0.1, 0.5)), Direction(0.1, 1e6, queue_bytes=9))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.netem.errors import NetemError
-from penstock.netem.links.changes import OnOff, Trace
 from penstock.netem.links.link_file import read_link
+from penstock.netem.links.link_variation import OnOff, Trace
 from penstock.netem.links.profiles import Bursts, Direction
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,9 +12,9 @@ import pytest
 
 from penstock.netem.errors import NetemError, RunError
 from penstock.netem.links import network as network_module
-from penstock.netem.links.changes import OnOff, Trace
 from penstock.netem.links.channel import Counts
 from penstock.netem.links.congestion_control import ALLOWED, AVAILABLE
+from penstock.netem.links.link_variation import OnOff, Trace
 from penstock.netem.links.namespaces import FOLDER, own_prefix, start_time_of
 from penstock.netem.links.network import Host, Link, Network
 from penstock.netem.links.profiles import OPEN, Direction, Profile

@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from penstock.netem.links.changes import Trace
+from penstock.netem.links.link_variation import Trace
 from penstock.netem.links.profiles import BAD, GOOD, OPEN, Profile
 from penstock.netem.links.schedule import MAX_LOG, Schedule
 

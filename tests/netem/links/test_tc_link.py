@@ -8,7 +8,7 @@ import pytest
 
 from penstock.netem.errors import NetemError
 from penstock.netem.links import tc_link
-from penstock.netem.links.changes import OnOff
+from penstock.netem.links.link_variation import OnOff
 from penstock.netem.links.namespaces import own_prefix, run_ip
 from penstock.netem.links.network import Host, Link, Network
 from penstock.netem.links.profiles import OPEN, Bursts, Direction, Profile

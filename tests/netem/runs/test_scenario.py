@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.netem.links.changes import OnOff
+from penstock.netem.links.link_variation import OnOff
 from penstock.netem.runs.scenario import HostPlan, LinkPlan, Topology, client_ids
 from penstock.netem.runs.scenario_file import read_scenario
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from penstock.broker.extensions import PluginContext
-from penstock.broker.reports.reporting import Reports
+from penstock.broker.reports.client_reports import Reports
 from penstock.plugins.console.api import ConsolePlugin
 from penstock.plugins.console.config import ConsoleConfig
 from tests.helpers.virtual import VirtualBroker

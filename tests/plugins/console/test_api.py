@@ -14,7 +14,7 @@ from yarl import URL
 from penstock.broker.client_report import ClientReport, as_json
 from penstock.broker.errors import ConfigError
 from penstock.broker.extensions import PluginContext
-from penstock.broker.reports.reporting import Reports, report
+from penstock.broker.reports.client_reports import Reports, report
 from penstock.plugins.console.api import ConsoleApi, ConsolePlugin
 from penstock.plugins.console.config import ConsoleConfig
 from penstock.plugins.web.service import HttpStartError

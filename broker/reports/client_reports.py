@@ -1,4 +1,4 @@
-"""Makes the reports of `penstock.broker.client_report` from sessions, when they are asked for."""
+"""Makes the reports of `penstock.broker.client_report` from sessions, on request."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from penstock.netem.clients.roster import Roster
 from penstock.netem.figures.records import DeliveryRow, LinkRow, MessageRow, WithheldRow
-from penstock.netem.runs.gathering import delivery_rows, link_rows, message_rows, withheld_rows
+from penstock.netem.runs.result_rows import delivery_rows, link_rows, message_rows, withheld_rows
 from tests.helpers.experiments import scenario
 
 BEGIN_AT = 1_000.0

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from penstock.netem.checked_yaml import STRICT, Mistake, MistakesError, fit, read_yaml
 from penstock.netem.errors import NetemError
-from penstock.netem.mistakes import STRICT, Mistake, MistakesError, fit, read_yaml
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from penstock.broker.reports.rounds import Rounds
+from penstock.broker.reports.periodic_work import PeriodicWork
 from penstock.broker.timers import Timers
 
 
@@ -15,7 +15,7 @@ class Work:
         self.fails = False
         self.seconds = 1.0
         self._left = 0
-        self.rounds = Rounds(self.timers, self._begin, self._go_on, self.errors.append)
+        self.periodic = PeriodicWork(self.timers, self._begin, self._go_on, self.errors.append)
 
     def _begin(self, now: float) -> None:
         self.begun.append(now)
@@ -37,7 +37,7 @@ class Work:
 def test_each_round_is_done_in_slices_and_begins_a_period_after_the_last() -> None:
     """The first one when it was asked for."""
     work = Work()
-    work.rounds.start(5.0, 10.0)
+    work.periodic.start(5.0, 10.0)
     work.run_until(26.0)
     assert work.begun == [5.0, 15.0, 25.0]
     assert work.done == [5.0, 6.0, 7.0, 15.0, 16.0, 17.0, 25.0, 26.0]
@@ -46,7 +46,7 @@ def test_each_round_is_done_in_slices_and_begins_a_period_after_the_last() -> No
 def test_a_round_may_begin_at_once() -> None:
     """Its first slice is done before the call returns."""
     work = Work()
-    work.rounds.begin(5.0, 10.0)
+    work.periodic.begin(5.0, 10.0)
     assert work.done == [5.0]
     work.run_until(15.0)
     assert work.begun == [5.0, 15.0]
@@ -56,7 +56,7 @@ def test_a_round_that_takes_longer_than_a_period_is_finished_first() -> None:
     """Then the next begins at once: none is cut short, none runs beside another."""
     work = Work()
     work.seconds = 6.0
-    work.rounds.start(0.0, 10.0)
+    work.periodic.start(0.0, 10.0)
     work.run_until(24.0)
     assert work.done == [0.0, 6.0, 12.0, 12.0, 18.0, 24.0, 24.0]
     assert work.begun == [0.0, 12.0, 24.0]
@@ -65,7 +65,7 @@ def test_a_round_that_takes_longer_than_a_period_is_finished_first() -> None:
 def test_a_slice_that_raises_ends_its_round_and_not_the_next_ones() -> None:
     """One moment without files must not stop the work for good."""
     work = Work()
-    work.rounds.start(0.0, 10.0)
+    work.periodic.start(0.0, 10.0)
     work.run_until(0.5)
     work.fails = True
     work.run_until(10.5)

@@ -1,9 +1,9 @@
-"""Whose password is verified next: addresses take turns.
+"""A fair queue by address: whose password is verified next.
 
-One stranger can have as many connections as the limits allow, and guess on each. In one queue the
-fleet would stand behind all of them, and be gone by its turn. So each address has a queue of its
-own, and the queues are served in turn: whoever comes from elsewhere waits for one guess of the
-stranger, not for all.
+An attacker can open as many connections as the limits allow, and guess on each. In a single queue
+the fleet would wait behind all of these guesses and time out. So each address has a queue of its
+own, and the queues are served round-robin: a client at another address waits for one guess of the
+attacker, not for all.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from typing import TypeAlias
 _Queue: TypeAlias = "OrderedDict[asyncio.Future[None], None]"
 
 
-class Turns:
-    """Some places to work at a time, and who waits for one.
+class FairQueue:
+    """A few places to work at a time, given to the queues round-robin.
 
-    Invariant: nobody waits while a place is free; no queue is empty.
+    Invariant: no queue is empty; there is no queue while a place is free.
     """
 
     def __init__(self, n_places: int) -> None:
-        """Open the places.
+        """Begin with every place free.
 
         Args:
-            n_places: how many may work at a time.
+            n_places: how many callers may work at a time.
         """
         self._n_free = n_places
         self._queues: OrderedDict[str, _Queue] = OrderedDict()
 
     @contextlib.asynccontextmanager
     async def turn(self, queue: str) -> AsyncIterator[None]:
-        """Wait for a place, and have it for the block.
+        """Wait for a place and hold it during the `async with` block.
 
         Args:
-            queue: name of the one to stand in.
+            queue: name of the queue to wait in.
         """
         if self._n_free:
             self._n_free -= 1
@@ -56,7 +56,7 @@ class Turns:
         except asyncio.CancelledError:
             if place.cancelled():
                 self._leave(name, place)
-            else:  # it had just been given the place
+            else:  # the place was given between the cancellation and this line
                 self._give_place()
             raise
 
@@ -69,13 +69,13 @@ class Turns:
             del self._queues[name]
 
     def _give_place(self) -> None:
-        """Give a place to the first of the queue whose turn it is, or free it."""
+        """Give a place to the head of the queue whose turn it is, or free it."""
         while self._queues:
             name, queue = self._queues.popitem(last=False)
             place, _ = queue.popitem(last=False)
             if queue:
                 self._queues[name] = queue  # behind the others
-            if not place.done():  # else it is just about to leave
+            if not place.done():  # else its waiter was cancelled and is about to leave
                 place.set_result(None)
                 return
         self._n_free += 1

@@ -1,4 +1,4 @@
-"""One client's report in plain words."""
+"""One client's report as lines of text, as `penstock why` prints them."""
 
 from __future__ import annotations
 

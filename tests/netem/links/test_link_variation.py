@@ -5,7 +5,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from penstock.netem.links.changes import OnOff, Trace
+from penstock.netem.links.link_variation import OnOff, Trace
 from penstock.netem.links.profiles import BAD, GOOD, OPEN
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.plugins.access.turns import Turns
+from penstock.plugins.access.fair_queue import FairQueue
 
 
 class Workers:
@@ -17,13 +17,13 @@ class Workers:
     """
 
     def __init__(self, n_places: int = 1) -> None:
-        self._turns = Turns(n_places)
+        self._queue = FairQueue(n_places)
         self._may_end: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.begun: list[str] = []
 
     async def _work(self, name: str) -> None:
-        async with self._turns.turn(name[0]):
+        async with self._queue.turn(name[0]):
             self.begun.append(name)
             await self._may_end[name].wait()
 
@@ -106,7 +106,7 @@ async def test_who_leaves_with_a_place_just_given_passes_it_on() -> None:
     """It was its turn, and it never began."""
     workers = Workers()
     await workers.come("a1", "a2", "b1")
-    workers._turns._give_place()
+    workers._queue._give_place()
     with pytest.raises(asyncio.CancelledError):
         await workers.drop("a2")
     await asyncio.sleep(0)

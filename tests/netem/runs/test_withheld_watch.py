@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.netem.runs.watch import Interval, Look, Noticed, intervals, read_looks_file
+from penstock.netem.runs.withheld_watch import Interval, Look, Noticed, intervals, read_looks_file
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -110,7 +110,7 @@ def test_few_are_asked_for_by_name_and_many_are_found_in_the_list(
         [
             sys.executable,
             "-m",
-            "penstock.netem.runs.watch",
+            "penstock.netem.runs.withheld_watch",
             console,
             "0.05",
             str(file),

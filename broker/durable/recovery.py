@@ -1,4 +1,4 @@
-"""A restart: from what a database holds to sessions, retained messages and wills."""
+"""Recovery after a restart: sessions, retained messages and wills from what a database holds."""
 
 from __future__ import annotations
 

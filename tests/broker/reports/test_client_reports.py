@@ -9,7 +9,7 @@ from penstock.broker.extensions import ThresholdGate, Verdict
 from penstock.broker.link import Link, TcpLook
 from penstock.broker.message import Message
 from penstock.broker.outbox.rules import OpenGate
-from penstock.broker.reports.reporting import Reports, report
+from penstock.broker.reports.client_reports import Reports, report
 from tests.helpers.virtual import VirtualBroker
 
 LARGE = b"x" * 200

@@ -1,8 +1,8 @@
-"""Work that is done again and again, once in each period, a slice at a time.
+"""Work that is repeated once in each period, one slice at a time.
 
-Theory of operation. The timer of the next round is set before a slice is begun, and replaced by
-that of the next slice where there is one. So whatever a slice raises, such as for want of a file
-descriptor, ends its round and not those after it; it is counted and logged.
+Theory of operation. The timer of the next round is set before a slice begins. Where a further slice
+follows, that slice's timer replaces it. So an exception from a slice, such as for want of a file
+descriptor, ends this round but not the following ones. The exception is counted and logged.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from penstock.broker.timers import Timers
 
 
-class Rounds:
-    """One kind of work, in rounds."""
+class PeriodicWork:
+    """One kind of work, done in rounds of slices."""
 
     def __init__(
         self,
@@ -22,14 +22,14 @@ class Rounds:
         go_on: Callable[[float], float | None],
         on_error: Callable[[Exception], None],
     ) -> None:
-        """Make it; `start` sets it going.
+        """Prepare the work; `start` or `begin` starts it.
 
         Args:
             timers: of the broker.
-            begin_round: called with `now` at the beginning of each round, before its first slice.
-            go_on: does one slice at `now`; returns when the next one is due, or None at the end of
-                the round.
-            on_error: told of what either raised.
+            begin_round: called with `now` at the start of each round, before its first slice.
+            go_on: does one slice at `now`; returns when the next slice is due, or None at the end
+                of the round.
+            on_error: called with an exception that either of them raised.
         """
         self._timers = timers
         self._prepare = begin_round
@@ -39,18 +39,18 @@ class Rounds:
         self._next_round_at = 0.0
 
     def start(self, at: float, period: float) -> None:
-        """Begin the first round.
+        """Schedule the first round.
 
         Args:
             at: monotonic seconds.
-            period: seconds from the beginning of one round to that of the next; a round that takes
-                longer is followed by the next at once.
+            period: seconds from the start of one round to the start of the next. A round that takes
+                longer is followed by the next one at once.
         """
         self._period = period
         self._timers.at(at, self._begin_round)
 
     def begin(self, now: float, period: float) -> None:
-        """Do the first slice of the first round now; as `start` else."""
+        """Do the first slice of the first round now; otherwise like `start`."""
         self._period = period
         self._begin_round(now)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.plugins.console.words import describe, printable
+from penstock.plugins.console.report_text import describe, printable
 
 DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
 

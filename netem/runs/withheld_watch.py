@@ -1,7 +1,7 @@
-"""Looks at what Penstock withholds, beside the broker: ``python -m penstock.netem.runs.watch``.
+"""Looks at what Penstock withholds, beside the broker.
 
-It asks the HTTP API of the plugin `console` and writes a line for each look at which something is
-withheld, or has been since the look before:
+``python -m penstock.netem.runs.withheld_watch`` asks the HTTP API of the plugin `console` and
+writes a line for each look at which something is withheld, or has been since the look before:
 
 ``CLIENT_ID SECONDS SECONDS_BEFORE WITHHELD WITHHELD_TOTAL``, monotonic seconds of this look and of
 the one before.

@@ -9,7 +9,7 @@ from penstock.netem.clients.publisher import read_published_file
 from penstock.netem.clients.roster import Roster, publisher_files, subscriber_files, witness_files
 from penstock.netem.clients.subscriber import read_delivered_file
 from penstock.netem.figures.records import DeliveryRow, LinkRow, MessageRow, WithheldRow
-from penstock.netem.runs.watch import intervals, read_looks_file
+from penstock.netem.runs.withheld_watch import intervals, read_looks_file
 
 
 def message_rows(roster: Roster, files: Path, begin_at: float) -> list[MessageRow]:
