@@ -10,27 +10,17 @@ from penstock.spark_bridge.errors import QueueChangedError, QueueUnavailableErro
 from penstock.spark_bridge.offsets import Position, Range
 from penstock.spark_bridge.options import SourceOptions
 from penstock.spark_bridge.queue_reader import QueueReader
+from tests.helpers.clock import Clock
 from tests.spark_bridge.memory_queue import MemoryQueue
 
 OPTIONS = SourceOptions(url="http://127.0.0.1:9", queue="telemetry", retry_seconds=10)
 LENIENT = SourceOptions(url="http://127.0.0.1:9", queue="telemetry", fail_on_data_loss=False)
 
 
-class Clock:
-    """Seconds that pass only by sleeping."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-        self.now += seconds
-
-
 def reader(queue: MemoryQueue, options: SourceOptions = OPTIONS) -> tuple[QueueReader, Clock]:
     """Return a reader of a queue in this process, and its clock."""
-    clock = Clock()
-    return QueueReader(options, queue, sleep=clock.sleep, clock=lambda: clock.now), clock
+    clock = Clock(0.0)
+    return QueueReader(options, queue, sleep=clock.sleep, clock=clock), clock
 
 
 def read(queue: MemoryQueue, wanted: Range, options: SourceOptions = OPTIONS) -> list[bytes]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,25 +18,12 @@ from penstock.plugins.queue.engine_memory import MemoryStore
 from penstock.plugins.queue.engine_sqlite import SqliteStore
 from penstock.plugins.queue.sink import QueuePlugin
 from penstock.plugins.queue.store import Store
+from tests.helpers.clock import Clock
 
 LOGGER: Final = logging.getLogger("penstock.queue")
 ENGINES: Final = ("memory", "sqlite")
 LONG_SECONDS: Final = 30.0
 """Longer than anything here takes; only a test that fails waits for it."""
-
-
-class Clock:
-    """Monotonic seconds that pass when the test says so.
-
-    They begin at a round number: how far a real clock is decides how sums with it are rounded.
-    """
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
 
 
 class Receipts:
@@ -71,8 +57,8 @@ class LostPayload:
 
 
 def message(payload: bytes = b"21.5", topic: str = "plant/1", **more: Any) -> Message:
-    """Return a message that arrives now, on the real clock, or `arrived_at` on the test's own."""
-    more.setdefault("arrived_at", time.monotonic())
+    """Return a message that arrives when a `Clock` begins, unless `arrived_at` is given."""
+    more.setdefault("arrived_at", Clock().now)
     return Message(topic, payload, **more)
 
 
@@ -86,11 +72,14 @@ async def running_engine(
     of: Store,
     queues: Mapping[str, int] | None = None,
     *,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] | None = None,
     visibility_timeout: float = 30.0,
 ) -> AsyncIterator[LocalEngine]:
-    """Open an engine with queues by name and number of physical queues; `q` with one by default."""
-    engine = LocalEngine(of, clock=clock, commit_max_messages=1000, logger=LOGGER)
+    """Open an engine with queues by name and number of physical queues; `q` with one by default.
+
+    Its clock stands still unless one is given.
+    """
+    engine = LocalEngine(of, clock=clock or Clock(), commit_max_messages=1000, logger=LOGGER)
     layouts = {name: QueueLayout(n, visibility_timeout) for name, n in (queues or {"q": 1}).items()}
     await engine.open(layouts)
     try:

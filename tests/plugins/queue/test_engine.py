@@ -11,9 +11,9 @@ import pytest
 
 from penstock.plugins.queue.client import ReceivedMessage, read_batch
 from penstock.plugins.queue.engine import Engine, OffsetError, RangeGoneError
+from tests.helpers.clock import Clock
 from tests.plugins.queue.running import (
     ENGINES,
-    Clock,
     LostPayload,
     message,
     running_engine,

@@ -15,7 +15,8 @@ from penstock.plugins.queue.engine import RangeGoneError, StorageError
 from penstock.plugins.queue.engine_memory import MemoryStore
 from penstock.plugins.queue.engine_sqlite import SqliteStore
 from penstock.plugins.queue.store import Key, Mark, NewSegment, StoredSegment
-from tests.plugins.queue.running import Clock, running_engine, store_messages, until
+from tests.helpers.clock import Clock
+from tests.plugins.queue.running import running_engine, store_messages, until
 
 
 class HeldStore(MemoryStore):

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import logging
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -16,6 +15,7 @@ from penstock.plugins.queue.engine import AppendResult, StorageError, StorageFul
 from penstock.plugins.queue.engine_memory import MemoryStore
 from penstock.plugins.queue.group_commit import Append, Delete, GroupCommit, Truncate
 from penstock.plugins.queue.store import Key, Mark, NewSegment
+from tests.helpers.clock import Clock
 from tests.helpers.process import SECONDS
 from tests.plugins.queue.running import LOGGER, message
 
@@ -64,7 +64,7 @@ class Running:
         self.store = CountingStore()
         self.store.open({"q": 1})
         self.loop = asyncio.get_running_loop()
-        self.commits = GroupCommit(self.store, self.loop, time.monotonic, max_messages, LOGGER)
+        self.commits = GroupCommit(self.store, self.loop, Clock(), max_messages, LOGGER)
 
     def append(self, *messages: Message) -> asyncio.Future[AppendResult]:
         """Submit messages."""

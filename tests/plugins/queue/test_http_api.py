@@ -8,7 +8,6 @@ import json
 import logging
 import re
 import socket
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -21,6 +20,7 @@ from penstock.plugins.queue.engine_memory import MemoryStore
 from penstock.plugins.queue.http_api import QueueApi
 from penstock.plugins.queue.sink import QueuePlugin
 from penstock.plugins.web.bodies import Bodies
+from tests.helpers.clock import Clock
 from tests.plugins.queue.running import (
     LONG_SECONDS,
     message,
@@ -75,9 +75,7 @@ async def test_every_request_is_documented() -> None:
     text = (Path(__file__).parents[3] / "docs" / "queue.md").read_text()
     documented = set(re.findall(r"`(GET|POST) (/[^`]*)`", text))
     async with running_engine(MemoryStore()) as engine:
-        api = QueueApi(
-            {}, {}, {}, engine, time.monotonic, logging.getLogger("test"), Bodies(1, 1.0)
-        )
+        api = QueueApi({}, {}, {}, engine, Clock(), logging.getLogger("test"), Bodies(1, 1.0))
         routes = api.application(1024).router.routes()
     assert documented == {
         (route.method, route.resource.canonical)

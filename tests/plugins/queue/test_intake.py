@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from penstock.plugins.queue.engine_local import LocalEngine
 from penstock.plugins.queue.engine_memory import MemoryStore
 from penstock.plugins.queue.intake import DROP_REASONS, Intake, PendingBudget
 from penstock.plugins.queue.logical_queue import LogicalQueue
+from tests.helpers.clock import Clock
 from tests.plugins.queue.running import LOGGER, Receipts, message, queue_config, until
 
 QUOTA = ReasonCode.QUOTA_EXCEEDED
@@ -30,9 +30,7 @@ class HeldEngine(LocalEngine):
     """
 
     def __init__(self) -> None:
-        super().__init__(
-            MemoryStore(), clock=time.monotonic, commit_max_messages=1000, logger=LOGGER
-        )
+        super().__init__(MemoryStore(), clock=Clock(), commit_max_messages=1000, logger=LOGGER)
         self.appended: list[tuple[int, list[Message], asyncio.Future[AppendResult]]] = []
 
     def append(
@@ -61,7 +59,7 @@ def make_intake(
     """Return an intake of the queue `q` and its engine."""
     engine = HeldEngine()
     config = queue_config(queues={"q": {"physical_queues": 1} | keys}).queues["q"]
-    queue = LogicalQueue("q", config, engine, time.monotonic)
+    queue = LogicalQueue("q", config, engine, Clock())
     intake = Intake(
         queue,
         engine,
@@ -97,16 +95,23 @@ async def test_messages_of_one_loop_iteration_go_together() -> None:
     assert (number, [one.payload for one in messages]) == (0, [b"0", b"1", b"2", b"3", b"4"])
 
 
-async def test_group_waits_for_others_no_longer_than_configured() -> None:
+async def test_group_waits_for_others_no_longer_than_configured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """`commit_wait_seconds` lets the first message of a group wait for more."""
-    intake, engine = make_intake(wait=0.02)
+    clock = Clock()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", clock)
+    intake, engine = make_intake(wait=2.0)
     intake.accept(message(), None)
+    clock.now += 1.5
     for _ in range(3):
         await asyncio.sleep(0)
     assert engine.appended == []
     intake.accept(message(), None)
-    await until(lambda: bool(engine.appended))
-    assert len(engine.appended[0][1]) == 2
+    clock.now += 0.5
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert [len(messages) for _, messages, _ in engine.appended] == [2]
 
 
 async def test_full_group_does_not_wait() -> None:

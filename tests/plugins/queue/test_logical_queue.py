@@ -18,6 +18,7 @@ from penstock.plugins.queue.logical_queue import (
     LogicalQueue,
     WrongReaderError,
 )
+from tests.helpers.clock import Clock
 from tests.plugins.queue.running import (
     LONG_SECONDS,
     queue_config,
@@ -28,11 +29,16 @@ from tests.plugins.queue.running import (
 
 
 @asynccontextmanager
-async def running_queue(**keys: Any) -> AsyncIterator[tuple[LogicalQueue, Engine]]:
-    """Start the queue `q` with some of its keys, over a memory engine."""
+async def running_queue(
+    clock: Clock | None = None, **keys: Any
+) -> AsyncIterator[tuple[LogicalQueue, Engine]]:
+    """Start the queue `q` with some of its keys, over a memory engine with a clock."""
     config = queue_config(queues={"q": keys}).queues["q"]
     opened = running_engine(
-        MemoryStore(), {"q": config.physical_queues}, visibility_timeout=config.visibility_timeout
+        MemoryStore(),
+        {"q": config.physical_queues},
+        clock=clock,
+        visibility_timeout=config.visibility_timeout,
     )
     async with opened as engine:
         queue = LogicalQueue("q", config, engine, time.monotonic)
@@ -97,10 +103,14 @@ async def test_answer_is_bounded_in_bytes() -> None:
 
 async def test_visibility_timeout_is_as_configured() -> None:
     """A message is received again once its queue's own timeout has passed."""
-    async with running_queue(visibility_timeout=0.02, sleep_time=0.005) as (queue, engine):
+    clock = Clock()
+    async with running_queue(clock, visibility_timeout=3.0, physical_queues=1) as (queue, engine):
         await store_messages(engine, [b"a"])
         await queue.dequeue(10, 0)
-        (again,) = await queue.dequeue(10, LONG_SECONDS)
+        clock.now += 2.5
+        assert await queue.dequeue(10, 0) == []
+        clock.now += 0.5
+        (again,) = await queue.dequeue(10, 0)
         assert again.receive_count == 2
 
 
@@ -246,15 +256,12 @@ async def test_deleted_and_committed_messages_are_counted() -> None:
 
 async def test_old_messages_expire_and_are_counted() -> None:
     """`retention_seconds` removes unread messages once they are older."""
-    async with running_queue(retention_seconds=0.01) as (queue, engine):
-        await store_messages(engine, [b"a", b"b"])
-
-        async def is_expired() -> bool:
-            await queue.expire_old()
-            return queue.expired == 2
-
-        await until(is_expired)
-        assert queue.figures()["messages"] == 0
+    clock = Clock()
+    async with running_queue(clock, retention_seconds=1800.0) as (queue, engine):
+        await store_messages(engine, [b"a", b"b"], arrived_at=clock.now - 3600.0)
+        await store_messages(engine, [b"new"])
+        await queue.expire_old()
+        assert (queue.expired, queue.figures()["messages"]) == (2, 1)
 
 
 async def test_without_retention_nothing_expires() -> None:
@@ -276,7 +283,7 @@ async def test_without_retention_nothing_expires() -> None:
     ],
 )
 async def test_queue_is_full_at_its_limits(
-    keys: dict[str, int], n_pending: int, n_bytes: int, *, is_full: bool
+    keys: dict[str, Any], n_pending: int, n_bytes: int, *, is_full: bool
 ) -> None:
     """`max_messages` and `max_bytes` count what is stored, what is under way and what comes."""
     async with running_queue(**keys) as (queue, engine):
