@@ -1,0 +1,221 @@
+"""README.md and docs/: names, paths, links, commands and policies in them are those of the code."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock import __main__ as command_line
+from penstock.broker.config.policy import parse_policy
+from penstock.broker.errors import ConfigError
+from penstock.broker.plugin_loader import load_plugins
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+GENERATED = DOCS / "conformance.md"
+CODE = DOCS / "code.md"
+PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md"]
+PAGES += sorted(set(DOCS.glob("*.md")) - {GENERATED})
+
+PACKAGES = ("broker", "plugins", "edge_proxy", "netem", "spark_bridge", "models")
+"""Folders that are imported as `penstock.…`."""
+
+CHECKED_ELSEWHERE = {"listeners.md", "edge-proxy.md", "netem.md", "scenarios.md"}
+"""Pages whose YAML needs files that a test makes, or is not a policy; tests/ has each."""
+
+
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+"""A block of code: its language and its text."""
+
+
+def blocks(page: Path, *languages: str) -> Iterator[str]:
+    """Yield the fenced blocks of a page, of some languages."""
+    for language, text in re.findall(
+        r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL
+    ):
+        if language in languages:
+            yield text
+
+
+def breaches(found: Iterator[tuple[Path, str]]) -> list[str]:
+    """Return a line for each breach, with its page."""
+    return [f"{page.relative_to(ROOT)}: {text}" for page, text in found]
+
+
+def exists(name: str) -> bool:
+    """Say whether a dotted name is that of a module, or of something in one."""
+    module = name
+    rest: list[str] = []
+    while module:
+        try:
+            found = importlib.import_module(module)
+        except ModuleNotFoundError:
+            module, _, last = module.rpartition(".")
+            rest.insert(0, last)
+            continue
+        for attribute in rest:
+            if not hasattr(found, attribute):
+                return False
+            found = getattr(found, attribute)
+        return True
+    return False
+
+
+def test_every_name_exists() -> None:
+    """Who follows a name finds a module, a class or a function."""
+
+    def wrong() -> Iterator[tuple[Path, str]]:
+        for page in PAGES:
+            for name in re.findall(r"`(penstock\.\w[\w.]*)`", page.read_text()):
+                if not exists(name):
+                    yield page, name
+
+    assert breaches(wrong()) == []
+
+
+def test_the_map_of_the_code_names_nothing_without_its_package() -> None:
+    """A dotted name there is complete, so that the test above sees it."""
+    names = re.findall(r"`(\w+(?:\.\w+)+)`", CODE.read_text())
+    assert len(names) > 80
+    assert [name for name in names if not re.match(r"penstock\.|\w+\.py$", name)] == []
+
+
+def test_every_path_exists() -> None:
+    """A folder or a file of ours that a page names is there."""
+    tops = (*PACKAGES, "benchmarks", "tests", "script", "docs", "penstock")
+    path = re.compile(rf"`((?:{'|'.join(tops)})/[\w./-]*)`")
+
+    def wrong() -> Iterator[tuple[Path, str]]:
+        for page in PAGES:
+            for name in path.findall(page.read_text()):
+                if "NAME" not in name and not (ROOT / name).exists():
+                    yield page, name
+
+    assert breaches(wrong()) == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Return what a link may name of a page: its headings, as GitHub writes them."""
+    text = FENCED.sub("", page.read_text())
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_no_link_is_dead() -> None:
+    """Each file of the repository that a page links is there, and so is the heading in it."""
+
+    def wrong() -> Iterator[tuple[Path, str]]:
+        for page in [*PAGES, ROOT / "CHANGELOG.md"]:
+            links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+            for link in links:
+                if link.startswith(("http:", "https:")):
+                    continue
+                name, _, anchor = link.partition("#")
+                target = (page.parent / name) if name else page
+                if not target.exists() or (anchor and anchor not in anchors(target)):
+                    yield page, link
+
+    assert breaches(wrong()) == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    """docs/README.md links each of them."""
+    index = (DOCS / "README.md").read_text()
+    assert [page.name for page in DOCS.glob("[!R]*.md") if f"({page.name}" not in index] == []
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Yield the words of each command of a page that is ours, in blocks and between backticks."""
+    text = page.read_text()
+    lines = "\n".join(blocks(page, "", "sh", "text")).replace("\\\n", " ").splitlines()
+    prose = FENCED.sub("", text)
+    lines += [re.sub(r"\s+", " ", line) for line in re.findall(r"`([^`]+)`", prose)]
+    for line in lines:
+        found = re.match(r"(?:\$ |sudo )*(?:\S*/)?(penstock |python -m )([^#&>|]*)", line)
+        if found:
+            start = [] if found[1] == "penstock " else ["-m"]
+            yield [*start, *shlex.split(found[2])]
+
+
+def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the help of a program; "" where there is no such program."""
+    status: int | str | None
+    if words[0] != "-m":
+        is_group = words[0] in ("netem", "plan") and len(words) > 1 and words[1].isalpha()
+        status = command_line.main([*words[: 2 if is_group else 1], "--help"])
+    else:
+        name = words[1]
+        if (ROOT / name.replace(".", "/")).is_dir():
+            name += ".__main__"
+        main = importlib.import_module(name).main
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [name, "--help"])
+            try:
+                status = main(["--help"]) if inspect.signature(main).parameters else main()
+            except SystemExit as ended:
+                status = ended.code
+    shown = capsys.readouterr().out
+    return shown if not status else ""
+
+
+def test_every_command_exists_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is copied from a page is taken."""
+    seen: dict[tuple[str, ...], str] = {}
+
+    def wrong() -> Iterator[tuple[Path, str]]:
+        for page in PAGES:
+            for words in commands(page):
+                if words[0].endswith(":") or words[0].startswith("--"):
+                    continue  # a message of a program, or an option of `penstock` itself
+                if words[0] == "-m" and words[1].startswith("penstock"):
+                    assert exists(words[1]), words
+                    continue
+                program = tuple(words[:2])
+                if program not in seen:
+                    seen[program] = help_of(words, capsys)
+                options = [word.partition("=")[0] for word in words if word.startswith("--")]
+                if not seen[program] or any(one not in seen[program] for one in options):
+                    yield page, " ".join(words)
+
+    assert breaches(wrong()) == []
+    assert len(seen) > 20
+
+
+def test_every_policy_loads() -> None:
+    """A policy that is copied from a page starts a broker."""
+
+    def wrong() -> Iterator[tuple[Path, str]]:
+        for page in PAGES:
+            if page.name in CHECKED_ELSEWHERE:
+                continue
+            for text in blocks(page, "yaml"):
+                try:
+                    load_plugins(parse_policy(text, page.name), clock=time.monotonic)
+                except ConfigError as error:
+                    yield page, str(error)
+
+    assert breaches(wrong()) == []
+
+
+def test_what_python_imports_exists() -> None:
+    """Code that is copied from a page finds what it names."""
+
+    def wrong() -> Iterator[tuple[Path, str]]:
+        for page in PAGES:
+            for text in blocks(page, "python"):
+                for node in ast.walk(ast.parse(text)):
+                    if isinstance(node, ast.ImportFrom):
+                        for alias in node.names:
+                            if not exists(f"{node.module}.{alias.name}"):
+                                yield page, f"{node.module}.{alias.name}"
+
+    assert breaches(wrong()) == []
