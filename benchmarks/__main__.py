@@ -192,6 +192,10 @@ def choose_peers(names: str, commands: Sequence[str]) -> list[Peer]:
     return chosen + [peer for peer in further if peer not in chosen]
 
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
 def bench(
     rows: Annotated[
         str | None, typer.Option(help="Rows or groups of rows, separated by commas, or all.")
@@ -264,8 +268,6 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         0; 1 where a peer did not work, or with --check a target was missed; 2 for wrong arguments.
     """
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(bench)
     try:
         app(args=argv, prog_name="penstock bench")
     except SystemExit as ended:

@@ -20,6 +20,13 @@ from penstock.models.withholding.trace import generate_trace, read_trace
 
 Number = TypeVar("Number", int, float)
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def plan() -> None:
+    """Run the papers' simulations on the code that the broker runs."""
+
 
 def _numbers(text: str, name: str, read: Callable[[str], Number]) -> tuple[Number, ...]:
     """Read numbers above 0, ascending, with commas between them."""
@@ -45,6 +52,7 @@ def _read_file(file: Path) -> list[float]:
         raise typer.BadParameter(f"{file}: {error}", param_hint="--file") from None
 
 
+@app.command()
 def withholding(
     *,
     traces: Annotated[int, typer.Option(min=1, help="Traces drawn as in paper 002.")] = 20,
@@ -114,10 +122,6 @@ def _write(draw_into: Callable[[Path], None], file: Path, option: str) -> None:
         raise typer.BadParameter(f"{file}: {error}", param_hint=option) from None
 
 
-def _plan() -> None:
-    """The papers' simulations, on the code that the broker runs."""
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run a simulation.
 
@@ -127,9 +131,6 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         0, or 2 for wrong arguments and files.
     """
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.callback()(_plan)
-    app.command()(withholding)
     try:
         app(args=argv, prog_name="penstock plan")
     except SystemExit as ended:

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -22,6 +22,16 @@ if TYPE_CHECKING:
 
 AVAILABLE_NOW: Final = "available-now"
 PROGRAM: Final = "penstock spark"
+
+PLAIN: Final[dict[str, Any]] = {
+    "add_completion": False,
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+}
+"""A command line whose errors are plain lines; completion is the ``penstock`` command's."""
+
+app = typer.Typer(**PLAIN)
+preparing = typer.Typer(**PLAIN)
 
 
 class StopSignals:
@@ -87,6 +97,7 @@ def describe(summary: Summary) -> str:
     return ", ".join(parts)
 
 
+@app.command()
 def stream(
     url: Annotated[str, typer.Option(help="The queue's HTTP API, as http://HOST:PORT.")],
     queue: Annotated[str, typer.Option(help="The logical queue.")],
@@ -220,6 +231,7 @@ def run(
         spark_session.stop()
 
 
+@preparing.command()
 def prepare() -> None:
     """Write the archive with which Spark starts in half the time, once per machine."""
     java = find_java(os.environ)
@@ -242,11 +254,11 @@ def main(argv: list[str] | None = None) -> int:
         wrong arguments or no Java.
     """
     arguments = sys.argv[1:] if argv is None else argv
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    is_prepare = arguments[:1] == ["prepare"]
-    app.command()(prepare if is_prepare else stream)
     try:
-        app(args=arguments[1:] if is_prepare else arguments, prog_name=PROGRAM)
+        if arguments[:1] == ["prepare"]:
+            preparing(args=arguments[1:], prog_name=f"{PROGRAM} prepare")
+        else:
+            app(args=arguments, prog_name=PROGRAM)
     except BridgeError as error:
         typer.echo(f"{PROGRAM}: {error.text}", err=True)
         return error.status

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,17 +10,35 @@ from pathlib import Path
 import pytest
 
 from penstock import __main__ as command_line
+from penstock import programs
+from penstock.programs import PROGRAMS
 
 
-def test_unknown_program_names_it_and_all_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong program name is told beside the right ones, with status 2."""
+def test_unknown_program_names_it_and_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong program name is told beside the one that it may stand for, with status 2."""
     assert command_line.main(["borker"]) == 2
-    told = capsys.readouterr().err
-    assert "'borker'" in told
-    assert all(name in told for name in command_line.PROGRAMS)
+    assert "No such command 'borker'. Did you mean 'broker'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("arguments", "status"), [([], 2), (["--help"], 0)])
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--verzion"], "No such option: --verzion (Possible options: --version)"),
+        (["broker", "--confg", "x"], "No such option: --confg (Possible options: --config)"),
+        (["netem", "lnk"], "No such command 'lnk'. Did you mean 'link'?"),
+        (["spark", "--trigge", "1"], "No such option: --trigge (Possible options: --trigger)"),
+        (["bench", "--quik"], "No such option: --quik (Possible options: --quick)"),
+    ],
+)
+def test_a_misspelt_option_names_the_nearest(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the command as in each program, one plain line says it; status 2."""
+    assert command_line.main(arguments) == 2
+    assert f"Error: {told}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "status"), [([], 2), (["--help"], 0), (["-h"], 0)])
 def test_usage_lists_all_programs(
     arguments: list[str], status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -27,7 +46,7 @@ def test_usage_lists_all_programs(
     assert command_line.main(arguments) == status
     captured = capsys.readouterr()
     told = captured.err if status else captured.out
-    assert all(name in told for name in command_line.PROGRAMS)
+    assert all(f" {name} " in told for name in PROGRAMS)
 
 
 def test_version_is_the_one_installed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,9 +69,12 @@ def test_bench_without_a_checkout_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An installed Penstock has no benchmarks; the answer is a line and status 2."""
-    monkeypatch.setattr(command_line, "__file__", str(tmp_path / "penstock" / "__main__.py"))
+    monkeypatch.setattr(programs, "__file__", str(tmp_path / "penstock" / "programs.py"))
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" in path])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+        monkeypatch.delitem(sys.modules, name)
     assert command_line.main(["bench"]) == 2
-    assert "checkout" in capsys.readouterr().err
+    assert capsys.readouterr().err == "penstock bench: runs from a checkout of the repository\n"
 
 
 @pytest.mark.parametrize("redirection", ["<&-", ">&-", "<&- >&- 2>&-"])
@@ -89,15 +111,16 @@ import sys
 for module in ("pyspark", "pyarrow", "paho", "aiomqtt", "matplotlib", "numpy", "simpy", "trustme"):
     sys.modules[module] = None
 from penstock import __main__ as command_line
+from penstock.programs import PROGRAMS
 """
 
 
 def test_each_program_without_its_extra_shows_its_help() -> None:
     """What a program takes can be read before anything else is installed."""
-    code = "for name in command_line.PROGRAMS: print(name, command_line.main([name, '--help']))"
+    code = "for name in PROGRAMS: print(name, command_line.main([name, '--help']))"
     done = python(WITHOUT_EXTRAS + code)
     assert (done.returncode, done.stderr) == (0, "")
-    for name in command_line.PROGRAMS:
+    for name in PROGRAMS:
         assert f"\n{name} 0\n" in done.stdout
 
 
@@ -113,6 +136,7 @@ def test_a_program_without_its_extra_names_it(tmp_path: Path) -> None:
 INTERRUPTED_WHILE = """
 import os, signal, sys, types
 from penstock import __main__ as command_line
+from penstock.programs import PROGRAMS, Program
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
@@ -128,7 +152,7 @@ sys.meta_path.insert(0, Finder())
 if sys.argv[1] == "running":
     sys.modules["slow"] = types.ModuleType("slow")
     sys.modules["slow"].main = main
-command_line.PROGRAMS["slow"] = ("slow", "")
+PROGRAMS["slow"] = Program("slow", "")
 sys.exit(command_line.main(["slow"]))
 """
 
@@ -147,3 +171,62 @@ def test_what_happens_at_an_interrupt_is_as_before_afterwards() -> None:
     before = signal.getsignal(signal.SIGINT)
     assert command_line.main(["passwd", "--help"]) == 0
     assert signal.getsignal(signal.SIGINT) is before
+
+
+LOADED = """
+import sys
+from penstock import __main__ as command_line
+command_line.main(sys.argv[1:])
+print(*sorted(name for name in sys.modules if name.startswith(("penstock.", "benchmarks"))))
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["borker"], ["--version"]])
+def test_no_program_is_loaded_that_is_not_named(arguments: list[str]) -> None:
+    """The command answers before a broker, or Spark, could have been imported."""
+    loaded = python(LOADED, *arguments).stdout.splitlines()[-1]
+    assert loaded == "penstock.__main__ penstock.programs"
+
+
+def test_a_named_program_is_loaded_alone() -> None:
+    """The others, and what they need, stay where they are."""
+    loaded = python(LOADED, "broker", "--help").stdout.splitlines()[-1].split()
+    assert "penstock.broker.server" in loaded
+    assert not [name for name in loaded if ".edge_proxy" in name or ".spark_bridge" in name]
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("penstock im", ["import-mosquitto"]),
+        ("penstock broker --con", ["--config"]),
+        ("penstock netem ru", ["run"]),
+        ("penstock spark --trig", ["--trigger"]),
+        ("penstock bench --quic", ["--quick"]),
+    ],
+)
+def test_the_shell_completes_programs_and_their_options(typed: str, offered: list[str]) -> None:
+    """As bash asks it, by the script of `--install-completion`."""
+    asked = {
+        "_PENSTOCK_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(typed.split()) - 1),
+    }
+    command = Path(sys.executable).with_name("penstock")
+    done = subprocess.run(
+        [command], env=os.environ | asked, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.split(), done.stderr) == (offered, "")
+
+
+def test_completion_without_the_extra_offers_nothing() -> None:
+    """And writes nothing into the terminal."""
+    code = WITHOUT_EXTRAS + (
+        "import os\n"
+        "sys.modules['penstock.spark_bridge.__main__'] = None\n"
+        "os.environ |= {'_PENSTOCK_COMPLETE': 'complete_bash', 'COMP_CWORD': '2',"
+        " 'COMP_WORDS': 'penstock spark --trig'}\n"
+        "sys.exit(command_line.main([]))"
+    )
+    done = python(code)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.__main__ import PROGRAMS
+from penstock.programs import PROGRAMS
 from tests.helpers.process import ROOT, BrokerProcess, anonymous_policy, running_broker
 from tests.helpers.wire import connected
 

@@ -1,0 +1,169 @@
+"""The programs of the ``penstock`` command: a group of commands, each loaded when it is named.
+
+A program keeps its own command line, so that ``python -m penstock.broker`` is the same program.
+The group knows a name and a line of each, for help, for "did you mean" and for completion.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import signal
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple
+
+import typer
+from typer.core import TyperCommand
+from typer.main import get_command
+
+
+class Program(NamedTuple):
+    """A program of the command.
+
+    Attributes:
+        module: holds its command line as ``app``, and ``main(argv) -> int``, which runs it.
+        about: what it does, in some words.
+        extra: of the distribution, which it needs for all it does or for a part; "" for none.
+    """
+
+    module: str
+    about: str
+    extra: str = ""
+
+
+PROGRAMS: Final = {
+    "broker": Program("penstock.broker.__main__", "run the MQTT broker with a policy file"),
+    "proxy": Program("penstock.edge_proxy.__main__", "run the edge proxy in front of any broker"),
+    "queue": Program("penstock.plugins.queue.gateway", "run the queue's HTTP gateway alone"),
+    "why": Program(
+        "penstock.plugins.console.why",
+        "say why a client's last large message was held or sent",
+    ),
+    "passwd": Program(
+        "penstock.plugins.access.passwd", "write users' passwords into a password file"
+    ),
+    "import-mosquitto": Program(
+        "penstock.broker.import_mosquitto.__main__", "write a policy file from a mosquitto.conf"
+    ),
+    "spark": Program(
+        "penstock.spark_bridge.__main__", "stream a queue into Parquet with Spark", "spark"
+    ),
+    "plan": Program(
+        "penstock.models.__main__",
+        "simulate what a policy would do (the papers' models)",
+        "models",
+    ),
+    "netem": Program(
+        "penstock.netem.__main__",
+        "make a bad network on this machine (root)",
+        "netem",
+    ),
+    "bench": Program(
+        "benchmarks.__main__", "measure Penstock beside its peers (from a checkout)", "bench"
+    ),
+}
+"""Name to program, in the order of the help."""
+
+OURS: Final = frozenset(program.module.partition(".")[0] for program in PROGRAMS.values())
+"""Packages of Penstock: one of theirs that is missing belongs to no extra."""
+
+
+class LazyCommand(TyperCommand):
+    """A program's place in the group; the program reads its arguments itself."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Leave all arguments to the program, `--help` included."""
+        ctx.args = list(args)
+        return ctx.args
+
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
+        """Return the context of a run; for completion that of the program's own command line."""
+        if extra.get("resilient_parsing"):
+            with contextlib.suppress(ModuleNotFoundError):  # its extra is not installed
+                command: Any = get_command(load(str(info_name)).app)
+                return command.make_context(info_name, args, *rest, **extra)
+        return super().make_context(info_name, args, *rest, **extra)
+
+
+def load(name: str) -> Any:
+    """Return the module of a program.
+
+    Raises:
+        ModuleNotFoundError: a module that it needs is not installed.
+    """
+    if name == "bench":
+        # The benchmarks are part of a checkout and never installed.
+        sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    return importlib.import_module(PROGRAMS[name].module)
+
+
+def start(context: typer.Context) -> None:
+    """Run a program; its arguments and the handler of SIGINT that it finds are the context's."""
+    name = str(context.info_name)
+    try:
+        program = load(name)
+        signal.signal(signal.SIGINT, context.obj)
+        status: int = program.main(context.args)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing == "benchmarks":
+            told = "runs from a checkout of the repository"
+        elif PROGRAMS[name].extra and missing not in OURS:
+            told = f"needs the module {missing}: pip install 'penstock[{PROGRAMS[name].extra}]'"
+        else:
+            raise
+        typer.echo(f"penstock {name}: {told}", err=True)
+        status = 2
+    raise typer.Exit(status)
+
+
+def show_version(*, is_asked: bool) -> None:
+    """Print the version and end, where `--version` asks for it."""
+    if is_asked:
+        typer.echo(f"penstock {version('penstock')}")
+        raise typer.Exit
+
+
+def penstock(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Protect small messages and memory on bad networks with an MQTT broker, and feed Spark."""
+
+
+def new_group() -> typer.Typer:
+    """Return the command line of ``penstock``."""
+    group = typer.Typer(
+        no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    group.callback()(penstock)
+    for name, program in PROGRAMS.items():
+        group.command(name, cls=LazyCommand, help=program.about)(start)
+    return group
+
+
+def run(arguments: list[str] | None, on_interrupt: Any) -> int:
+    """Run the program that is named.
+
+    Args:
+        arguments: after the command's own name; None for those of the process.
+        on_interrupt: the handler of SIGINT that the program finds.
+
+    Returns:
+        As `penstock.__main__.main`.
+    """
+    try:
+        new_group()(args=arguments, prog_name="penstock", obj=on_interrupt)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    return 0
