@@ -9,7 +9,7 @@ Nobody may keep the loop for long. What a chunk or a wake-up can cause in a frac
 millisecond is done at once, as most of what clients do. Whoever has more to do stands in one
 *line*, and has a *turn* (`MqttProtocol.take_turn`) when those before it have had theirs:
 * the next *slice* of a long chunk that came in, some 0.2 ms of work;
-* the rest of a slice that was more than `penstock.broker.sessions.core.MOST_STEPS` *steps*, which
+* the rest of a slice that was more than `penstock.broker.sessions.turn.MOST_STEPS` *steps*, which
   are packets that go their own way and deliveries that are no mere copies;
 * the next part of an outbox that has more to send, `penstock.broker.sending.sender.PUMP_MESSAGES`
   at a time.
@@ -197,8 +197,9 @@ class Driver:
             is_more_to_come: what touched them is soon handled further, and may touch them again.
         """
         core = self.core
-        while core.touched:
-            touched = core.take_touched()
+        turn = core.turn
+        while turn.touched:
+            touched = turn.take_touched()
             if is_more_to_come:
                 little = [c for c in touched if not c.needs_look and c.out_bytes < WORTH_BYTES]
                 if little:
@@ -214,15 +215,15 @@ class Driver:
             self._seconds_elsewhere += self.clock() - now
 
     def _serve(self, connections: Iterable[Sender], now: float) -> None:
-        core = self.core
-        core.in_turn = True
+        turn = self.core.turn
+        turn.is_running = True
         for connection in connections:
             try:
                 connection.driver.serve(now)
             except Exception:  # a fault must end one connection, not all
                 self.logger.exception("a connection was closed after a fault of the broker")
                 connection.driver.abort()
-        core.in_turn = False
+        turn.is_running = False
 
     def _set_timer(self, now: float) -> None:
         at = self.core.timers.next_deadline()
@@ -237,22 +238,22 @@ class Driver:
         self._timer = None
         self._timer_at = math.inf
         now = self.clock()
-        self.core.in_turn = True
+        self.core.turn.is_running = True
         try:
             self.core.timers.run(now)
         except Exception:  # one deadline's fault; the next ones come again
             self.logger.exception("a timer failed")
-        self.core.in_turn = False
+        self.core.turn.is_running = False
         self.settle(now)
 
     def take_turn(self, call: Callable[[], None]) -> None:
         """Call into the core from outside of any connection, then do what that caused."""
-        self.core.in_turn = True
+        self.core.turn.is_running = True
         try:
             call()
         except Exception:  # a fault must not end who calls
             self.logger.exception("a call into the core failed")
-        self.core.in_turn = False
+        self.core.turn.is_running = False
         self.settle(self.clock())
 
     def run_suspended(self, connection: Connection, coroutine: Coroutine[Any, Any, None]) -> None:

@@ -187,15 +187,15 @@ class MqttProtocol(asyncio.Protocol):
 
     def _receive(self, connection: Connection, data: bytes, now: float) -> None:
         driver = self.driver
-        core = driver.core
-        core.in_turn = True
+        turn = driver.core.turn
+        turn.is_running = True
         try:
             connection.receive_data(data, now)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (see `_failed`)
             self._failed(connection, error, now)
         if not self._is_reading:
-            core.touch(connection)  # to be read from again, or to take another turn
-        core.in_turn = False
+            turn.touch(connection)  # to be read from again, or to take another turn
+        turn.is_running = False
         driver.settle(now, is_more_to_come=bool(self._rest) or connection.wants_turn)
 
     def take_turn(self, now: float) -> None:
@@ -213,7 +213,7 @@ class MqttProtocol(asyncio.Protocol):
             if not connection.is_held_up:
                 self._end(now)
         else:
-            self._go_on(connection, lambda _now: self.driver.core.touch(connection), now)
+            self._go_on(connection, lambda _now: self.driver.core.turn.touch(connection), now)
 
     def _is_too_late(self, now: float) -> bool:
         return now >= self._leftover_until and self.driver.is_crowded(now)
@@ -239,13 +239,13 @@ class MqttProtocol(asyncio.Protocol):
             self._go_on(connection, connection.resume, self.driver.clock())
 
     def _go_on(self, connection: Connection, call: Callable[[float], None], now: float) -> None:
-        core = self.driver.core
-        core.in_turn = True
+        turn = self.driver.core.turn
+        turn.is_running = True
         try:
             call(now)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (see `_failed`)
             self._failed(connection, error, now)
-        core.in_turn = False
+        turn.is_running = False
         self.driver.settle(now, is_more_to_come=bool(self._rest) or connection.wants_turn)
 
     def _failed(self, connection: Connection, error: BaseException, now: float) -> None:
@@ -338,7 +338,7 @@ class MqttProtocol(asyncio.Protocol):
                 self.written_at = now
                 self._write(connection)
                 if connection.out and not connection.is_stuck:
-                    self.driver.core.write_soon(connection)
+                    self.driver.core.turn.write_soon(connection)
             return
         connection.needs_look = False
         while True:
@@ -352,7 +352,7 @@ class MqttProtocol(asyncio.Protocol):
                 break
         if connection.out:
             if not connection.is_stuck:
-                self.driver.core.touch(connection)
+                self.driver.core.turn.touch(connection)
         elif connection.wants_more and not connection.is_paused:
             self.driver.later(self)
         if connection.suspended is not None:

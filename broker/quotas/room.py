@@ -326,7 +326,7 @@ class Room:
         self.waiting[connection] = None
         self._look_at(now + LOOK_SECONDS)
         if connection.awaiting_bytes > self.each_bytes:
-            self._core.touch(connection)
+            self._core.turn.touch(connection)
 
     def _count_held(self, connection: Connection, n_bytes: int) -> None:
         connection.awaiting_bytes += n_bytes
@@ -358,18 +358,18 @@ class Room:
         self._timer = None
         self._look(now)
         core = self._core
-        core.steps = self._n_looked = 0
+        core.turn.steps = self._n_looked = 0
         for connection in list(self.waiting)[:MOST_RETRIED]:
             if connection in self._trying:
                 continue
-            if core.steps >= core.most_steps or self._n_looked >= MOST_LOOKED:
+            if core.turn.steps >= core.turn.most_steps or self._n_looked >= MOST_LOOKED:
                 break
             del self.waiting[connection]
             self.waiting[connection] = None  # behind the others, whom the next turn is for
             rest = run_now.start(self._try_again(connection, now))
             if rest is not None:
                 core.spawn(rest)
-        if core.steps and self.waiting:
+        if core.turn.steps and self.waiting:
             self._look_at(now)  # some have found room: so may others
         if self._full or self.waiting:
             self._look_at(now + LOOK_SECONDS)
@@ -381,13 +381,13 @@ class Room:
         is_routed = True
         self._trying.add(connection)
         try:
-            while queue and core.steps < core.most_steps:
+            while queue and core.turn.steps < core.turn.most_steps:
                 is_routed = await queue[0].route(queue[0].receipt, queue[0].message, now)
                 if connection.awaiting is not queue:
                     return  # the connection has ended
                 if not is_routed:
                     break
-                core.steps += 1
+                core.turn.steps += 1
                 self._count_held(connection, -_held_bytes(queue.popleft().message))
         finally:
             self._trying.discard(connection)
@@ -395,7 +395,7 @@ class Room:
             self.waiting.pop(connection, None)
         elif is_routed:
             self._look_at(now)
-        core.touch(connection)  # it may be read from again
+        core.turn.touch(connection)  # it may be read from again
 
     # -- what is dropped --------------------------------------------------------------------
 

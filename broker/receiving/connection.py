@@ -241,7 +241,7 @@ class Connection(Sender):
     def go_on(self, now: float) -> None:
         """Handle what was put off: nothing keeps it any more, or it `wants_turn`."""
         backlog, self._backlog = self._backlog, []
-        self.core.touch(self)
+        self.core.turn.touch(self)
         for chunk in backlog:
             self.receive_data(chunk, now)
 
@@ -321,9 +321,10 @@ class Connection(Sender):
     def wait_for_disk(self, *, waits: bool) -> None:
         """Receive nothing while what is to be stored comes faster than it is."""
         self._waits_for_disk = waits
+        turn = self.core.turn
         if waits:
-            self.core.steps = self.core.most_steps  # the rest of the chunk waits too
-        self.core.touch(self)
+            turn.steps = turn.most_steps  # the rest of the chunk waits too
+        turn.touch(self)
 
     # -- receiving ------------------------------------------------------------------------
 
@@ -350,7 +351,7 @@ class Connection(Sender):
         self._backlog.append(data[stop:])
         self.core.counters.publishers_slowed += 1
         self._rate_timer = self.core.timers.at(now + rate.wait_seconds, self._rate_allows)
-        self.core.touch(self)
+        self.core.turn.touch(self)
 
     def _rate_allows(self, now: float) -> None:
         self._rate_timer = None
@@ -360,7 +361,7 @@ class Connection(Sender):
         """Keep bytes that were not handled, in their order, for `go_on`."""
         if data:
             self._backlog.append(data)
-            self.core.touch(self)
+            self.core.turn.touch(self)
 
     def _receive(self, data: bytes, now: float) -> None:
         """Handle each whole packet in `data`, as far as the steps go; keep the rest.
@@ -368,13 +369,12 @@ class Connection(Sender):
         Raises:
             PeerError: for a packet that is malformed or not allowed.
         """
-        core = self.core
         position = scan(self, data, now)
         if self.suspended is not None:
             self._backlog.append(data[position:])
         elif self.is_closing:
             pass
-        elif core.steps >= core.most_steps:
+        elif (turn := self.core.turn).steps >= turn.most_steps:
             self._put_off(data[position:])
         else:
             self._buffer.unread(data, position)
@@ -390,7 +390,7 @@ class Connection(Sender):
         rest = run_now.start(coroutine)
         if rest is not None:
             self.suspended = rest
-            self.core.touch(self)
+            self.core.turn.touch(self)
 
     # -- the life of the connection ---------------------------------------------------------
 
@@ -510,7 +510,7 @@ class Connection(Sender):
         self._end(now)
 
     def _end(self, now: float) -> None:
-        self.core.touch(self)
+        self.core.turn.touch(self)
         self._detach(now)
 
     def disconnected(self, now: float) -> None:

@@ -125,7 +125,7 @@ def _take_qos1(connection: Connection, data: bytes, start: int, now: float) -> b
     )
     deliver(core, plan.sessions, run, now)
     answer(connection, b"\x40\x02" + packet_id, 1)
-    if core.congested:
+    if core.turn.congested:
         connection.throttle.wait_for_congested(now)
     return True
 

@@ -210,7 +210,7 @@ def pass_on(
         subscriber.out.append(run)
         subscriber.out_bytes += n_bytes
         if not subscriber.is_touched:
-            core.write_soon(subscriber)
+            core.turn.write_soon(subscriber)
         subscriber.session.n_direct += n_messages
     counters = core.counters
     counters.packets_received += n_messages
@@ -240,13 +240,13 @@ def _deliver_run(
         payload = run[topic_end + offset : position]
         message = _message(connection, plan, payload, 0x30, None, now)
         n_messages += 1
-        core.steps += len(sessions)
+        core.turn.steps += len(sessions)
         if message is None:
             core.refuse(connection.session.client_id, plan.topic, ReasonCode.QUOTA_EXCEEDED)
         else:
             for session in sessions:
                 session.deliver(message, 0, retain=False, subscription_ids=(), now=now)
-        if core.steps >= core.most_steps:
+        if core.turn.steps >= core.turn.most_steps:
             break
     return run[:position], n_messages
 
@@ -389,7 +389,7 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         core.route(message, plan.targets, plan.sinks, None, now)
         for share, member in choose_members(message, plan.shares, now):
             core.deliver_shared(message, share, member, now)
-        if core.congested:
+        if core.turn.congested:
             connection.throttle.wait_for_congested(now)
         return None
     room = core.room
@@ -446,7 +446,7 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         connection.send_receipt(0x40, packet_id)
     else:
         connection.send_packet(PubAck(packet_id, taken(connection, plan)))
-    if core.congested:
+    if core.turn.congested:
         connection.throttle.wait_for_congested(now)
     return None
 

@@ -89,7 +89,7 @@ def book_receipt(
     if qos == 2:
         connection.session.incoming[packet_id] = receipt
     if not connection.wants_reading:
-        connection.core.touch(connection)
+        connection.core.turn.touch(connection)
     return receipt
 
 
@@ -142,7 +142,7 @@ def _acknowledge_in_order(receipt: PublishReceipt) -> None:
         else:
             connection.send_packet(acknowledgement(first))
     if n_before >= connection.receive_maximum > len(receipts):
-        connection.core.touch(connection)
+        connection.core.turn.touch(connection)
     return None
 
 

@@ -89,7 +89,7 @@ def _take_publishes(
     core.counters.publish_received += run.n_messages
     deliver(core, sessions, run, now)
     answer(connection, answers(_PUBACK if qos == 1 else _PUBREC, packet_ids), run.n_messages)
-    if core.congested:
+    if core.turn.congested:
         connection.throttle.wait_for_congested(now)
     return stop
 
@@ -310,7 +310,7 @@ def deliver(core: Core, sessions: tuple[Session, ...], run: MessageRun, now: flo
         ):
             first = inflight.start_run(run)
         if not first or connection is None:
-            core.steps += n_messages
+            core.turn.steps += n_messages
             for index in range(n_messages):
                 message = run.message(index)
                 session.deliver(message, run.qos, retain=False, subscription_ids=(), now=now)
@@ -318,7 +318,7 @@ def deliver(core: Core, sessions: tuple[Session, ...], run: MessageRun, now: flo
         connection.out.append(run.renumbered(first))
         connection.out_bytes += n_bytes
         if not connection.is_touched:
-            core.write_soon(connection)
+            core.turn.write_soon(connection)
         session.ledger.matched += n_messages
         n_sent += n_messages
         if core.samplers and not (core.spares and now < session.link.quiet_until):
@@ -341,9 +341,9 @@ def answer(connection: Connection, packets: bytes | bytearray, n_packets: int) -
     core.counters.packets_sent += n_packets
     if connection.is_paused:
         connection.unread_bytes += n_packets * ANSWER_MEMORY_BYTES
-        core.touch(connection)  # it may be too much to read on
+        core.turn.touch(connection)  # it may be too much to read on
     elif not connection.is_touched:
-        core.write_soon(connection)
+        core.turn.write_soon(connection)
 
 
 def _take_pubacks(

@@ -8,7 +8,7 @@ and size are found by their equal beginnings, at 0.1 us a packet, where a look-u
 QoS 1 and 2 are for `penstock.broker.receiving.runs`. All the rest goes packet by packet.
 
 What takes many steps is not done at once: a packet that goes its own way is one, and so is each
-delivery that is no mere copy (`Core.steps`). After `Core.most_steps` the scan ends, between two
+delivery that is no mere copy (`Turn.steps`). After `Turn.most_steps` the scan ends, between two
 packets, and goes on when the others have had their turn.
 """
 
@@ -48,7 +48,7 @@ def scan(connection: Connection, data: bytes, now: float) -> int:  # noqa: PLR09
 
     Returns:
         Where the rest begins: a packet that is not whole yet; or, where the connection is now
-        suspended or closing, or `Core.steps` has come to `Core.most_steps`, one that is left.
+        suspended or closing, or `Turn.steps` has come to `Turn.most_steps`, one that is left.
 
     Raises:
         PeerError: a packet is malformed or not allowed; those before it are handled.
@@ -70,8 +70,9 @@ def scan(connection: Connection, data: bytes, now: float) -> int:  # noqa: PLR09
     run_sessions: tuple[Session, ...] = ()
     run_start = run_end = run_messages = run_largest = 0
     problem: PeerError | None = None
-    most_steps = core.most_steps
-    core.steps = 0
+    turn = core.turn
+    most_steps = turn.most_steps
+    turn.steps = 0
     try:
         while end - position >= 2:
             first_byte = data[position]
@@ -103,7 +104,7 @@ def scan(connection: Connection, data: bytes, now: float) -> int:  # noqa: PLR09
                             taken = pass_on(
                                 connection, run_sessions, run, run_messages, run_largest, now
                             )
-                            if core.steps >= most_steps:
+                            if turn.steps >= most_steps:
                                 position = run_start + taken
                                 run_messages = 0
                                 break
@@ -125,21 +126,21 @@ def scan(connection: Connection, data: bytes, now: float) -> int:  # noqa: PLR09
                 run = data[run_start:position]
                 taken = pass_on(connection, run_sessions, run, run_messages, run_largest, now)
                 run_messages = 0
-                if core.steps >= most_steps:
+                if turn.steps >= most_steps:
                     position = run_start + taken
                     break
             if first_byte in take_run:
                 stop_of_run = take_run[first_byte](connection, data, position, start, stop, now)
                 if stop_of_run:
                     position = stop_of_run
-                    if core.steps + n_packets >= most_steps:
+                    if turn.steps + n_packets >= most_steps:
                         break
                     continue
             n_packets += 1
             _handle(connection, first_byte, data, position, start, stop, now)
             position = stop
             if (
-                core.steps + n_packets >= most_steps
+                turn.steps + n_packets >= most_steps
                 or connection.is_closing
                 or connection.suspended is not None
             ):
@@ -163,7 +164,7 @@ def scan(connection: Connection, data: bytes, now: float) -> int:  # noqa: PLR09
             raise problem
         finally:
             problem = None  # or it and this frame, with all of `data`, would hold each other
-    core.steps += n_packets
+    turn.steps += n_packets
     return position
 
 
@@ -237,4 +238,4 @@ def _let_catch_up(connection: Connection, wait: Coroutine[Any, Any, None] | None
         wait.close()
         return
     connection.suspended = wait
-    connection.core.touch(connection)
+    connection.core.turn.touch(connection)

@@ -172,7 +172,7 @@ class Sender(Outgoing):
     def want_pump(self) -> None:
         """Ask the driver for a `pump`: something may be able to leave."""
         self._pump_wanted = True
-        self.core.touch(self)
+        self.core.turn.touch(self)
 
     def pump(self, unsent_bytes: int, now: float) -> None:
         """Move from the outbox into `out` what may be sent now.
@@ -558,7 +558,7 @@ class Sender(Outgoing):
             self.out_bytes += size
             self.out.append(header + payload)  # type: ignore[operator]  # a reader is longer
             if not self.is_touched:
-                core.write_soon(self)
+                core.turn.write_soon(self)
         else:
             self._put(header[0], header, payload)
         return True
@@ -571,7 +571,7 @@ class Sender(Outgoing):
         core.counters.packets_sent += 1
         if self.is_paused:
             self.unread_bytes += len(header) + _ANSWER_BYTES
-            core.touch(self)  # it may be too much to read on
+            core.turn.touch(self)  # it may be too much to read on
         if not payload:
             self.out.append(header)
         elif isinstance(payload, PayloadReader):
@@ -589,4 +589,4 @@ class Sender(Outgoing):
             event = PacketSent(session, first_byte, size, (header, read))
             core.tell(core.callbacks.packet_sent, event)
         if not self.is_touched:
-            core.write_soon(self)
+            core.turn.write_soon(self)

@@ -106,7 +106,7 @@ class Throttle:
 
     def wait_for_congested(self, now: float) -> None:
         """Wait for the subscribers whom the last publish found without room."""
-        congested = self._core.congested
+        congested = self._core.turn.congested
         if not congested:
             return
         if self.connection is not None:
@@ -127,7 +127,7 @@ class Throttle:
 
     def _is_little(self, n_subscribers: int, now: float) -> bool:
         """Book what the last publish added; say whether it is within the allowance."""
-        congested = self._core.congested
+        congested = self._core.turn.congested
         n_bytes = sum(n_bytes for _, n_bytes in congested)
         seconds = max(
             len(congested) / LITTLE_MESSAGES_PER_SECOND, n_bytes / LITTLE_BYTES_PER_SECOND
@@ -138,7 +138,7 @@ class Throttle:
 
     def _touch(self) -> None:
         if self.connection is not None:
-            self._core.touch(self.connection)
+            self._core.turn.touch(self.connection)
 
     def _waits_for(self, other: Throttle) -> bool:
         """Say whether this connection waits for another one, be it through others."""

@@ -49,6 +49,7 @@ from penstock.broker.routing.retained import RetainedMessages
 from penstock.broker.routing.topic_tree import Plan, Target, TopicTree
 from penstock.broker.sessions.breaking_off import BreakingOff
 from penstock.broker.sessions.registry import SessionRegistry
+from penstock.broker.sessions.turn import Turn
 from penstock.broker.timers import Timers
 
 if TYPE_CHECKING:
@@ -56,16 +57,8 @@ if TYPE_CHECKING:
     from penstock.broker.config.mqtt_options import MqttOptions
     from penstock.broker.durable.journal import Journal
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
-    from penstock.broker.sending.sender import Sender
     from penstock.broker.sessions.session import Session
 
-
-MOST_STEPS: Final = 64
-"""Steps after which the rest of a chunk is put off until the others have had their turn. A packet
-that takes its own way is a step, and so is each delivery of a message that cannot just be copied:
-some 5 to 10 us, half a millisecond for all. With 32, a turn took fewer acknowledgements, where they
-come one by one, than messages of a window of 100: a subscriber of QoS 1 that once fell behind its
-Receive Maximum stayed there, at 97,000 messages a second instead of 380,000."""
 
 ARRIVAL_SECONDS: Final = 0.1
 """Messages that come in so short a time share one number for it: of a backlog of 100,000, whose
@@ -112,22 +105,16 @@ class Core:
         ended: the ledgers of sessions that are gone, added up.
         fast_plans: protocol version to topic bytes to `FastPlan`; emptied with the plans.
         breaking: breaks the sending of large messages off; None where the gate does not.
-        in_turn: the driver is inside a call and looks at touched connections after it.
-        touched: connections that the driver must serve; it takes them by `take_touched`.
+        turn: of the driver, and what it has caused so far.
         journal: told of what must outlive the process; None where nothing must.
         room: who has room for messages, and who waits for it.
         is_by_reference: payloads are in memory, each once.
         copies_payloads: each subscriber has a payload of its own.
-        congested: (connection, payload bytes) of each message of the publish that is handled now
-            which found its subscriber without room.
         on_sys_subscribed: told of each filter below ``$`` to which what is retained is due; None
             where nobody publishes on demand.
         catch_up: returns what a client that causes events is to wait for, or None where the
             callbacks keep up; None where no callback falls behind.
         is_restricted: each PUBLISH is checked for what the broker does not offer.
-        steps: of the chunk that is handled now: packets that went their own way, and deliveries
-            that were no mere copies.
-        most_steps: from so many on the rest of a chunk is put off.
         takes_runs: QoS 1 and 2 packets may be handled in runs (`penstock.broker.receiving.runs`).
         copy_maximum: bytes of the largest packet that may go on as it came, past the payload store.
         is_plain: no callback and no access control looks at single messages or packets.
@@ -232,14 +219,9 @@ class Core:
         self.takes_runs = self.is_plain and not self.is_restricted
         self.copy_maximum = MAX_REMAINING_LENGTH + 5 if self.is_by_reference else PIECE_BYTES
         self.breaking = BreakingOff.of(self)
-        self.in_turn = False
-        self.congested: list[tuple[Sender, int]] = []
-        self.steps = 0
-        self.most_steps = MOST_STEPS
+        self.turn = Turn(wake)
         self.journal: Journal | None = None
-        self.touched: list[Sender] = []
         self._arrived_at = -math.inf
-        self._wake = wake
 
     def _is_plain(self) -> bool:
         told = self.callbacks
@@ -255,26 +237,6 @@ class Core:
         if now - self._arrived_at >= ARRIVAL_SECONDS:
             self._arrived_at = now
         return self._arrived_at
-
-    def touch(self, connection: Sender) -> None:
-        """See that the driver looks at all that a connection may want."""
-        connection.needs_look = True
-        if not connection.is_touched:
-            self.write_soon(connection)
-
-    def write_soon(self, connection: Sender) -> None:
-        """See that the driver writes what is in `out`, and no more, of one not touched yet."""
-        connection.is_touched = True
-        self.touched.append(connection)
-        if not self.in_turn:
-            self._wake()
-
-    def take_touched(self) -> list[Sender]:
-        """Return the connections touched since the last call, and start a new list."""
-        touched, self.touched = self.touched, []
-        for connection in touched:
-            connection.is_touched = False
-        return touched
 
     def _void_fast_plans(self) -> None:
         self._audiences.clear()
@@ -387,7 +349,7 @@ class Core:
         qos = message.qos
         publisher = message.publisher
         own_copy = self._own_copy
-        self.steps += len(targets)
+        self.turn.steps += len(targets)
         for target in targets:
             session = target.session
             if publisher and session.client_id == publisher:
@@ -570,7 +532,7 @@ class Core:
         self.route(message, targets, plan.sinks, _NO_RECEIPT if message.qos else None, now)
         for share, member in chosen:
             self.deliver_shared(message, share, member, now)
-        self.congested.clear()  # there is no publisher to slow down
+        self.turn.congested.clear()  # there is no publisher to slow down
 
     def ledger(self) -> Ledger:
         """Return the broker's account: all sessions, gone and present, added up."""

@@ -278,7 +278,7 @@ def _move(
         member = share.member_of(taker) if taker is not None else share.choose(message, now)
         if member is not None:
             core.deliver_shared(message, share, member, now)
-    core.congested.clear()  # there is no publisher to slow down
+    core.turn.congested.clear()  # there is no publisher to slow down
     return True
 
 
@@ -294,7 +294,7 @@ async def _move_asked(core: Core, moved: Sequence[Delivery], now: float) -> None
         member = await core.choose_allowed(share, message, now) if share is not None else None
         if share is not None and member is not None:
             core.deliver_shared(message, share, member, now)
-            core.congested.clear()  # there is no publisher to slow down
+            core.turn.congested.clear()  # there is no publisher to slow down
         else:
             core.ended.matched += 1
             core.ended.drop("share_refused")

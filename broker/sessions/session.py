@@ -201,7 +201,7 @@ class Session:
         if not connection.throttle.is_slow and (
             connection.is_paused or self.outbox.n_messages > connection.send_quota
         ):
-            self.core.congested.append((connection, message.payload_bytes))
+            self.core.turn.congested.append((connection, message.payload_bytes))
 
     def sends_at_once(self, message: Message) -> bool:
         """Say whether a QoS 1 or 2 message would be sent at once by `deliver`."""

@@ -56,7 +56,7 @@ class VirtualBroker:
 
     def settle(self) -> None:
         """Serve every connection that wants it, as the driver does after each call."""
-        while touched := self.core.take_touched():
+        while touched := self.core.turn.take_touched():
             for connection in touched:
                 connection.driver.serve()
 
@@ -132,7 +132,7 @@ class VirtualClient:
         if not connection.needs_look:
             self._receive()
             if connection.out and not connection.is_stuck:
-                self.broker.core.write_soon(connection)
+                self.broker.core.turn.write_soon(connection)
             return
         connection.needs_look = False
         while True:
@@ -143,7 +143,7 @@ class VirtualClient:
                 break
         has_rest = bool(connection.out) and not connection.is_stuck
         if has_rest or (connection.wants_more and not connection.is_paused):
-            self.broker.core.touch(connection)  # later: when others have had their turn
+            self.broker.core.turn.touch(connection)  # later: when others have had their turn
         if connection.wants_turn:
             connection.go_on(self.broker.now)
         self.is_reading = connection.wants_reading
@@ -170,9 +170,9 @@ class VirtualClient:
 
     def send_bytes(self, data: bytes) -> None:
         """Send bytes, whatever they are."""
-        self.broker.core.in_turn = True
+        self.broker.core.turn.is_running = True
         self.connection.receive_data(data, self.broker.now)
-        self.broker.core.in_turn = False
+        self.broker.core.turn.is_running = False
         self.broker.settle()
 
     def take(self, kind: type[Kind]) -> Kind:

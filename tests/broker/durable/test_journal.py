@@ -393,7 +393,7 @@ def test_a_sink_and_the_disk_both_have_to_answer() -> None:
     broker.commits_at_once = False
     publisher.publish("t/1", b"y", qos=1, packet_id=4)
     sink.receipts.pop().settle(0)
-    broker.core.in_turn = False
+    broker.core.turn.is_running = False
     assert not publisher.inbox
     broker.commit()
     assert publisher.take(PubAck).packet_id == 4

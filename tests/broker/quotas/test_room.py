@@ -309,7 +309,7 @@ def test_what_is_held_is_routed_in_many_turns() -> None:
         broker.settle()
         turns.append(len(acknowledged(publisher)))
     assert sum(turns) == 499
-    assert max(turns) <= broker.core.most_steps
+    assert max(turns) <= broker.core.turn.most_steps
     assert broker.now < 1001  # each turn follows the one before
 
 

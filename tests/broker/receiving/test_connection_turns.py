@@ -73,7 +73,7 @@ def play(
         subscriber.inbox.clear()
         if subscriber.session.client_id in paused:
             subscriber.connection.pause_sending(broker.now)
-    broker.core.most_steps = most_steps
+    broker.core.turn.most_steps = most_steps
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for start, stop in itertools.pairwise(edges):
         publisher.send_bytes(data[start:stop])
@@ -134,15 +134,15 @@ def test_the_others_have_their_turn_within_a_chunk() -> None:
     publisher.publish("t", b"first")
     subscriber.connection.pause_sending(broker.now)
     subscriber.connection.throttle.is_slow = True  # else the publisher would wait for it
-    n_messages = 3 * broker.core.most_steps
-    broker.core.in_turn = True
+    n_messages = 3 * broker.core.turn.most_steps
+    broker.core.turn.is_running = True
     data = write_packet(Publish("t", b"data"), 5) * n_messages
     publisher.connection.receive_data(data, broker.now)
-    assert subscriber.session.outbox.n_messages == broker.core.most_steps
+    assert subscriber.session.outbox.n_messages == broker.core.turn.most_steps
     assert publisher.connection.wants_turn
     assert not publisher.connection.wants_reading
     publisher.connection.go_on(broker.now)
-    assert subscriber.session.outbox.n_messages == 2 * broker.core.most_steps
+    assert subscriber.session.outbox.n_messages == 2 * broker.core.turn.most_steps
     publisher.connection.go_on(broker.now)
     assert subscriber.session.outbox.n_messages == n_messages
     assert not publisher.connection.wants_turn
@@ -159,7 +159,7 @@ def test_what_is_put_off_waits_for_a_throttled_publisher() -> None:
     assert subscriber.payloads() == [b"first"]
     subscriber.connection.pause_sending(broker.now)
     publisher.send_bytes(write_packet(Publish("t", b"data"), 5) * 200)
-    assert subscriber.session.outbox.n_messages == broker.core.most_steps
+    assert subscriber.session.outbox.n_messages == broker.core.turn.most_steps
     assert not publisher.connection.wants_turn
     publisher.send(PingReq())
     assert not publisher.take_all(PingResp)

@@ -258,7 +258,7 @@ def test_a_run_does_what_its_packets_do_one_by_one(
     """
     script = Script(version)
     for broker in script.twins.brokers:
-        broker.core.most_steps = sys.maxsize
+        broker.core.turn.most_steps = sys.maxsize
     for step in steps:
         script.play(step)
 

@@ -135,7 +135,7 @@ def test_a_large_payload_is_written_by_reference_to_every_subscriber() -> None:
     clients = [broker.connect(f"s{n}") for n in range(3)]
     for client in clients:
         client.subscribe("t", 1)
-    broker.core.take_touched()
+    broker.core.turn.take_touched()
     publisher = broker.connect("p")
     publisher.connection.receive_data(b"\x30\xa4\x9c\x01\x00\x01t\x00" + b"x" * 20_000, broker.now)
     payloads = [client.connection.data_to_send()[-1] for client in clients]
@@ -426,7 +426,7 @@ def test_a_pump_that_took_all_that_waited_leaves_its_session_direct() -> None:
     for _ in range(PUMP_MESSAGES):
         publisher.publish("t")
     subscriber.connection.resume_sending(broker.now)
-    broker.core.take_touched()
+    broker.core.turn.take_touched()
     subscriber.connection.pump(0, broker.now)
     assert subscriber.session.is_direct
     assert not subscriber.connection.wants_more

@@ -205,7 +205,7 @@ def test_nobody_waits_for_a_subscriber_whom_another_message_found_without_room()
     broker.settle()
     publisher.publish("nobody", b"x")
     assert publisher.is_reading
-    assert broker.core.congested == []
+    assert broker.core.turn.congested == []
 
 
 @pytest.mark.parametrize("names", ["ab", "abc"])

@@ -48,38 +48,6 @@ def test_messages_of_the_broker_wait_for_access_control_in_a_task() -> None:
     assert client.payloads() == [b"x"]
 
 
-def test_a_connection_is_on_the_list_once_and_wakes_the_driver_outside_its_turn() -> None:
-    """The driver is called when nobody would look otherwise, and only then."""
-    woken: list[int] = []
-    broker = VirtualBroker()
-    broker.core._wake = lambda: woken.append(1)
-    client = broker.connect()
-    woken.clear()
-    client.send_bytes(b"\xc0\x00")
-    assert woken == []
-    client.connection.want_pump()
-    broker.core.touch(client.connection)
-    assert woken == [1]
-    assert broker.core.take_touched() == [client.connection]
-    assert broker.core.take_touched() == []
-
-
-def test_what_only_has_to_be_written_is_not_looked_at_any_further() -> None:
-    """An answer needs no more than its write; whoever may want more says so, before or after."""
-    broker = VirtualBroker()
-    client = broker.connect()
-    assert not client.connection.needs_look
-    client.connection.receive_data(b"\xc0\x00", broker.now)
-    assert broker.core.touched == [client.connection]
-    assert not client.connection.needs_look
-    client.connection.want_pump()
-    assert broker.core.touched == [client.connection]
-    assert client.connection.needs_look
-    broker.settle()
-    assert not client.connection.needs_look
-    assert bytes(client.received).endswith(b"\xd0\x00")
-
-
 def test_publishes_of_a_client_that_are_refused_fill_no_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

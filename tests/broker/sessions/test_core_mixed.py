@@ -466,7 +466,7 @@ class Mixed(RuleBasedStateMachine):
         assert core.ledger().outstanding() == 0
         assert core.timers.next_deadline() is None or core.retained.by_topic
         assert not core.tree.shares
-        assert not core.congested
+        assert not core.turn.congested
         assert core.counters.clients_connected == 0
         disk = broker.disk
         assert not disk.sessions

@@ -254,13 +254,13 @@ def test_a_will_may_not_be_published_under_sys() -> None:
 def vanish(client: VirtualClient, *packets: Packet) -> None:
     """Send packets of which the first four are handled, and be gone."""
     broker = client.broker
-    broker.core.most_steps = 4
-    broker.core.in_turn = True
+    broker.core.turn.most_steps = 4
+    broker.core.turn.is_running = True
     data = b"".join(write_packet(packet, client.version) for packet in packets)
     client.connection.receive_data(data, broker.now)
     assert client.connection.wants_turn
     client.connection.peer_left(broker.now)
-    broker.core.in_turn = False
+    broker.core.turn.is_running = False
 
 
 def take_turns(client: VirtualClient) -> None:

@@ -104,17 +104,17 @@ def test_live_messages_between_retained_ones_do_not_keep_others_from_their_turn(
     for number in range(3):
         live.publish(f"live/{number}", b"live")
     client.connection.resume_sending(broker.now)
-    broker.core.take_touched()
+    broker.core.turn.take_touched()
     for _ in range(5):
         client.connection.needs_look = False
         client.connection.want_pump()
-        broker.core.take_touched()
+        broker.core.turn.take_touched()
         client.connection.needs_look = False
         client.connection.pump(0, broker.now)
         assert client.connection.wants_more
         assert not client.connection.needs_look
         client.connection.data_to_send()
-        broker.core.take_touched()
+        broker.core.turn.take_touched()
 
 
 def test_bytes_that_are_not_sent_yet_are_bounded() -> None:

@@ -272,7 +272,7 @@ class Link:
         """The transport takes one write, and has no room after it."""
         broker = self.client.broker
         self.connection.resume_sending(broker.now)
-        broker.core.take_touched()
+        broker.core.turn.take_touched()
         self.connection.pump(0, broker.now)
         self.client._receive()
         self.stall()
