@@ -123,6 +123,10 @@ class Message(Storable):
             n_bytes += len(payload)
         return n_bytes + properties_bytes(self.properties) if self.properties else n_bytes
 
+    def is_expired(self, now: float) -> bool:
+        """Say whether its Message Expiry Interval has passed [MQTT-3.3.2-5]."""
+        return self.expires_at is not None and now >= self.expires_at
+
     def read_payload(self) -> bytes:
         """Return the payload as bytes, from wherever its store keeps it.
 

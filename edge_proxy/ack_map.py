@@ -131,9 +131,7 @@ class AckMap:
         expired = [
             delivery
             for owed in self._owed.values()
-            if (delivery := owed.waiting) is not None
-            and delivery.message.expires_at is not None
-            and now >= delivery.message.expires_at
+            if (delivery := owed.waiting) is not None and delivery.message.is_expired(now)
         ]
         for delivery in expired:
             del self._owed[delivery.packet_id]

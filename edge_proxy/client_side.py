@@ -22,6 +22,7 @@ from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
 from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
+from penstock.broker.mqtt.expiry import expiry_time
 from penstock.broker.mqtt.packets import PubAck, PubRec
 from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.reason_codes import ReasonCode
@@ -34,6 +35,7 @@ from penstock.broker.mqtt.writer import publish_header, write_packet
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.priority_outbox import make_outbox
+from penstock.broker.sending.outgoing_properties import outgoing_properties
 from penstock.edge_proxy.ack_map import AckMap, Outcome
 from penstock.edge_proxy.direction import Direction, check_first_byte
 from penstock.edge_proxy.link_samplers import LinkSamplers
@@ -207,7 +209,6 @@ class ClientSide:
         if self._is_full():
             self.ledger.drop("queue_full")
             return False
-        interval = properties.get("message_expiry_interval")
         message = Message(
             topic.name,
             self._shared.payloads.keep(data[body:stop]),
@@ -215,7 +216,7 @@ class ClientSide:
             retain=first_byte & 0x01 != 0,
             is_large=is_large,
             arrived_at=now,
-            expires_at=None if interval is None else now + interval,
+            expires_at=expiry_time(properties, now),
             properties=properties,
             topic_bytes=data[start + 2 : topic_end],
         )
@@ -345,7 +346,7 @@ class ClientSide:
             retain=delivery.retain,
             dup=is_dup,
             packet_id=delivery.packet_id,
-            properties=_properties_now(message, now),
+            properties=outgoing_properties(message, (), now),
             version=self._version,
         )
         payload = message.read_payload()
@@ -411,14 +412,6 @@ class ClientSide:
         assert self.ledger.outstanding() == held, "ledger"  # noqa: S101 (this is the check)
         n_waiting = sum(1 for delivery in self.outbox.waiting() if delivery.qos)
         assert self.acks.n_waiting <= n_waiting, "acks"  # noqa: S101
-
-
-def _properties_now(message: Message, now: float) -> dict[str, Any]:
-    """Return the properties of an outgoing PUBLISH, its expiry counted down [MQTT-3.3.2-6]."""
-    properties = dict(message.properties)
-    if message.expires_at is not None:
-        properties["message_expiry_interval"] = max(1, round(message.expires_at - now))
-    return properties
 
 
 _NO_PROPERTIES: Final[dict[str, Any]] = {}

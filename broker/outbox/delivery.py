@@ -94,11 +94,6 @@ class Delivery(Storable):
         """Tell a sampler that it was handed to the connection, at QoS 1 or 2."""
         sampler.sent(link, self.packet_id, self.message.payload_bytes, now)
 
-    def is_expired(self, now: float) -> bool:
-        """Say whether its Message Expiry Interval has passed [MQTT-3.3.2-5]."""
-        expires_at = self.message.expires_at
-        return expires_at is not None and now >= expires_at
-
 
 class Repeat(Delivery):
     """A delivery that waited when the process before ended, and may have left since its commit.

@@ -362,10 +362,9 @@ class Outbox:
         if not self._ask and large.withheld_since is not None and (again is None or now < again):
             self._ledger.withheld_total += held.mark(large, now)
             return False
-        expires_at = large.message.expires_at
-        if expires_at is not None and now >= expires_at:
-            return True
         message, since = large.message, large.withheld_since
+        if message.is_expired(now):
+            return True
         sojourn = 0.0 if since is None else now - since
         verdict = self._decide(message, sojourn, now)
         self._ask = False
@@ -380,8 +379,8 @@ class Outbox:
         again = verdict.look_again_at
         if again is not None:
             again = max(again, now + MIN_LOOK_AGAIN_SECONDS)
-        if expires_at is not None:
-            again = expires_at if again is None else min(expires_at, again)
+        if message.expires_at is not None:
+            again = message.expires_at if again is None else min(message.expires_at, again)
         self.look_again_at = again
         return False
 
@@ -485,7 +484,7 @@ class Outbox:
             self.journal.changed(delivery)
 
     def _has_expired(self, delivery: Delivery, now: float) -> bool:
-        has_expired = delivery.is_expired(now)
+        has_expired = delivery.message.is_expired(now)
         self._ledger.expired += has_expired
         return has_expired
 
@@ -559,7 +558,7 @@ class Outbox:
         if now < self._next_expiry or now < self._next_sweep:
             return
         self._next_sweep = now + SWEEP_SECONDS * self.n_messages
-        self._ledger.expired += len(self.take_where(lambda delivery: delivery.is_expired(now)))
+        self._ledger.expired += len(self.take_where(lambda d: d.message.is_expired(now)))
         self._next_expiry = min(
             (d.message.expires_at for d in self.waiting() if d.message.expires_at is not None),
             default=math.inf,

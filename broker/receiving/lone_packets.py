@@ -121,6 +121,7 @@ def _take_qos1(connection: Connection, data: bytes, start: int, now: float) -> b
         1,
         connection.version,
         connection.session.client_id,
+        core.arrived_at(now),
         now,
     )
     deliver(core, plan.sessions, run, now)

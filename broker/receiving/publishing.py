@@ -12,6 +12,7 @@ from penstock.broker.events import MessageReceived
 from penstock.broker.message import Message, Properties
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
 from penstock.broker.mqtt.enums import MQTT_5
+from penstock.broker.mqtt.expiry import expiry_time
 from penstock.broker.mqtt.packets import PubAck, PubRec
 from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.reason_codes import ReasonCode
@@ -323,9 +324,7 @@ def _message(
     if properties:
         if "subscription_identifier" in properties:  # [MQTT-3.3.4-6]
             raise ProtocolError("PUBLISH: Subscription Identifier from a client")
-        interval = properties.get("message_expiry_interval")
-        if interval is not None:
-            expires_at = now + interval
+        expires_at = expiry_time(properties, now)
     core = connection.core
     stored: Payload = payload
     if len(payload) > STORED_ABOVE_BYTES:

@@ -84,6 +84,7 @@ def _take_publishes(
         version=connection.version,
         publisher=connection.session.client_id,
         arrived_at=core.arrived_at(now),
+        now=now,
     )
     core.counters.packets_received += run.n_messages
     core.counters.publish_received += run.n_messages

@@ -339,7 +339,7 @@ class RetainedWalk:
             return None
         if depth < n_levels or (depth > n_levels and not self._has_rest):
             return None
-        if message.expires_at is not None and now >= message.expires_at:
+        if message.is_expired(now):
             self._store.expire(message.topic)
             return None
         return message

@@ -7,17 +7,12 @@ Message Expiry Interval, the Subscription Identifiers and the Topic Alias.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Final
 
 from penstock.broker.message import Message
 from penstock.broker.mqtt.data_types import read_variable_byte_integer, write_variable_byte_integer
 from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.expiry import EXPIRY, interval_left
 from penstock.broker.mqtt.properties import write_properties
-
-_EXPIRY: Final = "message_expiry_interval"
-
-_ALMOST_A_SECOND: Final = 0.999
-"""What is left of an interval is rounded up, but not for the rounding error of a clock."""
 
 
 def outgoing_properties(
@@ -33,12 +28,11 @@ def outgoing_properties(
     """
     lasting = message.encoded_properties
     if not lasting:
-        properties = {name: each for name, each in message.properties.items() if name != _EXPIRY}
+        properties = {name: each for name, each in message.properties.items() if name != EXPIRY}
         lasting = message.encoded_properties = write_properties(properties, PacketType.PUBLISH)
     own = b""
     if message.expires_at is not None:  # [MQTT-3.3.2-6]
-        left = max(0, int(message.expires_at - now + _ALMOST_A_SECOND))
-        own = b"\x02" + left.to_bytes(4)
+        own = b"\x02" + interval_left(message.expires_at, now).to_bytes(4)
     if subscription_ids:
         own += _subscription_identifiers(subscription_ids)
     if topic_alias:

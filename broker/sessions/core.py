@@ -74,7 +74,7 @@ class FastPlan:
         sessions: who gets each message, all with the publisher's form of PUBLISH; plans with the
             same sessions have the very same tuple.
         least_qos: the least QoS that was granted to any of them; 0 for none.
-        topic: Topic Name.
+        topic: Topic Name, as text and in UTF-8.
     """
 
     __slots__ = ("least_qos", "sessions", "threshold_s", "topic")
@@ -83,7 +83,7 @@ class FastPlan:
         self.threshold_s = min(plan.threshold_s, most_payload_bytes)
         self.sessions = sessions
         self.least_qos = min((target.qos for target in plan.targets), default=0)
-        self.topic = plan.topic
+        self.topic = plan.topic, plan.topic_bytes
 
 
 class Core:

@@ -11,15 +11,17 @@ from typing import TypeAlias
 
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MQTT_5
+from penstock.broker.mqtt.expiry import expiry_time
 from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.short_packets import number_packets
 
-Segment: TypeAlias = tuple[int, int, int, int, int, str]
+Segment: TypeAlias = tuple[int, int, int, int, int, tuple[str, bytes]]
 """Packets of a run that follow each other and have one topic, one length and one form.
 
 In order: how many; where the first begins, in the bytes of the run; bytes of each; where the
 Packet Identifier of the first stands, in the bytes of the run; payload bytes of each, which end the
-packet; Topic Name. A plain tuple, as one is made for each message where no neighbours are alike.
+packet; Topic Name, as text and in UTF-8. A plain tuple, as one is made for each message where no
+neighbours are alike.
 """
 
 
@@ -41,6 +43,7 @@ class MessageRun:
         "_arrived_at",
         "_messages",
         "_publisher",
+        "_received_at",
         "_version",
         "data",
         "largest_bytes",
@@ -58,6 +61,7 @@ class MessageRun:
         version: int,
         publisher: str,
         arrived_at: float,
+        now: float,
     ) -> None:
         """Make a run of packets that were found to be correct.
 
@@ -67,7 +71,8 @@ class MessageRun:
             qos: of all.
             version: protocol version that they are written in.
             publisher: Client Identifier.
-            arrived_at: monotonic seconds.
+            arrived_at: monotonic seconds; what its messages note, see `Core.arrived_at`.
+            now: monotonic seconds; from where on their Message Expiry Intervals run.
         """
         self.data = data
         self.qos = qos
@@ -75,6 +80,7 @@ class MessageRun:
         self._version = version
         self._publisher = publisher
         self._arrived_at = arrived_at
+        self._received_at = now
         self._messages: dict[int, Message] | None = None
         n_messages, _, largest_bytes, _, n_bytes, _ = segments[0]
         payload_bytes = n_messages * n_bytes
@@ -140,7 +146,7 @@ class MessageRun:
             if index < segment[0]:
                 break
             index -= segment[0]
-        _, start, packet_bytes, packet_id_at, payload_bytes, topic = segment
+        _, start, packet_bytes, packet_id_at, payload_bytes, (topic, topic_bytes) = segment
         offset = index * packet_bytes
         stop = start + offset + packet_bytes
         properties = None
@@ -148,9 +154,7 @@ class MessageRun:
         if self._version == MQTT_5:
             at = packet_id_at + offset + 2
             properties, _ = read_publish_properties(self.data, at)
-            interval = properties.get("message_expiry_interval")
-            if interval is not None:
-                expires_at = self._arrived_at + interval
+            expires_at = expiry_time(properties, self._received_at)
         return Message(
             topic,
             self.data[stop - payload_bytes : stop],
@@ -159,4 +163,5 @@ class MessageRun:
             expires_at=expires_at,
             properties=properties,
             publisher=self._publisher,
+            topic_bytes=topic_bytes,
         )

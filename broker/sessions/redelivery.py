@@ -258,8 +258,7 @@ def _move(
     core = giver.core
     moved: list[Delivery] = []
     for delivery in deliveries:
-        expires_at = delivery.message.expires_at
-        if expires_at is not None and now >= expires_at:
+        if delivery.message.is_expired(now):
             giver.ledger.expired += 1
         else:
             giver.ledger.moved += 1

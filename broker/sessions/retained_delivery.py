@@ -240,8 +240,7 @@ def send_before(session: Session, topic: str, now: float) -> None:
         due.early.add(topic)
         subscription = due.subscription
         is_own = message.publisher == session.client_id
-        is_expired = message.expires_at is not None and now >= message.expires_at
-        if not is_expired and not (is_own and subscription.no_local):
+        if not message.is_expired(now) and not (is_own and subscription.no_local):
             _give(due, message, now)
             if session.connection is not None:
                 session.connection.want_pump()

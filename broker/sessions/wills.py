@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.message import Message, properties_bytes
+from penstock.broker.mqtt.expiry import expiry_time
 from penstock.broker.mqtt.packets import Will
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.sessions.bridges import may_publish_sys
@@ -45,7 +46,6 @@ def will_message(
         threshold_s: payload bytes above which messages of its topic are large.
     """
     properties = {k: v for k, v in will.properties.items() if k != "will_delay_interval"}
-    interval = properties.get("message_expiry_interval")
     return Message(
         will.topic,
         will.payload,
@@ -53,7 +53,7 @@ def will_message(
         retain=will.retain,
         arrived_at=now,
         is_large=len(will.payload) > threshold_s,
-        expires_at=None if interval is None else now + interval,
+        expires_at=expiry_time(properties, now),
         properties=properties,
         publisher=client_id,
     )

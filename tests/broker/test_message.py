@@ -12,6 +12,13 @@ def test_a_message_has_the_bytes_of_its_topic_and_the_size_of_its_payload() -> N
     assert message.properties == {}
 
 
+def test_a_message_expires_at_its_time() -> None:
+    """[MQTT-3.3.2-5]: from the second on that its interval ends; without one never."""
+    lasting, short = Message("t", b""), Message("t", b"", expires_at=5.0)
+    assert [short.is_expired(4.9), short.is_expired(5.0)] == [False, True]
+    assert not lasting.is_expired(1e9)
+
+
 def test_showing_a_message_shows_no_payload() -> None:
     """L1: no payload in logs."""
     assert "secret" not in repr(Message("t", b"secret"))

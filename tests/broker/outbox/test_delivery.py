@@ -8,13 +8,6 @@ from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import NO_QUEUE, Delivery, by_sequence, take_ready
 
 
-def test_a_message_expires_at_its_time() -> None:
-    """[MQTT-3.3.2-5]: from the second on that its interval ends; without one never."""
-    lasting, short = Delivery(Message("t", b""), 1), Delivery(Message("t", b"", expires_at=5.0), 1)
-    assert [short.is_expired(4.9), short.is_expired(5.0)] == [False, True]
-    assert not lasting.is_expired(1e9)
-
-
 def test_deliveries_are_sorted_by_their_arrival() -> None:
     """The number that their outbox gave them, whatever their messages are."""
     first, second = Delivery(Message("z", b""), 0), Delivery(Message("a", b""), 2)

@@ -114,10 +114,8 @@ def test_a_delivery_is_held_until_it_is_acknowledged() -> None:
 def run_of(n_messages: int, qos: int = 1) -> MessageRun:
     """Return a run of messages with a payload of two bytes."""
     packet = write_packet(Publish("t", b"xy", qos=qos, packet_id=1), 4)
-    segment = (n_messages, 0, len(packet), len(packet) - 4, 2, "t")
-    return MessageRun(
-        packet * n_messages, [segment], qos=qos, version=4, publisher="p", arrived_at=0.0
-    )
+    segment = (n_messages, 0, len(packet), len(packet) - 4, 2, ("t", b"t"))
+    return MessageRun(packet * n_messages, [segment], qos, 4, "p", arrived_at=0.0, now=0.0)
 
 
 def test_a_run_is_acknowledged_in_its_order() -> None:

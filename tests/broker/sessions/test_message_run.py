@@ -22,6 +22,7 @@ def make_run(version: int, properties: dict[str, Any] | None = None) -> MessageR
         )
         for topic, payload in MESSAGES
     ]
+    names = {topic: (topic, topic.encode()) for topic, _payload in MESSAGES}
     segments = []
     index = at = 0
     for n_messages in SEGMENTS:
@@ -29,13 +30,12 @@ def make_run(version: int, properties: dict[str, Any] | None = None) -> MessageR
         size = len(packets[index])
         between = size - packets[index].index(topic.encode()) - len(topic) - len(payload)
         segments.append(
-            (n_messages, at, size, at + size - len(payload) - between, len(payload), topic)
+            (n_messages, at, size, at + size - len(payload) - between, len(payload), names[topic])
         )
         index += n_messages
         at += n_messages * size
-    return MessageRun(
-        b"".join(packets), segments, qos=1, version=version, publisher="p", arrived_at=5.0
-    )
+    data = b"".join(packets)
+    return MessageRun(data, segments, 1, version, publisher="p", arrived_at=5.0, now=5.5)
 
 
 @pytest.mark.parametrize("version", [4, 5])
@@ -61,8 +61,9 @@ def test_each_message_can_be_had_alone(version: int) -> None:
         assert (message.payload, message.qos, message.retain) == (payload, 1, False)
         assert (message.publisher, message.arrived_at) == ("p", 5.0)
         assert message.properties == properties
-        assert message.expires_at == (65.0 if version == 5 else None)
+        assert message.expires_at == (65.5 if version == 5 else None)
         assert run.message(index) is message
+    assert run.message(0).topic_bytes is run.message(1).topic_bytes
 
 
 def test_payload_bytes_are_counted_for_any_part() -> None:
