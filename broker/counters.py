@@ -13,29 +13,29 @@ class Counters:
         packets_sent: of every type.
         publish_received: PUBLISH packets from clients.
         publish_sent: PUBLISH packets to clients, repeats included.
-        publish_refused: publishes by the reason why they were not routed.
-        publishers_slowed: times a client over its publish rate was not read from.
-        retained_discarded: messages routed and not retained for want of room.
+        publish_refused: publishes that were not routed, by reason.
+        publishers_slowed: times the broker stopped reading from a client over its publish rate.
+        retained_discarded: messages that were routed but not retained, as there was no room.
         broken_off: times a connection was closed in the middle of a large message.
-        subscribe_refused: requested subscriptions by the reason why they were not made.
+        subscribe_refused: requested subscriptions that were not made, by reason.
         connections_total: network connections accepted.
-        connections_refused: network connections by the reason why they came to nothing: the limit
-            they were above (`all`, `listener`, `address`; of sessions: `sessions`, `user_sessions`,
-            `address_sessions`; `wills`), `cut_off` for those of them that were
-            not even told, or what went wrong (`tls`, `websocket`, `proxy_header`, `timeout`).
+        connections_refused: network connections that were refused or failed, by reason: the limit
+            that was exceeded (`all`, `listener`, `address`; of sessions: `sessions`,
+            `user_sessions`, `address_sessions`; `wills`), `cut_off` for those of them that got no
+            answer, or what went wrong (`tls`, `websocket`, `proxy_header`, `timeout`).
         clients_connected: clients connected now.
         logins_failed: CONNECT packets and exchanges with a wrong user or password.
-        logins_not_judged: those refused as there were too many failures before; see
+        logins_not_judged: logins refused unchecked after too many failures; see
             `penstock.broker.quotas.login_backoff`.
-        revoked: clients disconnected after a reload, as they would not be let in any more.
+        revoked: clients disconnected after a reload that withdrew their access.
         peer_errors: connections closed for what the peer sent, by reason code.
         unexpected_acknowledgements: acknowledgements of packet identifiers not inflight.
-        user_properties_ignored: CONNECT packets with a user property that the gate reads and that
-            had no value it could take.
-        extension_events_dropped: events that a plugin which was behind was not told of, by the
-            name of what was not called.
-        extension_errors: exceptions raised by plugins, by the name of what raised.
-        faults: exceptions raised by parts of the broker that the rest outlives, by name.
+        user_properties_ignored: CONNECT packets with a user property for the gate whose value it
+            could not use.
+        extension_events_dropped: events that a plugin was too slow to take, by the name of its
+            callback.
+        extension_errors: exceptions raised by plugins, by the name of the plugin.
+        faults: exceptions in parts of the broker that do not stop the others, by the part's name.
     """
 
     __slots__ = (

@@ -1,12 +1,13 @@
-"""The files of an SQLite database: who may read them, who has them, and whether they are there.
+"""The files of an SQLite database: permissions, the lock, and a watch for deleted files.
 
-Theory of operation. SQLite opens its files by name and from then on by descriptor. It goes on
-writing to a file that somebody has deleted or replaced, and all of that is gone with the process.
-So the names are looked up before and after each commit: what was written to a file without its name
-is not reported as stored. A link to the database is followed, as SQLite does: beside the file
-itself lie its write-ahead log ``-wal``, the log's index
-``-shm``, and a ``.lock`` by which one process has all of them at a time; the lock goes with the
-process, however it ends.
+Theory of operation. SQLite opens its files by name and uses the descriptors from then on. It goes
+on writing to a file that was deleted or replaced, and everything written there is lost when the
+process ends. So the names are checked before and after each commit: a commit to a file that has
+lost its name is not reported as stored.
+
+A link to the database is followed, as SQLite does. Beside the file itself lie its write-ahead log
+``-wal``, the log's index ``-shm``, and a ``.lock`` by which one process has all of them at a time.
+The system releases the lock when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ from typing import Final
 from penstock.broker.errors import PenstockError
 
 PRIVATE_MODE: Final = 0o600
-"""Of files that hold messages: their owner's alone."""
+"""Mode of files that hold messages: only their owner has access."""
 
 _LOG: Final = "-wal"
 _SUFFIXES: Final = ("", _LOG, "-shm")
 
 
 class DatabaseFileError(PenstockError):
-    """A file cannot be used: which, what was read and what is allowed."""
+    """A file cannot be used; the message names it, what was read and what is allowed."""
 
 
 def open_private(path: str) -> int:
-    """Open a file that nobody else has a use for, or make it; return its descriptor.
+    """Open a file that only this program uses, or create it; return its descriptor.
 
-    The name may lie where others may write: a link would lead to a file of theirs, or of ours, that
-    is then overwritten.
+    The directory may be writable by others. A link there could lead to another file, which would be
+    overwritten, so links are refused.
 
     Args:
         path: name of the file.
 
     Raises:
-        DatabaseFileError: it is a link, or no file, or has a second name.
-        OSError: it cannot be opened or made.
+        DatabaseFileError: the name is a link, is no regular file, or the file has a second name.
+        OSError: the file cannot be opened or created.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     allowed = "allowed: nothing, or a file with this name alone"
@@ -61,29 +62,29 @@ def open_private(path: str) -> int:
 
 
 def behind_links(path: str) -> str:
-    """Return the name of the file itself, as it was written where it is no link."""
+    """Return the name of the file behind a link; any other name is returned as it is."""
     return os.path.realpath(path) if os.path.islink(path) else path  # noqa: PTH114
 
 
 class DatabaseFile:
-    """The files of one database, held by a lock until `close`.
+    """The files of one database, locked until `close`.
 
     Attributes:
-        path: name of the database, without links: two that lead to one file are one database.
-        tightened: names of the files that others could read, and no longer can.
+        path: name of the database with links resolved: two links to one file are one database.
+        tightened: names of the files that other users could read until now.
     """
 
     def __init__(self, path: str) -> None:
-        """Take the lock, and make the database, empty, where there is none.
+        """Take the lock, and create an empty database where there is none.
 
-        What cannot be made is left to SQLite, which explains it better.
+        A file that cannot be created is left to SQLite, whose error message explains it better.
 
         Args:
             path: name of the database; the lock is on ``PATH.lock``.
 
         Raises:
-            DatabaseFileError: another process has it, a file cannot be used, or the database is
-                missing beside its log.
+            DatabaseFileError: another process has the database, a file cannot be used, or the
+                database is missing beside its log.
         """
         self.path = path = behind_links(path)
         self.tightened: list[str] = []
@@ -118,15 +119,15 @@ class DatabaseFile:
                 "with a path of its own"
             ) from error
         os.ftruncate(lock, 0)
-        with suppress(OSError):  # a full disk: the lock holds all the same
+        with suppress(OSError):  # on a full disk; the lock does not need it
             os.pwrite(lock, str(os.getpid()).encode(), 0)
         return lock
 
     def _check_log(self) -> None:
-        """See that SQLite does not throw the log away, as it does beside an empty database.
+        """Refuse a log without its database: SQLite deletes a log beside an empty database.
 
         Raises:
-            DatabaseFileError: it would.
+            DatabaseFileError: SQLite would delete the log.
         """
         name = f"{self.path}{_LOG}"
         n_bytes = _size(name)
@@ -138,20 +139,20 @@ class DatabaseFile:
             )
 
     def _tighten(self) -> None:
-        """Take the files from everybody else, where everybody could read them.
+        """Take all access to the files from group and others, where others could read them.
 
-        A group that may read them was given that on purpose, with nothing for the others.
+        A group that may read them while others may not was given that on purpose.
         """
         for suffix in _SUFFIXES:
             name = self.path + suffix
-            with suppress(OSError):  # it is not there, or another user's
+            with suppress(OSError):  # the file is missing, or belongs to another user
                 mode = stat.S_IMODE(os.stat(name).st_mode)  # noqa: PTH116 (beside other calls of os)
                 if mode & stat.S_IRWXO:
                     os.chmod(name, mode & stat.S_IRWXU)  # noqa: PTH101
                     self.tightened.append(name)
 
     def watch(self) -> None:
-        """Take the database and its log, which SQLite has open, for those that belong here."""
+        """Remember which files SQLite has open, for `why_lost`."""
         for name in (self.path, f"{self.path}{_LOG}"):
             identity = _identity(name)
             if identity is not None:
@@ -159,9 +160,9 @@ class DatabaseFile:
         self._is_filled = _size(self.path) > 0
 
     def why_lost(self) -> str:
-        """Say which file was deleted, replaced or emptied since `watch`; "" for none.
+        """Name the file that was deleted, replaced or emptied since `watch`; "" where none was.
 
-        Any thread may ask.
+        Any thread may call this.
         """
         for name, identity in self._watched.items():
             if _identity(name) != identity:
@@ -176,7 +177,7 @@ class DatabaseFile:
         return ""
 
     def close(self) -> None:
-        """Let go of the lock; not called twice."""
+        """Release the lock; may be called once."""
         os.close(self._lock)
 
 

@@ -1,7 +1,7 @@
 """What a journal writes and a restart reads: rows, and the changes of one commit.
 
-All times are seconds of the wall clock, as a row outlives the monotonic one. Row numbers only
-go up while a broker runs, so that their order is the order of arrival.
+All times are seconds of the wall clock, as a row outlives the monotonic clock. Row numbers only
+rise while a broker runs, so that their order is the order of arrival.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ ROWS_OF_A_BLOCK: Final = 256
 class Storable:
     """What may have a row of its own in the database.
 
-    Of a backlog there may be very many, and a number above 256 is an object of 32 bytes. The row
-    is therefore kept as one number for a block of rows, shared by all of them, and a small one.
+    A backlog may hold very many of these, and a number above 256 is an object of 32 bytes. So the
+    row number is split: the number of its block's first row, one object for all rows of the block,
+    and a small index.
 
     Attributes:
         row_start: number of the first row of its block; 0 while it has no row.
@@ -38,7 +39,7 @@ class Storable:
         return self.row_start + self.row_index
 
     def forget_row(self) -> None:
-        """Have no row from now on."""
+        """Drop the row's number: the row is deleted."""
         self.row_start = self.row_index = 0
 
 
@@ -51,7 +52,7 @@ class SessionRow(NamedTuple):
         username: user name of the newest connection, or None.
         listener: name of the newest connection's listener.
         version: protocol version of the newest connection.
-        expiry_interval: seconds it outlives its connection; None for ever.
+        expiry_interval: seconds for which it outlives its connection; None without limit.
         lost_at: when its connection ended; None while it has one.
     """
 
@@ -92,8 +93,8 @@ class MessageRow(NamedTuple):
     Attributes:
         row: its number.
         topic: Topic Name.
-        payload: bytes where it is written, what stands for it where it was read; None where its
-            store could not read it back.
+        payload: bytes in a row to be written, `keep`'s result in a row that was read; None where
+            the payload store could not read it back.
         qos: it was published with.
         retain: it was published with.
         arrived_at: when.
@@ -118,13 +119,12 @@ class DeliveryRow(NamedTuple):
 
     Attributes:
         row: its number; the order of arrival within a session.
-        session: row of the session; 0 where it is the share's, with no durable session's hands
-            on it.
+        session: row of the session; 0 for a delivery of a share that no durable session holds.
         message: row of the message.
         qos: of the delivery.
         retain: RETAIN flag of the delivery.
         subscription_ids: numbers with a comma between them, or None for none.
-        packet_id: while it is inflight, else 0.
+        packet_id: Packet Identifier while it is inflight, otherwise 0.
         is_released: its PUBREC has come.
         share: topic filter of the shared subscription by which it came, or "".
     """
@@ -186,18 +186,18 @@ def _numbers() -> array[int]:
 
 @dataclass(slots=True)
 class Batch(Stored):
-    """The changes of one commit: rows to be put in place of what was there, and keys that go.
+    """The changes of one commit: rows to insert or replace, and keys to delete.
 
-    To write a batch twice is to write it once. While a backlog is read there are thousands of
-    deliveries in each: those that are stored already are told by numbers in arrays, which cost no
-    objects.
+    Writing a batch twice has the same result as writing it once. While a backlog is read, each
+    batch has thousands of deliveries: those already stored are given as numbers in arrays, which
+    need no objects.
 
     Attributes:
-        number: of the commit; they are written in order.
-        gone_sessions: rows of sessions, with all their subscriptions and packet identifiers.
+        number: of the commit; commits are written in order.
+        gone_sessions: rows of sessions, to delete with their subscriptions and packet identifiers.
         gone_subscriptions: (session, topic filter).
-        moved_deliveries: (session, packet identifier, its PUBREC has come, row) of each that is
-            stored already, one after the other, as in `DeliveryRow`.
+        moved_deliveries: (session, packet identifier, its PUBREC has come, row) of each delivery
+            that is already stored, one after the other, as in `DeliveryRow`.
         gone_messages: rows.
         gone_deliveries: rows.
         gone_incoming: (session, packet identifier).

@@ -1,12 +1,12 @@
 """The SQLite file behind a journal: its format, reading it whole and writing batches.
 
-The file is written in write-ahead mode. With `durability: full` the log is flushed on each
-commit, with `normal` it is left to the operating system, which outlives the process. One process
-has the file at a time (`DatabaseFile`): two brokers would each believe in sessions of their own.
+The file is in write-ahead mode. With `durability: full` the log is flushed at each commit. With
+`normal` flushing is left to the operating system, which outlives the process. One process has the
+file at a time (`DatabaseFile`): two brokers would each keep sessions of their own.
 
-A restart may find the disk full. Nothing is written before the first commit, and where there is
-not even room for the log's index, it is kept in memory. A payload for which there is no other room
-stays where it is (`StayingPayload`).
+A restart may find the disk full. Nothing is written before the first commit. Where there is no room
+for the log's index, the index is kept in memory. A payload that fits nowhere else stays in the
+database (`StayingPayload`).
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ CHECKPOINT_PAGES: Final = 1000
 """8 MiB of write-ahead log: a checkpoint then holds up the commit behind it for some ten
 milliseconds, not hundreds."""
 CACHE_KIB: Final = 4096
-"""Pages that SQLite keeps of its own, once it has met so many. What waits for one session stands
-among what waits for the others: to delete 800 messages of each of four sessions, of 160,000 in all,
-takes 1.8 us a message, and 4.9 with 512 or 2048 KiB."""
+"""SQLite's own page cache, filled as pages are read. The messages that wait for one session are
+stored among those of the others: to delete 800 messages of each of four sessions, of 160,000 in
+all, takes 1.8 us a message, and 4.9 us with 512 or 2048 KiB."""
 LOG_LIMIT_BYTES: Final = 64 * 1024 * 1024
 BUSY_SECONDS: Final = 5.0
-"""How long a write waits for another program, such as one that makes a copy."""
+"""How long a write waits for another program that has locked the file, such as a backup."""
 
 _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
     "sessions": (
@@ -116,12 +116,12 @@ _GONE_ROWS: Final = (
     ("gone_messages", "DELETE FROM message WHERE row IN"),
 )
 _SMALL: Final = frozenset({"deliveries"})
-"""Of which there may be very many, of few bytes each."""
+"""Fields of a batch that may hold very many rows of few bytes each."""
 
 ROWS_AT_A_TIME: Final = 100
-"""Of these, for one call of SQLite: each call lets the interpreter go and must have it back, from a
-thread that may keep it for 5 ms. To write a delivery and delete it takes half of the time that it
-takes one by one. SQLite before 3.32 takes 999 values, and a delivery has nine."""
+"""Rows of `_SMALL` in one call of SQLite. Each call releases the interpreter's lock and must get it
+back from a thread that may keep it for 5 ms. To write and delete a delivery then takes half of the
+time that it takes one by one. SQLite before 3.32 takes 999 values, and a delivery has nine."""
 
 _NO_ROOM_FOR_INDEX: Final = (sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP)
 
@@ -131,27 +131,27 @@ class DatabaseStartError(PenstockError):
 
 
 class DatabaseWriteError(PenstockError):
-    """A batch was not written; nothing of it is in the database, or all of it."""
+    """A batch was not reported as written; either all of it is in the database or nothing."""
 
 
 class SessionDatabase:
-    """One open database, for use by one thread at a time but for `read_payload`.
+    """One open database, for one thread at a time; any thread may call `read_payload`.
 
     Attributes:
         path: name of the file.
-        tightened: names of its files that others could read, and no longer can.
-        n_staying: payloads that `read` has left here.
+        tightened: names of its files that other users could read until now.
+        n_staying: payloads that `read` left in the database.
     """
 
     def __init__(self, path: str, *, is_flushed: bool) -> None:
-        """Open the file, or make it.
+        """Open the file, or create it.
 
         Args:
             path: name of the file.
-            is_flushed: each commit is on the disk before it is reported.
+            is_flushed: whether each commit is on the disk before it is reported.
 
         Raises:
-            DatabaseStartError: it is in use, not ours, damaged, or cannot be made.
+            DatabaseStartError: the file is in use, not ours, damaged, or cannot be created.
         """
         self.path = path
         try:
@@ -226,7 +226,7 @@ class SessionDatabase:
         connection.execute(f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES}")
         # Some builds overwrite what is deleted, which doubles the writes.
         connection.execute("PRAGMA secure_delete = OFF")
-        # Begins as a write does, so that a file that may not be written is refused at the start.
+        # Take the write lock, so that a read-only file is refused at the start.
         connection.execute("BEGIN IMMEDIATE")
         if not n_tables:
             for table, _, columns in _TABLES.values():
@@ -237,14 +237,15 @@ class SessionDatabase:
         connection.execute("COMMIT")
 
     def read(self, keep: Callable[[bytes], Payload]) -> Stored:
-        """Return all that the file holds.
+        """Return everything that the file holds.
 
         Args:
-            keep: returns what stands for a payload, one at a time: all of them together may be
-                more than fits into memory. Where it raises OSError, the payload stays here.
+            keep: stores one payload and returns what stands for it. It gets one payload at a time,
+                as all of them together may not fit into memory. Where it raises OSError, the
+                payload stays in the database.
 
         Raises:
-            DatabaseStartError: it is damaged.
+            DatabaseStartError: the file is damaged.
         """
         stored = Stored()
         try:
@@ -276,7 +277,7 @@ class SessionDatabase:
         """Return a part of a stored message's payload. Any thread may call this.
 
         Raises:
-            OSError: it is not there any more, or SQLite does not give it.
+            OSError: the row is gone, or SQLite cannot read it.
         """
         try:
             with (
@@ -289,10 +290,10 @@ class SessionDatabase:
             raise OSError(errno.EIO, f"a stored payload cannot be read: {error}") from error
 
     def write(self, batch: Batch) -> None:
-        """Write a batch in one transaction, all of it or nothing; the same may be written again.
+        """Write a batch in one transaction; the same batch may be written again.
 
         Raises:
-            DatabaseWriteError: SQLite refused, or the file is not there any more.
+            DatabaseWriteError: SQLite refused, or the file was deleted, replaced or emptied.
         """
         self._check_there()
         with self._turn:
@@ -327,17 +328,17 @@ class SessionDatabase:
                         connection.executemany(statement, keys)
                 connection.execute("COMMIT")
             except BaseException:
-                # Some errors have rolled back by themselves.
+                # SQLite rolls back by itself after some errors.
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
-            with suppress(sqlite3.Error):  # what the log holds twice may be the space that lacks
+            with suppress(sqlite3.Error):  # frees space: the log may hold pages twice
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             raise DatabaseWriteError(f"persistence database {self.path}: {_text(error)}") from error
 
     def _write_many(self, head: str, place: str, rows: Sequence[Sequence[object]]) -> int:
-        """Write rows many at a time, as long as there are as many; return how many."""
+        """Write whole groups of `ROWS_AT_A_TIME` rows; return how many rows were written."""
         n_done = len(rows) - len(rows) % ROWS_AT_A_TIME
         statement = head + ", ".join([place] * ROWS_AT_A_TIME)
         for first in range(0, n_done, ROWS_AT_A_TIME):
@@ -351,7 +352,7 @@ class SessionDatabase:
             self._connection.execute(f"{statement} ({', '.join('?' * len(some))})", some)
 
     def close(self) -> None:
-        """Close the file and let go of its lock."""
+        """Close the file and release its lock."""
         # A last checkpoint may fail on a full disk; the log is read at the next start.
         with suppress(sqlite3.Error):
             self._connection.close()
@@ -361,9 +362,8 @@ class SessionDatabase:
 class StayingPayload:
     """A payload that is read from the database as it is sent.
 
-    See `penstock.broker.payload.StoredPayload`.
-
-    The message's row is there while anybody has a reference to the message that is stored.
+    See `penstock.broker.payload.StoredPayload`. The message's row exists as long as anything refers
+    to the stored message.
     """
 
     __slots__ = ("_database", "_n_bytes", "_row")

@@ -1,24 +1,25 @@
-"""What must outlive the process: which of it has changed, and who waits for its commit.
+"""The journal: what has changed since the last commit, and what waits for the next one.
 
-Theory of operation. The journal writes no log of operations. Whoever changes something durable
-says so at one place (`penstock.broker.durable.session_journal` for a session, its subscriptions,
-packet identifiers and deliveries; `RetainedMessages`; wills), and the journal notes *what* is
-changed, not how. `seal` then looks at what each of it is now and makes the rows of one commit. A
-message that came, was delivered and acknowledged meanwhile is therefore never written, and a path
-that moves deliveries about needs no word of its own here: a delivery is stored exactly while its
-outbox or its inflight window holds it. Of what is stored and goes for good, only the numbers of its
-rows wait for the next commit: the journal holds on to no message that its clients have had.
+Theory of operation. The journal writes no log of operations. Code that changes something durable
+reports it in one place (`penstock.broker.durable.session_journal` for a session, its subscriptions,
+packet identifiers and deliveries; `RetainedMessages`; wills), and the journal notes *what* has
+changed, not how. `seal` then looks at the present state of each noted thing and makes the rows of
+one commit. A message that came, was delivered and was acknowledged between two commits is therefore
+never written. A path that moves deliveries between sessions needs no code here: a delivery is
+stored exactly while its outbox or its inflight window holds it. For a stored row that is to be
+deleted, only its number waits for the next commit, so the journal keeps no message alive that its
+clients have received.
 
-What a client may learn only once it is safe waits here: receipts of publishers
-(`settle_after`), and packets that connections hold back (`Sender.hold`). The driver seals a
-batch, writes it and reports `committed`; there is one batch under way at a time. Publishers are
-slowed down for a disk that is behind: once half of what may wait does, whoever adds to it is not
-read from until the next commit. Where the disk refuses, the same batch is tried again until it is
-written: nobody who waits is answered before, and new publishes that would need the disk are refused
-at the door (`must_refuse`).
+What a client may learn only after the commit waits here: receipts of publishers (`settle_after`),
+and packets that connections hold back (`Sender.hold`). The driver seals a batch, writes it and
+reports `committed`; one batch at a time is being written. A slow disk causes back-pressure: once
+half of the allowed amount waits, each publisher that adds to it is not read from until the next
+commit. Where the disk refuses a batch, the same batch is tried again until it is written. Until
+then no waiting client is answered, and new publishes that would need the disk are refused
+(`must_refuse`).
 
-No clock and no I/O: times become wall clock by `epoch`, the wall clock's lead on the monotonic
-one.
+The journal has no clock and no I/O: `epoch`, the wall clock's lead over the monotonic clock, turns
+times into wall-clock times.
 """
 
 # A session's journal and the journal are two parts of one.
@@ -55,42 +56,45 @@ if TYPE_CHECKING:
 
 
 MOST_EXPIRED: Final = 10_000
-"""Sessions that have expired and stored messages of them, from which on they are deleted even in a
-commit that somebody waits for: that takes some 20 ms."""
+"""Expired sessions and stored messages of them: from this number on they are deleted even in a
+commit that a client waits for. To delete so many takes some 20 ms."""
 
 
 class Waiting(Protocol):
-    """A receipt that waits for the commit among its answers."""
+    """A receipt that needs the commit among its answers."""
 
     def settle(self, reason_code: int) -> None:
-        """Take the commit's answer."""
+        """Take the answer of the commit."""
 
 
 class Holding(Protocol):
-    """A connection that holds packets back."""
+    """A connection that holds packets back until a commit."""
 
     def send_held(self, number: int) -> None:
-        """Send what was held for this commit or one before it."""
+        """Send what was held for this commit or an earlier one."""
 
     def send_held_connack(self) -> None:
-        """The disk refuses: the client is not kept waiting for its CONNACK."""
+        """Send a held CONNACK at once: the disk refuses, and the client is not to wait for it."""
 
 
 class Slowed(Protocol):
     """A publisher's connection."""
 
     def wait_for_disk(self, *, waits: bool) -> None:
-        """Receive nothing more from the client, or go on."""
+        """Stop reading from the client, or go on."""
 
 
 class Journal:
-    """What has changed since the last commit of one broker, and who waits for the next.
+    """What has changed since the last commit of one broker, and what waits for the next.
+
+    Invariants: at most one batch is sealed and not committed. A message has a row exactly while
+    stored deliveries and retained messages refer to it.
 
     Attributes:
-        number: of the commit that what changes now will be in.
+        number: of the commit that the next change will be in.
         n_changes: changes noted so far; equal before and after a call that changed nothing.
         sealed: the batch that is being written, or None.
-        is_failing: the disk refused the batch that is tried again and again.
+        is_failing: the disk refused the sealed batch, which is tried again and again.
         is_awake: `wake` was called since the last `seal`.
     """
 
@@ -106,11 +110,11 @@ class Journal:
         """Make the journal of a broker, and have the broker use it.
 
         Args:
-            core: the broker; without sessions so far.
-            wake: called when there is something to commit, and nothing was before.
-            hurry: called when all that was to commit has come to nothing, while somebody waits.
+            core: the broker, still without sessions.
+            wake: called when there is something to commit and there was nothing before.
+            hurry: called when there is nothing left to write while a client waits for the commit.
             max_pending_messages: publishes that may wait for their commit.
-            max_pending_bytes: the same in payload bytes.
+            max_pending_bytes: payload bytes of such publishes.
         """
         self.number = 1
         self.n_changes = 0
@@ -154,12 +158,12 @@ class Journal:
             self._wake()
 
     def opened(self, session: Session) -> None:
-        """A client has connected, and its session is as its CONNECT says.
+        """A client has connected, and its session is as its CONNECT asks.
 
         A session that outlives its connection is durable from here to its end.
         """
         expired = self._expired.pop(session.client_id, None)
-        if expired is not None:  # a client has one session on the disk, and one will
+        if expired is not None:  # the database has one session and one will for each client
             self._n_expired -= 1 + len(expired[1])
             self._forget_session(*expired)
         if session.journal is not None:
@@ -169,14 +173,15 @@ class Journal:
         self.will_changed(session)
 
     def connection_lost(self, session: Session, now: float) -> None:
-        """A session has lost its connection; what is due of its will is done."""
+        """A session has lost its connection; its will was sent if it was due."""
         if session.journal is not None:
             session.journal.connection_lost(now)
         self.will_changed(session)
 
     def keep(self, session: Session) -> None:
         """Make a session durable from now on."""
-        own = session.journal = SessionJournal(self, session, self._take_row(), is_stored=False)
+        own = session.journal = SessionJournal(self, session, self._next_row, is_stored=False)
+        self._next_row += 1
         own.watch()
         own._changed()
 
@@ -186,9 +191,9 @@ class Journal:
         Args:
             own: its side of the journal.
             stored: its deliveries that are stored.
-            has_expired: its time is over. A restart would end it at once, if what is stored says
-                so: then it may be deleted when nobody waits for a commit, or together with others,
-                as what is stored of them lies on the same pages.
+            has_expired: its expiry interval has passed. If its stored row says so, a restart would
+                end it at once. Then it may be deleted in a commit that no client waits for, or
+                together with others, as their rows lie on the same pages.
         """
         is_known = own not in self._sessions
         if not (has_expired and is_known) or self.is_failing or self._n_expired >= MOST_EXPIRED:
@@ -216,24 +221,24 @@ class Journal:
             ShareJournal(self, session).watch()
 
     def departed(self, delivery: Delivery) -> None:
-        """A delivery of a share was taken out of a session and is in nobody's hands for a while."""
+        """A share's delivery was taken from a session, and no session has it until `arrived`."""
         if delivery.qos:
             delivery.is_waiting = True
             self._on_its_way.changed(delivery)
 
     def arrived(self, delivery: Delivery) -> None:
-        """What `departed` was given to a member anew, or dropped."""
+        """A delivery given to `departed` was given to another member, or dropped."""
         if delivery.qos:
             delivery.is_waiting = False
             self._on_its_way.changed(delivery)
 
     def restored(self, session: Session, row: int, lost_at: float | None) -> SessionJournal:
-        """A session was read from the database; its deliveries are watched once they are there.
+        """A session was read from the database; call `watch` once its deliveries are restored.
 
         Args:
             session: newly made.
             row: its number.
-            lost_at: monotonic seconds when it lost its connection; None where it had one.
+            lost_at: monotonic seconds when it lost its connection; None where it still had one.
         """
         own = session.journal = SessionJournal(self, session, row, is_stored=True)
         own.lost_at = lost_at
@@ -241,11 +246,11 @@ class Journal:
         return own
 
     def restored_message(self, message: Message, row: int) -> None:
-        """A message was read from the database; what refers to it comes after."""
+        """A message was read from the database, before the rows that refer to it."""
         self._store_at(message, row)
 
     def restored_delivery(self, delivery: Delivery, row: int) -> None:
-        """A delivery was read from the database; it is in its session's hands from now on."""
+        """A delivery was read from the database; its session has it from now on."""
         self._store_at(delivery, row)
         delivery.message.n_references += 1
 
@@ -260,7 +265,7 @@ class Journal:
 
     def retained_changed(self, topic: str) -> None:
         """The retained message of a topic was set or removed."""
-        if not topic.startswith("$SYS/"):  # the broker's own, and soon another
+        if not topic.startswith("$SYS/"):  # the broker sets these itself, and again soon
             self._retained[topic] = None
             self._note()
 
@@ -273,12 +278,12 @@ class Journal:
     # -- who waits ------------------------------------------------------------------------
 
     def settle_after(self, receipt: Waiting, n_bytes: int, publisher: Slowed) -> None:
-        """Settle a receipt once all that has changed until now is safe.
+        """Settle a receipt once everything that has changed so far is committed.
 
         Args:
             receipt: of one publish.
             n_bytes: of its payload.
-            publisher: whom to slow down where too much waits already.
+            publisher: whom to stop reading from if too much waits already.
         """
         self._receipts.append(receipt)
         self._n_bytes += n_bytes
@@ -288,7 +293,7 @@ class Journal:
             publisher.wait_for_disk(waits=True)
 
     def _is_pending(self, part: int) -> bool:
-        """Say whether one part in so many of what may wait for its commit does."""
+        """Say whether at least one `part`-th of what may wait for a commit waits."""
         n_messages = len(self._receipts) + len(self._sealed_receipts)
         n_bytes = self._n_bytes + self._sealed_bytes
         return (
@@ -302,7 +307,7 @@ class Journal:
             publisher.wait_for_disk(waits=False)
 
     def hold_for(self, connection: Holding) -> int:
-        """Note that a connection holds a packet back; return the commit it is to wait for."""
+        """Note that a connection holds a packet back; return the number of the commit it needs."""
         self._connections[connection] = None
         self._be_awake()
         return self.number
@@ -317,12 +322,12 @@ class Journal:
             self._hurry_driver()
 
     def must_refuse(self, publisher: Session, plan: Plan, message: Message) -> bool:
-        """Say whether a QoS 1 or 2 publish cannot be made safe in time.
+        """Say whether a QoS 1 or 2 publish needs the disk and could not be committed in time.
 
         Args:
-            publisher: whose publish it is.
+            publisher: session of its publisher.
             plan: where it is to go.
-            message: what is published.
+            message: the published message.
         """
         if not self.is_failing and not self._is_pending(1):
             return False
@@ -333,7 +338,7 @@ class Journal:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether anything has changed that no batch holds."""
+        """Whether anything has changed that is in no batch."""
         return bool(
             self._deliveries
             or self._gone_deliveries
@@ -347,7 +352,7 @@ class Journal:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that ever changed is safe."""
+        """Whether every change is committed."""
         return self.sealed is None and not self.is_dirty
 
     # -- commits --------------------------------------------------------------------------
@@ -359,8 +364,8 @@ class Journal:
             epoch: seconds of the wall clock at which the monotonic clock was 0.
 
         Returns:
-            The batch, maybe an empty one, to be written and then reported by `committed`; None
-            where nothing has changed and nobody waits.
+            The batch, to be written and then reported by `committed`; it may be empty. None where
+            nothing has changed and no client waits.
         """
         assert self.sealed is None  # noqa: S101 (one at a time)
         self.is_awake = False
@@ -378,15 +383,17 @@ class Journal:
         self._put_wills(batch)
         batch.gone_deliveries, self._gone_deliveries = self._gone_deliveries, array("q")
         batch.gone_messages, self._gone_messages = self._gone_messages, array("q")
+        # Who waits from now on waits for the next batch.
         self._sealed_receipts, self._receipts = self._receipts, []
         self._sealed_connections, self._connections = self._connections, {}
         self._sealed_bytes, self._n_bytes = self._n_bytes, 0
         return batch
 
     def committed(self) -> None:
-        """The sealed batch is safe: those who waited for it go on."""
-        assert self.sealed is not None  # noqa: S101 (what was committed else)
+        """The sealed batch is written: answer those who waited for it."""
+        assert self.sealed is not None  # noqa: S101 (a batch was sealed)
         number = self.sealed.number
+        # Cleared first: what a receipt or connection does next may note changes of the next batch.
         self.sealed = None
         self.is_failing = False
         receipts, self._sealed_receipts = self._sealed_receipts, []
@@ -405,16 +412,11 @@ class Journal:
         for connection in (*self._sealed_connections, *self._connections):
             connection.send_held_connack()
 
-    def _take_row(self) -> int:
-        row = self._next_row
-        self._next_row += 1
-        return row
-
     def _store_at(self, storable: Storable, row: int) -> None:
-        """Note the row of a message or a delivery, for most the next one there is."""
+        """Note the row of a message or a delivery, for most of them the next free one."""
         self._next_row = max(self._next_row, row + 1)
         index = (row - 1) % ROWS_OF_A_BLOCK
-        if row - index != self._block_start:  # else the same object serves, not only its value
+        if row - index != self._block_start:  # rows of one block share one int object
             self._block_start = row - index
         storable.row_start = self._block_start
         storable.row_index = index
@@ -480,7 +482,7 @@ class Journal:
                 )
             )
         self._deliveries.clear()
-        for delivery in gone:  # when others of the message have come
+        for delivery in gone:  # last, so that a message with a new delivery keeps its row
             self._forget(delivery)
 
     def _put_retained(self, batch: Batch, epoch: float) -> None:
@@ -525,30 +527,29 @@ class Journal:
         self._wills.clear()
 
     def _refer(self, batch: Batch, message: Message, epoch: float) -> None:
-        """Count one more reference to a message, which is stored with the first."""
+        """Count one more reference to a message; the first one stores the message."""
         if not message.row_start:
             self._store_at(message, self._next_row)
-            batch.messages.append(self._message_row(message.row, message, epoch))
+            batch.messages.append(self._message_row(message, epoch))
         message.n_references += 1
 
     def _forget(self, delivery: Delivery) -> None:
-        """A stored delivery goes for good."""
+        """Delete the row of a stored delivery."""
         self._gone_deliveries.append(delivery.row)
         delivery.forget_row()
         self._release(delivery.message)
 
     def _release(self, message: Message) -> None:
-        """Count one reference less to a stored message, which goes with the last."""
+        """Count one reference less to a stored message; its row is deleted with the last one."""
         message.n_references -= 1
         if not message.n_references:
             self._gone_messages.append(message.row)
             message.forget_row()
 
-    def _message_row(self, row: int, message: Message, epoch: float) -> MessageRow:
-        payload: bytes | None
+    def _message_row(self, message: Message, epoch: float) -> MessageRow:
         try:
-            payload = message.read_payload()
-        except OSError as error:  # it cannot be delivered either
+            payload: bytes | None = message.read_payload()
+        except OSError as error:  # the row records the loss: it cannot be delivered either
             self._core.on_extension_error(type(self._core.payload_store).__name__, error)
             payload = None
         properties = None
@@ -556,7 +557,7 @@ class Journal:
             properties = write_properties(message.properties, PacketType.PUBLISH)
         expires_at = message.expires_at
         return MessageRow(
-            row,
+            message.row,
             message.topic,
             payload,
             message.qos,

@@ -1,8 +1,8 @@
-"""The journal's driver: one thread that writes, and the loop's thread that hears of it.
+"""The journal's driver: one thread that writes, and the loop's thread that gets the results.
 
-All that changes while one batch is written goes into the next. `commit_wait_seconds` after the
-first change, or as soon as nothing is left to write, the batch is sealed; an empty one needs no
-disk. A batch that the disk refuses is tried again every `RETRY_SECONDS`.
+Changes that come while one batch is written go into the next. A batch is sealed
+`commit_wait_seconds` after the first change, or as soon as nothing is left to write; an empty batch
+needs no disk. A batch that the disk refuses is tried again every `RETRY_SECONDS`.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from penstock.broker.sessions.core import Core
 
 RETRY_SECONDS: Final = 1.0
-"""Between two tries of a batch that the disk has refused."""
+"""Time between two attempts to write a batch that the disk has refused."""
 
 LOG_PERIOD_SECONDS: Final = 60.0
-"""How often a disk that goes on refusing is logged."""
+"""Time between two log lines while the disk goes on refusing."""
 
 FLUSH_SECONDS: Final = 5.0
-"""How long the end of the broker waits, twice, for a disk that refuses."""
+"""How long each `flush` waits for a disk that refuses; the end of the broker has two."""
 
 
 class PersistentState:
     """The journal of one broker on its database.
 
     Attributes:
-        journal: what has changed and who waits.
+        journal: what has changed and what waits for the commit.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class PersistentState:
         settle: Callable[[Callable[[], None]], None],
         logger: logging.Logger,
     ) -> None:
-        """Open the database and bring the broker to where its last commit has left it.
+        """Open the database and bring the broker into the state of its last commit.
 
         Args:
             config: from the policy file; its durability is not ``memory``.
             core: without clients; its plugins have started.
-            clock: monotonic seconds, as every `now` of the core.
+            clock: returns monotonic seconds, as every `now` of the core.
             settle: runs a call into the core as a turn of the driver.
-            logger: told what was restored, and when the disk refuses.
+            logger: gets what was restored, and refusals of the disk.
 
         Raises:
             DatabaseStartError: the database cannot be used.
@@ -84,7 +84,7 @@ class PersistentState:
             max_pending_bytes=config.max_pending_bytes,
         )
         was_collecting = gc.isenabled()
-        gc.disable()  # it would look at all that is made here again and again: half of the time
+        gc.disable()  # its repeated passes over the restored objects take half of the time
         try:
             self._restore(core)
         except BaseException:
@@ -138,7 +138,7 @@ class PersistentState:
         self._timer = self._loop.call_later(0, self._commit)
 
     def _commit(self) -> None:
-        """Seal what has changed and have it written."""
+        """Seal what has changed and write it."""
         self._timer = None
         if self.journal.sealed is not None:
             return
@@ -189,7 +189,7 @@ class PersistentState:
             self._progress.set_result(None)
 
     async def flush(self) -> bool:
-        """Wait until all that has changed by now is safe; what clients go on to send is not it.
+        """Wait until everything changed so far is committed; later changes are not waited for.
 
         Returns:
             False where the disk refuses for too long.

@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 
 def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: float) -> None:
-    """Bring a broker without clients to where its last commit has left it.
+    """Bring a broker without clients into the state of its last commit.
 
-    Times ran on meanwhile: a session whose expiry interval has passed ends here. A client that
-    was connected when the broker ended has lost its connection now, as far as anybody knows; it
-    may have been sent what waited in the last commit. What was acknowledged comes back whatever
-    the limits are, and counts: nothing more is taken until there is room. Every message gets its
-    size class anew.
+    Time went on while the broker was down: a session whose expiry interval has passed ends here. A
+    client that was connected when the broker ended counts as disconnected from now on, as the
+    database holds no later time. It may have been sent what waited in the last commit. What was
+    acknowledged is restored whatever the limits are, and counts towards them: nothing more is
+    accepted until there is room. The size class of each message is decided again.
 
     Args:
-        core: its plugins have started; nobody is connected.
+        core: its plugins have started; no client is connected.
         journal: of the core.
         stored: read from the database.
         epoch: seconds of the wall clock at which the monotonic clock was 0.
         now: monotonic seconds.
 
     Raises:
-        PeerError: stored properties that are none.
-        KeyError: a row refers to one that is not there.
+        PeerError: stored properties cannot be decoded.
+        KeyError: a row refers to one that does not exist.
     """
     sessions: dict[int, Session] = {}
     absent: dict[Session, float] = {}
@@ -66,7 +66,7 @@ def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: 
             subscription_id=granted.subscription_id,
         )
         core.tree.add(subscription)
-        if granted.is_retained_due and granted.qos:  # at QoS 0 it was for the connection
+        if granted.is_retained_due and granted.qos:  # at QoS 0 the lost connection took them along
             due.append(subscription)
     for incoming in stored.incoming:
         sessions[incoming.session].incoming[incoming.packet_id] = None
@@ -147,14 +147,14 @@ def _delivery(message: Message, row: DeliveryRow, kind: type[Delivery]) -> Deliv
 def _deliver(
     journal: Journal, session: Session, delivery: Delivery, row: DeliveryRow, *, is_lost: bool
 ) -> None:
-    """Put a delivery where it was: inflight, or waiting behind those that came before.
+    """Put a delivery where it was: inflight, or waiting behind earlier ones.
 
     Args:
         journal: of the core.
-        session: who is to get it.
-        delivery: what.
-        row: of it.
-        is_lost: the payload was unreadable when it was to be written.
+        session: the subscriber's.
+        delivery: made from `row`.
+        row: of the delivery.
+        is_lost: the payload store could not read the payload when the message was stored.
     """
     journal.restored_delivery(delivery, row.row)
     session.ledger.matched += 1
@@ -170,7 +170,7 @@ def _deliver(
 
 
 def _restore_will(core: Core, journal: Journal, row: WillRow) -> Session:
-    """Give a session its will back; one that ends at once where none outlived its client."""
+    """Restore a will; return its session, one that ends at once where the client has none."""
     session = core.sessions.get(row.client_id)
     if session is None:
         session = core.sessions.create(row.client_id)

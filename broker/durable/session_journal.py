@@ -1,12 +1,12 @@
-"""What one session tells the journal: its own changes, and what comes to it and leaves it.
+"""One session's side of the journal: its own changes, and the deliveries that it gains and loses.
 
-Theory of operation. A durable session has a `SessionJournal`, and every QoS 1 and 2 delivery in
-its hands is stored as its own. A session that is not durable stores nothing, but for one case: as
-a member of a shared subscription that has durable members too. What such a share was given is safe
-with those, so it must not be lost because it has come, or moved, to a member whose session ends
-with the process. The `ShareJournal` of that session stores what it holds as the share's: a restart
-gives it to the members that are left. A QoS 2 message that such a member was sent is not stored
-any more, as no other client may get it [MQTT-4.8.2-5].
+Theory of operation. A durable session has a `SessionJournal`, and every QoS 1 and 2 delivery that
+it holds is stored with its row. A session that is not durable stores nothing, with one exception:
+it is a member of a shared subscription that also has durable members. A message of such a share
+must not be lost because it was given to a member whose session ends with the process. The
+`ShareJournal` of that session stores what the session holds with no session's row; a restart gives
+it to the remaining members. A QoS 2 message that was sent to such a member is no longer stored, as
+no other client may get it [MQTT-4.8.2-5].
 """
 
 # A session's journal and the journal are two parts of one.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class DeliveryJournal:
-    """Who is told of the deliveries of one session.
+    """The part of a session's journal that follows its deliveries.
 
     Attributes:
         row: number of the session in the database; 0 where it has none.
@@ -38,17 +38,17 @@ class DeliveryJournal:
         self.row = row
 
     def changed(self, delivery: Delivery) -> None:
-        """A QoS 1 or 2 delivery has come to the session, gone on its way, or left it."""
+        """A QoS 1 or 2 delivery was added to the session, changed its state, or left it."""
         if delivery.is_stored:
             journal = self._journal
             journal._deliveries[delivery] = self
             journal._note()
 
     def finished(self, delivery: Delivery) -> None:
-        """A delivery was acknowledged: one that is not stored yet never will be.
+        """A delivery was acknowledged; if it is not stored yet, it never will be.
 
-        It is let go here, not with the next commit: readers of a backlog may be far ahead of the
-        disk.
+        It is forgotten here and not with the next commit, as readers of a backlog may be far ahead
+        of the disk.
         """
         journal = self._journal
         was_noted = journal._deliveries.pop(delivery, None) is not None
@@ -62,20 +62,21 @@ class DeliveryJournal:
         """Say how a delivery is to be stored.
 
         Returns:
-            (its packet identifier, 0 while it waits; its PUBREC has come); None where it is not.
+            (its packet identifier, 0 while it waits; whether its PUBREC has come); None for one
+            that is not to be stored.
         """
         raise NotImplementedError
 
     def ended(self, *, has_expired: bool) -> None:
-        """The session ends: its messages, still in their places, go with it.
+        """The session ends; its messages, still in outbox and inflight window, end with it.
 
         Args:
-            has_expired: because its time is over, as a restart would find as well.
+            has_expired: its expiry interval has passed, as a restart would find as well.
         """
         raise NotImplementedError
 
     def _take_stored(self, session: Session) -> list[Delivery]:
-        """Part a session from the journal; return its deliveries that are stored."""
+        """Detach a session from the journal; return its deliveries that are stored."""
         deliveries = self._journal._deliveries
         stored = []
         for delivery in (*session.outbox.waiting(), *session.inflight):
@@ -90,7 +91,7 @@ class SessionJournal(DeliveryJournal):
     """One durable session's side of the journal.
 
     Attributes:
-        session: whose.
+        session: the session.
         lost_at: monotonic seconds at which its connection ended; None while it has one.
     """
 
@@ -104,23 +105,23 @@ class SessionJournal(DeliveryJournal):
         self.lost_at: float | None = None
 
     def watch(self) -> None:
-        """Be told by outbox and inflight window from now on."""
+        """Have outbox and inflight window report to this journal from now on."""
         self.session.outbox.journal = self.session.inflight.journal = self
 
     def place_of(self, delivery: Delivery) -> tuple[int, bool] | None:
-        """Say how a delivery is to be stored: where the session has it."""
+        """Return the place of a delivery in the session."""
         inflight = self.session.inflight
         if inflight.holds(delivery):
             return delivery.packet_id, inflight.is_released(delivery.packet_id)
         return (0, False) if delivery.is_waiting else None
 
     def subscription_changed(self, topic_filter: str) -> None:
-        """A subscription was made, replaced, given up, or got the last retained message due."""
+        """A subscription was made, replaced or removed, or all its retained messages were sent."""
         self._journal._subscriptions[self, topic_filter] = None
         self._journal._note()
 
     def incoming_changed(self, packet_id: int) -> None:
-        """A QoS 2 message was received, or released, under this packet identifier."""
+        """A QoS 2 message was received or released under this packet identifier."""
         self._journal._incoming[self, packet_id] = None
         self._journal._note()
 
@@ -135,10 +136,10 @@ class SessionJournal(DeliveryJournal):
         self._changed()
 
     def ended(self, *, has_expired: bool) -> None:
-        """The session ends: its messages, still in their places, go with it.
+        """The session ends; its messages, still in outbox and inflight window, end with it.
 
         Args:
-            has_expired: because its time is over, as a restart would find as well.
+            has_expired: its expiry interval has passed, as a restart would find as well.
         """
         self._is_ended = True
         stored = self._take_stored(self.session)
@@ -162,27 +163,27 @@ class SessionJournal(DeliveryJournal):
 
 
 class ShareJournal(DeliveryJournal):
-    """What a session that is not durable holds for shares that have durable members."""
+    """What a session that is not durable holds of shares that have durable members."""
 
     __slots__ = ("_session",)
 
     def __init__(self, journal: Journal, session: Session | None) -> None:
-        """Hold nothing yet.
+        """Begin without any delivery.
 
         Args:
             journal: of the broker.
-            session: in whose hands the deliveries are; None for those in nobody's.
+            session: that holds the deliveries; None for those that no session holds.
         """
         super().__init__(journal, 0)
         self._session = session
 
     def watch(self) -> None:
-        """Be told by outbox and inflight window from now on."""
-        assert self._session is not None  # noqa: S101 (there is nothing to watch)
+        """Have outbox and inflight window report to this journal from now on."""
+        assert self._session is not None  # noqa: S101 (only sessions are watched)
         self._session.outbox.journal = self._session.inflight.journal = self
 
     def changed(self, delivery: Delivery) -> None:
-        """A QoS 1 or 2 delivery has come to the session, gone on its way, or left it."""
+        """A QoS 1 or 2 delivery was added to the session, changed its state, or left it."""
         if not (delivery.share or delivery.row_start):
             return
         if delivery.row_start or self.place_of(delivery) is not None:
@@ -191,7 +192,7 @@ class ShareJournal(DeliveryJournal):
             self._journal._deliveries.pop(delivery, None)
 
     def place_of(self, delivery: Delivery) -> tuple[int, bool] | None:
-        """Say how a delivery is to be stored: as one that waits, for whoever is there then."""
+        """Say how a delivery is to be stored: as waiting, for any member."""
         share = self._journal._core.tree.shares.get(delivery.share)
         if share is None or not share.n_durable:
             return None
@@ -202,11 +203,11 @@ class ShareJournal(DeliveryJournal):
             return 0, False
         return None
 
-    def ended(self, *, has_expired: bool) -> None:  # noqa: ARG002 (a restart knows nothing of it)
-        """The session ends: its messages, still in their places, go with it.
+    def ended(self, *, has_expired: bool) -> None:  # noqa: ARG002 (the session has no row)
+        """The session ends; its messages, still in outbox and inflight window, end with it.
 
         Args:
-            has_expired: of no matter.
+            has_expired: not used.
         """
         if self._session is not None:
             for delivery in self._take_stored(self._session):
