@@ -3,6 +3,8 @@ from __future__ import annotations
 import gc
 import tracemalloc
 
+import pytest
+
 from penstock.edge_proxy.content_index import MIN_INDEXED_BYTES, ContentIndex
 from tests.helpers.pairs import SwitchGate, VirtualPair, publish
 
@@ -42,6 +44,7 @@ def test_short_payloads_are_kept_as_they_are() -> None:
     assert len(index) == 0
 
 
+@pytest.mark.memory
 def test_a_message_withheld_for_many_clients_takes_the_memory_of_one() -> None:
     """Forty clients wait for the same MiB: memory grows by hardly more than one MiB."""
     gate = SwitchGate()

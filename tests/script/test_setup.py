@@ -156,45 +156,67 @@ def test_java_that_is_too_old_is_passed_over(checkout: Checkout) -> None:
 
 
 @pytest.fixture
-def tested(checkout: Checkout) -> Callable[[str], subprocess.CompletedProcess[str]]:
+def tested(checkout: Checkout) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs script/test with stand-ins, one of which fails."""
     checkout.add_venv()
     for name in ("mosquitto", "mosquitto_pub", "mosquitto_sub"):
         checkout.add_program(name, ":")
 
-    def run(failing: str) -> subprocess.CompletedProcess[str]:
+    def run(failing: str, status: int = 1) -> subprocess.CompletedProcess[str]:
         for name in ("ruff", "mypy", "pytest"):
             checkout.add_program(
-                f".venv/bin/{name}", f'case "{name} $*" in "{failing}"*) exit 1 ;; esac'
+                f".venv/bin/{name}", f'case "{name} $*" in "{failing}"*) exit {status} ;; esac'
             )
         return checkout.run("sh", "script/test", "-k", "two words")
 
     return run
 
 
-@pytest.mark.parametrize("failing", ["ruff format", "ruff check", "mypy", "pytest"])
+@pytest.mark.parametrize(
+    "failing", ["ruff format", "ruff check", "mypy", "pytest --numprocesses", "pytest -m memory"]
+)
 def test_any_failing_check_fails_the_whole(
-    failing: str, checkout: Checkout, tested: Callable[[str], subprocess.CompletedProcess[str]]
+    failing: str, checkout: Checkout, tested: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     """All checks run, and the one that failed is named."""
     ended = tested(failing)
     assert ended.returncode == 1
     assert f"test: failed: {failing}" in ended.stderr
-    assert [call.split()[0] for call in checkout.calls("")][-4:] == [
-        "ruff",
-        "ruff",
-        "mypy",
-        "pytest",
-    ]
+    called = [call.split()[0] for call in checkout.calls("")]
+    assert called[-5:] == ["ruff", "ruff", "mypy", "pytest", "pytest"]
 
 
 def test_arguments_go_to_pytest(
-    checkout: Checkout, tested: Callable[[str], subprocess.CompletedProcess[str]]
+    checkout: Checkout, tested: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     """A developer runs a part of the tests by pytest's own options."""
     ended = tested("nothing")
     assert ended.returncode == 0
-    assert [call.endswith(" -k two words") for call in checkout.calls("pytest ")] == [True]
+    assert [call.endswith(" -k two words") for call in checkout.calls("pytest ")] == [True, True]
+
+
+def test_arguments_may_choose_no_test_of_memory(
+    tested: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    """Status 5 of pytest: nothing was collected."""
+    assert tested("pytest -m memory", 5).returncode == 0
+    assert tested("pytest -m memory", 2).returncode == 1
+
+
+def test_tests_of_memory_run_alone(checkout: Checkout) -> None:
+    """Each measurement has the machine to itself."""
+    checkout.add_venv()
+    for name in ("mosquitto", "mosquitto_pub", "mosquitto_sub"):
+        checkout.add_program(name, ":")
+    for name in ("ruff", "mypy", "pytest"):
+        checkout.add_program(f".venv/bin/{name}", ":")
+    (checkout.root / "tests").mkdir()
+    (checkout.root / "tests" / "test_one.py").write_text("@pytest.mark.memory\n")
+    (checkout.root / "tests" / "test_two.py").write_text("")
+    assert checkout.run("sh", "script/test").returncode == 0
+    beside, alone = checkout.calls("pytest ")
+    assert beside.endswith("-m not memory")
+    assert alone == "pytest -m memory tests/test_one.py"
 
 
 def test_continuous_integration_runs_the_same(checkout: Checkout) -> None:

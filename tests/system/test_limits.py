@@ -95,6 +95,7 @@ async def test_a_stalled_subscriber_is_cut_off(broker: BrokerProcess, version: i
     assert await figure(broker, "ledger/dropped/queue_full") >= 1
 
 
+@pytest.mark.memory
 async def test_packets_as_large_as_can_be_leave_nothing_behind(broker: BrokerProcess) -> None:
     """Each is refused by its code or taken; the memory is as before."""
     many = write_packet(Subscribe(1, (SubscriptionRequest("a"),) * 20_000), 5)

@@ -222,6 +222,7 @@ async def pour(port: int, data: bytes, may_begin: asyncio.Semaphore, *, is_conne
         await client.rest_bytes()
 
 
+@pytest.mark.memory
 async def test_two_thousand_connections_of_garbage(broker: BrokerProcess) -> None:
     """Each is closed, or is a client by chance; others go on, and the memory stays flat."""
     rng = Random(20)  # noqa: S311 (the same garbage each time)

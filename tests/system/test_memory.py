@@ -120,6 +120,7 @@ async def read_messages(client: WireClient, numbers: range) -> None:
         await client.send(PubAck(packet.packet_id))
 
 
+@pytest.mark.memory
 async def test_memory_stays_within_its_limit_and_everything_arrives(tmp_path: Path) -> None:
     """Stalled subscribers that stand at different messages cost no more than `memory_limit`."""
     folder = tmp_path / "spill"
@@ -148,6 +149,7 @@ async def test_memory_stays_within_its_limit_and_everything_arrives(tmp_path: Pa
         assert "ERROR" not in broker.log
 
 
+@pytest.mark.memory
 @pytest.mark.parametrize(
     ("keys", "n_messages", "least", "most"),
     [
@@ -238,6 +240,7 @@ async def test_a_full_disk_refuses_and_loses_nothing(tmp_path: Path) -> None:
         assert broker.log.count("SpillStore failed") < 10
 
 
+@pytest.mark.memory
 async def test_persistence_and_spill_go_together(tmp_path: Path) -> None:
     """Stored messages come back after kill -9, one by one to files where memory has no room."""
     policy = spilling(tmp_path) | {"persistence": {"path": str(tmp_path / "sessions.db")}}

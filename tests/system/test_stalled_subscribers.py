@@ -5,6 +5,7 @@ import contextlib
 from pathlib import Path
 
 import psutil
+import pytest
 
 from penstock.broker.mqtt.packets import PubAck, Publish
 from tests.helpers.process import BrokerProcess, anonymous_policy, running_broker
@@ -40,6 +41,7 @@ async def read_all(client: WireClient) -> list[int]:
     return numbers
 
 
+@pytest.mark.memory
 async def test_a_payload_is_kept_once_however_many_wait_for_it(tmp_path: Path) -> None:
     """Twenty stalled subscribers cost the payloads once; other clients notice nothing."""
     with running_broker(anonymous_policy(), tmp_path) as broker:

@@ -182,6 +182,7 @@ async def test_proxy_protocol(broker: BrokerProcess, authority: Authority, heade
     await asyncio.to_thread(broker.wait_for_log, "203.0.113.9:50000 on listener proxied_tls")
 
 
+@pytest.mark.memory
 async def test_stalled_subscribers_over_tls_and_websocket_cost_one_payload(
     broker: BrokerProcess, authority: Authority
 ) -> None:
@@ -241,6 +242,7 @@ async def test_certificates_are_read_again_at_sighup(tmp_path: Path) -> None:
             assert (await client.publish("t", b"data")).reason_code < 0x80
 
 
+@pytest.mark.memory
 async def test_thousands_of_half_open_connections(tmp_path: Path) -> None:
     """Who connects and says nothing keeps nobody out, and costs little until it is gone."""
     most_connections()  # raises the limit of files of this process, too

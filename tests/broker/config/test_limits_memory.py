@@ -29,6 +29,8 @@ from penstock.broker.sessions.wills import will_bytes
 from penstock.broker.timers import Timers
 from tests.helpers.virtual import VirtualBroker
 
+pytestmark = pytest.mark.memory
+
 N = 1000
 
 

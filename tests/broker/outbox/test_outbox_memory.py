@@ -5,9 +5,13 @@ from __future__ import annotations
 import gc
 import tracemalloc
 
+import pytest
+
 from penstock.broker.mqtt.packets import PubAck
 from penstock.broker.records import Batch
 from tests.helpers.durable import DurableBroker, MemoryDisk
+
+pytestmark = pytest.mark.memory
 
 MESSAGES = 1_000
 PAYLOAD_BYTES = 1_000

@@ -163,6 +163,7 @@ def test_memory_that_has_gone_meanwhile_may_not_come_back_unseen(process: Proces
     assert ring() is None
 
 
+@pytest.mark.memory
 def test_memory_is_that_of_this_process() -> None:
     """Without a test's word for it: half as much again and more than 100 MB are seen."""
     n_bytes = psutil.Process().memory_info().rss // 2 + 200_000_000

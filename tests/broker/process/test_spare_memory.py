@@ -76,6 +76,7 @@ def test_full_collections_keep_their_distance() -> None:
     assert collected[1] - collected[0] == LOOKS_BETWEEN
 
 
+@pytest.mark.memory
 def test_what_a_backlog_took_is_the_systems_again() -> None:
     """A message that is kept among thousands that go does not hold them."""
     process = psutil.Process()
@@ -110,6 +111,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.memory
 @pytest.mark.skipif(find_malloc_trim() is None, reason="another C library")
 def test_the_memory_of_a_large_message_serves_for_the_next() -> None:
     """Without being told, the C library lets the system make 450 pages for each of these."""
@@ -160,6 +162,7 @@ print((resident_bytes() - start) / (most - start))
 """
 
 
+@pytest.mark.memory
 @pytest.mark.skipif(find_malloc_trim() is None, reason="another C library")
 @pytest.mark.parametrize("n_looks", [0, 3, 20])
 def test_what_a_few_large_messages_leave_is_given_back_at_rest(n_looks: int) -> None:
@@ -172,6 +175,7 @@ def test_what_a_few_large_messages_leave_is_given_back_at_rest(n_looks: int) -> 
     assert float(shown.stdout) < 0.2
 
 
+@pytest.mark.memory
 def test_numbers_that_stay_do_not_hold_the_memory_of_a_backlog() -> None:
     """They have room of their own; a new process, as others have pages with room left."""
     command = [sys.executable, "-c", COUNTING]
