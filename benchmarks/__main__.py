@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Final
 
 import typer
 
@@ -25,7 +23,15 @@ from benchmarks import (
 )
 from benchmarks.errors import BenchmarkError
 from benchmarks.peers import PEERS, Peer, commanded_peer, running
-from benchmarks.provenance import describe_run
+from benchmarks.program import (
+    DEFAULT_REPEATS,
+    JsonFile,
+    Program,
+    choose,
+    describe_run,
+    tell,
+    write_json,
+)
 from benchmarks.report import (
     COMPARED,
     Result,
@@ -53,7 +59,6 @@ ROWS: Final = {
         *small_state.ROWS,
     )
 }
-DEFAULT_REPEATS: Final = 3
 QUICK_REPEATS: Final = 1
 QUICK_ROWS: Final = "qos0_1to1,qos0_1to10,qos0_mixed,qos1_1to1,qos2_1to1,memory_stalled"
 QUICK_PEERS: Final = "penstock,mosquitto,amqtt,ceiling"
@@ -63,33 +68,6 @@ UNDECIDED_TIMES: Final = 3
 """Times as many repetitions of a row, of those that are compared, where single ones disagree on
 whether its target is met: rows about lateness scatter most, and the median of nine far less than
 that of three. The rule knows no direction, so it makes a row no more likely to be met."""
-
-Choice = TypeVar("Choice")
-
-
-def choose(
-    kind: str, names: str, choices: Mapping[str, Choice], groups: Mapping[str, str] | None = None
-) -> list[Choice]:
-    """Return what a comma-separated option names, in the order of `choices`.
-
-    Args:
-        kind: what is chosen, for the error.
-        names: the option; ``all`` is every choice.
-        choices: by name.
-        groups: the group that each belongs to, whose name stands for all of them.
-
-    Raises:
-        typer.BadParameter: a name is not among `choices`.
-    """
-    wanted = {name.strip() for name in names.split(",")}
-    groups = groups or {}
-    allowed = [*choices, *dict.fromkeys(groups.values()), "all"]
-    for name in sorted(wanted):
-        if name not in allowed:
-            raise typer.BadParameter(f"no {kind} {name!r}; allowed: {', '.join(allowed)}")
-    return [
-        choice for name, choice in choices.items() if wanted & {"all", name, groups.get(name, name)}
-    ]
 
 
 def measure(row: Row, peer: Peer, scale: Scale) -> Measurement:
@@ -192,10 +170,6 @@ def choose_peers(names: str, commands: Sequence[str]) -> list[Peer]:
     return chosen + [peer for peer in further if peer not in chosen]
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-
-@app.command()
 def bench(
     rows: Annotated[
         str | None, typer.Option(help="Rows or groups of rows, separated by commas, or all.")
@@ -212,9 +186,7 @@ def bench(
     repeats: Annotated[
         int | None, typer.Option(min=1, help="Repetitions; 3, or 1 with --quick.")
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write every measurement to this file.")
-    ] = None,
+    json_file: JsonFile = None,
     *,
     quick: Annotated[
         bool, typer.Option("--quick", help="Under a minute: a look, no claim.")
@@ -248,31 +220,19 @@ def bench(
         f"penstock bench --rows {','.join(row.name for row in chosen_rows)} --peers {named}"
         f"{' ' if told else ''}{told} --repeats {times}{' --quick' if quick else ''}"
     )
-    run = describe_run(line, chosen_peers)
-    if json_file is not None:
-        json_file.write_text(json.dumps(to_json(results, run), indent=1) + "\n")
+    run = describe_run(chosen_peers, line)
+    write_json(json_file, to_json(results, run))
     if results:
-        typer.echo(to_markdown(results, run))
+        tell(to_markdown(results), run)
     for failure in failures:
         typer.echo(f"penstock bench: {failure}", err=True)
     if failures or (check and missed_rows(results)):
         raise typer.Exit(1)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the benchmarks.
-
-    Args:
-        argv: arguments; None for those of the process.
-
-    Returns:
-        0; 1 where a peer did not work, or with --check a target was missed; 2 for wrong arguments.
-    """
-    try:
-        app(args=argv, prog_name="penstock bench")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    return 0
+main: Final = Program(bench, "penstock bench")
+app: Final = main.app
+"""What the command `penstock` completes."""
 
 
 if __name__ == "__main__":

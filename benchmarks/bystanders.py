@@ -34,12 +34,11 @@ from typing import Annotated, Final
 import typer
 
 from benchmarks import wire
-from benchmarks.errors import BenchmarkError
 from benchmarks.latency import MICROSECOND, Lateness, Pacing
 from benchmarks.load import Side
 from benchmarks.paced import Schedule
 from benchmarks.peers import PEERS, RunningPeer, running
-from benchmarks.provenance import describe_run
+from benchmarks.program import Program, choose, describe_run, tell
 from benchmarks.stream import Shape
 
 INTERVAL_SECONDS: Final = 0.015
@@ -397,7 +396,7 @@ def measure(peer_name: str, case: str, seconds: float = DEFAULT_SECONDS) -> Foun
     return Found(peer_name, case, alone, beside)
 
 
-def to_markdown(found: Sequence[Found]) -> str:
+def to_markdown(found: Sequence[Found]) -> list[str]:
     """Return a table, one line for each measurement; milliseconds."""
     lines = [
         "| case | broker | p99 alone, ms | p50, ms | p99, ms | most, ms | lost |",
@@ -407,15 +406,7 @@ def to_markdown(found: Sequence[Found]) -> str:
         times = (each.alone.p99, each.beside.p50, each.beside.p99, each.beside.most)
         cells = " | ".join(f"{seconds / (1000 * MICROSECOND):.2f}" for seconds in times)
         lines.append(f"| {each.case} | {each.peer} | {cells} | {each.beside.lost} |")
-    return "\n".join(lines)
-
-
-def _chosen(text: str, all_names: Sequence[str]) -> list[str]:
-    names = list(all_names) if text == "all" else text.split(",")
-    for name in names:
-        if name not in all_names:
-            raise typer.BadParameter(f"read {name!r}; allowed: {', '.join(all_names)}")
-    return names
+    return lines
 
 
 def bench(
@@ -424,39 +415,17 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0.1, help="Of each schedule.")] = DEFAULT_SECONDS,
 ) -> None:
     """Measure on this machine: a Markdown table on standard output."""
-    names = _chosen(peers, list(PEERS))
+    chosen = choose("broker", peers, PEERS)
     found = []
-    for case in _chosen(cases, list(CASES)):
-        for name in names:
-            try:
-                found.append(measure(name, case, seconds))
-            except (BenchmarkError, wire.WireError, OSError) as error:
-                typer.echo(f"{case}, {name}: {error}", err=True)
-                raise typer.Exit(1) from error
-            typer.echo(to_markdown(found).rsplit("\n", 1)[-1], err=True)
-    typer.echo(to_markdown(found))
-    typer.echo("")
-    command = (
-        f"python -m benchmarks.bystanders --cases {cases} --peers {peers} --seconds {seconds:g}"
-    )
-    for key, text in describe_run(command, []).items():
-        typer.echo(f"- {key}: {text}")
+    for case in choose("case", cases, {name: name for name in CASES}):
+        for peer in chosen:
+            found.append(measure(peer.name, case, seconds))
+            typer.echo(to_markdown(found)[-1], err=True)
+    tell(to_markdown(found), describe_run(chosen))
 
 
-def main(argv: list[str]) -> int:
-    """Run the benchmark.
-
-    Returns:
-        0; 1 where something failed; 2 for wrong arguments.
-    """
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(bench)
-    try:
-        app(args=argv, prog_name="bystanders")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    return 0
+main: Final = Program(bench, "python -m benchmarks.bystanders")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

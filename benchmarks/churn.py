@@ -32,10 +32,9 @@ from typing import Annotated, Any, Final, TypeVar
 import psutil
 import typer
 
-from benchmarks.errors import BenchmarkError
 from benchmarks.peers import PEERS, Peer, RunningPeer, Setting, running
-from benchmarks.provenance import describe_run
-from benchmarks.wire import WireError, connect_packet, frame, publish_packet, subscribe_packet
+from benchmarks.program import Program, Quick, choose, describe_run, tell
+from benchmarks.wire import connect_packet, frame, publish_packet, subscribe_packet
 
 T = TypeVar("T")
 
@@ -371,54 +370,25 @@ def measure(name: str, rates: list[float], seconds: float) -> None:
         typer.echo(f"{name}: ends {stop_seconds(peer, seconds):.1f} s after SIGTERM")
 
 
-def choose_peers(names: str) -> list[Peer]:
-    """Return the brokers that are named.
-
-    Raises:
-        BenchmarkError: there is no such broker.
-    """
-    for name in names.split(","):
-        if name not in PEERS:
-            raise BenchmarkError(f"no peer {name!r}; allowed: {', '.join(PEERS)}")
-    return [PEERS[name] for name in names.split(",")]
-
-
 def bench(
     peers: Annotated[str, typer.Option(help="Names, separated by commas.")] = "penstock,mosquitto",
     rates: Annotated[str, typer.Option(help="Connections per second.")] = "25,50,100,200,400",
     seconds: Annotated[float, typer.Option(min=0.5, help="Of each load.")] = 20.0,
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="A look, no claim.")] = False,
+    quick: Quick = False,
 ) -> None:
     """Measure on this machine: a table on standard output."""
     if quick:
         rates, seconds = "", 1.0
-    try:
-        chosen = choose_peers(peers)
-        typer.echo(_HEAD)
-        for peer in chosen:
-            measure(peer.name, [float(rate) for rate in rates.split(",") if rate], seconds)
-    except (BenchmarkError, WireError, OSError) as error:
-        typer.echo(f"churn: {error}", err=True)
-        raise typer.Exit(1) from error
-    for key, text in describe_run("python -m benchmarks.churn", chosen).items():
-        typer.echo(f"- {key}: {text}")
+    chosen = choose("peer", peers, PEERS)
+    typer.echo(_HEAD)
+    for peer in chosen:
+        measure(peer.name, [float(rate) for rate in rates.split(",") if rate], seconds)
+    tell([], describe_run(chosen))
 
 
-def main(argv: list[str]) -> int:
-    """Run the benchmark.
-
-    Returns:
-        0; 1 where something failed; 2 for wrong arguments.
-    """
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(bench)
-    try:
-        app(args=argv, prog_name="churn")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    return 0
+main: Final = Program(bench, "python -m benchmarks.churn")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

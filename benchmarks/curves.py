@@ -22,14 +22,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from benchmarks.__main__ import choose, measure
+from benchmarks.__main__ import measure
 from benchmarks.acknowledged import INFLIGHT_MESSAGES, measure_windowed
-from benchmarks.errors import BenchmarkError
 from benchmarks.latency import Pacing
 from benchmarks.matching import CLIENTS
 from benchmarks.paced import Schedule
 from benchmarks.peers import PEERS, ROOT, Peer, RunningPeer
-from benchmarks.provenance import describe_run
+from benchmarks.program import Program, choose, describe_run
 from benchmarks.rows import FULL, QUICK, Measurement, Row, Scale, Target
 from benchmarks.stream import FILTERS_OF_A_TOPIC, TOPIC_STEP, Shape
 from benchmarks.throughput import measure_qos0
@@ -187,7 +186,7 @@ def measure_curve(
             if curve.tail is not None:
                 told["tail"].append(measurement.details[curve.tail])
             typer.echo(f"{row.name} {peer.name}: {measurement.value:.3g}", err=True)
-    run = describe_run(f"python -m benchmarks.curves --curves {curve.name}", peers)
+    run = describe_run(peers, f"python -m benchmarks.curves --curves {curve.name}")
     return {"points": list(points), "figure": curve.figure, "series": series, "run": run}
 
 
@@ -240,31 +239,12 @@ def curves(
     data: dict[str, Any] = json.loads(data_file.read_text()) if data_file.exists() else {}
     for curve in [] if redraw else chosen:
         points = curve.quick_points if quick else curve.points
-        try:
-            data[curve.name] = measure_curve(curve, peers, scale, points)
-        except BenchmarkError as error:
-            typer.echo(f"curves: {error}", err=True)
-            raise typer.Exit(1) from error
+        data[curve.name] = measure_curve(curve, peers, scale, points)
         data_file.write_text(json.dumps(data, indent=1) + "\n")
     draw(data, data_file.with_suffix(".png"))
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure and draw.
-
-    Args:
-        argv: arguments; None for those of the process.
-
-    Returns:
-        0; 1 where a broker did not work; 2 for wrong arguments.
-    """
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(curves)
-    try:
-        app(args=argv, prog_name="python -m benchmarks.curves")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    return 0
+main: Final = Program(curves, "python -m benchmarks.curves")
 
 
 if __name__ == "__main__":

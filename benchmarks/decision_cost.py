@@ -30,9 +30,7 @@ import typer
 import yaml
 
 from benchmarks import throughput
-from benchmarks.__main__ import choose
 from benchmarks.acknowledged import INFLIGHT_MESSAGES
-from benchmarks.errors import BenchmarkError
 from benchmarks.load import Load
 from benchmarks.paired import Bursts, Interval, interval_of, measure_start
 from benchmarks.peers import (
@@ -43,7 +41,7 @@ from benchmarks.peers import (
     example_policy,
     without_queue_limits,
 )
-from benchmarks.provenance import describe_run
+from benchmarks.program import Program, Quick, choose, describe_run, tell
 from benchmarks.stream import Shape
 from benchmarks.windowed import Plan, WindowedLoad
 from penstock.broker.link import Link, TcpLook
@@ -272,7 +270,7 @@ def to_markdown(
     memory: Mapping[str, float],
     overhead: Mapping[str, Interval],
     comparison: Comparison,
-) -> str:
+) -> list[str]:
     """Return the conclusions in a line each, and a table of each part."""
     slowest = max(
         taken for times in decisions.values() for name, taken in times.items() if name != "estimate"
@@ -300,13 +298,9 @@ def to_markdown(
         lines.append("|---|---:|---:|---:|")
     for name, found in overhead.items():
         lines.append(f"| {name} | {found.median:+.1%} | {found.low:+.1%} | {found.high:+.1%} |")
-    return "\n".join(lines)
+    return lines
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-
-@app.command()
 def run(
     rows: Annotated[
         str | None, typer.Option(help=f"Of {', '.join(ROWS)}; or all, or none.")
@@ -314,7 +308,7 @@ def run(
     starts: Annotated[int, typer.Option(min=1, help="Of two brokers, for each row.")] = 20,
     *,
     of: Annotated[str, typer.Option(help=f"Whose cost: {' or '.join(COMPARISONS)}.")] = "plugins",
-    quick: Annotated[bool, typer.Option("--quick", help="A look, no claim.")] = False,
+    quick: Quick = False,
 ) -> None:
     """Measure decisions, memory and what withholding costs where nothing is large."""
     named = rows or (QUICK_ROWS if quick else "all")
@@ -325,29 +319,12 @@ def run(
     of_links = measure_memory("none", effort)
     memory = {policy: measure_memory(policy, effort) - of_links for policy in POLICIES}
     overhead = {name: measure_overhead(name, comparison, starts, effort) for name in chosen}
-    typer.echo(to_markdown(decisions, memory, overhead, comparison) + "\n")
-    command = f"python -m benchmarks.decision_cost --rows {named} --of {of} --starts {starts}"
-    command += " --quick" if quick else ""
     peers = [comparison.one, comparison.other] if chosen else []
-    for key, text in describe_run(command, peers).items():
-        typer.echo(f"- {key}: {text}")
+    tell(to_markdown(decisions, memory, overhead, comparison), describe_run(peers))
 
 
-def main(argv: list[str]) -> int:
-    """Run the program.
-
-    Returns:
-        Exit status: 1 where a broker did not work, 2 for a mistake in the arguments.
-    """
-    try:
-        app(args=argv, prog_name="python -m benchmarks.decision_cost")
-    except BenchmarkError as error:
-        typer.echo(f"decision_cost: {error}", err=True)
-        return 1
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    return 0
+main: Final = Program(run, "python -m benchmarks.decision_cost")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

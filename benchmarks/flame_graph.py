@@ -31,10 +31,10 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks.__main__ import ROWS, choose
+from benchmarks.__main__ import ROWS
 from benchmarks.errors import BenchmarkError
 from benchmarks.peers import PEERS, RunningPeer, find_program, running
-from benchmarks.provenance import describe_run
+from benchmarks.program import Program, choose, describe_run
 from benchmarks.rows import FULL, Measurement, Row, Scale
 
 SAMPLES_PER_SECOND: Final = 200
@@ -334,7 +334,7 @@ def draw_profile(row: Row, peer_name: str, scale: Scale, file: Path) -> str:
         raise BenchmarkError("no samples: the run was too short")
     shares = ", ".join(f"{kind} {tops[kind] / root.samples:.0%}" for kind in COLOURS)
     waiting = tops["waiting"] / (root.samples + tops["waiting"])
-    run = describe_run("", [PEERS[peer_name]])
+    run = describe_run([PEERS[peer_name]])
     title = f"{row.name} ({row.title}), {peer_name}, commit {run['commit']}"
     draw(root, f"{title}\n{shares}; idle for {waiting:.0%} of the time", file)
     return f"{row.name} {peer_name}: {shares}; idle {waiting:.0%}; {root.samples} samples; {file}"
@@ -357,33 +357,14 @@ def flame_graph(
     choose("peer", peer, {name: name for name in PEERS if name.startswith("penstock")})
     scale = replace(FULL, seconds=seconds, latency_seconds=seconds)
     for row in choose("row", rows, ROWS, groups):
-        try:
-            if calls:
-                typer.echo(count_calls(row, peer, scale))
-            else:
-                file = directory / f"profile_{row.name}.png"
-                typer.echo(draw_profile(row, peer, scale, file))
-        except BenchmarkError as error:
-            typer.echo(f"flame_graph: {row.name}: {error}", err=True)
-            raise typer.Exit(1) from error
+        if calls:
+            typer.echo(count_calls(row, peer, scale))
+        else:
+            file = directory / f"profile_{row.name}.png"
+            typer.echo(draw_profile(row, peer, scale, file))
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Profile.
-
-    Args:
-        argv: arguments; None for those of the process.
-
-    Returns:
-        0; 1 where it was not possible; 2 for wrong arguments.
-    """
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(flame_graph)
-    try:
-        app(args=argv, prog_name="python -m benchmarks.flame_graph")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    return 0
+main: Final = Program(flame_graph, "python -m benchmarks.flame_graph")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import itertools
-import json
 import os
 import select
 import subprocess
@@ -43,8 +42,7 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.lossy_load import PORT, STREAMS, read_arrivals
 from benchmarks.lossy_report import Outcome, compare, to_markdown, verdict
 from benchmarks.peers import EXAMPLE_POLICY, ROOT, find_program, without_queue_limits
-from benchmarks.provenance import describe_run
-from penstock.netem.errors import NetemError
+from benchmarks.program import JsonFile, Program, choose, describe_run, tell, write_json
 from penstock.netem.links.link_variation import Changes, OnOff, Trace
 from penstock.netem.links.network import DEFAULT_CONGESTION_CONTROL, Host, Network
 from penstock.netem.links.profiles import GOOD, LOSSY, LOSSY_DOWNSTREAM, Direction, Profile
@@ -334,10 +332,6 @@ class CpuMeter:
         return seconds
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-
-@app.command()
 def run(
     seeds: Annotated[int, typer.Option(min=1, help="Runs, each with its own times.")] = 3,
     seconds: Annotated[float, typer.Option(min=10, help="Of each run.")] = 300.0,
@@ -349,19 +343,12 @@ def run(
     congestion_control: Annotated[
         str, typer.Option(help="Of the brokers' connections: cubic, bbr.")
     ] = DEFAULT_CONGESTION_CONTROL,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="File for every single message.")
-    ] = None,
+    json_file: JsonFile = None,
     *,
     quick: Annotated[bool, typer.Option("--quick", help="One run of 40 seconds.")] = False,
 ) -> None:
     """Compare policies on links that are lossy at the same times."""
-    names = [name.strip() for name in brokers.split(",")]
-    if wrong := sorted(set(names) - set(BROKERS)):
-        raise typer.BadParameter(
-            f"no broker {wrong[0]!r}; allowed: {', '.join(BROKERS)}",
-            param_hint="--brokers",
-        )
+    names = choose("broker", brokers, {name: name for name in BROKERS})
     if quick:
         seeds, seconds = 1, QUICK_SECONDS
     outcomes: list[Outcome] = []
@@ -373,21 +360,15 @@ def run(
         outcomes += of_some
         shares.append(share)
     comparisons = compare(outcomes)
-    print(verdict(comparisons) + "\n")
-    print(to_markdown(outcomes, comparisons))
-    logs = [outcome.link_log for outcome in outcomes[:: len(names)]]
-    bad = sum(map(bad_seconds, logs)) / (seconds * seeds)
-    print(f"\nLinks were bad ({CASES[link].about}) for {100 * bad:.0f} % of the time.")
-    print(f"All processes took {max(shares):.2f} of one core at most.\n")
-    command = f"python -m benchmarks.lossy_links --seeds {seeds} --seconds {seconds:g}"
-    command += f" --brokers {','.join(names)} --link {link} --at-once {at_once}"
-    command += f" --congestion-control {congestion_control}"
-    about = describe_run(command, [])
-    for key, text in about.items():
-        print(f"- {key}: {text}")
-    if json_file is not None:
-        runs = [asdict(outcome) for outcome in outcomes]
-        json_file.write_text(json.dumps({"about": about, "runs": runs}) + "\n")
+    bad = sum(bad_seconds(each.link_log) for each in outcomes[:: len(names)]) / (seconds * seeds)
+    run = describe_run()
+    write_json(json_file, {"about": run, "runs": [asdict(outcome) for outcome in outcomes]})
+    lines = [
+        *(verdict(comparisons), "", *to_markdown(outcomes, comparisons), ""),
+        f"Links were bad ({CASES[link].about}) for {100 * bad:.0f} % of the time.",
+        f"All processes took {max(shares):.2f} of one core at most.",
+    ]
+    tell(lines, run)
 
 
 def bad_seconds(log: Sequence[tuple[float, str]]) -> float:
@@ -397,24 +378,8 @@ def bad_seconds(log: Sequence[tuple[float, str]]) -> float:
     )
 
 
-def main(argv: list[str]) -> int:
-    """Run the program.
-
-    Returns:
-        Exit status: 1 where a process failed, 2 for a mistake in the arguments or no root.
-    """
-    try:
-        app(args=argv, prog_name="python -m benchmarks.lossy_links")
-    except BenchmarkError as error:
-        print(f"lossy_links: {error}", file=sys.stderr)
-        return 1
-    except NetemError as error:
-        print(f"lossy_links: {error}", file=sys.stderr)
-        return 2
-    except SystemExit as stopped:
-        return stopped.code if isinstance(stopped.code, int) else 0
-    return 0
+main: Final = Program(run, "python -m benchmarks.lossy_links")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -211,7 +211,7 @@ def verdict(comparisons: Sequence[Comparison]) -> str:
     return f"{text}."
 
 
-def to_markdown(outcomes: Sequence[Outcome], comparisons: Sequence[Comparison]) -> str:
+def to_markdown(outcomes: Sequence[Outcome], comparisons: Sequence[Comparison]) -> list[str]:
     """Return a row for each broker, and those of ours over the best of the paper's."""
     lines = [
         f"| broker | {' | '.join(f'{each.measure}, s' for each in comparisons)} | lost |",
@@ -230,4 +230,4 @@ def to_markdown(outcomes: Sequence[Outcome], comparisons: Sequence[Comparison]) 
         ]
         about = f"{100 * COVERED:g} % interval of that, bad phases drawn anew"
         lines.append(f"| {about} | {' | '.join(spreads)} | |")
-    return "\n".join(lines)
+    return lines

@@ -42,7 +42,16 @@ import typer
 import uvloop
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.provenance import describe_run
+from benchmarks.program import (
+    DEFAULT_REPEATS,
+    JsonFile,
+    Program,
+    Quick,
+    Repeats,
+    describe_run,
+    tell,
+    write_json,
+)
 from penstock.broker.message import Message
 from penstock.plugins.queue.client import QueueClient
 from penstock.plugins.queue.config import LogicalQueueConfig, QueueConfig
@@ -60,7 +69,6 @@ CHUNK_MESSAGES: Final = 100
 TOPICS: Final = 50
 FULL_MESSAGES: Final = 200_000
 QUICK_MESSAGES: Final = 20_000
-DEFAULT_REPEATS: Final = 3
 QUEUE: Final = "bench"
 FILE: Final = "queue.db"
 
@@ -283,8 +291,8 @@ def measure_rows(n_messages: int, repeats: int, folder: Path) -> dict[str, list[
     return rates
 
 
-def to_markdown(rates: dict[str, list[float]], run: dict[str, str]) -> str:
-    """Return the table, and below it where the numbers come from."""
+def to_markdown(rates: dict[str, list[float]]) -> list[str]:
+    """Return the table."""
     repeats = len(rates[ROWS[0].name])
     lines = [
         f"| row | target | median of {repeats}, messages/s | spread | met |",
@@ -297,53 +305,38 @@ def to_markdown(rates: dict[str, list[float]], run: dict[str, str]) -> str:
         is_met = "-" if row.target is None else "yes" if median >= row.target else "no"
         spread = f"{min(values):,.0f} - {max(values):,.0f}"
         lines.append(f"| {row.name} | {target} | {median:,.0f} | {spread} | {is_met} |")
-    source = [f"- {name}: {text}" for name, text in run.items()]
-    return "\n".join([*lines, "", *source])
+    return lines
 
 
 def bench(
-    repeats: Annotated[int, typer.Option(min=1, help="Repetitions.")] = DEFAULT_REPEATS,
+    repeats: Repeats = DEFAULT_REPEATS,
     folder: Annotated[
         Path, typer.Option(exists=True, file_okay=False, help="Where the queue's file lies.")
     ] = Path(),
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write every measurement to this file.")
-    ] = None,
+    json_file: JsonFile = None,
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="A look, no claim.")] = False,
+    quick: Quick = False,
 ) -> None:
     """Measure the queue on this machine: a Markdown table on standard output."""
     n_messages = QUICK_MESSAGES if quick else FULL_MESSAGES
-    try:
-        rates = measure_rows(n_messages, repeats, folder)
-    except BenchmarkError as error:
-        typer.echo(f"queue_throughput: {error}", err=True)
-        raise typer.Exit(1) from error
-    command = f"python -m benchmarks.queue_throughput --repeats {repeats}"
-    run: dict[str, Any] = describe_run(command + (" --quick" if quick else ""), [])
-    run["versions"] = f"SQLite {sqlite3.sqlite_version}, aiohttp {aiohttp.__version__}"
-    run["messages"] = f"{n_messages:,} of {PAYLOAD_BYTES} B a measurement"
-    if json_file is not None:
-        json_file.write_text(json.dumps({"run": run, "messages_per_second": rates}, indent=1))
-    typer.echo(to_markdown(rates, run))
+    rates = measure_rows(n_messages, repeats, folder)
+    run = describe_run(
+        versions=f"SQLite {sqlite3.sqlite_version}, aiohttp {aiohttp.__version__}",
+        messages=f"{n_messages:,} of {PAYLOAD_BYTES} B a measurement",
+    )
+    write_json(json_file, {"run": run, "messages_per_second": rates})
+    tell(to_markdown(rates), run)
+
+
+_measure: Final = Program(bench, "python -m benchmarks.queue_throughput")
 
 
 def main(argv: list[str]) -> int:
-    """Run the benchmark, or one of its parts in a process of its own.
-
-    Returns:
-        0; 1 where something failed; 2 for wrong arguments.
-    """
+    """Run the benchmark, or one of its parts in a process of its own."""
     if argv[:1] == ["--part"]:
         print(_part(argv[1:]))
         return 0
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(bench)
-    try:
-        app(args=argv, prog_name="queue_throughput")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    return 0
+    return _measure(argv)
 
 
 if __name__ == "__main__":

@@ -209,8 +209,8 @@ def conclude(results: Sequence[Result]) -> str:
     return "\n\n".join(lines)
 
 
-def to_markdown(results: Sequence[Result], run: Mapping[str, str]) -> str:
-    """Return the conclusion, the table, and below it where the numbers come from."""
+def to_markdown(results: Sequence[Result]) -> list[str]:
+    """Return the conclusion and the table."""
     head = [
         "row (target)",
         "peer",
@@ -225,9 +225,7 @@ def to_markdown(results: Sequence[Result], run: Mapping[str, str]) -> str:
     ]
     lines = [head, ["---", "---", "---:", "---:", "---:", "---:", "---", "---:", "---:", "---:"]]
     lines += [_cells(result, results) for result in results]
-    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    source = "\n".join(f"- {name}: {text}" for name, text in run.items())
-    return f"{conclude(results)}\n\n{table}\n\n{source}\n"
+    return [*conclude(results).splitlines(), "", *(f"| {' | '.join(cells)} |" for cells in lines)]
 
 
 def to_json(results: Sequence[Result], run: Mapping[str, str]) -> dict[str, Any]:

@@ -19,17 +19,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import psutil
-import typer
 import yaml
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.peers import ROOT, reserved_port
-from benchmarks.provenance import describe_run
+from benchmarks.program import DEFAULT_REPEATS, Program, Quick, Repeats, describe_run, tell
 from benchmarks.wire import (
-    WireError,
     connect_packet,
     expect,
     publish_packet,
@@ -46,7 +44,6 @@ CONNECTIONS: Final = 100
 """Clients that come and go at the same time, so that they share commits."""
 START_SECONDS: Final = 120.0
 TARGET_SECONDS: Final = 10.0
-DEFAULT_REPEATS: Final = 3
 
 PERSISTENT: Final = b"\x00"
 """Connect flags: Clean Session 0."""
@@ -157,48 +154,31 @@ def measure(n_sessions: int) -> tuple[float, float]:
 
 
 def bench(
-    repeats: Annotated[int, typer.Option(min=1, help="Repetitions.")] = DEFAULT_REPEATS,
+    repeats: Repeats = DEFAULT_REPEATS,
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="A look, no claim.")] = False,
+    quick: Quick = False,
 ) -> None:
     """Measure a restart on this machine: a Markdown table on standard output."""
     n_sessions = QUICK_SESSIONS if quick else FULL_SESSIONS
-    try:
-        found = [measure(n_sessions) for _ in range(repeats)]
-    except (BenchmarkError, WireError, OSError) as error:
-        typer.echo(f"restart: {error}", err=True)
-        raise typer.Exit(1) from error
+    found = [measure(n_sessions) for _ in range(repeats)]
     seconds = [one for one, _ in found]
     megabytes = statistics.median(one for _, one in found)
     median = statistics.median(seconds)
     n_messages = n_sessions * MESSAGES_EACH
-    typer.echo(f"| restart | target, s | median of {repeats}, s | least - most | met | RSS, MB |")
-    typer.echo("|---|---|---|---|---|---|")
-    typer.echo(
-        f"| {n_sessions:,} sessions, {n_messages:,} messages | {TARGET_SECONDS:g} | {median:.2f} "
-        f"| {min(seconds):.2f} - {max(seconds):.2f} "
-        f"| {'yes' if median < TARGET_SECONDS else 'no'} | {megabytes:.0f} |"
-    )
-    typer.echo("")
-    command = f"python -m benchmarks.restart --repeats {repeats}" + (" --quick" if quick else "")
-    for key, text in describe_run(command, []).items():
-        typer.echo(f"- {key}: {text}")
+    lines = [
+        f"| restart | target, s | median of {repeats}, s | least - most | met | RSS, MB |",
+        "|---|---|---|---|---|---|",
+        (
+            f"| {n_sessions:,} sessions, {n_messages:,} messages | {TARGET_SECONDS:g} "
+            f"| {median:.2f} | {min(seconds):.2f} - {max(seconds):.2f} "
+            f"| {'yes' if median < TARGET_SECONDS else 'no'} | {megabytes:.0f} |"
+        ),
+    ]
+    tell(lines, describe_run())
 
 
-def main(argv: list[str]) -> int:
-    """Run the benchmark.
-
-    Returns:
-        0; 1 where something failed; 2 for wrong arguments.
-    """
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(bench)
-    try:
-        app(args=argv, prog_name="restart")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    return 0
+main: Final = Program(bench, "python -m benchmarks.restart")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

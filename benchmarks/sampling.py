@@ -23,15 +23,14 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-import typer
 import yaml
 
 from benchmarks import wire
 from benchmarks.errors import BenchmarkError
 from benchmarks.peers import Peer, Setting, allow_open_files, running
-from benchmarks.provenance import describe_run
+from benchmarks.program import DEFAULT_REPEATS, Program, Quick, Repeats, describe_run, tell
 
 FULL_SUBSCRIBERS: Final = 10_000
 QUICK_SUBSCRIBERS: Final = 1_000
@@ -43,7 +42,6 @@ PERIODS: Final = (5.0, 1.0)
 MESSAGE_SECONDS: Final = 5.0
 PAYLOAD_BYTES: Final = 100
 TOPIC: Final = "bench/sampling"
-DEFAULT_REPEATS: Final = 3
 TARGET_RATIO: Final = 0.05
 """Of one core, at the longer period."""
 
@@ -132,53 +130,36 @@ def _row(name: str, found: Sequence[float], n_looks: float, *, has_target: bool)
 
 
 def bench(
-    repeats: Annotated[int, typer.Option(min=1, help="Repetitions.")] = DEFAULT_REPEATS,
+    repeats: Repeats = DEFAULT_REPEATS,
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="A look, no claim.")] = False,
+    quick: Quick = False,
 ) -> None:
     """Measure sampling on this machine: a Markdown table on standard output."""
     n_subscribers = QUICK_SUBSCRIBERS if quick else FULL_SUBSCRIBERS
     seconds = QUICK_SECONDS if quick else FULL_SECONDS
     without: list[float] = []
     beyond: dict[float, list[float]] = {period: [] for period in PERIODS}
-    try:
-        for _ in range(repeats):
-            without.append(measure(n_subscribers, None, seconds))
-            for period in PERIODS:
-                beyond[period].append(measure(n_subscribers, period, seconds) - without[-1])
-    except (BenchmarkError, wire.WireError, OSError) as error:
-        typer.echo(f"sampling: {error}", err=True)
-        raise typer.Exit(1) from error
-    typer.echo(
-        f"| {n_subscribers:,} subscribers, a message every {MESSAGE_SECONDS:g} s each "
-        f"| target, of a core | median of {repeats} | least - most | met | us a look |"
-    )
-    typer.echo("|---|---|---|---|---|---|")
-    typer.echo(_row("all else", without, 0.0, has_target=False))
+    for _ in range(repeats):
+        without.append(measure(n_subscribers, None, seconds))
+        for period in PERIODS:
+            beyond[period].append(measure(n_subscribers, period, seconds) - without[-1])
+    lines = [
+        (
+            f"| {n_subscribers:,} subscribers, a message every {MESSAGE_SECONDS:g} s each "
+            f"| target, of a core | median of {repeats} | least - most | met | us a look |"
+        ),
+        "|---|---|---|---|---|---|",
+        _row("all else", without, 0.0, has_target=False),
+    ]
     for period in PERIODS:
         name = f"sampling, T_Q {period:g} s"
         n_looks = n_subscribers / period
-        typer.echo(_row(name, beyond[period], n_looks, has_target=period == PERIODS[0]))
-    typer.echo("")
-    command = f"python -m benchmarks.sampling --repeats {repeats}" + (" --quick" if quick else "")
-    for key, text in describe_run(command, []).items():
-        typer.echo(f"- {key}: {text}")
+        lines.append(_row(name, beyond[period], n_looks, has_target=period == PERIODS[0]))
+    tell(lines, describe_run())
 
 
-def main(argv: list[str]) -> int:
-    """Run the benchmark.
-
-    Returns:
-        0; 1 where something failed; 2 for wrong arguments.
-    """
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(bench)
-    try:
-        app(args=argv, prog_name="sampling")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    return 0
+main: Final = Program(bench, "python -m benchmarks.sampling")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

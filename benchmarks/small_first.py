@@ -38,7 +38,6 @@ import typer
 import yaml
 
 from benchmarks import wire
-from benchmarks.errors import BenchmarkError
 from benchmarks.peers import (
     PEERS,
     Peer,
@@ -48,7 +47,7 @@ from benchmarks.peers import (
     running,
     without_queue_limits,
 )
-from benchmarks.provenance import describe_run
+from benchmarks.program import Program, describe_run, tell
 from penstock.netem.links.profiles import Direction, Profile
 from penstock.netem.links.relay import Relay
 
@@ -224,7 +223,7 @@ def run_side_by_side(brokers: Sequence[Peer], seconds: float) -> list[Outcome]:
         return [subscriber.finish(len(messages), deadline) for subscriber in subscribers]
 
 
-def to_markdown(outcomes: Sequence[Outcome]) -> str:
+def to_markdown(outcomes: Sequence[Outcome]) -> list[str]:
     """Return a row for each broker."""
     lines = [
         "| broker | small p50, s | small p90, s | small p99, s | large mean, s | lost |",
@@ -235,7 +234,7 @@ def to_markdown(outcomes: Sequence[Outcome]) -> str:
         cells.append(statistics.fmean(each.large_seconds or [float("nan")]))
         shown = " | ".join(f"{seconds:.2f}" for seconds in cells)
         lines.append(f"| {each.broker} | {shown} | {each.lost} |")
-    return "\n".join(lines)
+    return lines
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
@@ -249,10 +248,6 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-
-@app.command()
 def run(
     seconds: Annotated[float, typer.Option(min=4, help="For which is published.")] = 60.0,
     *,
@@ -262,28 +257,11 @@ def run(
     if quick:
         seconds = 12.0
     outcomes = run_side_by_side(BROKERS, seconds)
-    print(verdict(outcomes) + "\n")
-    print(to_markdown(outcomes) + "\n")
-    about = describe_run(f"python -m benchmarks.small_first --seconds {seconds:g}", BROKERS)
-    for key, text in about.items():
-        print(f"- {key}: {text}")
+    tell([verdict(outcomes), "", *to_markdown(outcomes)], describe_run(BROKERS))
 
 
-def main(argv: list[str]) -> int:
-    """Run the program.
-
-    Returns:
-        Exit status: 1 where a broker is missing or fails, 2 for a mistake in the arguments.
-    """
-    try:
-        app(args=argv, prog_name="python -m benchmarks.small_first")
-    except BenchmarkError as error:
-        print(f"small_first: {error}", file=sys.stderr)
-        return 1
-    except SystemExit as stopped:
-        return stopped.code if isinstance(stopped.code, int) else 0
-    return 0
+main: Final = Program(run, "python -m benchmarks.small_first")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -30,10 +30,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 import typer
@@ -41,12 +41,20 @@ from pyarrow import parquet
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.peers import ROOT
-from benchmarks.provenance import describe_run
+from benchmarks.program import (
+    DEFAULT_REPEATS,
+    JsonFile,
+    Program,
+    Quick,
+    Repeats,
+    describe_run,
+    tell,
+    write_json,
+)
 
 QUEUE: Final = "telemetry"
 PHYSICAL_QUEUES: Final = 2
 REQUEST_MESSAGES: Final = 2_000
-DEFAULT_REPEATS: Final = 3
 TARGET: Final = 50_000
 _PROGRESS: Final = re.compile(r"ingested ([\d,]+) messages in ([\d,]+) micro-batches, ([\d,.]+) s")
 _LISTENS: Final = re.compile(r"listens on (http://\S+)")
@@ -239,8 +247,8 @@ def shown(rate: float | None) -> str:
     return "-" if rate is None else f"{rate:,.0f}"
 
 
-def to_markdown(rates: dict[str, list[Rate]], run: dict[str, str]) -> str:
-    """Return the table, and below it where the numbers come from."""
+def to_markdown(rates: dict[str, list[Rate]]) -> list[str]:
+    """Return the table."""
     repeats = len(rates[ROWS[0].name])
     lines = [
         f"| row | target | median of {repeats}, rows/s | spread | met | warm | warm spread |",
@@ -257,40 +265,27 @@ def to_markdown(rates: dict[str, list[Rate]], run: dict[str, str]) -> str:
             f"| {row.name} | {TARGET:,} | {median:,.0f} | {min(whole):,.0f} - {max(whole):,.0f}"
             f" | {is_met} | {warm_median} | {warm_spread} |"
         )
-    source = [f"- {name}: {text}" for name, text in run.items()]
-    return "\n".join([*lines, "", *source])
+    return lines
 
 
 def bench(
-    repeats: Annotated[int, typer.Option(min=1, help="Repetitions.")] = DEFAULT_REPEATS,
+    repeats: Repeats = DEFAULT_REPEATS,
     folder: Annotated[
         Path, typer.Option(exists=True, file_okay=False, help="Where all files lie.")
     ] = Path(),
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write every measurement to this file.")
-    ] = None,
+    json_file: JsonFile = None,
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="A look, no claim.")] = False,
+    quick: Quick = False,
 ) -> None:
     """Measure a queue's way into Parquet on this machine: a Markdown table on standard output."""
-    try:
-        rates = measure_rows(repeats, folder, quick=quick)
-    except BenchmarkError as error:
-        typer.echo(f"spark_ingest: {error}", err=True)
-        raise typer.Exit(1) from error
-    command = f"python -m benchmarks.spark_ingest --repeats {repeats}{' --quick' if quick else ''}"
-    run: dict[str, Any] = describe_run(command, [])
-    run["versions"] = (
-        f"PySpark {version('pyspark')}, pyarrow {version('pyarrow')}, {java_version()}"
+    rates = measure_rows(repeats, folder, quick=quick)
+    run = describe_run(
+        versions=f"PySpark {version('pyspark')}, pyarrow {version('pyarrow')}, {java_version()}",
+        messages=", ".join(f"{row.name} {messages(row, quick=quick):,}" for row in ROWS),
     )
-    run["messages"] = ", ".join(f"{row.name} {messages(row, quick=quick):,}" for row in ROWS)
-    if json_file is not None:
-        values = {
-            name: [{"whole": rate.whole, "warm": rate.warm} for rate in of_row]
-            for name, of_row in rates.items()
-        }
-        json_file.write_text(json.dumps({"run": run, "rows_per_second": values}, indent=1))
-    typer.echo(to_markdown(rates, run))
+    values = {name: [asdict(rate) for rate in of_row] for name, of_row in rates.items()}
+    write_json(json_file, {"run": run, "rows_per_second": values})
+    tell(to_markdown(rates), run)
 
 
 def java_version() -> str:
@@ -301,20 +296,8 @@ def java_version() -> str:
     return said.stderr.partition("\n")[0]
 
 
-def main(argv: list[str]) -> int:
-    """Run the benchmark.
-
-    Returns:
-        0; 1 where something failed; 2 for wrong arguments.
-    """
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(bench)
-    try:
-        app(args=argv, prog_name="spark_ingest")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    return 0
+main: Final = Program(bench, "python -m benchmarks.spark_ingest")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

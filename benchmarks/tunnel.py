@@ -28,8 +28,7 @@ import typer
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.peers import ROOT
-from benchmarks.provenance import describe_run
-from penstock.netem.errors import NetemError
+from benchmarks.program import Program, describe_run, tell
 from penstock.netem.links.network import Host, Link, Network
 from penstock.netem.links.profiles import GOOD, OPEN, Direction, Profile
 
@@ -218,10 +217,6 @@ def _datagrams(address: str, count: int) -> None:
             time.sleep(PAUSE_SECONDS)
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-
-@app.command()
 def run(
     repeats: Annotated[int, typer.Option(min=1, help="Measurements of each.")] = 3,
     seconds: Annotated[float, typer.Option(help="Of each measurement of the rate.")] = 3.0,
@@ -243,70 +238,59 @@ def run(
     }
     worst = max(statistics.median(values) for values in late.values())
     is_met = rate >= TARGET_BYTES_PER_SECOND and worst <= TARGET_LATE_SECONDS
-    print(
-        f"{'Met' if is_met else 'Missed'}: {rate / 1e6:.0f} MB/s unimpaired (at least "
-        f"{TARGET_BYTES_PER_SECOND / 1e6:.0f}), {1000 * worst:.2f} ms late at light load (at most "
-        f"{1000 * TARGET_LATE_SECONDS:.0f})\n"
-    )
-    print("| unimpaired, MB/s | forwarder, share of a core |\n|---|---|")
+    lines = [
+        (
+            f"{'Met' if is_met else 'Missed'}: {rate / 1e6:.0f} MB/s unimpaired (at least "
+            f"{TARGET_BYTES_PER_SECOND / 1e6:.0f}), {1000 * worst:.2f} ms late at light load "
+            f"(at most {1000 * TARGET_LATE_SECONDS:.0f})"
+        ),
+        *("", "| unimpaired, MB/s | forwarder, share of a core |", "|---|---|"),
+    ]
     for bytes_per_second, share in sorted(rates):
-        print(f"| {bytes_per_second / 1e6:.1f} | {share:.2f} |")
-    print("\n| delay asked for, ms | late, median, ms | 99 % | most |\n|---|---|---|---|")
+        lines.append(f"| {bytes_per_second / 1e6:.1f} | {share:.2f} |")
+    lines += ["", "| delay asked for, ms | late, median, ms | 99 % | most |", "|---|---|---|---|"]
     for delay, values in late.items():
         places = (len(values) // 2, min(len(values) - 1, len(values) * 99 // 100), -1)
         shown = " | ".join(f"{1000 * values[place]:.2f}" for place in places)
-        print(f"| {1000 * delay:g} | {shown} |")
-    _print_many(measure_many(links, used, each, seconds), links, each)
-    print()
-    command = f"python -m benchmarks.tunnel --repeats {repeats} --seconds {seconds:g}"
-    command += f" --datagrams {datagrams} --links {links} --used {used} --each {each:g}"
-    for key, text in describe_run(command, []).items():
-        print(f"- {key}: {text}")
+        lines.append(f"| {1000 * delay:g} | {shown} |")
+    lines += _many_lines(measure_many(links, used, each, seconds), links, each)
+    tell(lines, describe_run())
 
 
-def _print_many(many: ManyLinks, links: int, each: float) -> None:
-    print(f"\n| {links} links, {len(many.rates)} of them at {each / 1e3:g} kB/s | |\n|---|---|")
+def _many_lines(many: ManyLinks, links: int, each: float) -> list[str]:
     late = [1000 * many.late[len(many.late) * percent // 100] for percent in (50, 99)]
-    for name, text in {
+    told = {
+        f"{links} links, {len(many.rates)} of them at {each / 1e3:g} kB/s": "",
         "carried, MB/s": f"{sum(many.rates) / 1e6:.2f}",
         "the slowest connection, kB/s": f"{many.rates[0] / 1e3:.1f}",
         "forwarder, share of a core": f"{many.share:.2f}",
         "late on a link beside them, median and 99 %, ms": f"{late[0]:.2f}, {late[1]:.2f}",
         "to make the links, s": f"{many.setup_seconds:.1f}",
-    }.items():
-        print(f"| {name} | {text} |")
+    }
+    head, *rows = (f"| {name} | {text} |" for name, text in told.items())
+    return ["", head.replace("|  |", "| |"), "|---|---|", *rows]
+
+
+_measure: Final = Program(run, "python -m benchmarks.tunnel")
 
 
 def main(argv: list[str]) -> int:
-    """Run the program, or a part of its load.
-
-    Returns:
-        Exit status: 1 where the load has ended, 2 for a mistake in the arguments or no root.
-    """
-    try:
-        match argv:
-            case ["sink", seconds]:
-                _sink(float(seconds))
-            case ["source", address]:
-                _source(address)
-            case ["many-sink", count, seconds]:
-                _many_sink(int(count), float(seconds))
-            case ["many-sources", each, *addresses]:
-                _many_sources(float(each), addresses)
-            case ["late", count]:
-                _late(int(count))
-            case ["datagrams", address, count]:
-                _datagrams(address, int(count))
-            case _:
-                app(args=argv, prog_name="python -m benchmarks.tunnel")
-    except BenchmarkError as error:
-        print(f"tunnel: {error}", file=sys.stderr)
-        return 1
-    except NetemError as error:
-        print(f"tunnel: {error}", file=sys.stderr)
-        return 2
-    except SystemExit as stopped:
-        return stopped.code if isinstance(stopped.code, int) else 0
+    """Run the benchmark, or a part of its load."""
+    match argv:
+        case ["sink", seconds]:
+            _sink(float(seconds))
+        case ["source", address]:
+            _source(address)
+        case ["many-sink", count, seconds]:
+            _many_sink(int(count), float(seconds))
+        case ["many-sources", each, *addresses]:
+            _many_sources(float(each), addresses)
+        case ["late", count]:
+            _late(int(count))
+        case ["datagrams", address, count]:
+            _datagrams(address, int(count))
+        case _:
+            return _measure(argv)
     return 0
 
 

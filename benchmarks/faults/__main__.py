@@ -5,18 +5,15 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from benchmarks.__main__ import choose
 from benchmarks.errors import BenchmarkError
 from benchmarks.faults.case import FULL, MOSQUITTO, PENSTOCK, QUICK, Effort, Fault, Finding
 from benchmarks.faults.descriptors import DESCRIPTORS
@@ -28,7 +25,7 @@ from benchmarks.faults.silence import SILENCE
 from benchmarks.faults.subject import subject
 from benchmarks.faults.users import GUESSING, REVOKED
 from benchmarks.peers import PEERS, allow_open_files
-from benchmarks.provenance import describe_run
+from benchmarks.program import JsonFile, Program, choose, describe_run, tell, write_json
 from benchmarks.report import format_value
 from benchmarks.wire import WireError
 
@@ -92,7 +89,7 @@ def _worst(findings: Sequence[Finding]) -> Finding:
     return max(findings, key=lambda each: each.value)
 
 
-def to_markdown(outcomes: Sequence[Outcome], run: dict[str, str]) -> str:
+def to_markdown(outcomes: Sequence[Outcome]) -> list[str]:
     """Return the verdict, a row for each finding with the worst of all seeds, and the source."""
     missed = sorted({f"{o.fault}: {each.name}" for o in outcomes for each in o.missed})
     failed = [f"{o.fault}, {o.broker}, seed {o.seed}: {o.failure}" for o in outcomes if o.failure]
@@ -122,8 +119,7 @@ def to_markdown(outcomes: Sequence[Outcome], run: dict[str, str]) -> str:
             cells = [title, finding_name, ours.bound or "-", *shown, str(n_runs)]
             lines.append(f"| {' | '.join(cells)} |")
             title = ""
-    lines += ["", *(f"- {key}: {text}" for key, text in run.items())]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def campaign(
@@ -131,9 +127,7 @@ def campaign(
     brokers: Annotated[str, typer.Option(help="penstock, mosquitto, or all.")] = "all",
     seed: Annotated[int, typer.Option(help="Of the first run; the next has the next.")] = 1,
     hours: Annotated[float, typer.Option(min=0, help="Repeat with other seeds for so long.")] = 0.0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write every finding to this file.")
-    ] = None,
+    json_file: JsonFile = None,
     *,
     quick: Annotated[bool, typer.Option("--quick", help="A tenth of everything.")] = False,
 ) -> None:
@@ -158,12 +152,9 @@ def campaign(
         number += 1
         if time.monotonic() >= deadline:
             break
-    command = f"python -m benchmarks.faults --faults {faults} --brokers {brokers} --seed {seed}"
-    command += f" --hours {hours:g}" * bool(hours) + " --quick" * quick
-    run = describe_run(command, [PEERS[name] for name in names])
-    if json_file is not None:
-        json_file.write_text(json.dumps(to_json(outcomes, run), indent=1) + "\n")
-    typer.echo(to_markdown(outcomes, run))
+    run = describe_run([PEERS[name] for name in names])
+    write_json(json_file, to_json(outcomes, run))
+    tell(to_markdown(outcomes), run)
     if any(outcome.failure or outcome.missed for outcome in outcomes):
         raise typer.Exit(1)
 
@@ -194,22 +185,7 @@ def to_json(outcomes: Sequence[Outcome], run: dict[str, str]) -> dict[str, objec
     }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the campaign.
-
-    Args:
-        argv: arguments; None for those of the process.
-
-    Returns:
-        0; 1 where a promise was broken or a fault could not be done; 2 for wrong arguments.
-    """
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(campaign)
-    try:
-        app(args=argv, prog_name="python -m benchmarks.faults")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    return 0
+main: Final = Program(campaign, "python -m benchmarks.faults")
 
 
 if __name__ == "__main__":

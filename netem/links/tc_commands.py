@@ -13,6 +13,10 @@ What tc does another way than the tun engine:
   a duplicate is drawn before the loss, so that one copy of a packet may be lost. The shares are
   the same in the long run.
 * The kernel does not count packets that overtake, and its chance has no seed of ours.
+
+The words go to the program `tc`. pyroute2 0.9.7 changes a queueing discipline in 0.5 ms, where the
+program takes 3.8 ms, but it has no message for three things that stand below: bursts of loss
+(TCA_NETEM_LOSS), the size table (TCA_STAB), and a rate above 4.29 GB/s (TCA_TBF_RATE64).
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import platform
 import shlex
 import signal
 import sys
@@ -23,7 +22,8 @@ from penstock.netem.figures.tables import Format
 from penstock.netem.links.engines import Engine, choose_engine
 from penstock.netem.links.namespaces import require_root
 from penstock.netem.runs.brokers import version
-from penstock.netem.runs.results import commit, machine, make_folder, write_result
+from penstock.netem.runs.provenance import commit, machine, python
+from penstock.netem.runs.results import make_folder, write_result
 from penstock.netem.runs.run_file import RunInfo
 from penstock.netem.runs.runner import planned_seconds, run_scenario
 from penstock.netem.runs.scenario import MAX_SEED, Scenario
@@ -77,7 +77,7 @@ def run(
         command=command_line(scenario, short=short, brokers=brokers, seeds=seeds, engine=engine),
         commit=commit(),
         machine=machine(),
-        python=f"{platform.python_implementation()} {platform.python_version()}",
+        python=python(),
         date=dt.datetime.now().astimezone().isoformat(timespec="seconds"),
         versions={name: version(broker) for name, broker in plan.brokers.items()},
         processor=[],

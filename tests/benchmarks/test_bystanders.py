@@ -19,7 +19,7 @@ def test_the_overlapping_filters_all_match_and_are_all_different() -> None:
 def test_the_table_tells_milliseconds() -> None:
     """Alone and beside the case."""
     alone, beside = (Lateness(p50, 2 * p50, 3 * p50, 4 * p50, 0.0, 7, 0.0) for p50 in (0.001, 0.01))
-    (row,) = to_markdown([Found("penstock", "large", alone, beside)]).splitlines()[2:]
+    (row,) = to_markdown([Found("penstock", "large", alone, beside)])[2:]
     assert row == "| large | penstock | 2.00 | 10.00 | 20.00 | 40.00 | 7 |"
 
 

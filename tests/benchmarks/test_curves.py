@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,13 @@ from benchmarks.stream import Traffic
 PNG = b"\x89PNG"
 
 
-def test_curves_are_measured_point_by_point_and_drawn(tmp_path: Path) -> None:
+def test_curves_are_measured_point_by_point_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every curve runs on both brokers, loses nothing, and stands in the data and the picture."""
+    for name, curve in CURVES.items():
+        points = curve.quick_points if name == "clients" else curve.quick_points[:1]
+        monkeypatch.setitem(CURVES, name, replace(curve, quick_points=points))
     file = tmp_path / "curves.json"
     assert curves.main(["--quick", "--data", str(file)]) == 0
     data = json.loads(file.read_text())

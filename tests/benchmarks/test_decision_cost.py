@@ -87,10 +87,10 @@ def test_first_lines_are_the_conclusions(
         "adaptive": {"calm": slowest, "estimate": 2.0},
     }
     memory = {"none": 0.0, "adaptive": 900.0}
-    text = to_markdown(decisions, memory, {"qos0_1to1": found}, COMPARISONS["plugins"])
-    assert text.splitlines()[:2] == first_lines
-    assert f"| adaptive | {slowest:.2f} | 2.00 | 900 |" in text
-    assert f"| qos0_1to1 | {found.median:+.1%} | {found.low:+.1%} | {found.high:+.1%} |" in text
+    lines = to_markdown(decisions, memory, {"qos0_1to1": found}, COMPARISONS["plugins"])
+    assert lines[:2] == first_lines
+    assert f"| adaptive | {slowest:.2f} | 2.00 | 900 |" in lines
+    assert f"| qos0_1to1 | {found.median:+.1%} | {found.low:+.1%} | {found.high:+.1%} |" in lines
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -27,7 +27,7 @@ def test_brokers_are_compared_on_real_links(
     monkeypatch.setattr(lossy_links, "MEAN_SECONDS", 1.0)
     monkeypatch.setitem(CASES, Case.LOSSY, State("often", LOSSY, 1.0))
     file = tmp_path / "outcomes.json"
-    brokers = ["adaptive", "historic-learned", "historic", "mosquitto"]
+    brokers = ["historic", "adaptive", "mosquitto", "historic-learned"]
     words = ["--seeds", "2", "--at-once", "2", "--seconds", "10", "--brokers", ",".join(brokers)]
     assert main([*words, "--json", str(file)]) == 0
     shown = capsys.readouterr().out

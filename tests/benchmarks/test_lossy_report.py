@@ -116,7 +116,7 @@ def test_what_is_the_same_in_each_phase_is_none() -> None:
     comparison = {each.measure: each for each in compare(outcomes)}["large mean"]
     assert comparison.interval == pytest.approx((1.1, 1.1))
     assert verdict(compare(outcomes)).startswith("Missed: ")
-    last = to_markdown(outcomes, compare(outcomes)).splitlines()[-1]
+    last = to_markdown(outcomes, compare(outcomes))[-1]
     assert last.count("1.10 to 1.10") == 5
 
 
@@ -125,4 +125,4 @@ def test_of_few_phases_there_is_no_interval() -> None:
     few = (FEW_PIECES - 1) * [1.0]
     outcomes = [cycle("historic", 1, few), cycle("adaptive", 1, few)]
     assert compare(outcomes)[0].interval is None
-    assert "| ? |" in to_markdown(outcomes, compare(outcomes)).splitlines()[-1]
+    assert "| ? |" in to_markdown(outcomes, compare(outcomes))[-1]

@@ -28,7 +28,7 @@ def test_ratio_is_of_medians() -> None:
 
 def test_first_line_names_the_rows_that_are_missed() -> None:
     """A reader of results meets the verdict before the numbers."""
-    lines = to_markdown([OURS, THEIRS], {}).splitlines()
+    lines = to_markdown([OURS, THEIRS])
     assert lines[0] == "rows missed: qos0_1to1 (2.50 x mosquitto; at least 3 x mosquitto)"
     assert lines[2] == (
         "penstock: qos0_1to1 300 delivered/s, 2.50 x mosquitto (at least 3 x mosquitto: missed)"
@@ -91,7 +91,7 @@ def test_memory_is_held_against_the_payload_alone() -> None:
 
 def test_table_shows_median_spread_ratio_and_losses() -> None:
     """Losses are part of the result, beside the value they would flatter."""
-    line = to_markdown([OURS, THEIRS], {}).splitlines()[6]
+    line = to_markdown([OURS, THEIRS])[6]
     assert "| penstock | 300 delivered/s | 3 | 100 - 900 | 2.50 | missed | - | - | 2 |" in line
 
 

@@ -15,4 +15,4 @@ def test_a_restart_is_measured_and_shown(
     table = capsys.readouterr().out
     assert "| 120 sessions, 1,200 messages | 10 |" in table
     assert "commit: " in table
-    assert "python -m benchmarks.restart --repeats 1 --quick" in table
+    assert "python -m benchmarks.restart --quick --repeats 1" in table

@@ -20,7 +20,7 @@ def test_what_sampling_costs_is_measured_and_shown(
     assert "| sampling, T_Q 0.2 s | 5% |" in table
     assert "| sampling, T_Q 0.1 s |  |" in table
     assert "machine: " in table
-    assert "python -m benchmarks.sampling --repeats 1 --quick" in table
+    assert "python -m benchmarks.sampling --quick --repeats 1" in table
 
 
 def test_too_few_open_files_are_named(

@@ -23,7 +23,7 @@ def test_verdict_and_table_tell_what_came() -> None:
     ]
     assert "take 0.60 s" in verdict(outcomes)
     assert "mosquitto 0.00 s" in verdict(outcomes)
-    table = to_markdown(outcomes).splitlines()
+    table = to_markdown(outcomes)
     assert table[5].split("|")[1:] == [
         f" {cell} " for cell in ("penstock", "0.30", "0.60", "0.60", "2.00", "3")
     ] + [""]

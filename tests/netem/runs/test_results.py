@@ -10,8 +10,7 @@ import pytest
 from penstock.netem.errors import NetemError, RunError
 from penstock.netem.figures.records import Tables, WithheldRow
 from penstock.netem.figures.tables import NAMES, Format, read_table
-from penstock.netem.runs import results
-from penstock.netem.runs.results import commit, machine, make_folder, write_result
+from penstock.netem.runs.results import make_folder, write_result
 from penstock.netem.runs.run_file import RunInfo, read_run_info
 from tests.helpers.experiments import scenario
 
@@ -84,13 +83,3 @@ def test_a_folder_into_which_nothing_can_be_written_is_refused_before_the_run(
     monkeypatch.setattr("penstock.netem.runs.results.tempfile.TemporaryFile", refuse)
     with pytest.raises(NetemError, match=f"^--out: {tmp_path}: .*Read-only file system"):
         make_folder(tmp_path)
-
-
-def test_the_machine_and_the_commit_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An installed package is no checkout, even within somebody else's."""
-    assert "cores" in machine()
-    assert commit()
-    monkeypatch.setattr(results, "FOLDER", tmp_path)
-    assert commit() is None

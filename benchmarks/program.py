@@ -1,0 +1,137 @@
+"""The command line of every benchmark: its options, how it fails, and where its figures are from.
+
+A benchmark is a function whose parameters are its options; `Program` makes a command line of it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.metadata
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+import typer
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.peers import Peer
+from benchmarks.wire import WireError
+from penstock.netem.errors import NetemError, RunError
+from penstock.netem.runs.provenance import commit, machine, python
+
+Choice = TypeVar("Choice")
+
+Quick = Annotated[bool, typer.Option("--quick", help="A look, no claim.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Repetitions.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write every figure to this file.")]
+
+DEFAULT_REPEATS: Final = 3
+
+_command: Final[ContextVar[str]] = ContextVar("command", default="")
+"""The command line of the program that runs."""
+
+
+class Program:
+    """The `main` of a benchmark.
+
+    Attributes:
+        app: its options.
+    """
+
+    def __init__(self, command: Callable[..., None], name: str) -> None:
+        """Make it.
+
+        Args:
+            command: its parameters are the options.
+            name: the words by which the benchmark is started.
+        """
+        self._name = name
+        self.app = typer.Typer(
+            add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+        )
+        self.app.command()(command)
+
+    def __call__(self, argv: list[str] | None = None) -> int:
+        """Run the benchmark.
+
+        Args:
+            argv: arguments; None for those of the process.
+
+        Returns:
+            Exit status: 0; 1 where a broker, a link or a file failed, or where the command ended
+            with `typer.Exit`; 2 for wrong arguments, or where a network cannot be made.
+        """
+        words = sys.argv[1:] if argv is None else argv
+        _command.set(shlex.join([*self._name.split(), *words]))
+        try:
+            self.app(args=words, prog_name=self._name)
+        except SystemExit as ended:
+            return ended.code if isinstance(ended.code, int) else 0
+        except (BenchmarkError, WireError, OSError, NetemError) as error:
+            typer.echo(f"{self._name.rpartition('.')[2]}: {error}", err=True)
+            return 2 if isinstance(error, NetemError) and not isinstance(error, RunError) else 1
+        return 0
+
+
+def choose(
+    kind: str, names: str, choices: Mapping[str, Choice], groups: Mapping[str, str] | None = None
+) -> list[Choice]:
+    """Return what a comma-separated option names, in the order of `choices`.
+
+    Args:
+        kind: what is chosen, for the error.
+        names: the option; ``all`` is every choice.
+        choices: by name.
+        groups: the group that each belongs to, whose name stands for all of them.
+
+    Raises:
+        typer.BadParameter: a name is not among `choices`.
+    """
+    wanted = {name.strip() for name in names.split(",")}
+    groups = groups or {}
+    allowed = [*choices, *dict.fromkeys(groups.values()), "all"]
+    for name in sorted(wanted):
+        if name not in allowed:
+            raise typer.BadParameter(f"no {kind} {name!r}; allowed: {', '.join(allowed)}")
+    return [
+        choice for name, choice in choices.items() if wanted & {"all", name, groups.get(name, name)}
+    ]
+
+
+def describe_run(
+    peers: Iterable[Peer] = (), command: str | None = None, **more: str
+) -> dict[str, str]:
+    """Return what a result needs to be believed, by name, as text.
+
+    Args:
+        peers: the brokers that were measured.
+        command: that gives the same result again; None for the one that runs.
+        more: further facts, by name; `versions` stands for those of peers.
+    """
+    versions = ", ".join(
+        f"{peer.name} {peer.version()} ({peer.about})" for peer in peers if not peer.is_ceiling
+    )
+    return {
+        "command": _command.get() if command is None else command,
+        "commit": commit() or "unknown",
+        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "python": python(),
+        "versions": versions or f"penstock {importlib.metadata.version('penstock')}",
+        **more,
+    }
+
+
+def tell(lines: Sequence[str], run: Mapping[str, str]) -> None:
+    """Write a report to standard output, and below it where its figures are from."""
+    typer.echo("\n".join([*lines, "", *(f"- {name}: {text}" for name, text in run.items())]))
+
+
+def write_json(file: Path | None, document: Mapping[str, Any]) -> None:
+    """Write every figure into the file that was asked for, if any."""
+    if file is not None:
+        file.write_text(json.dumps(document, indent=1) + "\n")
