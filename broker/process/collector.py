@@ -1,20 +1,21 @@
-"""When Python looks for cycles among the objects: in quiet moments, and seldom at all of them.
+"""Python's cycle collector: run when the broker is idle, and seldom over all objects.
 
-Theory of operation. What the broker makes and lets go of is freed by its reference counts. Cycles
-come from elsewhere: an exception that keeps its frame, a plugin, an HTTP request. Python would look
-for them each time some hundreds more objects were made than freed. While messages wait for a slow
-subscriber these are the messages, which stay; and as messages that came before leave at the same
-time, there may be a hundred thousand new ones in one look, 7 ms in which nobody is served.
+Theory of operation. Reference counts free what the broker itself allocates. Cycles come from
+elsewhere: an exception that keeps its frame, a plugin, an HTTP request. Python would search for
+them each time some hundreds more objects were made than freed. While messages wait for a slow
+subscriber, these objects are the messages, which stay. As earlier messages leave at the same time,
+one search may cover a hundred thousand new objects: 7 ms in which no client is served.
 
-So the collector does not run by itself. `Collector.look` is called at each rest of the program. If
-little was done since the last one, it looks at what was made in that time; if much, at nothing.
-Either way what is there then counts as old (`gc.freeze`), and is not looked at again until the
-objects have become twice as many, by half a million blocks at least: then all are, as cycles among
-the old ones may be what grows. So they are where the resident memory has become half as much again
-and 100 MB more: a cycle may hold a payload, and be but a few objects.
+So the automatic collector is off. The program calls `Collector.look` periodically. If little was
+done since the last call, the collector searches the objects made since then; if much was done, it
+searches none. Either way all objects then count as old (`gc.freeze`). Old objects are searched
+again only after the number of blocks has doubled, and grown by half a million at least, as cycles
+among the old objects may be what grows. They are also searched when the resident memory has grown
+by half and 100 MB: a cycle may hold a payload and consist of few objects.
 
-To look at all objects takes 0.1 s for 100,000 retained messages, 0.5 s for 500,000. The program
-knows how many it has, and their memory: what it *keeps* like that does not count as growth.
+To search all objects takes 0.1 s with 100,000 retained messages, 0.5 s with 500,000. The program
+knows how many of these it has, and their memory: what it *keeps* like that does not count as
+growth.
 """
 
 from __future__ import annotations
@@ -30,29 +31,29 @@ from typing import Final, TypeAlias
 import psutil
 
 BUSY_RATIO: Final = 0.25
-"""Part of the time in which the processor was used, above which nothing is looked at: what half of
-a quarter second makes takes a millisecond to look at."""
+"""Share of the time in which the processor was used, above which nothing is searched: the objects
+made in half of a quarter second take a millisecond to search."""
 
 LEAST_GROWTH_BLOCKS: Final = 500_000
-"""Some 50 MB of small objects; to look at so many takes 60 ms. It bounds what a gateway that is
-always busy keeps of requests that failed, each a cycle of 30 objects."""
+"""Some 50 MB of small objects, which take 60 ms to search. It bounds what a gateway that is always
+busy keeps of failed requests, each a cycle of 30 objects."""
 
 GROWTH_RATIO: Final = 1.5
 LEAST_GROWTH_BYTES: Final = 100_000_000
-"""Resident memory at which all objects are looked at again: so many times what it was, and so much
-more."""
+"""All objects are searched again when the resident memory is above `GROWTH_RATIO` times its last
+size plus these bytes."""
 
 Kept: TypeAlias = tuple[int, int]
-"""What a program keeps, about: small blocks, and bytes of memory."""
+"""Roughly what a program keeps: (small blocks, bytes of memory)."""
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
 
 
 @functools.cache
 def _open_statm() -> int:
-    """Return a descriptor of what Linux tells of this process's memory; -1 on other systems.
+    """Return a descriptor of Linux's memory figures for this process; -1 on other systems.
 
-    It stays open, so that the memory can be read while the process may open no more files.
+    It stays open, so that the figures can be read when the process may open no more files.
     """
     try:
         return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -69,7 +70,7 @@ def resident_bytes() -> int:
 
 
 class Collector:
-    """Runs Python's cycle collector; the only one who does, once it is made."""
+    """Runs Python's cycle collector, and turns its automatic runs off."""
 
     def __init__(
         self,
@@ -80,14 +81,14 @@ class Collector:
         resident_bytes: Callable[[], int] = resident_bytes,
         kept: Callable[[], Kept] = lambda: (0, 0),
     ) -> None:
-        """Collect once, then take over from Python.
+        """Collect once, and turn automatic runs off.
 
         Args:
             count_blocks: returns the small blocks in use.
             clock: returns monotonic seconds.
             used: returns the seconds of processor time that the process has used.
             resident_bytes: returns the memory of the process that is not on disk.
-            kept: returns what of both the program knows to be in use.
+            kept: returns how much of both the program knows to be in use.
         """
         self._kept = kept
         self._count_blocks = count_blocks
@@ -101,7 +102,7 @@ class Collector:
         self.collect_all()
 
     def look(self) -> None:
-        """Look at what is new, unless there was much to do."""
+        """Search new objects, unless the process is busy."""
         now, used = self._clock(), self._used()
         is_busy = used - self._used_then > BUSY_RATIO * (now - self._looked_at)
         self._looked_at, self._used_then = now, used
@@ -120,7 +121,7 @@ class Collector:
         self._all_again_at_bytes = min(self._all_again_at_bytes, _most_bytes(n_bytes) - kept_bytes)
 
     def collect_all(self) -> None:
-        """Look at every object there is."""
+        """Search all objects."""
         gc.unfreeze()
         gc.collect()
         gc.freeze()

@@ -1,10 +1,10 @@
 """The programs' log: one line for each record, on standard error.
 
-Client ids, user names and topics come from whoever connects and may hold any character but U+0000
-(section 1.5.4 of MQTT 5.0). One with a line feed must not be able to write a line of its own, nor
-one with an escape sequence to work the operator's terminal. Each may have 65,535 bytes, too, which
-nobody reads: a long line loses its middle. And whoever connects may do so a thousand times a
-second, for a line each: of what is said in the same words only so many lines are written.
+Client ids, user names and topics come from clients and may hold any character but U+0000 (section
+1.5.4 of MQTT 5.0). A line feed in one must not begin a line of its own, and an escape sequence must
+not reach the operator's terminal. Each may also have 65,535 bytes: a long line is truncated in the
+middle. And a client may connect a thousand times a second, for a line each: the number of lines
+with the same format string is limited.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _SHOWN: Final = {
 
 
 MAX_CHARACTERS: Final = 4_000
-"""Of a line: several mistakes of a file fit, and no client's name or topic of 65,535 bytes."""
+"""Of a line: enough for several mistakes in a file, not for a name or topic of 65,535 bytes."""
 
 
 class LineFormatter(logging.Formatter):
-    """Writes control characters of a message as escapes; a traceback keeps its lines."""
+    """Writes control characters of a message as escapes; a traceback keeps its line feeds."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the base's name)
-        """Return the record without its traceback, on one line of `MAX_CHARACTERS` at most."""
+        """Return the record without its traceback, as one line of at most `MAX_CHARACTERS`."""
         line = super().formatMessage(record)
         if len(line) > MAX_CHARACTERS:
             line = f"{line[: MAX_CHARACTERS // 2]}...{line[-MAX_CHARACTERS // 2 :]}"
@@ -44,18 +44,18 @@ class LineFormatter(logging.Formatter):
 
 
 MAX_LINES: Final = 200
-"""Of the same words within `WINDOW_SECONDS`: 20 a second are some 200 MB a day at most, and a user
-who restarts a few dozen clients sees a line for each."""
+"""Lines with the same format string within `WINDOW_SECONDS`. 20 lines a second are some 200 MB a
+day at most, and a user who restarts a few dozen clients sees a line for each."""
 
 WINDOW_SECONDS: Final = 10.0
 
 
 class BoundedHandler(logging.StreamHandler[TextIO]):
-    """Leaves out lines that say the same again and again, and tells how many there were.
+    """Drops lines beyond a limit for each format string, and logs how many it dropped.
 
-    What differs in its arguments alone says the same. Debug lines are asked for, and all written.
+    Lines that differ only in their arguments count as the same. Debug lines are not limited.
 
-    Invariant: it counts only what was said since the beginning of the window.
+    Invariant: it counts only lines since the beginning of the window.
 
     Args:
         stream: where lines go.
@@ -67,9 +67,9 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
         self._n_lines: Counter[tuple[str, str]] = Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, unless its words have had their lines."""
+        """Write a record, unless the limit for its format string is reached."""
         if record.levelno > logging.DEBUG:
-            # The wall clock, which may be set back.
+            # This is the wall clock, which may be set back.
             if not 0 <= record.created - self._began_at < WINDOW_SECONDS:
                 self._tell()
                 self._began_at = record.created
@@ -80,12 +80,12 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
         super().emit(record)
 
     def close(self) -> None:
-        """Tell what was left out last."""
+        """Log what was dropped last."""
         self._tell()
         super().close()
 
     def _tell(self) -> None:
-        """Write a line for each kind that was left out, and begin to count anew."""
+        """Write a line for each format string with dropped lines, and reset the counts."""
         counted, self._n_lines = self._n_lines, Counter()
         for (name, words), n_lines in counted.items():
             if n_lines > MAX_LINES:

@@ -14,15 +14,15 @@ _MOUNT: Final = Path("/sys/fs/cgroup")
 def machine_memory_bytes(
     physical_bytes: int | None = None, groups: Path = _GROUPS, mount: Path = _MOUNT
 ) -> int:
-    """Return the bytes that there are for this process, at the most.
+    """Return the memory that this process may use at most, in bytes.
 
-    A container, or a service with `MemoryMax`, has fewer than the machine. The limit of a control
-    group holds for all below it, so each on the way up is asked.
+    A container, or a service with `MemoryMax`, has less than the machine. The limit of a control
+    group applies to all groups below it, so each group on the path to the root is read.
 
     Args:
-        physical_bytes: of the machine; None to ask it.
+        physical_bytes: of the machine; None to ask the system.
         groups: file that names the process's control groups.
-        mount: where they are mounted.
+        mount: where control groups are mounted.
     """
     found = [psutil.virtual_memory().total if physical_bytes is None else physical_bytes]
     try:
@@ -41,7 +41,8 @@ def machine_memory_bytes(
 def _limits(mount: Path, path: str, name: str) -> list[int]:
     """Return the limits of a control group and of those above it.
 
-    Inside a container its own group is often mounted as the root, and the path is the host's.
+    Inside a container, the container's own group is often mounted as the root while the path is
+    that of the host.
     """
     group = Path(path)
     limits = []

@@ -25,7 +25,7 @@ LogLevel: TypeAlias = Annotated[
 Debug: TypeAlias = Annotated[bool, typer.Option("-d", help="The same as --log-level debug.")]
 
 NO_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
-"""What group and others may not do with files that a service makes."""
+"""Permissions that group and others never get for files that a service creates."""
 
 
 class Service(Protocol):
@@ -39,15 +39,15 @@ class Service(Protocol):
         """
 
     async def stop(self) -> None:
-        """Finish what was accepted and free everything."""
+        """Finish accepted work and free everything."""
 
 
 @runtime_checkable
 class ReloadingService(Service, Protocol):
-    """A service that can read its files again while it serves."""
+    """A service that can reload its files while it serves."""
 
     async def reload(self) -> None:
-        """Read them; what cannot be used is logged and changes nothing."""
+        """Reload the files; a file that cannot be used is logged and changes nothing."""
 
 
 @runtime_checkable
@@ -55,11 +55,11 @@ class KeepingService(Service, Protocol):
     """A service that may have very many objects, and knows how many."""
 
     def kept(self) -> Kept:
-        """Return about what they take of the memory, for `penstock.broker.process.collector`."""
+        """Return roughly what they take of the memory, for `penstock.broker.process.collector`."""
 
 
 def new_app() -> typer.Typer:
-    """Return a command line that shows a mistake in plain text and nothing of our insides."""
+    """Return a command line that shows a mistake in plain text, without a traceback."""
     return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
@@ -71,7 +71,7 @@ def set_up_log(log_level: str, *, debug: bool) -> None:
         debug: overrides it.
 
     Raises:
-        typer.BadParameter: there is no such level.
+        typer.BadParameter: the level is unknown.
     """
     name = "DEBUG" if debug else log_level.upper()
     if name not in ("DEBUG", "INFO", "WARNING", "ERROR"):
@@ -82,17 +82,17 @@ def set_up_log(log_level: str, *, debug: bool) -> None:
 
 
 def run_until_stopped(service: Service) -> None:
-    """Run a service on uvloop, where there is one, until SIGINT or SIGTERM.
+    """Run a service on uvloop, where it is installed, until SIGINT or SIGTERM.
 
-    A `ReloadingService` is asked to reload at each SIGHUP. Files that it makes, or a plugin of
-    others does, are nobody else's: they may hold messages.
+    A `ReloadingService` reloads at each SIGHUP. Files that the service or a plugin creates are
+    accessible to their owner only, as they may hold messages.
 
     Raises:
-        PenstockError: it cannot start.
+        PenstockError: the service cannot start.
     """
-    os.umask(os.umask(NO_OTHERS) | NO_OTHERS)  # as strict as it was, and for all that is made
+    os.umask(os.umask(NO_OTHERS) | NO_OTHERS)  # keeps stricter bits of the present mask
     loop_factory = None
-    with contextlib.suppress(ImportError):  # there is none for Windows
+    with contextlib.suppress(ImportError):  # uvloop does not exist for Windows
         import uvloop  # noqa: PLC0415
 
         loop_factory = uvloop.new_event_loop
@@ -115,11 +115,13 @@ async def _serve(service: Service) -> None:
     faults: dict[str, int] = {}
 
     def look() -> None:
-        loop.call_later(LOOK_SECONDS, look)  # first, whatever the rest raises
+        loop.call_later(
+            LOOK_SECONDS, look
+        )  # first, so that an exception below does not end the looks
         for name, part in (("collector", collector), ("spare memory", spare_memory)):
             try:
                 part.look()
-            except Exception as error:  # noqa: BLE001 (as for want of a file; it looks again)
+            except Exception as error:  # noqa: BLE001 (such as for want of a file; the next look follows)
                 note_fault(logging.getLogger("penstock"), faults, name, error)
 
     look()
@@ -138,7 +140,8 @@ def exit_status(app: typer.Typer, argv: list[str] | None, prog_name: str) -> int
         prog_name: as usage and errors show it.
 
     Returns:
-        0 after a stop by signal, 2 for a mistake in arguments or file, said in one line each.
+        0 after a stop by signal; 2 for a mistake in arguments or file, which is reported in one
+        line each.
     """
     try:
         app(args=argv, prog_name=prog_name)

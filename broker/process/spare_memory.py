@@ -1,25 +1,25 @@
-"""When free memory goes back to the system: a backlog's soon, one large message's not at all.
+"""Gives free memory back to the system: soon after a backlog, not after one large message.
 
-Theory of operation. What Python frees goes back to its own allocator or to the C library's, and
-both keep it: a broker that had 200 MB of messages waiting once would take 350 MB for ever. The C
-library gives back what is free at the end of its heap only, unless it is asked to look for whole
-free pages everywhere (`malloc_trim`: 20 ms for 300 MB). Python's allocator for small objects gives
-back arenas of 1 MiB that are all free; a freed tuple that the interpreter keeps for the next of its
-size holds an arena as well as a live one, and only a full collection lets these go.
+Theory of operation. Memory that Python frees goes back to Python's own allocator or to the C
+library, and both keep it: a broker that once had 200 MB of messages waiting would keep 350 MB. The
+C library returns only free memory at the end of its heap, unless it is asked to search the whole
+heap for free pages (`malloc_trim`: 20 ms for 300 MB). Python's allocator for small objects returns
+arenas of 1 MiB that are entirely free. A freed tuple that the interpreter keeps for reuse holds an
+arena just as a live one does, and only a full collection releases these.
 
-Neither is worth while again and again, nor while a backlog is still going. The number of small
-blocks in use says when a good part of what was there is gone and no more of it goes; counting them
-costs a look at each pool of them, some 10 ns. A number that stays, and was made amid a backlog,
-would hold the memory around it, as would a timer: `reserve_blocks` makes room for such apart.
+Neither is worth doing again and again, nor while a backlog is still draining. The number of small
+blocks in use shows when a good part of them is gone and no more are being freed; to count them
+costs a look at each pool, some 10 ns. A number that stays and was allocated amid a backlog would
+hold the memory around it, as would a timer: `reserve_blocks` makes room for such objects elsewhere.
 
-A few large messages are many bytes in few blocks. What they leave is looked for once the resident
-memory is another than when the process last rested, and stays the same from one look to the next.
-That does not change as messages leave that have waited through such a rest: while the process has
-more than the least it ever had at rest, it is looked for again, after twice as long each time.
+A few large messages are many bytes in few blocks. Their memory is searched for once the resident
+memory differs from that at the last rest, and is the same in two successive looks. Messages that
+waited through such a rest and leave later do not change it. So while the process has more than its
+lowest size at any rest, the search is repeated, after twice as many looks each time.
 
-A little is kept all the same. The C library would give back the end of its heap as each large
-message has left, and have the system make the pages anew for the next, at three times what the
-copy into them costs (`keep_a_little`).
+A small part is kept on purpose. Otherwise the C library would return the end of its heap after each
+large message, and the system would make the pages again for the next one, at three times the cost
+of the copy into them (`keep_a_little`).
 """
 
 from __future__ import annotations
@@ -33,37 +33,40 @@ from typing import Final
 from penstock.broker.process.collector import resident_bytes
 
 LOOK_SECONDS: Final = 0.25
-"""Time between two looks: whoever watches the process sees the memory gone with the backlog."""
+"""Time between two looks, short enough that the memory visibly goes with the backlog."""
 
 LEAST_BLOCKS: Final = 20_000
-"""Some 3 MB with the payloads of small messages; less is not looked for."""
+"""Freed blocks below which nothing is done: some 3 MB with the payloads of small messages."""
 
 LOOKS_AFTERWARDS: Final = 8
-"""At so many, free pages are given back anew: what was on its way to the disk goes a little later
-than the backlog that it was of. Where there is little to find it costs 0.7 ms."""
+"""Looks after a release at which free pages are released again: data on its way to the disk is
+freed a little later than the backlog that it was part of. A search that finds little costs 0.7 ms.
+"""
 
 LEAST_PART: Final = 16
-"""What has gone must be one part in so many of what is left: 5 % are not missed."""
+"""The freed blocks must be at least one part in so many of those left: 5 % are not missed."""
 
 RESTING_BYTES: Final = 2 * 1024 * 1024
-"""Resident memory that differs from that of the last rest by less is not looked into."""
+"""A smaller difference in resident memory from that of the last rest is ignored."""
 
 STEADY_BLOCKS: Final = 1_000
-"""What a broker that has come to rest still frees between two looks."""
+"""Blocks that an idle broker still frees between two looks."""
 
 MOST_TO_COLLECT: Final = 500_000
-"""Blocks since the start above which there is no full collection: it looks at most of them, and so
-many take 50 ms, in which nobody is served. Who has more has many clients, and misses less."""
+"""Blocks allocated since the start above which there is no full collection. A collection visits
+most of them, and so many take 50 ms, in which no client is served. A broker with more blocks has
+many clients, and misses the memory less."""
 
 LOOKS_BETWEEN: Final = 20
-"""From one full collection to the next. Clients that come, publish and vanish leave free blocks all
-the time, and up to 60 ms every second look would go into collections."""
+"""Looks from one full collection to the next. Clients that connect, publish and vanish leave free
+blocks all the time, and up to 60 ms of every second look would go into collections."""
 
 RESERVED_NUMBERS: Final = 30_000
-"""1 MB. With 10,000 some of the numbers of 200,000 messages for five sessions stood elsewhere."""
+"""1 MB of numbers. With 10,000, some of the numbers of 200,000 messages for five sessions were
+allocated elsewhere."""
 
 KEPT_NUMBERS: Final = 250
-"""One number of so many is kept: each page of Python's has room for 510."""
+"""One number of so many is kept; each of Python's pages has room for 510."""
 
 RESERVED_BYTES: Final = 64 * 1024
 """For each size of small blocks: 2 MB in all."""
@@ -72,9 +75,10 @@ POOL_BYTES: Final = 16 * 1024
 """CPython keeps small blocks of each size, 16, 32 and so on to 512 bytes, in pools of so many."""
 
 LITTLE_BYTES: Final = 4 * 1024 * 1024
-"""What the C library keeps free at the end of its heap, and the largest block it takes from there
-at all: a message of 1 MiB that comes in, and the one before it that leaves. With 1 MiB to 50
-readers the broker takes 12.3 ms of processor time a message without, 9.6 ms with 4, 8 or 16 MiB."""
+"""What the C library keeps free at the end of its heap, and the largest block that it allocates
+there: enough for an incoming message of 1 MiB and the one before it that leaves. With 1 MiB to 50
+readers the broker takes 12.3 ms of processor time a message without this, 9.6 ms with 4, 8 or 16
+MiB."""
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -82,11 +86,11 @@ _M_MMAP_THRESHOLD: Final = -3
 
 
 def reserve_blocks() -> list[float | bytes]:
-    """Make room for small objects in pages of their own; return what keeps it.
+    """Allocate room for small objects in pages of their own; return what keeps that room.
 
-    Counters, times and identifiers are replaced by new ones all the time, timers and futures with
-    them, the newest where others have just gone: among those of a backlog, if that is where they
-    are. Each that then stays, and some hundred do, holds an arena that is empty but for it.
+    Counters, times and identifiers are replaced all the time, and timers and futures with them. A
+    new one is allocated where another was just freed: amid the objects of a backlog, if those were
+    freed last. Each one that stays, some hundred in all, would hold an otherwise empty arena.
     """
     kept: list[float | bytes] = []
     kept += [float(number) for number in range(RESERVED_NUMBERS)][::KEPT_NUMBERS]
@@ -98,7 +102,7 @@ def reserve_blocks() -> list[float | bytes]:
 
 
 def keep_a_little() -> None:
-    """Have the C library keep `LITTLE_BYTES`, where it can be told; once, before any client."""
+    """Have the C library keep `LITTLE_BYTES`, where it can; once, before any client connects."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # musl, macOS, Windows
@@ -108,7 +112,7 @@ def keep_a_little() -> None:
 
 
 def find_malloc_trim() -> Callable[[int], object] | None:
-    """Return the C library's function to give back free memory; None where it has none."""
+    """Return the C library's function that releases free memory; None where it has none."""
     try:
         return ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):  # musl, macOS, Windows
@@ -116,10 +120,10 @@ def find_malloc_trim() -> Callable[[int], object] | None:
 
 
 class SpareMemory:
-    """Watches how much the process has in use, and gives back what it had.
+    """Watches how much memory the process uses, and releases what it no longer needs.
 
     Attributes:
-        n_times: memory was given back.
+        n_times: times that memory was released.
     """
 
     def __init__(
@@ -150,7 +154,7 @@ class SpareMemory:
         self.n_times = 0
 
     def look(self) -> None:
-        """Give memory back if a good part of what was in use is not any more."""
+        """Release memory if a good part of it is no longer in use."""
         n_blocks = self._count_blocks()
         is_falling = n_blocks < self._last_blocks - STEADY_BLOCKS
         self._last_blocks = n_blocks
@@ -174,7 +178,7 @@ class SpareMemory:
         self._most_blocks = n_blocks
 
     def _collect_soon(self) -> None:
-        """Run a full collection, at once or when the last one is long enough ago."""
+        """Run a full collection, at once or when `LOOKS_BETWEEN` have passed since the last one."""
         self._is_collection_due = self._looks_to_collection > 0
         if not self._is_collection_due:
             self._looks_to_collection = LOOKS_BETWEEN
@@ -195,7 +199,7 @@ class SpareMemory:
         self._last_bytes = n_bytes
 
     def _look_for_more(self) -> int:
-        """Give back what can be found at rest; return the resident memory then."""
+        """Release what can be found at rest; return the resident memory afterwards."""
         self._trim()
         n_bytes = self._resting_bytes = self._resident_bytes()
         self._least_bytes = min(self._least_bytes, n_bytes)

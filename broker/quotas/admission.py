@@ -1,11 +1,11 @@
-"""Who may take part: the connections of the broker, of a listener and of an address.
+"""Admission: how many connections the broker, a listener and an address may have.
 
-Theory of operation. Each network connection takes a `Place` when it is accepted, before anything
-is read from it, and gives it back at its end, so that a place costs little whatever the peer
-does. A connection above a limit gets a place with a `refusal`, by which its CONNECT is answered:
-the client learns why. Of these there are only so many at a time; the rest of a flood is cut off
-without a word. Where a listener lets its clients wait, as aMQTT does, a place above the
-listener's limit waits its turn.
+Theory of operation. Each network connection takes a `Place` when it is accepted, before anything is
+read from it, and gives it back at its end. So a place costs little whatever the peer does. A
+connection above a limit gets a place with a `refusal`, which answers its CONNECT: the client learns
+why. Only `MAX_REFUSED` of these may exist at a time; further connections are cut off without an
+answer. On a listener that lets its clients wait, as aMQTT does, a connection above the listener's
+limit waits for a place.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from penstock.broker.counters import Counters, count
 from penstock.broker.mqtt.reason_codes import ReasonCode
 
 MAX_REFUSED: Final = 64
-"""Connections at a time that may stay to hear why they are refused."""
+"""Connections at a time that stay open only to be told why they are refused."""
 
 
 class Room:
     """The places of one listener.
 
     Attributes:
-        waiting: those that wait their turn, the first first.
+        waiting: connections that wait for a place, in the order of their arrival.
     """
 
     def __init__(self, max_connections: int = 0, *, waits: bool = True) -> None:
-        """Open the places.
+        """Begin with every place free.
 
         Args:
-            max_connections: how many may be taken at a time; 0 for no limit.
-            waits: above them a connection waits; False: it is refused.
+            max_connections: places in all; 0 for no limit.
+            waits: whether a connection above the limit waits; if False, it is refused.
         """
         self._free = max_connections if max_connections > 0 else None
         self.waits = waits
         self.waiting: dict[Place, None] = {}
 
     def take(self) -> bool:
-        """Take one of the places; return whether there was one."""
+        """Take one of the places; return whether one was free."""
         if self._free is None:
             return True
         if not self._free:
@@ -49,7 +49,7 @@ class Room:
         return True
 
     def give_back(self) -> None:
-        """Give a place to the one that waits longest, or free it."""
+        """Give a place to the connection that has waited longest, or free it."""
         if self._free is None:
             return
         if self.waiting:
@@ -61,12 +61,12 @@ class Room:
 
 
 class Place:
-    """What one connection holds, from its acceptance to its end.
+    """What one connection takes up, from its acceptance to its end.
 
     Attributes:
-        refusal: what its CONNECT is to be answered with, or None.
-        is_waiting: for its turn on its listener.
-        on_turn: called when that has come.
+        refusal: reason code that answers its CONNECT, or None.
+        is_waiting: whether it waits for a place of its listener.
+        on_turn: called when that place is free.
     """
 
     __slots__ = ("_admission", "_has_left", "_key", "_room", "is_waiting", "on_turn", "refusal")
@@ -87,16 +87,16 @@ class Place:
             room.waiting[self] = None
 
     def turn_has_come(self) -> None:
-        """Take part: another connection has left."""
+        """Go on: another connection has given its place back."""
         self.is_waiting = False
         if self.on_turn is not None:
             self.on_turn()
 
     def came_from(self, address: str) -> bool:
-        """Count the connection for its address, as soon as that is known; once.
+        """Count the connection for its address, as soon as the address is known; once.
 
         Args:
-            address: of the peer, or that a proxy has told; "" counts for none.
+            address: of the peer, or as a proxy gave it; "" is not counted.
 
         Returns:
             False where the connection is to be cut off at once.
@@ -108,7 +108,7 @@ class Place:
         return admission.count_address(self, self._key)
 
     def refuse(self, reason_code: ReasonCode) -> None:
-        """Keep the connection for no more than its refusal."""
+        """Keep the connection only until its refusal is sent."""
         self.refusal = reason_code
         self._leave_room()
 
@@ -135,22 +135,22 @@ class Place:
 class Admission:
     """All places of one broker.
 
-    Invariant: `n_connections` is the number of places that were taken and not left.
+    Invariant: `n_connections` is the number of places that were taken and not given back.
 
     Attributes:
-        counts_addresses: there is a limit for each address.
+        counts_addresses: whether there is a limit for each address.
         n_connections: at the moment.
     """
 
     def __init__(
         self, counters: Counters, *, connections: int, connections_per_address: int | None
     ) -> None:
-        """Open the broker.
+        """Begin without connections.
 
         Args:
             counters: where refusals are counted.
-            connections: at a time.
-            connections_per_address: the same for each address; None for no limit.
+            connections: limit of all connections at a time.
+            connections_per_address: limit for each address; None for no limit.
         """
         self._counters = counters
         self._limit = connections
@@ -161,7 +161,7 @@ class Admission:
         self.n_connections = 0
 
     def enter(self, room: Room) -> Place | None:
-        """Return a place for a connection that was accepted just now.
+        """Return a place for a connection that was just accepted.
 
         Args:
             room: of its listener.
@@ -185,7 +185,7 @@ class Admission:
         return place
 
     def _may_hear(self, limit: str) -> bool:
-        """Count a refusal; return whether there is a place to hear it."""
+        """Count a refusal; return whether the connection may stay to be told."""
         count(self._counters.connections_refused, limit)
         if self._n_refused >= MAX_REFUSED:
             count(self._counters.connections_refused, "cut_off")

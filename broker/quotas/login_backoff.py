@@ -1,25 +1,27 @@
-"""Guessed passwords: who has failed to log in too often has to wait before the next attempt.
+"""Backoff against guessed passwords: a client that failed to log in too often must wait.
 
-Theory of operation. An attempt that comes too early is refused before anything is asked or any hash
-is computed, and refusing it changes nothing: a device that tries again and again does not prolong
-its own wait. Three things are counted, each by an address (of IPv6, a /64 network) that a proxy's
-header may have told:
+Theory of operation. An attempt that comes too early is refused before any plugin is asked or any
+hash is computed. Refusing it changes nothing: a device that tries again and again does not prolong
+its own wait. Failures are counted in three ways, each by an address (of IPv6, a /64 network), which
+a proxy's header may have given:
 
-* A *pair* of address and user name. After `limits.login_failures` wrong passwords it waits 1 s, and
-  twice as long after each further one. Another address of the same user is not concerned: nobody is
-  locked out from elsewhere.
-* An *address*, with all its user names. It has `login_failures_per_address` failures in hand, and
-  gets back one a second. A pair that has logged in before is not held up by the failures of others
-  behind the same address.
-* A *user name*, from all addresses, in the same way with `login_failures_per_user`. While it has
-  none in hand, somebody guesses from many addresses: an address from which this user has not logged
-  in before has one attempt then, and not `login_failures`. The right password needs no more.
+* By *pair* of address and user name. After `limits.login_failures` wrong passwords a pair waits 1
+  s, and twice as long after each further one. The user's other addresses are not affected, so that
+  an attacker cannot lock a user out.
+* By *address*, over all its user names. An address starts with `login_failures_per_address`
+  failures in hand and regains one a second. A pair that has logged in before does not wait for the
+  failures of others behind the same address.
+* By *user name*, over all addresses, in the same way with `login_failures_per_user`. When none is
+  left, the user is being attacked from many addresses. An address from which this user has not
+  logged in before then has one attempt instead of `login_failures`; with the right password one is
+  enough.
 
-The same wrong password again is no guess: a device that was set up wrongly, or one of many whose
-password has changed, does not keep others of its address and user out. It is judged once in
+The same wrong password again is no new guess: a device that is set up wrongly, or one of many whose
+password has changed, does not lock out others at its address or of its user. It is checked once in
 `REPEAT_SECONDS` and refused in between.
 
-What is kept is bounded: keys are hashes, whatever the length of a name, and the oldest go first.
+The memory is bounded: keys are hashes, whatever the length of a name, and the oldest records are
+evicted first.
 """
 
 from __future__ import annotations
@@ -34,35 +36,35 @@ if TYPE_CHECKING:
     from penstock.broker.config.limits import Limits
 
 MAX_RECORDS: Final = 16_384
-"""Pairs, addresses and user names with failures that are remembered, of each."""
+"""Pairs, addresses and user names with failures that are remembered, of each kind."""
 
 MAX_GOOD: Final = 65_536
 """Pairs that have logged in and are remembered; some 100 bytes each."""
 
 MAX_WRONG: Final = 4
-"""Wrong passwords of a pair that are known again."""
+"""Wrong passwords of a pair that are remembered."""
 
 REPEAT_SECONDS: Final = 10.0
-"""The same wrong password is judged once in this time: it may have become the right one."""
+"""The same wrong password is checked once in this time, as it may have become the right one."""
 
 FORGET_RATIO: Final = 10
-"""Failures of a pair are forgotten after so many of its longest waits without a further one: who
-guesses has more guesses by waiting each time."""
+"""Failures of a pair are forgotten after this many of its longest waits without a further failure.
+An attacker who waits that long each time gains no guesses."""
 
 _PER_SECOND: Final = 1.0
-"""Failures that an address and a user name get back."""
+"""Failures that an address and a user name regain."""
 
 _Record = TypeVar("_Record")
 
 
 class _Pair:
-    """What is known of an address with a user name.
+    """The failures of one address with one user name.
 
     Attributes:
-        failures: without those of a password that was wrong before.
-        until: monotonic seconds before which no attempt is judged.
+        failures: count, without repetitions of a known wrong password.
+        until: monotonic seconds before which no attempt is checked.
         failed_at: monotonic seconds of the newest failure.
-        wrong: hash of a wrong password to when it was judged last, the oldest first.
+        wrong: hash of a wrong password to when it was last checked, the oldest first.
     """
 
     __slots__ = ("failed_at", "failures", "until", "wrong")
@@ -75,7 +77,7 @@ class _Pair:
 
 
 class _InHand:
-    """Failures that an address or user name may have at once; below 0 after many at a time."""
+    """A token bucket of failures of an address or user name; below 0 after concurrent failures."""
 
     __slots__ = ("_at", "_most", "_n")
 
@@ -84,7 +86,7 @@ class _InHand:
         self._at = now
 
     def wait(self, now: float) -> float:
-        """Return the seconds until there is one in hand."""
+        """Return the seconds until one failure is in hand."""
         n_failures = min(self._most, self._n + (now - self._at) * _PER_SECOND)
         return max(0.0, (1.0 - n_failures) / _PER_SECOND)
 
@@ -98,8 +100,8 @@ class Attempt:
     """One login, from its start to `LoginBackoff.failed` or `succeeded`.
 
     Attributes:
-        wait: seconds after which another one would be judged; 0.0 where this one is.
-        is_known_wrong: the same password has just been wrong: it need not be judged.
+        wait: seconds after which an attempt would be checked; 0.0 where this one is.
+        is_known_wrong: the same password was wrong a moment ago and need not be checked.
     """
 
     __slots__ = ("_backoff", "_failures", "address", "is_known_wrong", "pair", "user", "wait")
@@ -114,21 +116,21 @@ class Attempt:
         self._failures = backoff.failures_of(self)
 
     def is_wanted(self) -> bool:
-        """Say whether it is still to be judged: others of its pair or address may have failed."""
+        """Say whether it is still to be checked: others of its pair or address may have failed."""
         return self._backoff.is_wanted(self, self._failures)
 
 
 class LoginBackoff:
-    """Counts failed logins, and says who has to wait.
+    """Counts failed logins, and decides which attempts must wait.
 
-    Invariant: it keeps `MAX_RECORDS` of each kind and `MAX_GOOD` good pairs at most.
+    Invariant: it keeps at most `MAX_RECORDS` of each kind and `MAX_GOOD` pairs that have logged in.
     """
 
     def __init__(self, limits: Limits) -> None:
         """Begin without any failure.
 
         Args:
-            limits: the keys that begin with `login`; None for a number is no such limit.
+            limits: the keys that begin with `login`; a count that is None is no limit.
         """
         self._per_pair = limits.login_failures
         self._per_address = limits.login_failures_per_address
@@ -143,12 +145,12 @@ class LoginBackoff:
     def begin(
         self, address: str, username: str | None, password: bytes | None, now: float
     ) -> Attempt | None:
-        """Take up a login.
+        """Begin a login.
 
         Args:
             address: of the client; "" where it has none.
             username: as sent, or None where it is not known yet.
-            password: as sent; None where none is sent in clear.
+            password: as sent; None where no password is sent in clear.
             now: monotonic seconds.
 
         Returns:
@@ -165,7 +167,7 @@ class LoginBackoff:
         if not attempt.is_known_wrong:
             attempt.wait = self._wait(attempt, now)
             if not attempt.wait and pair is not None and pair.until > -math.inf:
-                pair.until = now + self._pair_wait(attempt, pair)  # one at a time
+                pair.until = now + self._pair_wait(attempt, pair)  # one attempt at a time
         return attempt
 
     def _wait(self, attempt: Attempt, now: float) -> float:
@@ -182,10 +184,10 @@ class LoginBackoff:
         return 0 if pair is None else pair.failures
 
     def is_wanted(self, attempt: Attempt, failures: int) -> bool:
-        """Say whether an attempt is still to be judged.
+        """Say whether an attempt is still to be checked.
 
         Args:
-            attempt: that `begin` has let go on.
+            attempt: that `begin` let pass.
             failures: of its pair at that time.
         """
         pair = self._pairs.get(attempt.pair)
@@ -195,7 +197,7 @@ class LoginBackoff:
         return address is None or attempt.pair in self._good or not address.wait(self._now)
 
     def succeeded(self, attempt: Attempt) -> None:
-        """Take note of a client that was let in; wrong passwords of others stay known."""
+        """Note that a client has logged in; wrong passwords of other clients stay known."""
         pair = self._pairs.get(attempt.pair)
         if pair is not None:
             pair.failures = 0
@@ -203,15 +205,15 @@ class LoginBackoff:
         _keep(self._good, attempt.pair, None, MAX_GOOD)
 
     def failed(self, attempt: Attempt, password: bytes | None, now: float) -> float:
-        """Take note of a client that was refused.
+        """Note that a client was refused.
 
         Args:
-            attempt: that `begin` has let go on.
+            attempt: that `begin` let pass.
             password: as for `begin`.
             now: monotonic seconds.
 
         Returns:
-            Seconds for which the pair has to wait from here on.
+            Seconds for which the pair must wait from now on.
         """
         now = self._now = max(now, self._now)
         pair = self._pairs.get(attempt.pair)
@@ -239,29 +241,29 @@ class LoginBackoff:
         return is_known
 
     def _is_attacked(self, attempt: Attempt, now: float) -> bool:
-        """Return whether a user is guessed at from many addresses, and this one is not known."""
+        """Return whether a user is attacked from many addresses and this pair never logged in."""
         user = self._users.get(attempt.user)
         return user is not None and bool(user.wait(now)) and attempt.pair not in self._good
 
     def _free(self, attempt: Attempt, now: float) -> float:
-        """Return from how many failures on a pair has to wait."""
+        """Return the number of failures from which a pair must wait."""
         if self._is_attacked(attempt, now):
             return 1
         return math.inf if self._per_pair is None else self._per_pair
 
     def _pair_wait(self, attempt: Attempt, pair: _Pair) -> float:
-        """Return for how long a pair has to wait after its newest failure, in seconds."""
+        """Return how long a pair must wait after its newest failure, in seconds."""
         if self._is_attacked(attempt, self._now) or self._per_pair is None:
             return self._longest
         return min(self._longest, 2.0 ** min(pair.failures - self._per_pair, 64))
 
     def forget_wrong(self) -> None:
-        """Judge every password anew: files of passwords were read again."""
+        """Check every password again: the password files were reloaded."""
         for pair in self._pairs.values():
             pair.wrong.clear()
 
     def check_invariants(self) -> None:
-        """Raise AssertionError where what the class says of itself does not hold."""
+        """Raise AssertionError where an invariant of the class does not hold."""
         sizes = (len(self._pairs), len(self._addresses), len(self._users))
         n_wrong = max((len(pair.wrong) for pair in self._pairs.values()), default=0)
         if max(sizes) > MAX_RECORDS or len(self._good) > MAX_GOOD or n_wrong > MAX_WRONG:
@@ -269,7 +271,7 @@ class LoginBackoff:
 
 
 def _keep(records: OrderedDict[int, _Record], key: int, record: _Record, most: int) -> None:
-    """Keep a record as the newest; the oldest goes where there are too many."""
+    """Keep a record as the newest; evict the oldest if there are too many."""
     records[key] = record
     records.move_to_end(key)
     if len(records) > most:

@@ -1,10 +1,10 @@
-"""What all connections hold of what their peers have sent: packets that are not whole yet.
+"""The bytes of incomplete packets, over all connections.
 
-Theory of operation. Each client may send a packet of 256 MB, and stop in the middle of it. One such
-packet is no trouble, those of a thousand clients are. Above a limit for all of them together the
-connection that holds the most is closed: first of those whose clients are not let in yet, then of
-all. Nobody is merely kept from sending: whoever waits for the others' packets to be whole, when
-these wait for the same, waits for good.
+Theory of operation. Each client may send a packet of 256 MB and stop in the middle of it. One such
+packet is harmless, those of a thousand clients are not. Above a limit for all connections together,
+the connection that holds the most is closed: first among clients whose CONNECT was not accepted
+yet, then among all. Back-pressure would be no remedy: connections that each wait for the others'
+packets to complete would wait without end.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from penstock.broker.receiving.connection import Connection
 
 FREE_BYTES: Final = 4096
-"""So little of a connection is not worth to be counted: its own objects take as much."""
+"""A connection that holds no more than this is not counted: its own objects take as much."""
 
 
 class ReceivedBytes:
     """The connections that hold more than `FREE_BYTES`.
 
-    Invariant: `n_bytes` is the sum of what they were last counted with, and at most the limit
-    whenever `count` has returned.
+    Invariant: `n_bytes` is the sum of what each was last counted with, and not above the limit when
+    `count` returns.
 
     Attributes:
-        n_bytes: that they hold.
+        n_bytes: held by all of them.
     """
 
     def __init__(self, most_bytes: int) -> None:
-        """Begin with none.
+        """Begin without connections.
 
         Args:
             most_bytes: limit of `n_bytes`.
@@ -42,7 +42,7 @@ class ReceivedBytes:
         self.n_bytes = 0
 
     def count(self, connection: Connection, n_bytes: int, now: float) -> None:
-        """Note what a connection holds; close those that hold the most while it is too much.
+        """Note what a connection holds; while the sum is above the limit, close the largest holder.
 
         Args:
             connection: not closing.
@@ -68,5 +68,5 @@ class ReceivedBytes:
             )
 
     def forget(self, connection: Connection) -> None:
-        """Count a connection no more."""
+        """Stop counting a connection."""
         self.n_bytes -= self._holders.pop(connection, 0)

@@ -1,16 +1,18 @@
 """Room for messages in the outboxes of their subscribers, and publishers that wait for it.
 
-Theory of operation. With `queue_full: reject`, a message of QoS 1 or 2 is routed where every outbox
-that it must wait in at QoS 1 or 2 has room for it, and all of them together; where one has not, it
-goes to nobody, so that its repeat comes twice to nobody. An MQTT 5 publisher is told (0x97). MQTT
-3.1.1 has no word for it: the message is held, unacknowledged, with those of the same client behind
-it, and routed when there is room. What the client may send without an acknowledgement is the
-back-pressure then; meanwhile it is read from, as it may itself be who has to make room. A client
-that has sent more than `HELD_BYTES`, or `receive_maximum` messages, is not read from.
+Theory of operation. With `queue_full: reject`, a message of QoS 1 or 2 is routed only if every
+outbox in which it must wait at QoS 1 or 2 has room for it, and all outboxes together have.
+Otherwise it goes to no subscriber, so that its repetition reaches none of them twice. An MQTT 5
+publisher gets reason code 0x97. MQTT 3.1.1 has no such answer: the message is held unacknowledged,
+with later ones of the same client behind it, and is routed when there is room. The back-pressure on
+such a client is the number of messages that it may send without an acknowledgement. It is still
+read from, as it may itself be the subscriber that must make room. A client that has more than
+`HELD_BYTES`, or `receive_maximum` messages, held is not read from.
 
-One subscriber that stays away must not stop its publishers for good. A session that has not come
-down to half of its limits within `queue_full_seconds` of the first refusal gets what there is room
-for, and the rest is dropped, until it has; so do all where it is the limit of all.
+One absent subscriber must not stop its publishers for good. If an outbox has not fallen to half of
+its limits within `queue_full_seconds` of the first refusal, it gets what it has room for and the
+rest is dropped, until it has fallen so far. The same applies to all outboxes where the limit of all
+of them is reached.
 """
 
 from __future__ import annotations
@@ -43,53 +45,54 @@ HELD_BYTES: Final = 8 * 1024 * 1024
 window of 20 messages that most clients have, of 400 KB each."""
 
 ALL_HELD_BYTES: Final = 256 * 1024 * 1024
-"""The same of all publishers together: above it, one with a single message held is not read from,
-however many connections somebody makes."""
+"""The same for all publishers together. Above it, a publisher with a single held message is not
+read from, so that many connections do not multiply the limit."""
 
 LOOK_SECONDS: Final = 0.5
-"""How often it is seen whether there is room where nobody says so, as when a session has ended."""
+"""How often outboxes are checked for room that was not reported, such as after a session's end."""
 
 MOST_RETRIED: Final = 64
-"""Publishers that are tried in one turn, as each may be in vain."""
+"""Publishers that are tried in one turn, as each attempt may fail."""
 
 MOST_LOOKED: Final = 1024
-"""Outboxes that are looked at for them in one turn: a message may be for very many."""
+"""Outboxes that are checked for them in one turn, as a message may have very many subscribers."""
 
 HELD_MESSAGE_BYTES: Final = 384
-"""What a message that is held takes in CPython beside itself: its receipt, and places in queues."""
+"""What a held message takes in CPython besides the message: its receipt, and places in queues."""
 
 WIDE_MESSAGES: Final = 512
-"""Limits of one session that a run of small messages does not meet while less than half waits."""
+"""Queue limits of a session from which a run of small messages surely fits while the outbox is less
+than half full."""
 
 WIDE_BYTES: Final = 2 * 1024 * 1024
 """The same in bytes."""
 
 WIDE_DELIVERIES: Final = 256 * 1024
-"""The same of all sessions together, for a message or a short run for very many sessions."""
+"""The same for all sessions together, for a message or a short run with very many subscribers."""
 
 WIDE_BACKLOG_BYTES: Final = 2 * WIDE_DELIVERIES * DELIVERY_BYTES
 """The same in bytes."""
 
 MANY_SESSIONS: Final = 1024
-"""More subscribers than these, and it is counted what a message or a run comes to."""
+"""With more subscribers than this, the room for a message or a run is computed."""
 
 LOG_SECONDS: Final = 60.0
-"""How often the log says of one client what is dropped for it."""
+"""Time between two log lines about messages dropped for one client."""
 
 LOGGED_SESSIONS: Final = 16
-"""While no more are full, each is logged; further ones ever less often."""
+"""While no more sessions are full, each is logged; of further ones, each doubling of the number."""
 
 _SLACK_BYTES: Final = 1024 * 1024
-"""More than one message takes of the memory beside what counts as its size."""
+"""More memory than one message takes besides what counts as its size."""
 
 
 class Held(NamedTuple):
     """A message that waits for room.
 
     Attributes:
-        receipt: what its publisher is owed.
+        receipt: of the message.
         message: authorized.
-        route: routes it; False where there is still no room.
+        route: routes it; returns False where there is still no room.
     """
 
     receipt: PublishReceipt
@@ -98,11 +101,11 @@ class Held(NamedTuple):
 
 
 class _Drops:
-    """What was dropped for one client since the log has said so.
+    """What was dropped for one client since the last log line about it.
 
     Attributes:
-        n_messages: how many.
-        logged_at: monotonic seconds.
+        n_messages: dropped messages.
+        logged_at: monotonic seconds of that line.
     """
 
     __slots__ = ("logged_at", "n_messages")
@@ -113,15 +116,15 @@ class _Drops:
 
 
 class Room:
-    """Who has room, who waits for it, and what the log says of both.
+    """Which outboxes have room, which publishers wait for it, and what was logged of both.
 
     Attributes:
-        rejects: messages of QoS 1 and 2 are refused where there is none.
+        rejects: messages of QoS 1 and 2 are refused where there is no room.
         waiting: publishers that have a message held, in the order in which they are tried.
-        over_half: while it is empty, small messages surely find room: `OutboxRules.over_half`,
-            where messages are rejected. Of limits that are not wide, or where each subscriber has a
-            copy of the payload, it never is.
-        each_bytes: held of one publisher, above which it is not read from.
+        over_half: while it is empty, small messages surely find room: `OutboxRules.over_half` where
+            messages are rejected. It is never empty with limits that are not wide, or where each
+            subscriber gets a copy of the payload.
+        each_bytes: held bytes of one publisher above which it is not read from.
     """
 
     def __init__(self, core: Core, *, rejects: bool, seconds: float | None) -> None:
@@ -130,7 +133,7 @@ class Room:
         Args:
             core: the broker.
             rejects: as the attribute.
-            seconds: how long for one session; None for as long as it is full.
+            seconds: how long publishers wait for one session; None for as long as it is full.
         """
         self.rejects = rejects
         self.waiting: dict[Connection, None] = {}
@@ -153,13 +156,13 @@ class Room:
 
     @property
     def n_held(self) -> int:
-        """Messages that wait for room, of all publishers."""
+        """Messages that are held, of all publishers."""
         return sum(len(connection.awaiting) for connection in self.waiting)
 
     # -- whether there is room --------------------------------------------------------------
 
     def has_room_for_run(self, sessions: Sequence[Session], n_messages: int, n_bytes: int) -> bool:
-        """Say whether sessions surely have room for some messages each."""
+        """Say whether each of some sessions surely has room for some messages."""
         n_deliveries = n_messages * len(sessions)
         rules = self._rules
         backlog = rules.backlog
@@ -185,15 +188,15 @@ class Room:
         *,
         can_tell: bool,
     ) -> str:
-        """Return why a QoS 1 or 2 message is to be refused to its publisher; "" where it is not.
+        """Return why a QoS 1 or 2 message is to be refused to its publisher; "" if it is not.
 
         Args:
-            message: to be routed, if so at once.
-            targets: who gets it.
-            chosen: the members of shared subscriptions that do.
+            message: to be routed at once if it is not refused.
+            targets: its subscribers.
+            chosen: the chosen members of shared subscriptions.
             now: monotonic seconds.
-            can_tell: the publisher is told. If not, a message that no wait gives room to is
-                routed, and dropped where there is none.
+            can_tell: whether the publisher can be told. If not, a message that will never fit is
+                routed, and dropped where there is no room.
 
         Returns:
             ``queue_full``, ``broker_full`` or "".
@@ -228,8 +231,8 @@ class Room:
                 continue
             if message.size_bytes > rules.max_bytes and not can_tell:
                 continue
-            # All that are full are noted: were each only when the one before is given up, their
-            # times would add up.
+            # Note each full session now: if each were noted only after the one before was given up,
+            # their waits would add up.
             if self._refuses(session, now):
                 is_refused = True
         self._n_looked += len(recipients)
@@ -261,7 +264,7 @@ class Room:
             if _is_told(len(self._given_up)):
                 self._core.logger.warning(
                     "%s: not down to half of its limits within %g s (limits.queue_full_seconds): "
-                    "what comes is dropped where there is no room, until it is; so it is for %d",
+                    "messages without room are dropped until it is; sessions in this state: %d",
                     _name(session),
                     self._seconds,
                     len(self._given_up),
@@ -271,31 +274,32 @@ class Room:
     def _log_full(self, session: Session | None) -> None:
         if not _is_told(len(self._full)):
             return
-        limits = self._core.limits
-        keys = ("queued_messages", "queued_bytes")
-        if session is None:
-            keys = ("total_queued_messages", "total_queued_bytes")
-        told = ", ".join(f"limits.{key}: {getattr(limits, key)}" for key in keys)
         self._core.logger.warning(
-            "%s: full (%s): QoS 1 and 2 messages for it are refused, or wait; so it is for %d",
+            "%s: full (%s): QoS 1 and 2 messages for it are refused, or wait; full sessions: %d",
             _name(session),
-            told,
+            self._queue_limits(of_all=session is None),
             len(self._full),
         )
 
+    def _queue_limits(self, *, of_all: bool) -> str:
+        limits = self._core.limits
+        kind = "total_queued" if of_all else "queued"
+        keys = (f"{kind}_messages", f"{kind}_bytes")
+        return ", ".join(f"limits.{key}: {getattr(limits, key)}" for key in keys)
+
     def _look(self, now: float) -> None:
-        """See which of those that were full are so no longer."""
+        """Find out which of the full ones have room again."""
         for session in list(self._full):
             full: object = self._rules.backlog
             if session is not None:
                 session.outbox.drop_expired(now)
-                full = session.outbox  # which is empty when the session has ended
+                full = session.outbox  # it is empty after the session's end
             if full not in self._rules.over_half:
                 del self._full[session]
                 self._given_up.discard(session)
                 if _is_told(len(self._full) + 1):
                     self._core.logger.info(
-                        "%s: has room again; %d have not", _name(session), len(self._full)
+                        "%s: has room again; still full: %d", _name(session), len(self._full)
                     )
 
     # -- publishers that wait ---------------------------------------------------------------
@@ -307,7 +311,7 @@ class Room:
         route: Callable[[PublishReceipt, Message, float], Awaitable[bool]],
         now: float,
     ) -> None:
-        """Hold a message of an MQTT 3.1.1 client until there is room, behind those before it.
+        """Hold a message of an MQTT 3.1.1 client until there is room, behind its earlier ones.
 
         Args:
             receipt: of the message.
@@ -317,7 +321,7 @@ class Room:
         """
         connection = receipt.connection
         if not connection.is_open:
-            receipt.settle(ReasonCode.QUOTA_EXCEEDED)  # the client comes again with it
+            receipt.settle(ReasonCode.QUOTA_EXCEEDED)  # the client will send it again
             return
         if connection.awaiting is NO_QUEUE:
             connection.awaiting = deque()
@@ -334,7 +338,7 @@ class Room:
         self.each_bytes = HELD_BYTES if self._held_bytes <= ALL_HELD_BYTES else 0
 
     def forget(self, connection: Connection) -> None:
-        """A publisher's connection has ended: what was not acknowledged is for it to send again."""
+        """A publisher's connection has ended; the client will repeat unacknowledged messages."""
         self.waiting.pop(connection, None)
         held, connection.awaiting = connection.awaiting, NO_QUEUE
         self._count_held(connection, -connection.awaiting_bytes)
@@ -343,7 +347,7 @@ class Room:
             receipt.settle(ReasonCode.QUOTA_EXCEEDED)
 
     def made(self, session: Session, now: float) -> None:
-        """An outbox may have given messages away: who waits for it is tried in the next turn."""
+        """An outbox may have room again: publishers that wait for it are tried in the next turn."""
         if session in self._full or None in self._full:
             self._look_at(now)
 
@@ -365,17 +369,19 @@ class Room:
             if core.turn.steps >= core.turn.most_steps or self._n_looked >= MOST_LOOKED:
                 break
             del self.waiting[connection]
-            self.waiting[connection] = None  # behind the others, whom the next turn is for
+            self.waiting[connection] = (
+                None  # moved to the end: the next turn begins with the others
+            )
             rest = run_now.start(self._try_again(connection, now))
             if rest is not None:
                 core.spawn(rest)
         if core.turn.steps and self.waiting:
-            self._look_at(now)  # some have found room: so may others
+            self._look_at(now)  # some have found room, so others may
         if self._full or self.waiting:
             self._look_at(now + LOOK_SECONDS)
 
     async def _try_again(self, connection: Connection, now: float) -> None:
-        """Route what a publisher has held, as far as there is room; much of it in several turns."""
+        """Route what a publisher has held while there is room; a long queue takes several turns."""
         core = self._core
         queue = connection.awaiting
         is_routed = True
@@ -400,13 +406,13 @@ class Room:
     # -- what is dropped --------------------------------------------------------------------
 
     def dropped(self, link: Link, reason: str, n_messages: int, now: float) -> None:
-        """Log that messages were dropped for want of room: of one client not too often.
+        """Log that messages were dropped as there was no room; seldom for the same client.
 
         Args:
             link: of the client.
             reason: as the ledger has it.
             n_messages: how many.
-            now: about monotonic seconds.
+            now: approximate monotonic seconds.
         """
         drops = self._drops.get(link.client_id)
         if drops is None:
@@ -421,21 +427,17 @@ class Room:
         if not _is_told(self._n_drops_logged):
             return
         drops.logged_at = now
-        limits = self._core.limits
-        keys = ("queued_messages", "queued_bytes")
-        if reason == "broker_full":
-            keys = ("total_queued_messages", "total_queued_bytes")
         self._core.logger.info(
             "client %s: %d messages for it dropped: %s (%s)",
             link.client_id,
             drops.n_messages,
             reason,
-            ", ".join(f"limits.{key}: {getattr(limits, key)}" for key in keys),
+            self._queue_limits(of_all=reason == "broker_full"),
         )
         drops.n_messages = 0
 
     def session_ended(self, client_id: str) -> None:
-        """Forget what was logged of a client."""
+        """Forget what was logged about a client."""
         self._drops.pop(client_id, None)
 
 
@@ -456,12 +458,12 @@ def _are_wide(rules: OutboxRules) -> bool:
 
 
 def _is_told(n_sessions: int) -> bool:
-    """Say whether the log says it of one more: of very many at once it would stop everybody."""
+    """Say whether the `n_sessions`-th case is logged: very many lines at once block the loop."""
     return n_sessions <= LOGGED_SESSIONS or not n_sessions & (n_sessions - 1)
 
 
 def _held_bytes(message: Message) -> int:
-    """Return about what a message that is held takes; a payload in a store counts, too."""
+    """Return roughly what a held message takes; a payload in a store counts as well."""
     return max(message.memory_bytes, message.size_bytes) + HELD_MESSAGE_BYTES
 
 

@@ -1,9 +1,9 @@
-"""How many sessions there may be: of the broker, of a user, and from an address.
+"""How many sessions the broker, a user and an address may have.
 
-A client that leaves its session behind may come again under another name, as often as it likes,
-and its connections are few at any time: what bounds connections bounds no sessions. So a client
-that would get a new one is refused at a limit. One whose session is there is always let in, and a
-restart brings back whatever was stored.
+A client can leave its session behind and return under another Client Identifier as often as it
+likes, with few connections at any time. A limit of connections therefore does not limit sessions.
+At a limit, a client that needs a new session is refused. A client whose session exists is always
+accepted, and a restart restores every stored session.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 class SessionQuota:
-    """Counts the sessions of each user and address, as far as there are limits for them.
+    """Counts the sessions of each user and address for which there are limits.
 
-    A session counts for the user and the address of its newest connection; one that was restored
-    counts for its user alone until its client has come back.
+    A session counts for the user and the address of its newest connection. A restored session
+    counts for its user only, until its client returns.
 
     Invariant: each number in `of_user` and `of_address` is that of the sessions whose
     `counted_user` or `counted_address` is the key; no number is 0.
 
     Attributes:
-        of_user: user name to sessions; clients without one are no user.
-        of_address: the same for each address, as `address_key` has it.
+        of_user: user name to sessions; clients without a user name are not counted.
+        of_address: address, as `address_key` gives it, to sessions.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -38,12 +38,12 @@ class SessionQuota:
         self.of_address: dict[str, int] = {}
 
     def refusal(self, n_sessions: int, username: str | None, address: str) -> tuple[str, str]:
-        """Return which limit allows no further session, and what it allows; ("", "") for none.
+        """Return which limit refuses a further session, and what it allows; ("", "") for none.
 
         Args:
-            n_sessions: that there are.
-            username: of the client that wants one.
-            address: it comes from; "" where that is not known, as over a Unix socket.
+            n_sessions: existing ones.
+            username: of the client that needs one.
+            address: of that client; "" where it is not known, as over a Unix socket.
         """
         limits = self._limits
         if limits.sessions is not None and n_sessions >= limits.sessions:
@@ -60,9 +60,9 @@ class SessionQuota:
         """Count a session for the user and the address of its newest connection.
 
         Args:
-            session: new, or counted before for others.
+            session: new, or counted for others before.
             username: None for none.
-            address: of the client; "" where that is not known.
+            address: of the client; "" where it is not known.
         """
         limits = self._limits
         if limits.sessions_per_user is not None:
@@ -77,7 +77,7 @@ class SessionQuota:
                 session.counted_address = key
 
     def forget(self, session: Session) -> None:
-        """Count a session no more: it has ended."""
+        """Stop counting a session that has ended."""
         _move(self.of_user, session.counted_user, "")
         _move(self.of_address, session.counted_address, "")
         session.counted_user = session.counted_address = ""

@@ -1,7 +1,8 @@
-"""What the log says of clients: who came and went, and what was dropped on the way to them.
+"""The log's lines about clients: connections, disconnections, and dropped messages.
 
-Coming and going are debug lines. Drops are told when a client comes, goes or its session ends: one
-line for each of these, however many messages there were. `$SYS` has the sums at any time.
+Connections and disconnections are debug lines. Drops are logged when a client connects, disconnects
+or its session ends: one line each time, however many messages were dropped. `$SYS` has the sums at
+any time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from penstock.broker.sessions.session import Session
 class ClientLog:
     """Logs what happens to clients.
 
-    Invariant: it remembers only sessions that there are.
+    Invariant: it remembers existing sessions only.
 
     Args:
         logger: the broker's.
@@ -61,7 +62,7 @@ class ClientLog:
         self._told.pop(event.session.client_id, None)
 
     def _tell_drops(self, view: SessionView, when: str) -> None:
-        """Log what was dropped since it was last told."""
+        """Log what was dropped since the last such line."""
         dropped = cast(Session, view).ledger.dropped
         if not dropped:
             return

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Reports:
-    """The `ClientReports` that a broker's plugins are given."""
+    """The `ClientReports` that a broker's plugins get."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Make what knows no client until it is attached to a core.
+        """Begin without clients; `attach` adds the core.
 
         Args:
             clock: returns monotonic seconds, as the core's `now`.
@@ -34,21 +34,21 @@ class Reports:
         self._core: Core | None = None
 
     def attach(self, core: Core) -> None:
-        """Report of this core's clients from now on."""
+        """Report on this core's clients from now on."""
         self._core = core
 
     def client_ids(self) -> list[str]:
-        """Return the Client Identifier of every session, in no promised order."""
+        """Return the Client Identifier of every session, in any order."""
         return [] if self._core is None else self._core.sessions.client_ids()
 
     def report(self, client_id: str) -> ClientReport | None:
-        """Return what can be said of a client now; None where it has no session."""
+        """Return a client's report; None where it has no session."""
         session = None if self._core is None else self._core.sessions.get(client_id)
         return None if session is None else report(session, self._clock())
 
 
 def report(session: Session, now: float) -> ClientReport:
-    """Return what can be said of a client now.
+    """Return a client's report.
 
     Args:
         session: of the client.
@@ -68,7 +68,8 @@ def report(session: Session, now: float) -> ClientReport:
 def link_figures(session: Session, now: float) -> LinkFigures:
     """Return what is known of the path to a client.
 
-    What tells of a connection says nothing of a client that has none: samplers leave it as it was.
+    Figures of the last connection are left out while the client is away: samplers do not reset
+    them.
     """
     link, is_connected = session.link, session.is_connected
     return LinkFigures(
@@ -156,7 +157,7 @@ def _tcp_figures(look: TcpLook, now: float) -> TcpFigures:
 
 
 def _threshold_l(session: Session) -> float | None:
-    """Return what the gate holds the client's RTT against; a gate that fails has nothing."""
+    """Return the threshold that the gate compares the client's RTT with; None if the gate fails."""
     core = session.core
     gate = core.gate
     if not isinstance(gate, ThresholdGate):

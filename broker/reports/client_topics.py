@@ -1,20 +1,19 @@
-"""Single clients under `$SYS/broker/penstock/clients/ID/`, for those who ask for them.
+"""Reports of single clients under `$SYS/broker/penstock/clients/ID/`, on request.
 
-Three topics of each client with a session, each with a part of its report as JSON: ``link``,
-``withholding``, ``ledger`` (see `penstock.broker.client_report`). A document, not a topic for each
-figure: the figures of one moment are true together, such as a ledger that balances, and a client
-    with 40
-topics would cost 40 messages.
+Each client with a session has three topics, each with a part of its report as JSON: ``link``,
+``withholding``, ``ledger`` (see `penstock.broker.client_report`). The figures of one moment belong
+together, such as a ledger that balances, so they are one document and not a topic each; a client
+with 40 topics would also cost 40 messages.
 
-Theory of operation. There may be 10,000 clients, in whom nobody is interested most of the time, and
-many tools subscribe to ``$SYS/#``. So a client's documents are published only where a filter names
-the level ``clients``: of that client, or, for ``+`` and ``#`` behind it, of all. They go to whoever
-has subscribed to them then, by whatever filter. All of a round are spread over the interval, a few
-in each turn. They are not retained: who subscribes to a client by its name gets its documents at
-once, as if they were, and all get them once in each interval. Their plans are not kept either.
+Theory of operation. There may be 10,000 clients, most of which no subscriber asks about, and many
+tools subscribe to ``$SYS/#``. So a client's documents are published only where a topic filter names
+the level ``clients`` and below it that client, or ``+`` or ``#`` for all. They then go to every
+matching subscription. The documents of one round are spread over the interval, a few in each turn.
+They are not retained: a SUBSCRIBE that names a client gets its documents at once, as if they were,
+and every subscriber gets them once in each interval. Their delivery plans are not cached either.
 
-A Client Identifier may have characters that a topic level cannot. ``/``, ``+`` and ``#`` stand
-there as ``%2F``, ``%2B`` and ``%23``, and so ``%`` as ``%25``.
+A Client Identifier may have characters that a topic level cannot. ``/``, ``+`` and ``#`` are
+written as ``%2F``, ``%2B`` and ``%23``, and so ``%`` as ``%25``.
 """
 
 from __future__ import annotations
@@ -37,25 +36,25 @@ if TYPE_CHECKING:
 ROOT: Final = "$SYS/broker/penstock/clients"
 
 SLICE: Final = 8
-"""Clients published in one go: 0.5 ms with all of their documents."""
+"""Clients published in one slice: 0.5 ms with all of their documents."""
 
 DOCUMENTS: Final[dict[str, Callable[[Session, float], Any]]] = {
     "link": link_figures,
     "withholding": withholding_figures,
     "ledger": lambda session, _now: ledger_figures(session),
 }
-"""Last level of the topic to what makes the document."""
+"""Last level of the topic to the function that makes the document."""
 
 _ESCAPES: Final = str.maketrans({"%": "%25", "/": "%2F", "+": "%2B", "#": "%23"})
 
 
 def topic_level(client_id: str) -> str:
-    """Return the level of a topic that stands for a client."""
+    """Return the topic level that stands for a client."""
     return client_id.translate(_ESCAPES)
 
 
 class ClientTopics:
-    """Publishes the documents of those clients that somebody's filter names."""
+    """Publishes the documents of those clients that a topic filter names."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -65,7 +64,7 @@ class ClientTopics:
         self._work = PeriodicWork(core.timers, self._begin_round, self._go_on, self._failed)
 
     def start(self, now: float, interval: float) -> None:
-        """Publish from now on.
+        """Start to publish.
 
         Args:
             now: monotonic seconds.
@@ -76,17 +75,17 @@ class ClientTopics:
         self._work.start(now + interval, interval)
 
     def _subscribed(self, topic_filter: str) -> None:
-        """Publish a client's documents soon: it was named in a SUBSCRIBE."""
+        """Publish a client's documents soon if a SUBSCRIBE named it."""
         if not topic_filter.startswith(f"{ROOT}/"):
             return
         level = topic_filter.removeprefix(f"{ROOT}/").partition("/")[0]
         if level in ("+", "#"):
-            return  # a round takes its time
+            return  # the next round publishes all
         client_id = unquote(level)
         if self._core.sessions.get(client_id) is None:
-            return  # names that are made up, in packet after packet, would fill the memory
+            return  # else made-up names, packet after packet, would fill the memory
         if not self._asked:
-            # Not now: SUBACK goes first, and a packet may name thousands.
+            # Not at once: SUBACK is sent first, and a packet may name thousands.
             self._core.timers.at(0.0, self._answer)
         self._asked[client_id] = None
 
@@ -127,7 +126,7 @@ class ClientTopics:
         self._core.on_fault("$SYS of clients", error)
 
     def _publish(self, client_id: str, now: float) -> None:
-        """Publish those documents of a client that somebody has subscribed to."""
+        """Publish those documents of a client that have a subscriber."""
         core = self._core
         session = core.sessions.get(client_id)
         if session is None:

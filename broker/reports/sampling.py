@@ -1,4 +1,4 @@
-"""Calls the link samplers for every connected subscriber, spread over their period."""
+"""Calls the link samplers for every connected subscriber, spread over each sampler's period."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from penstock.broker.receiving.connection import Connection
 
 SLICE: Final = 32
-"""Sessions sampled in one go: 0.2 ms or so, in which nothing else is served; as long as a turn of
-those who wait in line (`penstock.broker.network.driver.TURNS_SECONDS`). To wake up for fewer costs
-as much again."""
+"""Sessions sampled in one slice: some 0.2 ms, as long as a turn of those that wait in line
+(`penstock.broker.network.driver.TURNS_SECONDS`). To wake up for fewer sessions costs as much again.
+"""
 
 MOST_SEEN: Final = 256
-"""Sessions looked at in one go, where most are not to be sampled: some 0.02 ms."""
+"""Sessions visited in one slice where most are not to be sampled: some 0.02 ms."""
 
 
 class Sampling:
     """Samples all connected subscribers once in each period of one sampler."""
 
     def __init__(self, core: Core, sampler: LinkSampler, period: float) -> None:
-        """Make it; `start` sets it going.
+        """Prepare the sampling; `start` starts it.
 
         Args:
-            core: whose subscribers.
+            core: its subscribers are sampled.
             sampler: to be called.
             period: seconds from one sample of a subscriber to its next.
         """
@@ -60,7 +60,7 @@ class Sampling:
         while len(waiting) > stop and n_sampled < SLICE:
             session = waiting.pop()
             connection = session.connection
-            # Nothing is decided about, and nothing kept of, the path to who only publishes.
+            # The path to a client that only publishes needs no samples.
             if connection is not None and (session.subscriptions or session.outbox.n_messages):
                 n_sampled += 1
                 self._sample(session, connection, now)

@@ -1,7 +1,7 @@
 """The broker's own figures as retained messages under `$SYS/broker`.
 
-Names are those that mosquitto and aMQTT publish; Penstock's own stand under
-``$SYS/broker/penstock``. Those of single clients are in `penstock.broker.reports.client_topics`.
+Names are those that mosquitto and aMQTT publish; Penstock's own are under ``$SYS/broker/penstock``.
+Figures of single clients are in `penstock.broker.reports.client_topics`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from penstock.broker.sessions.session import Session
 ROOT = "$SYS/broker/"
 
 SLICE: Final = 64
-"""Sessions that are added up in one go: 0.1 ms or so, in which nothing else is served."""
+"""Sessions that are added up in one slice: some 0.1 ms."""
 
 
 class _Figure(Message):
     """One of the broker's figures.
 
-    Python keeps objects of one size together. The slot makes figures, which stay and are replaced
-    now and then, of another size than clients' messages: they do not hold the memory of a backlog
-    in which they came.
+    Python allocates objects of one size together. The extra slot gives figures, which stay for
+    long, another size than clients' messages, so that they do not hold the memory of a backlog amid
+    which they were made.
     """
 
     __slots__ = ("__weakref__",)
@@ -38,12 +38,12 @@ class _Figure(Message):
 class Totals:
     """The accounts of all sessions, added up a few at a time.
 
-    Each account balances whenever it is read, so the sum does too, though others have gone on
-    since the first was read. A session that ends meanwhile is counted with its last account: it
-    is one of those that there were, and `ended` is as it was then.
+    Each account balances whenever it is read, so the sum does too, although sessions change between
+    the slices. A session that ends meanwhile is counted with its last account: it existed at the
+    beginning, when `ended` was read.
 
     Attributes:
-        ledger: of the sessions that have ended, and of those that were read so far.
+        ledger: of the ended sessions, and of those read so far.
         inflight: messages sent and unacknowledged.
         withheld: messages held by the gate.
         queued: messages that wait for other reasons.
@@ -71,19 +71,19 @@ class Totals:
 
 
 class SysTopics:
-    """Publishes a core's figures again and again, those that have changed."""
+    """Publishes those of a core's figures that have changed, once in each interval."""
 
     def __init__(
         self, core: Core, version: str, started_at: float, *, has_common: bool = True
     ) -> None:
-        """Make the publisher.
+        """Prepare the publisher; `start` starts it.
 
         Args:
-            core: whose figures.
+            core: its figures are published.
             version: of Penstock.
             started_at: monotonic seconds at which the broker started.
             has_common: False where aMQTT's own plugin publishes the names that it shares with
-                mosquitto, some in other units: then only Penstock's own are published.
+                mosquitto, some in other units. Then only Penstock's own figures are published.
         """
         self._has_common = has_common
         self._core = core
@@ -96,7 +96,7 @@ class SysTopics:
         )
 
     def start(self, now: float, interval: float) -> None:
-        """Publish from now on.
+        """Publish now, and then once in each interval.
 
         Args:
             now: monotonic seconds.
@@ -109,7 +109,7 @@ class SysTopics:
 
     def _go_on(self, now: float) -> float | None:
         if self._totals.read_some():
-            return now  # when others have had their turn
+            return now  # the next slice, in the next turn
         self._publish(now)
         return None
 
