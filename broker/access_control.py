@@ -1,14 +1,13 @@
-"""The points at which extensions decide about clients.
+"""The points at which plugins decide about clients.
 
-Those about messages stand in `penstock.broker.extensions`.
-
-Both may take a wait: `AccessControl` answers for authentication by what CONNECT says and for
-topics, as the aMQTT host does; an `Authenticator` is one method of enhanced authentication (MQTT
-5.0, 4.12). `penstock.broker.sessions.access` puts several together.
+`penstock.broker.extensions` has those about messages. `AccessControl` answers for authentication by
+what CONNECT says, and for topics; an `Authenticator` is one method of enhanced authentication (MQTT
+5.0, 4.12). Both may take a wait. `penstock.broker.sessions.access` puts several together.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -121,31 +120,38 @@ class SessionView(Protocol):
         """Whether the client has a network connection now."""
 
 
-class AccessControl(Protocol):
-    """Authentication and topic filtering.
+class AccessControl:
+    """Authentication and topic filtering. As it is, it lets nobody in and forbids nothing.
 
     An answer is given at once, or is an awaitable where it takes a wait; while it is awaited
     the connection reads nothing more. Where several are there, `penstock.broker.sessions.access`
-    says what their answers come to.
+    says what their answers come to. What raises has refused; it is logged and counted.
 
     Attributes:
-        checks_publish: whether `authorize` must be asked for each PUBLISH.
+        checks_publish: whether `authorize` must be asked for each PUBLISH, if it is overridden.
         checks_subscribe: the same for each topic filter of a SUBSCRIBE.
         checks_receive: the same for each delivery.
     """
 
-    checks_publish: bool
-    checks_subscribe: bool
-    checks_receive: bool
+    checks_publish: bool = True
+    checks_subscribe: bool = True
+    checks_receive: bool = True
 
-    def authenticate(self, attempt: ConnectAttempt) -> Admittance | Awaitable[Admittance]:
+    def authenticate(self, attempt: ConnectAttempt) -> Admittance | Awaitable[Admittance]:  # noqa: ARG002
         """Say whether the client may connect, or None where that is for others to say.
 
         Not asked about a client that names an authentication method.
         """
+        return None
 
-    def authorize(self, session: SessionView, topic: str, action: Action) -> bool | Awaitable[bool]:
+    def authorize(
+        self,
+        session: SessionView,  # noqa: ARG002
+        topic: str,  # noqa: ARG002
+        action: Action,  # noqa: ARG002
+    ) -> bool | Awaitable[bool]:
         """Say whether the session may do this with a topic (or, to subscribe, a filter)."""
+        return True
 
 
 class Challenge(NamedTuple):
@@ -162,9 +168,10 @@ AuthStep: TypeAlias = Challenge | Accepted | Refused
 """What one step of an exchange comes to."""
 
 
-class AuthExchange(Protocol):
+class AuthExchange(ABC):
     """One client's way through an authentication method."""
 
+    @abstractmethod
     def step(self, data: bytes | None) -> AuthStep | Awaitable[AuthStep]:
         """Take the Authentication Data of CONNECT or AUTH; None where there was none.
 
@@ -172,7 +179,7 @@ class AuthExchange(Protocol):
         """
 
 
-class Authenticator(Protocol):
+class Authenticator(ABC):
     """A method of enhanced authentication; it decides alone who connects by it.
 
     Attributes:
@@ -181,5 +188,6 @@ class Authenticator(Protocol):
 
     method: str
 
+    @abstractmethod
     def start(self, attempt: ConnectAttempt) -> AuthExchange:
         """Begin an exchange, at CONNECT or when a connected client authenticates again."""

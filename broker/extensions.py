@@ -1,22 +1,25 @@
 """The points at which plugins meet the broker.
 
-Four extension points decide, in the present tense, as plain functions on the loop's thread:
+Each extension point is one base class. A plugin subclasses it and overrides what it needs; the
+defaults do what the broker does without it. The broker finds out once, when it starts, what is
+overridden, and does not call the rest. All methods are plain functions on the loop's thread.
 
 * `DeliveryGate`: may this message go to this subscriber now, or look again when?
 * `LinkSampler`: what does a subscriber's path look like?
 * `PayloadStore`: where does a payload live?
 * `MessageSink`: a route target that is not a session.
 
-A plugin may also look: `ClientReports` says how each client's link and messages are.
-
-Who may connect, and do what with which topic, is decided by `penstock.broker.access_control`. A
-`Plugin` brings any of these; the policy file names it.
+`penstock.broker.access_control` has those about clients: who may connect, and do what with which
+topic. `penstock.broker.events` has what a plugin can be told of, and `ClientReports` what it can
+ask. A `Plugin` brings any of these; the policy file names it. ``docs/plugins.md`` shows each.
 """
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from penstock.broker.access_control import AccessControl, Authenticator
@@ -60,93 +63,6 @@ class Decision(NamedTuple):
     at: float
 
 
-class DeliveryGate(Protocol):
-    """Says when a large message may go to one subscriber."""
-
-    def threshold_s(self, topic: str) -> int | None:
-        """Return the payload size in bytes above which messages of `topic` are large.
-
-        Asked once for each topic and cached. None: no message of this topic is large. Where it
-        depends on the subscriber, see `SubscriberGate`.
-        """
-
-    def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
-        """Say whether `message`, withheld for `sojourn` seconds so far, may go now.
-
-        Asked when a large message reaches the head of an outbox that has room, whenever the
-        link has changed, and when the last verdict's `look_again_at` has come. A gate that
-        raises is logged and counted, and the message is delivered.
-        """
-
-    def forget(self, link: Link) -> None:
-        """Drop whatever is kept for this subscriber: its session has ended."""
-
-
-class LearningGate:
-    """Base of a `DeliveryGate` that is told of RTT estimates when nothing waits, too."""
-
-    def observe(self, link: Link) -> None:
-        """The link may have a new RTT estimate; one that has been seen is told again at times.
-
-        A gate that raises is logged and counted.
-        """
-        raise NotImplementedError
-
-
-class OrderingGate:
-    """Base of a `DeliveryGate` that says what may pass what on its way to one subscriber.
-
-    Attributes:
-        keeps_topics: a small message waits behind a withheld large one of its topic, as
-            [MQTT-4.6.0-6] has it; False: it passes.
-        supersedes: a large message of QoS 0 that waits gives way to the next one of its topic.
-        has_first: whether `is_first` is to be asked.
-    """
-
-    keeps_topics: bool = True
-    supersedes: bool = False
-    has_first: bool = False
-
-    def is_first(self, topic: str) -> bool:
-        """Say whether messages of a topic leave before all others; always the same of one topic."""
-        raise NotImplementedError
-
-
-class ThresholdGate:
-    """Base of a `DeliveryGate` that holds a link's RTT against a threshold, and says which."""
-
-    def threshold_l(self, link: Link) -> float:
-        """Return the RTT in seconds above which it takes this path for congested now."""
-        raise NotImplementedError
-
-
-class SubscriberGate:
-    """Base of a `DeliveryGate` that goes by what a CONNECT says, and where it came to.
-
-    A gate that raises is logged and counted.
-    """
-
-    def connected(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> str:
-        """A subscriber has connected; its link has its names and its listener.
-
-        Args:
-            link: of the subscriber.
-            user_properties: of its CONNECT, in their order; none before MQTT 5.0.
-
-        Returns:
-            What of them is ignored and why, to be logged and counted; "" for nothing.
-        """
-        raise NotImplementedError
-
-    def is_large(self, message: Message, link: Link) -> bool:
-        """Say whether a message above `threshold_s` of its topic is large for this subscriber.
-
-        `threshold_s` is then the least of all subscribers': what is not above it is small for
-        everybody, and nobody is asked.
-        """
-        raise NotImplementedError
-
-
 class Transfer(NamedTuple):
     """A large message of which a part has left the broker and a part has not.
 
@@ -154,7 +70,7 @@ class Transfer(NamedTuple):
         message: of QoS 1 or 2.
         sent_bytes: payload bytes that the kernel has taken.
         left_bytes: payload bytes that it has not.
-        bytes_per_second: at which they left lately, for `BreakingGate.break_off_after` at most.
+        bytes_per_second: at which they left lately, for `DeliveryGate.break_off_after` at most.
         seconds: for which it has been leaving.
         repeated_bytes: payload bytes of other messages that are unacknowledged: a new connection
             begins with them [MQTT-4.4.0-1].
@@ -170,117 +86,166 @@ class Transfer(NamedTuple):
     sojourn: float
 
 
-class BreakingGate:
-    """Base of a `DeliveryGate` that may break off the sending of a large message.
+class DeliveryGate:
+    """Says when a large message may go to one subscriber. As it is, no message is large.
 
-    Nothing can overtake a PUBLISH that has begun. Where it is broken off, the connection ends, the
-    message counts as not sent, and the gate is asked about it anew once the client is back.
+    A gate that raises is logged and counted, and the message is delivered.
 
     Attributes:
-        break_off_after: seconds that a large message is left alone at least; None where
-            `breaks_off` is not to be asked.
+        keeps_topics: a small message waits behind a withheld large one of its topic, as
+            [MQTT-4.6.0-6] has it; False: it passes.
+        supersedes: a large message of QoS 0 that waits gives way to the next one of its topic.
+        break_off_after: seconds that a large message is left alone at least before `breaks_off` is
+            asked about it; None: it is never asked.
     """
 
+    keeps_topics: bool = True
+    supersedes: bool = False
     break_off_after: float | None = None
 
-    def breaks_off(self, transfer: Transfer, link: Link, now: float) -> str:
+    def threshold_s(self, topic: str) -> int | None:  # noqa: ARG002 (a default, as all below)
+        """Return the payload size in bytes above which messages of `topic` are large.
+
+        Asked once for each topic and cached. None: no message of this topic is large. Where it
+        depends on the subscriber, it is the least of all, and `is_large` says more.
+        """
+        return None
+
+    def is_large(self, message: Message, link: Link) -> bool:  # noqa: ARG002
+        """Say whether a message above `threshold_s` of its topic is large for this subscriber."""
+        return True
+
+    def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:  # noqa: ARG002
+        """Say whether `message`, withheld for `sojourn` seconds so far, may go now.
+
+        Asked when a large message reaches the head of an outbox that has room, whenever the
+        link has changed, and when the last verdict's `look_again_at` has come.
+        """
+        return Verdict(deliver=True, reason="no gate")
+
+    def is_first(self, topic: str) -> bool:  # noqa: ARG002
+        """Say whether messages of a topic leave before all others; always the same of one topic."""
+        return False
+
+    def threshold_l(self, link: Link) -> float | None:  # noqa: ARG002
+        """Return the RTT in seconds above which the gate takes this path for congested now.
+
+        Asked for reports alone. None: the gate has no such threshold.
+        """
+        return None
+
+    def connected(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> str:  # noqa: ARG002
+        """Take note of a subscriber that has connected; its link has its names and its listener.
+
+        Args:
+            link: of the subscriber.
+            user_properties: of its CONNECT, in their order; none before MQTT 5.0.
+
+        Returns:
+            What of them is ignored and why, to be logged and counted; "" for nothing.
+        """
+        return ""
+
+    def observe(self, link: Link) -> None:
+        """Take note of a link that may have a new RTT estimate, whether or not anything waits.
+
+        The same estimate may be shown more than once.
+        """
+
+    def breaks_off(self, transfer: Transfer, link: Link, now: float) -> str:  # noqa: ARG002
         """Say why the sending of a message is broken off; "" where it is not.
 
+        Nothing can overtake a PUBLISH that has begun. Where it is broken off, the connection ends,
+        the message counts as not sent, and the gate is asked about it anew once the client is back.
+
         Asked about once a second while others wait behind it, if nothing is lost by it: the last
-        question before it is done. A gate that raises is logged and counted, and the sending goes
-        on.
+        question before it is done.
         """
-        raise NotImplementedError
-
-
-class LinkSampler(Protocol):
-    """Writes what it learns of a subscriber's path into its `Link`.
-
-    Each method returns True when the link has a new RTT estimate, after which the gate is
-    asked again for what that subscriber has withheld.
-
-    Attributes:
-        period: seconds between two calls of `sample` for each connected subscriber (T_Q of
-            paper 002); None where the sampler needs none.
-    """
-
-    period: float | None
-
-    def sample(self, link: Link, fileno: int, now: float) -> bool:
-        """Look at the connection's socket, given by its file descriptor (-1 for none)."""
-
-    def sent(self, link: Link, packet_id: int, payload_bytes: int, now: float) -> None:
-        """A QoS 1 or 2 PUBLISH was handed to the connection for the first time."""
-
-    def acknowledged(self, link: Link, packet_id: int, now: float) -> bool:
-        """Its PUBACK or PUBREC has come."""
-
-    def connected(self, link: Link, now: float) -> None:
-        """The subscriber has a new network connection: what was outstanding is void."""
+        return ""
 
     def forget(self, link: Link) -> None:
         """Drop whatever is kept for this subscriber: its session has ended."""
 
 
-class RunSampler:
-    """Base of a `LinkSampler` that takes packets which go, or are acknowledged, together at once.
+class LinkSampler:
+    """Writes what it learns of a subscriber's path into its `Link`. As it is, it learns nothing.
 
-    Others are called for each of them, one after the other, with the same `now`.
+    `sample` and `acknowledged` return True when the link has a new RTT estimate, after which the
+    gate is asked again for what that subscriber has withheld. A sampler that raises is logged and
+    counted.
+
+    A sampler may have messages of its own sent, to time them: with a `probe_topic`, every connected
+    client that has subscribed to it by that very name, at QoS 1 or 2, is sent a QoS 1 message in
+    each period, for itself alone; but none while an earlier one is unacknowledged. `acknowledged`
+    tells of the PUBACK.
+
+    Attributes:
+        period: seconds between two calls of `sample` for each connected subscriber (T_Q of
+            paper 002); None where the sampler needs none.
+        probe_topic: Topic Name of probes, valid; None where none are sent.
+        probe_payload: of each probe.
+        is_sparing: the sampler says in the link what it would ignore. A broker whose only sampler
+            it is does not call `sent` before `Link.quiet_until`, nor `acknowledged` while
+            `Link.outstanding_since` is None.
     """
+
+    period: float | None = None
+    probe_topic: str | None = None
+    probe_payload: bytes = b""
+    is_sparing: bool = False
+
+    def sample(self, link: Link, fileno: int, now: float) -> bool:  # noqa: ARG002
+        """Look at the connection's socket, given by its file descriptor (-1 for none)."""
+        return False
+
+    def sent(self, link: Link, packet_id: int, payload_bytes: int, now: float) -> None:
+        """Take note of a QoS 1 or 2 PUBLISH handed to the connection for the first time."""
 
     def sent_run(
         self, link: Link, first_packet_id: int, n_packets: int, payload_bytes: int, now: float
     ) -> None:
-        """As `LinkSampler.sent` for Packet Identifiers that follow each other.
+        """Take note of several at once, by `sent` for each unless overridden.
 
         Args:
             link: of the subscriber.
-            first_packet_id: of the oldest.
+            first_packet_id: of the oldest; those of the others follow.
             n_packets: how many.
             payload_bytes: of each.
             now: monotonic seconds.
         """
-        raise NotImplementedError
+        for packet_id in range(first_packet_id, first_packet_id + n_packets):
+            self.sent(link, packet_id, payload_bytes, now)
+
+    def acknowledged(self, link: Link, packet_id: int, now: float) -> bool:  # noqa: ARG002
+        """Take note of the PUBACK or PUBREC of one of them."""
+        return False
 
     def acknowledged_run(
         self, link: Link, first_packet_id: int, n_packets: int, now: float
     ) -> bool:
-        """As `LinkSampler.acknowledged` for Packet Identifiers that follow each other."""
-        raise NotImplementedError
-
-
-class SparingSampler:
-    """Base of a `LinkSampler` that says in the link what it would do nothing about.
-
-    A broker whose only sampler it is does not call `sent` before `Link.quiet_until`, nor
-    `acknowledged` while `Link.outstanding_since` is None. Others are told of everything.
-    """
-
-
-class ProbingSampler:
-    """Base of a `LinkSampler` that has messages of its own sent to subscribers, to time them.
-
-    In each of its periods, every connected client that has subscribed to `probe_topic` by that very
-    name, at QoS 1 or 2, is sent a QoS 1 message with `probe_payload`, for itself alone; but none
-    while an earlier one is unacknowledged. `LinkSampler.acknowledged` tells of the PUBACK.
-
-    Attributes:
-        probe_topic: Topic Name, valid; None where no probes are sent.
-        probe_payload: of each probe.
-    """
-
-    probe_topic: str | None = None
-    probe_payload: bytes = b""
+        """Take note of several at once, by `acknowledged` for each unless overridden."""
+        has_news = False
+        for packet_id in range(first_packet_id, first_packet_id + n_packets):
+            has_news |= self.acknowledged(link, packet_id, now)
+        return has_news
 
     def probe_sent(self, link: Link, packet_id: int, now: float) -> None:
-        """A probe was handed to the connection; `LinkSampler.sent` is not called for it."""
-        raise NotImplementedError
+        """Take note of a probe handed to the connection; `sent` is not called for it."""
+
+    def connected(self, link: Link, now: float) -> None:
+        """Take note of a new network connection of the subscriber: what was outstanding is void."""
+
+    def forget(self, link: Link) -> None:
+        """Drop whatever is kept for this subscriber: its session has ended."""
 
 
-class PayloadStore(Protocol):
+class PayloadStore:
     """Keeps payloads that wait for at least one target, of more than `STORED_ABOVE_BYTES`.
 
-    Others stay with their messages.
+    Others stay with their messages. As it is, the store keeps each by reference: one immutable
+    `bytes`, freed by Python with its last reference. Paper 002 calls this lazy allocation: a
+    subscriber's queue refers to the one stored message, and the packet is built only when it can
+    be sent.
     """
 
     def keep(self, data: bytes) -> Payload:
@@ -289,22 +254,18 @@ class PayloadStore(Protocol):
         Raises:
             OSError: it cannot be kept; the publish is refused.
         """
-
-
-class CopyingStore:
-    """Base of a `PayloadStore` that keeps a payload for each subscriber."""
+        return data
 
     def copy(self, payload: Payload) -> Payload:
-        """Return what stands for a payload of the store, for one subscriber more."""
-        raise NotImplementedError
+        """Return what stands for a payload of the store, for one subscriber more.
 
-
-class CountingStore:
-    """Base of a `PayloadStore` that has figures to show."""
+        Overridden by a store that keeps a payload for each subscriber, to be called for each.
+        """
+        return payload
 
     def figures(self) -> Mapping[str, int]:
-        """Return them by their names below ``$SYS/broker/penstock/payload_store/``."""
-        raise NotImplementedError
+        """Return figures by their names below ``$SYS/broker/penstock/payload_store/``."""
+        return {}
 
 
 class Receipt(Protocol):
@@ -318,8 +279,9 @@ class Receipt(Protocol):
         """
 
 
-class SinkCounts(Protocol):
-    """A sink's side of the ledger: matched = stored + queued + sum(dropped).
+@dataclass(slots=True)
+class SinkCounts:
+    """A sink's side of the ledger: matched = stored + queued + sum(dropped). The sink counts.
 
     Attributes:
         matched: messages the router offered.
@@ -328,14 +290,16 @@ class SinkCounts(Protocol):
         dropped: refused or lost messages by reason.
     """
 
-    matched: int
-    stored: int
-    queued: int
-    dropped: dict[str, int]
+    matched: int = 0
+    stored: int = 0
+    queued: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
 
 
-class MessageSink(Protocol):
+class MessageSink(ABC):
     """A route target that is not a session, such as a pull queue.
+
+    A sink that raises is logged and counted, and the publish is refused.
 
     Attributes:
         name: unique among the broker's sinks.
@@ -347,6 +311,7 @@ class MessageSink(Protocol):
     topic_filters: Sequence[str]
     counts: SinkCounts
 
+    @abstractmethod
     def accept(self, message: Message, receipt: Receipt | None) -> None:
         """Take a message without waiting.
 
@@ -359,7 +324,7 @@ class MessageSink(Protocol):
 class ClientReports(Protocol):
     """What can be asked about the broker's clients, on the loop's thread.
 
-    There may be very many: who asks about all of them lets others have their turn in between.
+    There may be very many: let other tasks run in between when asking about all of them.
     """
 
     def client_ids(self) -> list[str]:
@@ -399,6 +364,8 @@ class Plugin:
 
     Config: ClassVar[type]
 
+    config: Any
+    context: PluginContext
     gate: DeliveryGate | None = None
     sampler: LinkSampler | None = None
     payload_store: PayloadStore | None = None

@@ -80,8 +80,8 @@ class Link:
         outstanding_since: monotonic seconds at which the oldest unacknowledged timed packet
             was sent, or None.
         outstanding_bytes: payload bytes of that packet; 0 for a bare acknowledgement.
-        quiet_until: monotonic seconds before which a `SparingSampler` need not be told of what
-            leaves.
+        quiet_until: monotonic seconds before which a sparing sampler (`LinkSampler`) ignores
+            what leaves.
         tcp: what the kernel said of the present connection; None while it was not asked yet, or
             has no answer.
     """

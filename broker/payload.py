@@ -52,18 +52,6 @@ class StoredPayload(Protocol):
 Payload: TypeAlias = "bytes | StoredPayload"
 
 
-class ReferenceStore:
-    """The default store: one immutable `bytes`, kept by Python's own references.
-
-    Paper 002 calls this lazy allocation: a queue of a subscriber holds a reference to the
-    one stored message, and the packet is built only when it can be sent.
-    """
-
-    def keep(self, data: bytes) -> Payload:
-        """Return `data` itself."""
-        return data
-
-
 class PayloadReader:
     """A stored payload on its way to one client, read piece by piece as the client takes it.
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from penstock.broker.access_control import AccessControl, Authenticator
 from penstock.broker.config.policy import suggest, validate_config
+from penstock.broker.contracts import breaches, callback_breaches
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError, import_hint
 from penstock.broker.events import Callbacks
 from penstock.broker.extensions import (
@@ -26,7 +27,6 @@ from penstock.broker.extensions import (
     Plugin,
     PluginContext,
 )
-from penstock.broker.payload import ReferenceStore
 
 ENTRY_POINT_GROUP = "penstock.plugins"
 
@@ -56,7 +56,7 @@ class LoadedPlugins:
         names: of each of them, under `plugins`.
         gate: the one delivery gate, or None.
         samplers: in the order of the file.
-        payload_store: a plugin's, or the broker's own.
+        payload_store: the one payload store, or None.
         sinks: in the order of the file; names are unique.
         access: in the order of the file.
         authenticators: in the order of the file; methods are unique.
@@ -67,7 +67,7 @@ class LoadedPlugins:
     names: tuple[str, ...] = ()
     gate: DeliveryGate | None = None
     samplers: tuple[LinkSampler, ...] = ()
-    payload_store: PayloadStore = field(default_factory=ReferenceStore)
+    payload_store: PayloadStore | None = None
     sinks: tuple[MessageSink, ...] = ()
     access: tuple[AccessControl, ...] = ()
     authenticators: tuple[Authenticator, ...] = ()
@@ -155,25 +155,24 @@ def load_plugins(
         logger = logging.getLogger(f"penstock.{name}")
         context = PluginContext(logger, policy.file, clock, tuple(listeners), clients)
         made[name] = _make(name, cls, config, context)
+        _check_contracts(name, made[name])
     problems.extend(_conflicts(made))
     if problems:
         raise ConfigError(policy.file, problems)
     _warn_of_blind_gate(made, policy.file)
+    plugins = tuple(made.values())
     return LoadedPlugins(
-        plugins=tuple(made.values()),
+        plugins=plugins,
         names=tuple(made),
-        gate=next((plugin.gate for plugin in made.values() if plugin.gate), None),
-        samplers=tuple(plugin.sampler for plugin in made.values() if plugin.sampler),
+        gate=next((one.gate for one in plugins if one.gate is not None), None),
+        samplers=tuple(one.sampler for one in plugins if one.sampler is not None),
         payload_store=next(
-            (plugin.payload_store for plugin in made.values() if plugin.payload_store),
-            ReferenceStore(),
+            (one.payload_store for one in plugins if one.payload_store is not None), None
         ),
-        sinks=tuple(sink for plugin in made.values() for sink in plugin.sinks),
-        access=tuple(plugin.access for plugin in made.values() if plugin.access is not None),
-        authenticators=tuple(
-            authenticator for plugin in made.values() for authenticator in plugin.authenticators
-        ),
-        callbacks=tuple(plugin.callbacks for plugin in made.values() if plugin.callbacks),
+        sinks=tuple(sink for one in plugins for sink in one.sinks),
+        access=tuple(one.access for one in plugins if one.access is not None),
+        authenticators=tuple(which for one in plugins for which in one.authenticators),
+        callbacks=tuple(one.callbacks for one in plugins if one.callbacks is not None),
     )
 
 
@@ -216,6 +215,44 @@ def _make(name: str, cls: type[Plugin], config: Any, context: PluginContext) -> 
         raise
     except Exception as error:
         raise PluginLoadError(f"plugin {name}: {type(error).__name__}: {error}") from error
+
+
+_MAY_WAIT: Final[dict[type, frozenset[str]]] = {
+    AccessControl: frozenset({"authenticate", "authorize"}),
+}
+"""Extension points to those of their methods that may be asynchronous."""
+
+
+def _check_contracts(name: str, plugin: Plugin) -> None:
+    """Check what a plugin brings against the extension points' base classes.
+
+    Raises:
+        PluginLoadError: it names the method or attribute, what was read and what is allowed.
+    """
+    brought: list[tuple[object, type]] = [
+        (plugin, Plugin),
+        (plugin.gate, DeliveryGate),
+        (plugin.sampler, LinkSampler),
+        (plugin.payload_store, PayloadStore),
+        (plugin.access, AccessControl),
+        (plugin.callbacks, Callbacks),
+    ]
+    brought += [(sink, MessageSink) for sink in plugin.sinks]
+    brought += [(authenticator, Authenticator) for authenticator in plugin.authenticators]
+    for extension, base in brought:
+        if extension is None:
+            continue
+        may_wait = _MAY_WAIT.get(base, frozenset())
+        for what, read, allowed in breaches(extension, base, may_wait=may_wait):
+            raise PluginLoadError(f"plugin {name}: {what}: read {read}; allowed: {allowed}")
+    for event in fields(Callbacks) if plugin.callbacks is not None else ():
+        for callback in getattr(plugin.callbacks, event.name):
+            for read, allowed in callback_breaches(callback):
+                what = getattr(callback, "__qualname__", repr(callback))
+                raise PluginLoadError(
+                    f"plugin {name}: {what}, a callback of {event.name}: read {read}; "
+                    f"allowed: {allowed}"
+                )
 
 
 def _conflicts(made: Mapping[str, Plugin]) -> list[ConfigProblem]:

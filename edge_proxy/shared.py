@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.broker.counters import Counters
-from penstock.broker.extensions import DeliveryGate, LinkSampler, SubscriberGate
+from penstock.broker.extensions import DeliveryGate, LinkSampler
 from penstock.broker.faults import note_fault
 from penstock.broker.link import Link
 from penstock.broker.outbox.ledger import Ledger
-from penstock.broker.outbox.rules import OpenGate, OutboxRules
+from penstock.broker.outbox.rules import OutboxRules
 from penstock.edge_proxy.content_index import ContentIndex
 from penstock.edge_proxy.topic_cache import TopicCache
 
@@ -72,7 +72,7 @@ class Shared:
         self.limits = limits
         self.logger = logger
         self.counters = Counters()
-        self.gate: DeliveryGate = gate if gate is not None else OpenGate()
+        self.gate = DeliveryGate() if gate is None else gate
         # A client's limits are kept by not reading: what has been read must not be dropped.
         self.outbox_rules = OutboxRules(self.gate, self.on_gate_error)
         self.samplers = tuple(samplers)
@@ -85,8 +85,6 @@ class Shared:
 
     def introduce(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> None:
         """Let the gate read what a client's CONNECT says of the path to it."""
-        if not isinstance(self.gate, SubscriberGate):
-            return
         try:
             ignored = self.gate.connected(link, user_properties)
         except Exception as error:  # noqa: BLE001 (a plugin's fault must not keep a client out)

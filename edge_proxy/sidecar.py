@@ -8,7 +8,6 @@ import logging
 from typing import Final
 
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
-from penstock.broker.extensions import LinkSampler, ProbingSampler
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.network.open_files import most_connections
 from penstock.broker.outbox.ledger import Ledger
@@ -174,7 +173,7 @@ def _check_plugins(loaded: LoadedPlugins, config: ProxyConfig) -> None:
             brought.append("a message sink")
         if plugin.payload_store is not None:
             brought.append("a payload store")
-        if plugin.sampler is not None and _sends_probes(plugin.sampler):
+        if plugin.sampler is not None and plugin.sampler.probe_topic is not None:
             brought.append("a sampler that sends probes, as by source probe")
         problems += [
             ConfigProblem(
@@ -186,8 +185,3 @@ def _check_plugins(loaded: LoadedPlugins, config: ProxyConfig) -> None:
         ]
     if problems:
         raise ConfigError(config.file, problems)
-
-
-def _sends_probes(sampler: LinkSampler) -> bool:
-    """Say whether a sampler wants to send: packets of a proxy's own have no place in a session."""
-    return isinstance(sampler, ProbingSampler) and sampler.probe_topic is not None

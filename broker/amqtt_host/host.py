@@ -17,6 +17,7 @@ from penstock.broker.access_control import (
     PUBLISH,
     RECEIVE,
     SUBSCRIBE,
+    AccessControl,
     Action,
     Admittance,
     ConnectAttempt,
@@ -59,7 +60,7 @@ _MAX_ADMITTED: Final = 1_000
 """Clients that were authenticated and whose connection has not opened yet; the oldest go."""
 
 
-class AmqttHost:
+class AmqttHost(AccessControl):
     """Runs the aMQTT plugins of a policy; the broker's `AccessControl`.
 
     Make it with the event loop running, give `callbacks` and the host itself to the core,

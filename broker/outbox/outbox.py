@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.extensions import Decision, LearningGate, SubscriberGate, Verdict
+from penstock.broker.extensions import Decision, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import NO_QUEUE, Delivery, by_sequence, first_of, take_ready
@@ -273,11 +273,11 @@ class Outbox:
 
         Its size class is that of the listener by which the subscriber is, or was last, connected.
         """
-        gate = self._rules.gate
-        if not message.is_large or not isinstance(gate, SubscriberGate):
+        is_large = self._rules.is_large
+        if not message.is_large or is_large is None:
             return message.is_large
         try:
-            return gate.is_large(message, self._link)
+            return is_large(message, self._link)
         except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop delivery)
             self.gate_errors_total += 1
             self._rules.on_gate_error(error)
@@ -308,10 +308,10 @@ class Outbox:
     def link_changed(self) -> None:
         """Ask the gate again at the next `take`: there is a new RTT estimate."""
         self._ask = True
-        gate = self._rules.gate
-        if isinstance(gate, LearningGate):
+        observe = self._rules.observe
+        if observe is not None:
             try:
-                gate.observe(self._link)
+                observe(self._link)
             except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop delivery)
                 self.gate_errors_total += 1
                 self._rules.on_gate_error(error)

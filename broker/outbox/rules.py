@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.extensions import DeliveryGate, OrderingGate, Verdict
+from penstock.broker.contracts import overridden
+from penstock.broker.extensions import DeliveryGate
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.outbox.backlog import Backlog
@@ -19,27 +20,6 @@ SWEEP_SECONDS: Final = 0.00002
 """For each message that waits, so long there is no further look for expired ones, which takes 0.4 %
 of it. A look whenever one has expired, ten times a second in 12 full outboxes of 100,000, would
 take all of the time."""
-
-
-class OpenGate:
-    """The gate of a broker without withholding: no message is large, all may go."""
-
-    def threshold_s(self, topic: str) -> int | None:  # noqa: ARG002 (a gate's signature)
-        """Return None: nothing is large."""
-        return None
-
-    def decide(
-        self,
-        message: Message,  # noqa: ARG002
-        link: Link,  # noqa: ARG002
-        sojourn: float,  # noqa: ARG002
-        now: float,  # noqa: ARG002
-    ) -> Verdict:
-        """Let every message go."""
-        return Verdict(deliver=True, reason="no gate")
-
-    def forget(self, link: Link) -> None:
-        """Keep nothing, so forget nothing."""
 
 
 class OutboxRules:
@@ -58,7 +38,9 @@ class OutboxRules:
         keeps_topics: a small message waits behind a withheld large one of its topic.
         supersedes: a large message of QoS 0 takes the place of the one before on its topic.
         on_dropped: told of what was dropped for want of room: link, reason, how many, about now.
-        is_first: says of a topic whether its messages leave before all others; None where none do.
+        is_first: the gate's; None where it has none.
+        is_large: the same.
+        observe: the same.
     """
 
     __slots__ = (
@@ -68,9 +50,11 @@ class OutboxRules:
         "half_bytes",
         "half_messages",
         "is_first",
+        "is_large",
         "keeps_topics",
         "max_bytes",
         "max_messages",
+        "observe",
         "on_dropped",
         "on_gate_error",
         "over_half",
@@ -98,14 +82,12 @@ class OutboxRules:
         self.over_half: set[object] = set()
         if backlog is not None:
             backlog.over_half = self.over_half
-        self.keeps_topics = True
-        self.supersedes = False
+        self.keeps_topics = gate.keeps_topics
+        self.supersedes = gate.supersedes
         self.on_dropped: Callable[[Link, str, int, float], None] | None = None
-        self.is_first: Callable[[str], bool] | None = None
-        if isinstance(gate, OrderingGate):
-            self.keeps_topics = gate.keeps_topics
-            self.supersedes = gate.supersedes
-            self.is_first = gate.is_first if gate.has_first else None
+        self.is_first = overridden(gate.is_first, DeliveryGate.is_first)
+        self.is_large = overridden(gate.is_large, DeliveryGate.is_large)
+        self.observe = overridden(gate.observe, DeliveryGate.observe)
 
     def is_over_half(self, outbox: Outbox) -> bool:
         """Say whether more than half of what may wait in an outbox does."""

@@ -44,7 +44,7 @@ def acknowledged(
         session.ledger.delivered += 1
     else:
         session.ledger.drop("refused")
-    if qos == 1 and core.samplers:
+    if qos == 1 and core.timing:
         sample(session, core, packet_id, now)
     made_room(connection, session)
 
@@ -75,7 +75,7 @@ def sample(session: Session, core: Core, packet_id: int, now: float) -> None:
     """Tell the samplers of an acknowledgement, unless none waits for any."""
     if core.spares and session.link.outstanding_since is None:
         return
-    for sampler in core.samplers:
+    for sampler in core.timing:
         try:
             has_news = sampler.acknowledged(session.link, packet_id, now)
         except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
@@ -104,7 +104,7 @@ def _received_by_client(
         if reason_code < 0x80:
             connection.send_packet(PubRel(packet_id, _not_found(connection)))
         return
-    if core.samplers:
+    if core.timing:
         sample(session, core, packet_id, now)
     if reason_code >= 0x80:
         acknowledged(connection, packet_id, 2, now, reason_code)

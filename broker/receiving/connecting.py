@@ -15,7 +15,6 @@ from penstock.broker.config.capabilities import check_connect, connack_propertie
 from penstock.broker.counters import count
 from penstock.broker.errors import ProtocolError
 from penstock.broker.events import ClientConnected
-from penstock.broker.extensions import SubscriberGate
 from penstock.broker.mqtt.enums import MQTT_3_1, MQTT_5, PacketType
 from penstock.broker.mqtt.packets import ConnAck, Connect, Will
 from penstock.broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
@@ -368,17 +367,16 @@ def _set_up(
     session.username = username
     session.link.username = username
     session.listener = session.link.listener = connection.listener
-    if isinstance(core.gate, SubscriberGate):
-        _introduce(core, core.gate, session.link, packet)
+    _introduce(core, session.link, packet)
     core.sessions.set_will(session, packet.will)
     if core.journal is not None:
         core.journal.opened(session)
 
 
-def _introduce(core: Core, gate: SubscriberGate, link: Link, packet: Connect) -> None:
+def _introduce(core: Core, link: Link, packet: Connect) -> None:
     """Let the gate read what a CONNECT says of the path to the client."""
     try:
-        ignored = gate.connected(link, packet.properties.get("user_property", ()))
+        ignored = core.gate.connected(link, packet.properties.get("user_property", ()))
     except Exception as error:  # noqa: BLE001 (a plugin's fault must not keep a client out)
         core.on_gate_error(error)
         return

@@ -142,7 +142,7 @@ def _take_puback(connection: Connection, data: bytes, start: int, now: float) ->
     counters.bytes_received += PACKET_BYTES
     counters.packets_received += 1
     session.ledger.delivered += 1
-    if core.samplers:
+    if core.timing:
         sample(session, core, packet_id, now)
     made_room(connection, session)
     return True

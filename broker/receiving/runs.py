@@ -26,7 +26,6 @@ from operator import or_
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.errors import PeerError
-from penstock.broker.extensions import RunSampler
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.properties import read_publish_properties
@@ -322,7 +321,7 @@ def deliver(core: Core, sessions: tuple[Session, ...], run: MessageRun, now: flo
             core.turn.write_soon(connection)
         session.ledger.matched += n_messages
         n_sent += n_messages
-        if core.samplers and not (core.spares and now < session.link.quiet_until):
+        if core.timing and not (core.spares and now < session.link.quiet_until):
             _tell_sent(core, session, first, run, now)
     core.counters.packets_sent += n_sent
     core.counters.publish_sent += n_sent
@@ -371,7 +370,7 @@ def _finish(connection: Connection, qos: int, data: bytes, position: int, now: f
     core = connection.core
     core.counters.packets_received += n_packets
     session.ledger.delivered += n_packets
-    if qos == 1 and core.samplers and not (core.spares and session.link.outstanding_since is None):
+    if qos == 1 and core.timing and not (core.spares and session.link.outstanding_since is None):
         _tell_acknowledged(core, session, first, n_packets, now)
     made_room(connection, session)
     return position + n_packets * PACKET_BYTES
@@ -389,7 +388,7 @@ def _take_pubrecs(
         return 0
     core = connection.core
     core.counters.packets_received += n_packets
-    if core.samplers and not (core.spares and session.link.outstanding_since is None):
+    if core.timing and not (core.spares and session.link.outstanding_since is None):
         _tell_acknowledged(core, session, first, n_packets, now)
     answer(connection, packets_from(ALL_PUBREL, first, n_packets), n_packets)
     return position + n_packets * PACKET_BYTES
@@ -433,18 +432,14 @@ def _take_pubrels(
 
 def _tell_sent(core: Core, session: Session, first: int, run: MessageRun, now: float) -> None:
     link = session.link
-    for sampler in core.samplers:
+    for sampler in core.timing:
         packet_id = first
         try:
             if run.n_messages == 1:
                 sampler.sent(link, first, run.payload_bytes, now)
                 continue
             for n_packets, _, _, _, n_bytes, _ in run.segments:
-                if isinstance(sampler, RunSampler):
-                    sampler.sent_run(link, packet_id, n_packets, n_bytes, now)
-                else:
-                    for offset in range(n_packets):
-                        sampler.sent(link, packet_id + offset, n_bytes, now)
+                sampler.sent_run(link, packet_id, n_packets, n_bytes, now)
                 packet_id += n_packets
         except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
             core.on_extension_error(type(sampler).__name__, error)
@@ -454,14 +449,10 @@ def _tell_acknowledged(
     core: Core, session: Session, first: int, n_packets: int, now: float
 ) -> None:
     link = session.link
-    for sampler in core.samplers:
+    for sampler in core.timing:
         has_news = False
         try:
-            if isinstance(sampler, RunSampler):
-                has_news = sampler.acknowledged_run(link, first, n_packets, now)
-            else:
-                for packet_id in range(first, first + n_packets):
-                    has_news |= sampler.acknowledged(link, packet_id, now)
+            has_news = sampler.acknowledged_run(link, first, n_packets, now)
         except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
             core.on_extension_error(type(sampler).__name__, error)
         if has_news:

@@ -13,7 +13,6 @@ from penstock.broker.client_report import (
     TcpFigures,
     WithholdingFigures,
 )
-from penstock.broker.extensions import ThresholdGate
 
 if TYPE_CHECKING:
     from penstock.broker.link import TcpLook
@@ -159,11 +158,8 @@ def _tcp_figures(look: TcpLook, now: float) -> TcpFigures:
 def _threshold_l(session: Session) -> float | None:
     """Return the threshold that the gate compares the client's RTT with; None if the gate fails."""
     core = session.core
-    gate = core.gate
-    if not isinstance(gate, ThresholdGate):
-        return None
     try:
-        return gate.threshold_l(session.link)
+        return core.gate.threshold_l(session.link)
     except Exception as error:  # noqa: BLE001 (a plugin's fault must not spoil the report)
         core.on_gate_error(error)
         return None

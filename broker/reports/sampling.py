@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.extensions import LinkSampler, ProbingSampler
+from penstock.broker.extensions import LinkSampler
 from penstock.broker.reports.periodic_work import PeriodicWork
 from penstock.broker.sessions.core import Core
 from penstock.broker.sessions.probes import Probes
@@ -37,7 +37,7 @@ class Sampling:
         self._sampler = sampler
         self._period = period
         self._probes: Probes | None = None
-        if isinstance(sampler, ProbingSampler) and sampler.probe_topic is not None:
+        if sampler.probe_topic is not None:
             self._probes = Probes(core, sampler, sampler.probe_topic)
         self._round: list[Session] = []  # the next one last
         self._round_began = 0.0

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from penstock.broker.config.limits import OF_MEMORY
-from penstock.broker.extensions import CountingStore
 from penstock.broker.message import Message
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.process.collector import resident_bytes
@@ -178,8 +177,6 @@ class SysTopics:
 
     def _payload_store(self) -> Iterator[tuple[str, str]]:
         store = self._core.payload_store
-        if not isinstance(store, CountingStore):
-            return
         try:
             figures = store.figures()
         except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop the figures)

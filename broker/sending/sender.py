@@ -443,7 +443,7 @@ class Sender(Outgoing):
         is_held = delivery.qos == 2 and (session.journal is not None or delivery.row_start != 0)
         header = self._header(delivery, now, dup=delivery.is_repeat)
         if self._put_publish(header, payload, is_held=is_held):
-            if self.core.samplers:
+            if self.core.timing:
                 link = session.link
                 self.core.tell_samplers(lambda s: delivery.tell_sent(s, link, now))
             return payload

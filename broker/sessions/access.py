@@ -29,9 +29,10 @@ from penstock.broker.access_control import (
     ConnectAttempt,
     SessionView,
 )
+from penstock.broker.contracts import overridden
 
 
-class SeveralSources:
+class SeveralSources(AccessControl):
     """Access control by what several sources say; see the module. No source lets nobody in.
 
     As long as no source takes a wait, neither does this.
@@ -44,10 +45,11 @@ class SeveralSources:
 
     def __init__(self, sources: Sequence[AccessControl]) -> None:
         self._sources = tuple(sources)
+        asked = [source for source in sources if _authorizes(source)]
         self._checking = {
-            PUBLISH: tuple(source for source in sources if source.checks_publish),
-            SUBSCRIBE: tuple(source for source in sources if source.checks_subscribe),
-            RECEIVE: tuple(source for source in sources if source.checks_receive),
+            PUBLISH: tuple(source for source in asked if source.checks_publish),
+            SUBSCRIBE: tuple(source for source in asked if source.checks_subscribe),
+            RECEIVE: tuple(source for source in asked if source.checks_receive),
         }
         self.checks_publish = bool(self._checking[PUBLISH])
         self.checks_subscribe = bool(self._checking[SUBSCRIBE])
@@ -143,4 +145,10 @@ def combine(
     """
     if not sources and not authenticators:
         return None
-    return sources[0] if len(sources) == 1 else SeveralSources(sources)
+    is_one = len(sources) == 1 and _authorizes(sources[0])
+    return sources[0] if is_one else SeveralSources(sources)
+
+
+def _authorizes(source: AccessControl) -> bool:
+    """Say whether a source checks any topics, so that it must be asked about them."""
+    return overridden(source.authorize, AccessControl.authorize) is not None

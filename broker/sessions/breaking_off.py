@@ -2,7 +2,7 @@
 
 Theory of operation. On one network connection nothing overtakes a PUBLISH that has begun. Where
 the path turns bad while a large one is half sent, every small message behind it waits until the
-path is good again. A gate that is a `BreakingGate` may end that: the connection is closed, and the
+path is good again. A gate with `break_off_after` may end that: the connection is closed, and the
 client, whose session outlives it, comes back within a second or so and gets the small ones.
 
 So that it is known what a client can have received, a payload that may be broken off is handed to
@@ -37,7 +37,7 @@ import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.extensions import BreakingGate, Transfer
+from penstock.broker.extensions import DeliveryGate, Transfer
 from penstock.broker.payload import PayloadReader
 from penstock.broker.sessions import retained_delivery
 from penstock.broker.sessions.wills import will_delay
@@ -109,7 +109,7 @@ class BreakingOff:
     was acknowledged before it was whole.
     """
 
-    def __init__(self, core: Core, gate: BreakingGate, after: float) -> None:
+    def __init__(self, core: Core, gate: DeliveryGate, after: float) -> None:
         """Begin with nothing.
 
         Args:
@@ -128,7 +128,7 @@ class BreakingOff:
     def of(core: Core) -> BreakingOff | None:
         """Return it for a core, or None where its gate breaks nothing off."""
         gate = core.gate
-        if not isinstance(gate, BreakingGate) or gate.break_off_after is None:
+        if gate.break_off_after is None:
             return None
         return BreakingOff(core, gate, gate.break_off_after)
 

@@ -22,16 +22,15 @@ from penstock.broker.access_control import (
     SessionView,
 )
 from penstock.broker.config.capabilities import is_restricted
+from penstock.broker.contracts import overridden
 from penstock.broker.counters import Counters, count
 from penstock.broker.events import Callbacks, MessageRetained
 from penstock.broker.extensions import (
-    CopyingStore,
     DeliveryGate,
     LinkSampler,
     MessageSink,
     PayloadStore,
     Receipt,
-    SparingSampler,
 )
 from penstock.broker.faults import note_fault
 from penstock.broker.link import Link
@@ -40,8 +39,8 @@ from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, ProtocolVersion
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.outbox.backlog import Backlog
 from penstock.broker.outbox.ledger import Ledger
-from penstock.broker.outbox.rules import OpenGate, OutboxRules
-from penstock.broker.payload import PIECE_BYTES, STORED_ABOVE_BYTES, Payload, ReferenceStore
+from penstock.broker.outbox.rules import OutboxRules
+from penstock.broker.payload import PIECE_BYTES, STORED_ABOVE_BYTES, Payload
 from penstock.broker.quotas.login_backoff import LoginBackoff
 from penstock.broker.quotas.received_bytes import ReceivedBytes
 from penstock.broker.quotas.room import Room
@@ -108,6 +107,8 @@ class Core:
         turn: of the driver, and what it has caused so far.
         journal: told of what must outlive the process; None where nothing must.
         room: who has room for messages, and who waits for it.
+        timing: the samplers that take note of what is sent and acknowledged.
+        spares: the only one of them is sparing (`LinkSampler.is_sparing`).
         is_by_reference: payloads are in memory, each once.
         copies_payloads: each subscriber has a payload of its own.
         on_sys_subscribed: told of each filter below ``$`` to which what is retained is due; None
@@ -162,15 +163,15 @@ class Core:
         self.most_payload_bytes = limits.most_payload_bytes
         self.options = options
         self.logger = logger
-        self.gate: DeliveryGate = gate if gate is not None else OpenGate()
+        self.gate = DeliveryGate() if gate is None else gate
         self.samplers = tuple(samplers)
-        self.spares = len(samplers) == 1 and isinstance(samplers[0], SparingSampler)
-        self.payload_store: PayloadStore = payload_store or ReferenceStore()
-        self.is_by_reference = isinstance(self.payload_store, ReferenceStore)
-        self.copies_payloads = isinstance(self.payload_store, CopyingStore)
-        self._own_copy = (
-            self.payload_store.copy if isinstance(self.payload_store, CopyingStore) else None
-        )
+        self.timing = tuple(sampler for sampler in samplers if _times_packets(sampler))
+        self.spares = len(self.timing) == 1 and self.timing[0].is_sparing
+        store = self.payload_store = PayloadStore() if payload_store is None else payload_store
+        self._own_copy = overridden(store.copy, PayloadStore.copy)
+        self.copies_payloads = self._own_copy is not None
+        keeps = overridden(store.keep, PayloadStore.keep)
+        self.is_by_reference = keeps is None and not self.copies_payloads
         self.sinks = tuple(sinks)
         self.access = access
         self.authenticators = {offered.method: offered for offered in authenticators}
@@ -541,6 +542,18 @@ class Core:
         for session in self.sessions:
             total.add(session.settle_direct())
         return total
+
+
+def _times_packets(sampler: LinkSampler) -> bool:
+    """Say whether a sampler takes note of anything that is sent or acknowledged."""
+    told = (
+        overridden(sampler.sent, LinkSampler.sent),
+        overridden(sampler.sent_run, LinkSampler.sent_run),
+        overridden(sampler.acknowledged, LinkSampler.acknowledged),
+        overridden(sampler.acknowledged_run, LinkSampler.acknowledged_run),
+        overridden(sampler.probe_sent, LinkSampler.probe_sent),
+    )
+    return any(told)
 
 
 class _NoReceipt:

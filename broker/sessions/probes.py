@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from penstock.broker import run_now
 from penstock.broker.access_control import RECEIVE, AccessControl
-from penstock.broker.extensions import LinkSampler, ProbingSampler
+from penstock.broker.extensions import LinkSampler
 from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.routing.topic_tree import Target
@@ -51,15 +51,15 @@ class Probe(Delivery):
     is_stored: ClassVar[bool] = False
 
     def __init__(
-        self, message: Message, sampler: ProbingSampler, subscription_ids: tuple[int, ...]
+        self, message: Message, sampler: LinkSampler, subscription_ids: tuple[int, ...]
     ) -> None:
         super().__init__(message, 1, subscription_ids=subscription_ids)
         self.sampler = sampler
 
     def tell_sent(self, sampler: LinkSampler, link: Link, now: float) -> None:
         """Tell a sampler: its own probe is no normal delivery."""
-        if isinstance(sampler, ProbingSampler) and sampler is self.sampler:
-            self.sampler.probe_sent(link, self.packet_id, now)
+        if sampler is self.sampler:
+            sampler.probe_sent(link, self.packet_id, now)
         else:
             super().tell_sent(sampler, link, now)
 
@@ -67,7 +67,7 @@ class Probe(Delivery):
 class Probes:
     """Sends the probes of one sampler, in its rounds."""
 
-    def __init__(self, core: Core, sampler: ProbingSampler, topic: str) -> None:
+    def __init__(self, core: Core, sampler: LinkSampler, topic: str) -> None:
         """Make it; nothing is sent before `send`.
 
         Args:

@@ -25,6 +25,7 @@ from penstock.broker.access_control import (
     NOT_JUDGED,
     PUBLISH,
     Accepted,
+    AccessControl,
     Action,
     Admittance,
     Authenticator,
@@ -115,7 +116,7 @@ class Scope:
         return model._replace(digest=bytes(len(model.digest)))
 
 
-class FileAccess:
+class FileAccess(AccessControl):
     """The plugin's `AccessControl`.
 
     Attributes:
@@ -236,7 +237,7 @@ class FileAccess:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-class ScramAuthenticator:
+class ScramAuthenticator(Authenticator):
     """SCRAM-SHA-256 by the file of the client's listener."""
 
     method = METHOD
@@ -262,7 +263,7 @@ class ScramAuthenticator:
         return _Named(ScramExchange(scope.scram_users), rules, certified, holds)
 
 
-class _NoExchange:
+class _NoExchange(AuthExchange):
     """Refuses."""
 
     def step(self, data: bytes | None) -> AuthStep:  # noqa: ARG002 (AuthExchange's)
@@ -270,7 +271,7 @@ class _NoExchange:
         return Refused()
 
 
-class _Named:
+class _Named(AuthExchange):
     """An exchange after which the listener's rules give the client its names."""
 
     def __init__(

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from scramp import ScramException, ScramMechanism
 
-from penstock.broker.access_control import Accepted, AuthStep, Challenge, Refused
+from penstock.broker.access_control import Accepted, AuthExchange, AuthStep, Challenge, Refused
 
 METHOD: Final = "SCRAM-SHA-256"
 
@@ -134,7 +134,7 @@ class Users:
         return Credentials(salt, stored_key, server_key, iterations)
 
 
-class ScramExchange:
+class ScramExchange(AuthExchange):
     """One client's exchange; refused where it is not what RFC 5802 describes."""
 
     def __init__(self, users: Users) -> None:

@@ -19,7 +19,7 @@ import threading
 from collections import OrderedDict, deque
 from typing import Final
 
-from penstock.broker.extensions import CountingStore
+from penstock.broker.extensions import PayloadStore
 from penstock.broker.payload import PIECE_BYTES
 from penstock.plugins.memory.spill_file import Segment, SpillFile
 
@@ -87,7 +87,7 @@ class KeptPayload:
         return self._store.read_piece(self._kept, start)
 
 
-class SpillStore(CountingStore):
+class SpillStore(PayloadStore):
     """Keeps payloads in memory up to a limit, and the others in files.
 
     Invariant: a payload is in `_in_memory`, and counts in `memory_bytes`, while it has no place in

@@ -38,11 +38,9 @@ import os
 
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.extensions import (
+    LinkSampler,
     Plugin,
     PluginContext,
-    ProbingSampler,
-    RunSampler,
-    SparingSampler,
 )
 from penstock.broker.link import Link, TcpLook
 from penstock.plugins.probing.config import ProbingConfig
@@ -138,7 +136,7 @@ class SubscriberPath:
         return max(newer, key=lambda source: source.latest, default=largest)
 
 
-class RttSampler(RunSampler, ProbingSampler, SparingSampler):
+class RttSampler(LinkSampler):
     """The `LinkSampler` of this plugin.
 
     Attributes:
@@ -147,8 +145,10 @@ class RttSampler(RunSampler, ProbingSampler, SparingSampler):
         probe_payload: of each: bytes that no link can compress.
     """
 
+    is_sparing = True
+
     def __init__(self, config: ProbingConfig, logger: logging.Logger) -> None:
-        self.period: float | None = config.probe_period
+        self.period = config.probe_period
         self._config = config
         self._logger = logger
         self._reads_kernel = "tcp_info" in config.sources

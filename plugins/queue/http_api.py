@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from logging import Logger
 from typing import Any
 
@@ -46,7 +47,7 @@ from penstock.plugins.queue.http_requests import (
     read_offsets,
     seconds,
 )
-from penstock.plugins.queue.intake import Counts, Intake
+from penstock.plugins.queue.intake import Intake
 from penstock.plugins.queue.logical_queue import BusyError, LogicalQueue, WrongReaderError
 from penstock.plugins.web.bodies import Bodies
 from penstock.plugins.web.service import (
@@ -107,7 +108,7 @@ class QueueApi:
     Args:
         queues: the logical queues by name.
         intakes: where each queue's HTTP enqueues go.
-        published: the books of what each queue gets from the broker.
+        published: where what each queue gets from the broker comes in.
         engine: asked for its health.
         clock: monotonic seconds.
         logger: told of what should not happen.
@@ -118,7 +119,7 @@ class QueueApi:
         self,
         queues: Mapping[str, LogicalQueue],
         intakes: Mapping[str, Intake],
-        published: Mapping[str, Counts],
+        published: Mapping[str, Intake],
         engine: Engine,
         clock: Callable[[], float],
         logger: Logger,
@@ -183,8 +184,8 @@ class QueueApi:
     def _figures(self, queue: LogicalQueue) -> dict[str, Any]:
         return queue.figures() | {
             "enqueued": {
-                "published": _books(self._published[queue.name]),
-                "http": _books(self._intakes[queue.name].counts),
+                "published": asdict(self._published[queue.name].counts),
+                "http": asdict(self._intakes[queue.name].counts),
             }
         }
 
@@ -262,15 +263,6 @@ def _accepts_batch(request: web.Request) -> bool:
 
 def _batch_response(body: bytes) -> web.Response:
     return web.Response(body=body, content_type=BATCH_CONTENT_TYPE)
-
-
-def _books(counts: Counts) -> dict[str, Any]:
-    return {
-        "matched": counts.matched,
-        "stored": counts.stored,
-        "queued": counts.queued,
-        "dropped": dict(counts.dropped),
-    }
 
 
 def _delivery_json(delivery: ReceivedMessage) -> dict[str, Any]:

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from logging import Logger
-from typing import Final, Protocol
+from typing import Final
 
+from penstock.broker.extensions import Receipt, SinkCounts
 from penstock.broker.message import Message
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.plugins.queue.engine import AppendResult, Engine, StorageFullError
@@ -31,32 +32,6 @@ _REASON_CODES: Final = {
     "storage_error": ReasonCode.UNSPECIFIED_ERROR,
     "unreadable": ReasonCode.UNSPECIFIED_ERROR,
 }
-
-
-class Receipt(Protocol):
-    """Told once, on the loop's thread, what became of a message; a `Receipt`."""
-
-    def settle(self, reason_code: int) -> None:
-        """Report 0 when the message is safe, 0x80 or above when it is refused."""
-
-
-class Counts:
-    """The books of one intake: ``matched == stored + queued + sum(dropped.values())``.
-
-    Attributes:
-        matched: messages offered.
-        stored: messages that are safe.
-        queued: messages that wait for their commit.
-        dropped: messages that were not stored, by reason; see `DROP_REASONS`.
-    """
-
-    __slots__ = ("dropped", "matched", "queued", "stored")
-
-    def __init__(self) -> None:
-        self.matched = 0
-        self.stored = 0
-        self.queued = 0
-        self.dropped: dict[str, int] = {}
 
 
 class PendingBudget:
@@ -120,7 +95,7 @@ class Intake:
         commit_max_messages: int,
         logger: Logger,
     ) -> None:
-        self.counts = Counts()
+        self.counts = SinkCounts()
         self._queue = queue
         self._engine = engine
         self._budget = budget

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from logging import Logger
 
-from penstock.broker.extensions import MessageSink, Plugin, PluginContext, Receipt, SinkCounts
+from penstock.broker.extensions import MessageSink, Plugin, PluginContext, Receipt
 from penstock.broker.faults import note_fault
 from penstock.broker.message import Message
 from penstock.plugins.queue.config import QueueConfig
@@ -26,7 +26,7 @@ RETENTION_STEPS = 10
 LONGEST_RETENTION_STEP_SECONDS = 60.0
 
 
-class QueueSink:
+class QueueSink(MessageSink):
     """The route target that stands for one logical queue.
 
     Args:
@@ -43,7 +43,7 @@ class QueueSink:
     def __init__(self, name: str, topic_filters: Sequence[str], intake: Intake) -> None:
         self.name = name
         self.topic_filters = topic_filters
-        self.counts: SinkCounts = intake.counts
+        self.counts = intake.counts
         self._intake = intake
 
     def accept(self, message: Message, receipt: Receipt | None) -> None:
@@ -81,7 +81,7 @@ class QueuePlugin(Plugin):
         self._api = QueueApi(
             self.queues,
             over_http,
-            {name: intake.counts for name, intake in published.items()},
+            published,
             self.engine,
             context.clock,
             context.logger,

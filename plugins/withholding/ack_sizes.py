@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.broker.extensions import RunSampler
+from penstock.broker.extensions import LinkSampler
 from penstock.broker.link import Link
 from penstock.plugins.withholding.learned_profile import LARGE_BYTES, AckTimes
 
@@ -12,17 +12,12 @@ if TYPE_CHECKING:
     from penstock.plugins.withholding.gate import WithholdingGate
 
 
-class AckSizes(RunSampler):
+class AckSizes(LinkSampler):
     """A `LinkSampler` that writes no link: what it learns is for the gate of its plugin."""
 
     def __init__(self, gate: WithholdingGate) -> None:
-        self.period: float | None = None
         self._gate = gate
         self._times: dict[Link, AckTimes] = {}
-
-    def sample(self, link: Link, fileno: int, now: float) -> bool:  # noqa: ARG002 (the contract's)
-        """Look at nothing."""
-        return False
 
     def sent(self, link: Link, packet_id: int, payload_bytes: int, now: float) -> None:
         """Time a message, if its time would say something of its size alone."""

@@ -27,13 +27,9 @@ from collections.abc import Sequence
 from penstock.broker.config.policy import NamedBy, check_listeners, parse_mapping, read_text
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.extensions import (
-    BreakingGate,
-    LearningGate,
-    OrderingGate,
+    DeliveryGate,
     Plugin,
     PluginContext,
-    SubscriberGate,
-    ThresholdGate,
     Transfer,
     Verdict,
 )
@@ -63,7 +59,7 @@ _NOTHING_KNOWN = CongestionHistory()
 """Of a subscriber without estimates; never fed."""
 
 
-class WithholdingGate(BreakingGate, LearningGate, OrderingGate, SubscriberGate, ThresholdGate):
+class WithholdingGate(DeliveryGate):
     """The `DeliveryGate` of this plugin.
 
     Attributes:
@@ -81,8 +77,8 @@ class WithholdingGate(BreakingGate, LearningGate, OrderingGate, SubscriberGate, 
         )
         self.keeps_topics = config.ordering == "topic"
         self.supersedes = config.supersede
-        self.has_first = bool(config.priority)
-        self._first = FirstTopics(config.priority)
+        if config.priority:  # without, the broker is not to ask
+            self.is_first = FirstTopics(config.priority).has  # type: ignore[method-assign]
         self._classes = config.size_classes()
         self._thresholds = config.thresholds()
         table = config.profile if isinstance(config.profile, dict) else DEFAULT_PROFILE
@@ -108,10 +104,6 @@ class WithholdingGate(BreakingGate, LearningGate, OrderingGate, SubscriberGate, 
         if message.is_large and not self._classes.has_listeners:
             return True  # for everybody
         return self._classes.is_large(message.topic, message.payload_bytes, link.listener)
-
-    def is_first(self, topic: str) -> bool:
-        """Say whether messages of a topic have priority."""
-        return self._first.has(topic)
 
     def connected(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> str:
         """Take the threshold_l that the subscriber asks for, in its newest CONNECT."""

@@ -31,6 +31,7 @@ CONTRACT: Final = frozenset(
     {
         "access_control",
         "client_report",
+        "contracts",
         "counters",
         "errors",
         "events",
@@ -126,6 +127,7 @@ PLUGIN_ADAPTERS: Final = frozenset(
         "plugins.memory.spill",
         "plugins.memory.store",
         "plugins.probing.sampler",
+        "plugins.queue.intake",  # settles receipts and counts
         "plugins.queue.sink",
         "plugins.withholding.ack_sizes",
         "plugins.withholding.gate",
@@ -152,7 +154,6 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.queue.group_commit",
     "plugins.queue.http_api",
     "plugins.queue.http_requests",
-    "plugins.queue.intake",
     "plugins.queue.logical_queue",
     "plugins.queue.sqlite_file",
     "plugins.queue.store",  # speaks the engine's words

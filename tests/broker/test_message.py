@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from penstock.broker.extensions import PayloadStore
 from penstock.broker.message import Message
-from penstock.broker.payload import ReferenceStore
 
 
 def test_a_message_has_the_bytes_of_its_topic_and_the_size_of_its_payload() -> None:
@@ -27,7 +27,7 @@ def test_showing_a_message_shows_no_payload() -> None:
 def test_the_reference_store_keeps_the_very_object() -> None:
     """Paper 002, lazy allocation: one payload however many wait for it."""
     payload = b"x" * 1000
-    message = Message("t", ReferenceStore().keep(payload))
+    message = Message("t", PayloadStore().keep(payload))
     assert message.read_payload() is payload
 
 

@@ -6,17 +6,31 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from penstock.broker.access_control import AccessControl, Authenticator
+from penstock.broker.access_control import (
+    AccessControl,
+    Authenticator,
+    AuthExchange,
+    ConnectAttempt,
+)
 from penstock.broker.config.policy import Policy, parse_policy
 from penstock.broker.errors import ConfigError
-from penstock.broker.extensions import DeliveryGate, MessageSink, PayloadStore, Plugin
-from penstock.broker.payload import ReferenceStore
+from penstock.broker.events import Callbacks
+from penstock.broker.extensions import (
+    DeliveryGate,
+    LinkSampler,
+    MessageSink,
+    PayloadStore,
+    Plugin,
+    Receipt,
+    SinkCounts,
+)
+from penstock.broker.message import Message
 from penstock.broker.plugin_loader import (
     LoadedPlugins,
     PluginLoadError,
@@ -26,11 +40,24 @@ from penstock.broker.plugin_loader import (
 Install = Callable[[Mapping[str, str]], None]
 
 
-class Sink:
-    """Has a name, as every sink."""
+class Sink(MessageSink):
+    """A sink that keeps nothing."""
+
+    topic_filters = ("t",)
+    counts = SinkCounts()
 
     def __init__(self, name: str) -> None:
         self.name = name
+
+    def accept(self, message: Message, receipt: Receipt | None) -> None:
+        """Take nothing."""
+
+
+class Store(PayloadStore):
+    """A store that says of itself how much it has: nothing."""
+
+    def __len__(self) -> int:
+        return 0
 
 
 class Alarm(Plugin):
@@ -47,8 +74,8 @@ class Alarm(Plugin):
         super().__init__(config, context)
         if config.level == 13:
             raise OSError("no luck")
-        self.gate = cast("DeliveryGate", object())
-        self.sinks = [cast("MessageSink", Sink(config.sink))]
+        self.gate = DeliveryGate()
+        self.sinks = [Sink(config.sink)]
 
 
 class Bell(Alarm):
@@ -62,13 +89,17 @@ class Shelf(Plugin):
     class Config:
         """No key."""
 
-    payload_store = cast("PayloadStore", object())
+    payload_store = Store()
 
 
-class Gatekeeper:
+class Gatekeeper(Authenticator):
     """An authentication method."""
 
     method = "KNOCK"
+
+    def start(self, attempt: ConnectAttempt) -> AuthExchange:
+        """Begin nothing."""
+        raise NotImplementedError
 
 
 class Door(Plugin):
@@ -78,8 +109,8 @@ class Door(Plugin):
     class Config:
         """No key."""
 
-    access = cast("AccessControl", object())
-    authenticators = (cast("Authenticator", Gatekeeper()),)
+    access = AccessControl()
+    authenticators = (Gatekeeper(),)
 
 
 class Gate(Door):
@@ -132,11 +163,11 @@ def problems_of(text: str) -> list[tuple[str, str, str]]:
 
 
 def test_no_plugins_leaves_the_broker_its_own_store() -> None:
-    """Without plugins payloads are kept by reference and nothing is gated."""
+    """Without plugins no store is named and nothing is gated."""
     loaded = load("{}")
     assert loaded.plugins == ()
     assert loaded.gate is None
-    assert isinstance(loaded.payload_store, ReferenceStore)
+    assert loaded.payload_store is None
 
 
 @pytest.mark.usefixtures("example_plugins")
@@ -153,6 +184,84 @@ def test_plugins_are_made_in_the_order_of_the_file() -> None:
     assert loaded.gate is alarm.gate
     assert loaded.sinks == tuple(alarm.sinks)
     assert loaded.payload_store is Shelf.payload_store
+
+
+def _brings(**extensions: Any) -> type[Plugin]:
+    """Return a plugin that brings these."""
+    return type("Bringing", (Shelf,), {"payload_store": None, **extensions})
+
+
+class Slow(DeliveryGate):
+    """A gate that wants to wait."""
+
+    async def decide(self, *_: Any) -> Any:  # type: ignore[override]
+        """Wait, which a gate must not."""
+
+
+class Narrow(LinkSampler):
+    """A sampler that was written without looking at the contract."""
+
+    def sample(self, link: Any) -> bool:  # type: ignore[override]
+        """Take too little."""
+        return bool(link)
+
+
+class Misspelt(AccessControl):
+    """Access control of which nobody would ever be asked."""
+
+    def authorise(self, session: Any, topic: str, action: Any) -> bool:
+        """Have a name of another country."""
+        return bool(session and topic and action)
+
+
+class Nameless(MessageSink):
+    """A sink without what every sink has."""
+
+    def accept(self, message: Message, receipt: Receipt | None) -> None:
+        """Take nothing."""
+
+
+async def on_connected(event: object) -> None:
+    """Want to wait, which a callback must not."""
+
+
+@pytest.mark.parametrize(
+    ("plugin", "told"),
+    [
+        (_brings(gate=Slow()), "Slow.decide: read an asynchronous function; allowed: a plain one"),
+        (
+            _brings(sampler=Narrow()),
+            "Narrow.sample: read a method that takes (link: 'Any') -> 'bool'; allowed: a method ",
+        ),
+        (
+            _brings(access=Misspelt()),
+            "Misspelt.authorise: read a name that AccessControl does not have (perhaps authorize)",
+        ),
+        (_brings(sinks=[Nameless()]), "Nameless.name: read nothing; allowed: str"),
+        (
+            _brings(payload_store=Sink("s")),
+            "Sink: read an object that is no PayloadStore; allowed: a subclass of penstock.broker",
+        ),
+        (_brings(samplers=()), "Bringing.samplers: read a name that Plugin does not have (perhaps"),
+        (
+            _brings(start=lambda _self: None),
+            "Bringing.start: read a plain function; allowed: async",
+        ),
+        (
+            _brings(callbacks=Callbacks(client_connected=(on_connected,))),  # type: ignore[arg-type]
+            "on_connected, a callback of client_connected: read an asynchronous function; allowed:",
+        ),
+    ],
+)
+def test_an_extension_that_breaks_its_contract_is_a_load_error(
+    plugin: type[Plugin], told: str, monkeypatch: pytest.MonkeyPatch, install: Install
+) -> None:
+    """The line names the method or attribute, what was read and what is allowed."""
+    monkeypatch.setattr(sys.modules[__name__], "Bringing", plugin, raising=False)
+    install({"bad": f"{__name__}:Bringing"})
+    with pytest.raises(PluginLoadError) as caught:
+        load("{bad: }")
+    assert str(caught.value).startswith(f"plugin bad: {told}")
 
 
 @pytest.mark.usefixtures("example_plugins")

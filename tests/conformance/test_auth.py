@@ -18,7 +18,7 @@ from tests.conformance.clients import answer
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 
-class Knock:
+class Knock(AuthExchange):
     """An authenticator that lets in who answers at all."""
 
     method = "KNOCK"

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from penstock.broker.config.limits import Limits
-from penstock.broker.extensions import Receipt
+from penstock.broker.extensions import MessageSink, Receipt, SinkCounts
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from tests.conformance.clients import IN_EACH_VERSION, keep, pair
 from tests.helpers.virtual import VirtualBroker
 
 
-class Sink:
+class Sink(MessageSink):
     """A route target that answers when the test says so."""
 
     name = "sink"
     topic_filters = ("q",)
-    counts: object = None
+    counts = SinkCounts()
 
     def __init__(self) -> None:
         self.receipts: list[Receipt] = []

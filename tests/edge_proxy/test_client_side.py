@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.broker.extensions import OrderingGate
+from penstock.broker.extensions import LinkSampler
 from penstock.broker.link import Link
 from penstock.broker.mqtt.packets import (
     Disconnect,
@@ -80,12 +80,11 @@ def test_small_messages_and_all_other_packets_pass_a_withheld_one(version: int) 
     assert pair.topics() == ["big", "big"]
 
 
-class OrderedGate(SwitchGate, OrderingGate):
+class OrderedGate(SwitchGate):
     """Lets topic `first` pass all, small messages their topic, and wants newest pictures alone."""
 
     keeps_topics = False
     supersedes = True
-    has_first = True
 
     def is_first(self, topic: str) -> bool:
         """Say so of one topic."""
@@ -398,7 +397,7 @@ def test_a_fault_behind_a_full_outbox_is_found_when_there_is_room() -> None:
     assert pair.pair.is_closing
 
 
-class Sampler:
+class Sampler(LinkSampler):
     """A sampler whose every answer is news."""
 
     period: float | None = 1.0

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from penstock.broker.extensions import LinkSampler
 from penstock.broker.link import Link
 from penstock.edge_proxy.link_samplers import LinkSamplers
 
 
-class Sampler:
+class Sampler(LinkSampler):
     """A sampler that takes note of what it is told."""
 
     def __init__(self, period: float | None = 1.0, *, is_broken: bool = False) -> None:

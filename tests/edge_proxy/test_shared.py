@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from penstock.broker.extensions import DeliveryGate
 from penstock.broker.link import Link
 from penstock.broker.outbox.ledger import Ledger
-from penstock.broker.outbox.rules import OpenGate
 from penstock.edge_proxy.config import ProxyLimits
 from penstock.edge_proxy.shared import Shared, describe
 from penstock.plugins.withholding.config import WithholdingConfig
@@ -31,11 +31,11 @@ def test_an_account_on_one_line() -> None:
 def test_what_a_plugin_raised_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     """Its name is in the log and in the count."""
     shared = Shared(ProxyLimits(), logger=logging.getLogger("test.proxy"))
-    assert isinstance(shared.gate, OpenGate)
+    assert isinstance(shared.gate, DeliveryGate)
     shared.on_gate_error(RuntimeError("first"))
     shared.on_gate_error(RuntimeError("second"))
-    assert shared.extension_errors == {"OpenGate": 2}
-    assert "extension OpenGate failed: RuntimeError('first')" in caplog.text
+    assert shared.extension_errors == {"DeliveryGate": 2}
+    assert "extension DeliveryGate failed: RuntimeError('first')" in caplog.text
 
 
 def test_what_a_connect_says_reaches_the_gate_and_nonsense_is_counted(

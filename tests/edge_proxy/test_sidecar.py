@@ -6,7 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from pydantic import ConfigDict
@@ -19,8 +19,10 @@ from penstock.broker.extensions import (
     MessageSink,
     PayloadStore,
     Plugin,
-    ProbingSampler,
+    Receipt,
+    SinkCounts,
 )
+from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import Disconnect, PubAck
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.process.program import ReloadingService
@@ -75,16 +77,26 @@ class Gated(Recorded):
         self.gate = SwitchGate()
 
 
+class Sink(MessageSink):
+    """A sink that keeps nothing."""
+
+    name = "s"
+    topic_filters = ("t",)
+    counts = SinkCounts()
+
+    def accept(self, message: Message, receipt: Receipt | None) -> None:
+        """Take nothing."""
+
+
 class Sunk(Recorded):
     """Brings what a proxy has no use for."""
 
     def __init__(self, config: Any, context: Any) -> None:
         super().__init__(config, context)
-        self.sinks = [cast("MessageSink", type("Sink", (), {"name": "s"})())]
-        self.payload_store = cast("PayloadStore", object())
-        sampler = ProbingSampler()
-        sampler.probe_topic = "latency"
-        self.sampler = cast("LinkSampler", sampler)
+        self.sinks = [Sink()]
+        self.payload_store = PayloadStore()
+        self.sampler = LinkSampler()
+        self.sampler.probe_topic = "latency"
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.peers import reserved_port
+from penstock.broker.extensions import LinkSampler
 from penstock.broker.link import Link
 from penstock.broker.mqtt.packets import ConnAck, Disconnect, PingReq, PingResp, PubAck, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
@@ -47,7 +48,7 @@ class Bench:
         return client, broker
 
 
-class Sampler:
+class Sampler(LinkSampler):
     """A sampler that looks at whom the socket it is given is connected to."""
 
     period: float | None = 0.01

@@ -12,7 +12,7 @@ from typing import Any, Final
 from penstock.broker.config.limits import Limits, QueueFull
 from penstock.broker.config.mqtt_options import MqttOptions
 from penstock.broker.errors import PeerError
-from penstock.broker.extensions import Verdict
+from penstock.broker.extensions import DeliveryGate, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (
@@ -31,7 +31,6 @@ from penstock.broker.mqtt.packets import (
     Will,
 )
 from penstock.broker.mqtt.writer import write_packet
-from penstock.broker.outbox.rules import OpenGate
 from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient
@@ -44,7 +43,7 @@ FILTERS: Final = ("a", "a/+", "#", "+/b", "$share/g/a/#", "$SYS/#", "c/" * 8, "b
 QUEUE_FULL: Final[tuple[QueueFull, ...]] = ("drop_newest", "drop_oldest", "disconnect")
 
 
-class Gate(OpenGate):
+class Gate(DeliveryGate):
     """Messages on "big" are large above 4 bytes and are withheld for 2 seconds."""
 
     def threshold_s(self, topic: str) -> int | None:

@@ -6,14 +6,20 @@ import types
 from collections.abc import Awaitable, Generator
 from typing import Generic, TypeVar
 
-from penstock.broker.access_control import Action, Admittance, ConnectAttempt, SessionView
+from penstock.broker.access_control import (
+    AccessControl,
+    Action,
+    Admittance,
+    ConnectAttempt,
+    SessionView,
+)
 from penstock.broker.errors import PeerError
 from tests.helpers.virtual import VirtualClient
 
 Answer = TypeVar("Answer")
 
 
-class Access:
+class Access(AccessControl):
     """Lets everybody do everything that the test has not refused.
 
     Attributes:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.broker.extensions import BreakingGate, OrderingGate, Transfer, Verdict
+from penstock.broker.extensions import DeliveryGate, Transfer, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import PubRel
-from penstock.broker.outbox.rules import OpenGate
 from penstock.broker.sessions.breaking_off import LOOK_SECONDS
 from tests.helpers.held_machine import FOR_EVER, LARGE, MANY_PIECES, large
 from tests.helpers.virtual import VirtualBroker, VirtualClient
@@ -16,7 +15,7 @@ from tests.helpers.virtual import VirtualBroker, VirtualClient
 AFTER = 3.0
 
 
-class Gate(OpenGate, OrderingGate, BreakingGate):
+class Gate(DeliveryGate):
     """Lets large messages go while the path is good, and breaks them off when it is told to.
 
     Attributes:
@@ -30,8 +29,8 @@ class Gate(OpenGate, OrderingGate, BreakingGate):
 
     def __init__(self, *, keeps_topics: bool = True, first: str = "") -> None:
         self.keeps_topics = keeps_topics
-        self.has_first = bool(first)
-        self._first = first
+        if first:
+            self.is_first = first.__eq__  # type: ignore[method-assign, assignment]
         self.is_good = True
         self.breaks = self.fails = False
         self.asked: list[Transfer] = []
@@ -40,10 +39,6 @@ class Gate(OpenGate, OrderingGate, BreakingGate):
         """Return the same for every topic."""
         del topic
         return LARGE
-
-    def is_first(self, topic: str) -> bool:
-        """Say whether it is the one topic."""
-        return topic == self._first
 
     def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
         """Answer by the path."""

@@ -14,7 +14,6 @@ from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.mqtt.writer import write_packet
-from penstock.broker.outbox.rules import OpenGate
 from penstock.edge_proxy.config import ProxyLimits
 from penstock.edge_proxy.direction import Direction
 from penstock.edge_proxy.pair import Pair
@@ -29,7 +28,7 @@ CONNACK_SECONDS = 30.0
 """From a CONNECT to the broker's answer."""
 
 
-class SwitchGate(OpenGate):
+class SwitchGate(DeliveryGate):
     """A gate that the test opens and closes; more than 100 bytes are large.
 
     Attributes:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 
 from penstock.broker.access_control import (
     Accepted,
+    Authenticator,
     AuthExchange,
     AuthStep,
     Challenge,
@@ -16,7 +17,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.access import Later
 
 
-class Riddle:
+class Riddle(Authenticator):
     """An authenticator that asks ``why`` and lets in who says ``because``, as user ``sphinx``.
 
     Attributes:
@@ -44,7 +45,7 @@ class Riddle:
         return RiddleExchange(self)
 
 
-class RiddleExchange:
+class RiddleExchange(AuthExchange):
     """One client's answers."""
 
     def __init__(self, riddle: Riddle) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.broker.extensions import Verdict
+from penstock.broker.extensions import DeliveryGate, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
-from penstock.broker.outbox.rules import OpenGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 SHARE = "$share/workers/jobs"
@@ -30,7 +29,7 @@ def check_books(broker: VirtualBroker) -> None:
     assert broker.core.ledger().outstanding() == outstanding
 
 
-class Closed(OpenGate):
+class Closed(DeliveryGate):
     """A gate that holds every large message back from some clients."""
 
     def __init__(self, *client_ids: str) -> None:

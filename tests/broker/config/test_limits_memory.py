@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.config.limits import Limits
+from penstock.broker.extensions import DeliveryGate
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import SubAck, Subscribe, SubscriptionRequest, Will
@@ -20,7 +21,7 @@ from penstock.broker.outbox.backlog import Backlog
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.outbox import Outbox
-from penstock.broker.outbox.rules import OpenGate, OutboxRules
+from penstock.broker.outbox.rules import OutboxRules
 from penstock.broker.routing.retained import RetainedMessages
 from penstock.broker.routing.topic_tree import Subscription as Own
 from penstock.broker.routing.topic_tree import TopicTree
@@ -120,7 +121,7 @@ def _outboxes(backlog: Backlog, n: int) -> list[Outbox]:
     def fail(error: Exception) -> None:
         raise error
 
-    rules = OutboxRules(OpenGate(), fail, backlog=backlog)
+    rules = OutboxRules(DeliveryGate(), fail, backlog=backlog)
     return [Outbox(Link(str(number)), Ledger(), rules) for number in range(n)]
 
 

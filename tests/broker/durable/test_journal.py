@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.durable import journal as journal_module
-from penstock.broker.extensions import Receipt
+from penstock.broker.extensions import MessageSink, Receipt
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (
     ConnAck,
@@ -360,7 +360,7 @@ def test_a_disk_that_refuses_slows_nobody_down() -> None:
     assert [p.reason_code for p in publisher.take_all(PubAck)] == [0, 0x97]
 
 
-class LateSink:
+class LateSink(MessageSink):
     """A sink that settles when it is told to."""
 
     name = "late"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.config.limits import Limits, QueueFull
-from penstock.broker.extensions import Verdict
+from penstock.broker.extensions import DeliveryGate, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (
@@ -22,7 +22,6 @@ from penstock.broker.mqtt.packets import (
     SubscriptionRequest,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.outbox.rules import OpenGate
 from tests.helpers.durable import DurableBroker
 from tests.helpers.half_sent import Gate
 from tests.helpers.virtual import VirtualClient, will
@@ -241,7 +240,7 @@ def test_the_order_of_messages_is_kept() -> None:
     assert not broker.disk.messages
 
 
-class LargeAbove(OpenGate):
+class LargeAbove(DeliveryGate):
     """A gate that lets nothing large go."""
 
     def threshold_s(self, topic: str) -> int | None:  # noqa: ARG002 (a gate's signature)
@@ -269,7 +268,7 @@ class LargeAbove(OpenGate):
     "gate", [None, LargeAbove(), Gate(first="t/1")], ids=["open", "held", "first"]
 )
 def test_what_was_acknowledged_comes_back_beyond_the_limits(
-    limits: dict[str, Any], queue_full: QueueFull, gate: OpenGate | None
+    limits: dict[str, Any], queue_full: QueueFull, gate: DeliveryGate | None
 ) -> None:
     """A restart with smaller limits, or on a smaller machine, drops nothing."""
     broker = DurableBroker()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.extensions import BreakingGate, Transfer
+from penstock.broker.extensions import DeliveryGate, Transfer
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import PingReq, Publish
@@ -151,7 +151,7 @@ async def test_a_connection_that_is_broken_off_ends_without_a_reset() -> None:
         await until(lambda: not len(driver_of(server).lingering))
 
 
-class Hasty(BreakingGate):
+class Hasty(DeliveryGate):
     """Breaks off whatever it is asked about."""
 
     def breaks_off(self, transfer: Transfer, link: Link, now: float) -> str:

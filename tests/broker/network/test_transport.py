@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from penstock.broker.access_control import Action, ConnectAttempt, SessionView
+from penstock.broker.access_control import AccessControl, Action, ConnectAttempt, SessionView
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (
     ConnAck,
@@ -41,7 +41,7 @@ from tests.helpers.shelf import Shelf
 from tests.helpers.wire import WireClient, connected
 
 
-class Gatekeeper:
+class Gatekeeper(AccessControl):
     """Access control that answers a question when the test lets it.
 
     Attributes:

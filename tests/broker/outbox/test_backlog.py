@@ -6,13 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from penstock.broker.extensions import DeliveryGate
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.outbox.backlog import DELIVERY_BYTES, LARGE_DELIVERY_BYTES, Backlog
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.outbox import Outbox
-from penstock.broker.outbox.rules import OpenGate, OutboxRules
+from penstock.broker.outbox.rules import OutboxRules
 
 MOST_BYTES = 5000
 LARGEST_BYTES = 3000
@@ -33,7 +34,7 @@ def outboxes(
         raise error
 
     rules = OutboxRules(
-        OpenGate(), fail, max_messages=20, drops_oldest=drops_oldest, backlog=backlog
+        DeliveryGate(), fail, max_messages=20, drops_oldest=drops_oldest, backlog=backlog
     )
     ledgers = [Ledger() for _ in range(n_outboxes)]
     return [(Outbox(Link("c"), ledger, rules), ledger) for ledger in ledgers]

@@ -9,11 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from penstock.broker.extensions import OrderingGate, Verdict
+from penstock.broker.extensions import DeliveryGate, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import Disconnect, PubComp, Publish, PubRec, PubRel
-from penstock.broker.outbox.rules import OpenGate
 from tests.helpers.durable import DurableBroker
 from tests.helpers.held_machine import FOR_EVER, LARGE, HeldMachine, large
 from tests.helpers.virtual import VirtualBroker, VirtualClient
@@ -21,7 +20,7 @@ from tests.helpers.virtual import VirtualBroker, VirtualClient
 MAX_WITHHOLD = 20.0
 
 
-class Gate(OpenGate, OrderingGate):
+class Gate(DeliveryGate):
     """Withholds what is larger than `LARGE` while the path is bad, for 20 s at the most."""
 
     def __init__(self, *, keeps_topics: bool = True) -> None:

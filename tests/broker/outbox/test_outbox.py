@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.broker.extensions import Decision, LearningGate, SubscriberGate, Verdict
+from penstock.broker.extensions import Decision, DeliveryGate, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.outbox.backlog import Backlog
@@ -14,10 +14,10 @@ from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.outbox import Outbox
 from penstock.broker.outbox.priority_outbox import make_outbox
-from penstock.broker.outbox.rules import OpenGate, OutboxRules
+from penstock.broker.outbox.rules import OutboxRules
 
 
-class Gate(OpenGate):
+class Gate(DeliveryGate):
     """A gate that the test opens and closes."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Gate(OpenGate):
 
 
 def outbox(
-    gate: OpenGate | None = None,
+    gate: DeliveryGate | None = None,
     *,
     drops_oldest: bool = False,
     backlog: Backlog | None = None,
@@ -106,7 +106,7 @@ def test_without_quota_only_qos0_leaves() -> None:
     assert box.why_nothing() == "empty"
 
 
-class ListenerGate(Gate, SubscriberGate):
+class ListenerGate(Gate, DeliveryGate):
     """A gate by which messages of 100 to 199 bytes are large for others than this subscriber."""
 
     def is_large(self, message: Message, link: Link) -> bool:
@@ -393,7 +393,7 @@ def test_a_gate_that_raises_delivers_and_is_told() -> None:
     assert box.gate_errors_total == 1
 
 
-class Learner(Gate, LearningGate):
+class Learner(Gate, DeliveryGate):
     """A gate that wants to know of estimates when nothing waits, too."""
 
     def __init__(self) -> None:
@@ -459,7 +459,7 @@ def test_the_end_of_a_session_drops_everything() -> None:
 
 def test_the_open_gate_holds_nothing_back() -> None:
     """Without withholding no message is large, and one that is goes at once."""
-    gate = OpenGate()
+    gate = DeliveryGate()
     assert gate.threshold_s("any") is None
     assert gate.decide(Message("t", b""), Link("c"), 0.0, 0.0).deliver
     gate.forget(Link("c"))

@@ -7,20 +7,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.broker.extensions import OrderingGate, Verdict
+from penstock.broker.extensions import DeliveryGate, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.outbox import Outbox
-from penstock.broker.outbox.rules import OpenGate, OutboxRules
+from penstock.broker.outbox.rules import OutboxRules
 
 LARGE = 100
 MAX_WITHHOLD = 20.0
 STRICTLY_AFTER = 0.001
 
 
-class Gate(OpenGate, OrderingGate):
+class Gate(DeliveryGate):
     """Withholds while the path is bad, and for `MAX_WITHHOLD` at the most."""
 
     def __init__(self, *, keeps_topics: bool = True, supersedes: bool = False) -> None:

@@ -6,21 +6,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.broker.extensions import OrderingGate, Verdict
+from penstock.broker.extensions import DeliveryGate, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.priority_outbox import PASSED_BYTES, PriorityOutbox, make_outbox
-from penstock.broker.outbox.rules import OpenGate, OutboxRules
+from penstock.broker.outbox.rules import OutboxRules
 
 LARGE = 1000
 
 
-class Gate(OpenGate, OrderingGate):
+class Gate(DeliveryGate):
     """A gate that the test opens and closes; topics that begin with `!` go first."""
-
-    has_first = True
 
     def __init__(self, *, is_open: bool = True) -> None:
         self.is_open = is_open
@@ -72,7 +70,7 @@ def drain(outbox: PriorityOutbox, *, has_quota: bool = True) -> list[str]:
 
 def test_only_who_asks_for_it_has_first_places() -> None:
     """Others have the plain outbox, which knows nothing of them."""
-    plain = make_outbox(Link("c"), Ledger(), OutboxRules(OpenGate(), fail))
+    plain = make_outbox(Link("c"), Ledger(), OutboxRules(DeliveryGate(), fail))
     assert not isinstance(plain, PriorityOutbox)
 
 

@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-from penstock.broker.extensions import OrderingGate
-from penstock.broker.outbox.rules import OpenGate, OutboxRules
+from penstock.broker.extensions import DeliveryGate
+from penstock.broker.outbox.rules import OutboxRules
 
 
-class Ordering(OpenGate, OrderingGate):
+class Ordering(DeliveryGate):
     """A gate that says what may pass what."""
 
     keeps_topics = False
     supersedes = True
-
-    def __init__(self, *, has_first: bool) -> None:
-        self.has_first = has_first
 
     def is_first(self, topic: str) -> bool:
         """Put one topic first."""
@@ -24,17 +21,16 @@ def told(error: Exception) -> None:
 
 def test_a_gate_without_a_word_about_order_leaves_it_as_it_is() -> None:
     """[MQTT-4.6.0-6], and nothing is dropped or goes first unless somebody asks for it."""
-    rules = OutboxRules(OpenGate(), told)
+    rules = OutboxRules(DeliveryGate(), told)
     assert rules.keeps_topics
     assert not rules.supersedes
     assert rules.is_first is None
 
 
 def test_a_gate_may_say_what_passes_what() -> None:
-    """Topics that go first cost nothing where there are none."""
-    rules = OutboxRules(Ordering(has_first=True), told)
+    """What it says reaches every outbox."""
+    rules = OutboxRules(Ordering(), told)
     assert not rules.keeps_topics
     assert rules.supersedes
     assert rules.is_first is not None
     assert [rules.is_first(topic) for topic in ("alarms", "other")] == [True, False]
-    assert OutboxRules(Ordering(has_first=False), told).is_first is None

@@ -9,7 +9,7 @@ import pytest
 from penstock.broker.access_control import Accepted, Admittance, Refused
 from penstock.broker.config.limits import Limits
 from penstock.broker.config.mqtt_options import MqttOptions
-from penstock.broker.extensions import SubscriberGate
+from penstock.broker.extensions import DeliveryGate
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (
@@ -25,7 +25,6 @@ from penstock.broker.mqtt.packets import (
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
-from penstock.broker.outbox.rules import OpenGate
 from penstock.broker.receiving.connecting import close_if_revoked
 from tests.helpers.access import Access, finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
@@ -341,7 +340,7 @@ def test_a_client_that_leaves_while_it_is_authenticated_has_no_session() -> None
     assert len(broker.core.sessions) == 0
 
 
-class Listening(OpenGate, SubscriberGate):
+class Listening(DeliveryGate):
     """A gate that takes note of whom it is told of, and complains of a certain property."""
 
     def __init__(self) -> None:

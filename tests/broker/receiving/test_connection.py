@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.broker.config.limits import Limits
-from penstock.broker.extensions import Receipt
+from penstock.broker.extensions import MessageSink, Receipt
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import Connect, Disconnect, PingReq, PingResp, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
@@ -150,7 +150,7 @@ def test_no_bytes_can_break_the_broker(data: bytes, cut: int, *, connects_first:
         session.check_invariants()
 
 
-class SlowSink:
+class SlowSink(MessageSink):
     """A sink that takes its time."""
 
     name = "slow"

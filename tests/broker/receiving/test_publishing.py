@@ -8,7 +8,7 @@ import pytest
 
 from penstock.broker.config.limits import Limits
 from penstock.broker.events import Callbacks
-from penstock.broker.extensions import Receipt
+from penstock.broker.extensions import MessageSink, PayloadStore, Receipt, SinkCounts
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.broker.mqtt.reason_codes import ReasonCode
@@ -18,22 +18,14 @@ from tests.helpers.access import Access
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 
-class Counts:
-    """A sink's side of the ledger."""
-
-    def __init__(self) -> None:
-        self.matched = self.stored = self.queued = 0
-        self.dropped: dict[str, int] = {}
-
-
-class Sink:
+class Sink(MessageSink):
     """A sink whose answers the test gives."""
 
     name = "sink"
     topic_filters = ("q/#",)
 
     def __init__(self) -> None:
-        self.counts = Counts()
+        self.counts = SinkCounts()
         self.messages: list[Message] = []
         self.receipts: list[Receipt | None] = []
         self.error: Exception | None = None
@@ -416,7 +408,7 @@ LONG = bytes(5000)
 """A payload that a store is asked to keep."""
 
 
-class FullStore:
+class FullStore(PayloadStore):
     """A payload store whose disk is full."""
 
     def keep(self, data: bytes) -> Payload:
@@ -545,7 +537,7 @@ def test_refused_publishes_count_towards_receive_maximum() -> None:
     assert publisher.take(Disconnect).reason_code == ReasonCode.RECEIVE_MAXIMUM_EXCEEDED
 
 
-class FillingStore:
+class FillingStore(PayloadStore):
     """A payload store with room for one payload."""
 
     def __init__(self) -> None:

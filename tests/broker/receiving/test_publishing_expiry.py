@@ -6,18 +6,17 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.extensions import Verdict
+from penstock.broker.extensions import DeliveryGate, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import Publish
 from penstock.broker.outbox.outbox import MIN_SWEEP_MESSAGES
-from penstock.broker.outbox.rules import OpenGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 KEEP: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 9999}}
 
 
-class Shut(OpenGate):
+class Shut(DeliveryGate):
     """Holds everything above ten bytes until the test opens it."""
 
     is_open = False

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.broker.config.limits import Limits
-from penstock.broker.extensions import RunSampler, SparingSampler
+from penstock.broker.extensions import DeliveryGate
 from penstock.broker.link import Link
 from penstock.broker.mqtt.packets import (
     Packet,
@@ -23,7 +23,6 @@ from penstock.broker.mqtt.packets import (
     SubscriptionRequest,
 )
 from penstock.broker.mqtt.writer import write_packet
-from penstock.broker.outbox.rules import OpenGate
 from tests.broker.sending.test_sender import Sampler
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient
@@ -38,7 +37,7 @@ PROPERTIES: tuple[dict[str, Any], ...] = (
 )
 
 
-class SomeAreLarge(OpenGate):
+class SomeAreLarge(DeliveryGate):
     """A gate for which 300 bytes are many."""
 
     def threshold_s(self, topic: str) -> int | None:  # noqa: ARG002 (a gate's signature)
@@ -327,7 +326,7 @@ def test_a_message_of_a_durable_publisher_comes_once_through_a_crash() -> None:
     assert subscriber.payloads() == [b"006"]
 
 
-class SamplerOfRuns(Sampler, RunSampler):
+class SamplerOfRuns(Sampler):
     """Notes what it is told of runs."""
 
     def sent_run(
@@ -365,13 +364,15 @@ def test_a_sampler_of_runs_is_told_once_for_many_packets() -> None:
     assert subscriber.session.settle_direct().delivered == 6
 
 
-class QuietSampler(SamplerOfRuns, SparingSampler):
+class QuietSampler(SamplerOfRuns):
     """Wants to hear of nothing that leaves before a time, and of acknowledgements when it waits."""
+
+    is_sparing = True
 
 
 @pytest.mark.parametrize("n_packets", [1, 4])
 def test_a_sampler_is_spared_what_its_link_says_alone(n_packets: int) -> None:
-    """Of runs as of lone packets; beside another sampler, as without the base, it hears of all."""
+    """Of runs as of lone packets; beside another, or where it is not sparing, it hears of all."""
     told = []
     for samplers in ([QuietSampler()], [QuietSampler(), Sampler()], [SamplerOfRuns()]):
         broker = VirtualBroker(samplers=samplers)

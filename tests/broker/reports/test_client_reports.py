@@ -5,17 +5,16 @@ from typing import Any
 import pytest
 
 from penstock.broker.client_report import ClientReport, DecisionFigures, TcpFigures
-from penstock.broker.extensions import ThresholdGate, Verdict
+from penstock.broker.extensions import DeliveryGate, Verdict
 from penstock.broker.link import Link, TcpLook
 from penstock.broker.message import Message
-from penstock.broker.outbox.rules import OpenGate
 from penstock.broker.reports.client_reports import Reports, report
 from tests.helpers.virtual import VirtualBroker
 
 LARGE = b"x" * 200
 
 
-class Gate(OpenGate, ThresholdGate):
+class Gate(DeliveryGate):
     """A gate that the test opens; it looks again after two seconds."""
 
     is_open = False

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.access_control import RECEIVE, Action, SessionView
+from penstock.broker.access_control import RECEIVE, AccessControl, Action, SessionView
 from penstock.broker.mqtt.packets import Publish, Subscribe, SubscriptionRequest, Unsubscribe
 from penstock.broker.mqtt.topics import validate_topic
 from penstock.broker.reports.client_reports import report
@@ -178,7 +178,7 @@ def test_a_subscribe_of_very_many_clients_is_answered_a_few_at_a_time() -> None:
 def test_who_may_not_receive_a_topic_does_not() -> None:
     """Access control is asked for each of these topics, as for any other of $SYS."""
 
-    class Access:
+    class Access(AccessControl):
         checks_publish = checks_subscribe = False
         checks_receive = True
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from penstock.broker.extensions import LinkSampler
 from penstock.broker.link import Link
 from penstock.broker.reports.sampling import MOST_SEEN, SLICE, Sampling
 from tests.helpers.virtual import VirtualBroker
 
 
-class Sampler:
+class Sampler(LinkSampler):
     """Notes whom it sampled, when."""
 
     period: float | None = 10.0

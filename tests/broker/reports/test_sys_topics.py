@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.config.limits import Limits
-from penstock.broker.extensions import CountingStore
+from penstock.broker.extensions import PayloadStore
 from penstock.broker.mqtt.packets import PubAck, Publish
 from penstock.broker.outbox.ledger import DROP_REASONS
-from penstock.broker.payload import ReferenceStore
 from penstock.broker.reports.sys_topics import ROOT, SLICE, SysTopics
 from tests.helpers.virtual import VirtualBroker
 
@@ -158,7 +157,7 @@ def test_faults_are_published_by_name() -> None:
     assert found["penstock/extension_errors/Plugin"] == "1"
 
 
-class Store(ReferenceStore, CountingStore):
+class Store(PayloadStore):
     """A payload store with figures, unless it fails."""
 
     is_well = True

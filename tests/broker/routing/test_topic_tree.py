@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.extensions import Receipt
+from penstock.broker.extensions import MessageSink, Receipt, SinkCounts
 from penstock.broker.message import Message
 from penstock.broker.mqtt.topics import matches
 from penstock.broker.routing.topic_tree import Subscription, TopicTree
@@ -23,14 +23,12 @@ FILTERS = (
 BROKER = VirtualBroker()
 
 
-class Sink:
+class Sink(MessageSink):
     """A sink that keeps what it gets."""
 
     name = "sink"
     topic_filters = ("q/#", "q/+")
-
-    def __init__(self) -> None:
-        self.counts: object = None
+    counts = SinkCounts()
 
     def accept(self, message: Message, receipt: Receipt | None) -> None:
         """Take nothing: this tree never routes."""
@@ -204,7 +202,7 @@ def test_plans_with_many_targets_do_not_pile_up() -> None:
 def test_a_sink_is_in_a_plan_once_and_the_threshold_is_the_gates() -> None:
     """A message that matches several filters of a sink is offered once."""
     sink = Sink()
-    tree = TopicTree([sink], lambda topic: 10 if topic.startswith("q") else None)  # type: ignore[list-item]
+    tree = TopicTree([sink], lambda topic: 10 if topic.startswith("q") else None)
     assert [found.name for found in tree.plan("q/a", b"q/a").sinks] == ["sink"]
     assert tree.plan("q/a", b"q/a").threshold_s == 10
     assert tree.plan("x", b"x").sinks == ()

@@ -133,7 +133,7 @@ def test_a_packet_that_cannot_go_on_ends_the_connection() -> None:
     assert client.is_lost
     assert not client.inbox
     assert b"behind" not in client.received
-    assert client.broker.core.counters.extension_errors == {"ReferenceStore": 1}
+    assert client.broker.core.counters.extension_errors == {"PayloadStore": 1}
 
 
 def test_what_nobody_can_be_written_to_is_forgotten() -> None:

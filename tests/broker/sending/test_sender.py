@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.config.limits import Limits
-from penstock.broker.extensions import Verdict
+from penstock.broker.extensions import DeliveryGate, LinkSampler, PayloadStore, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (
@@ -24,7 +24,6 @@ from penstock.broker.mqtt.packets import (
     SubscriptionRequest,
 )
 from penstock.broker.mqtt.writer import write_packet
-from penstock.broker.outbox.rules import OpenGate
 from penstock.broker.payload import Payload
 from penstock.broker.sending.sender import JOIN_BELOW_BYTES, PUMP_BYTES, PUMP_MESSAGES
 from tests.helpers.virtual import VirtualBroker, VirtualClient
@@ -32,7 +31,7 @@ from tests.helpers.virtual import VirtualBroker, VirtualClient
 KEEP: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 600}}
 
 
-class Gate(OpenGate):
+class Gate(DeliveryGate):
     """Holds what is larger than 100 bytes until the test says otherwise."""
 
     def __init__(self) -> None:
@@ -51,7 +50,7 @@ class Gate(OpenGate):
         return Verdict(self.is_open, now + self.look_again_after, "test")
 
 
-class Sampler:
+class Sampler(LinkSampler):
     """Notes what it is told."""
 
     period = None
@@ -299,7 +298,7 @@ class Lost:
         raise OSError(5, "input/output error")
 
 
-class LosingStore:
+class LosingStore(PayloadStore):
     """Loses every payload."""
 
     def keep(self, data: bytes) -> Payload:

@@ -4,7 +4,17 @@ from collections.abc import Awaitable
 
 import pytest
 
-from penstock.broker.access_control import PUBLISH, SUBSCRIBE, Accepted, Admittance, Refused
+from penstock.broker.access_control import (
+    PUBLISH,
+    SUBSCRIBE,
+    Accepted,
+    AccessControl,
+    Action,
+    Admittance,
+    ConnectAttempt,
+    Refused,
+    SessionView,
+)
 from penstock.broker.mqtt.packets import ConnAck, Connect
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.receiving.connecting import close_if_revoked
@@ -33,6 +43,40 @@ def connected(*sources: Source, client_id: str = "c") -> VirtualClient:
 def test_without_a_source_everybody_is_let_in() -> None:
     """The listeners are then of this machine alone."""
     assert combine([]) is None
+
+
+class Passwords(AccessControl):
+    """Access control that says who may connect, and nothing of topics."""
+
+    def authenticate(self, attempt: ConnectAttempt) -> bool:
+        """Let everybody in who brings a password."""
+        return attempt.password is not None
+
+
+class Topics(AccessControl):
+    """Access control that says what may be done with topics, and nothing of who may connect."""
+
+    def authorize(self, session: SessionView, topic: str, action: Action) -> bool:
+        """Allow one topic."""
+        return bool(session and action) and topic == "open"
+
+
+@pytest.mark.parametrize("sources", [[Passwords()], [Passwords(), Passwords()]])
+def test_a_source_without_authorize_is_not_asked_about_topics(
+    sources: list[AccessControl],
+) -> None:
+    """Messages then go the short way."""
+    access = combine(sources)
+    assert access is not None
+    assert not any((access.checks_publish, access.checks_subscribe, access.checks_receive))
+
+
+def test_a_source_with_authorize_is_asked_about_everything_unless_it_says_otherwise() -> None:
+    """A rule that was written is a rule that holds."""
+    access = combine([Topics(), Passwords()])
+    broker = VirtualBroker(access=access)
+    client = broker.connect("c", username="u", password=b"p")
+    assert [client.subscribe(topic) for topic in ("open", "shut")] == [0, 0x87]
 
 
 def test_where_authenticators_alone_decide_others_are_refused() -> None:

@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from penstock.broker.events import Callbacks
+from penstock.broker.extensions import DeliveryGate, LinkSampler
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import Disconnect
-from penstock.broker.outbox.rules import OpenGate
 from tests.helpers.access import Access
 from tests.helpers.virtual import VirtualBroker
 
@@ -141,10 +141,16 @@ def test_a_new_client_leaves_the_plans_alone() -> None:
     assert broker.core.tree.plan("t", b"t") is plan
 
 
-class Failing(OpenGate):
-    """A gate and a sampler that raise wherever they are called."""
+class FailingGate(DeliveryGate):
+    """A gate that raises when a session has ended."""
 
-    period = None
+    def forget(self, link: Link) -> None:
+        """Raise."""
+        raise ValueError(link)
+
+
+class Failing(LinkSampler):
+    """A sampler that raises wherever it is called."""
 
     def forget(self, link: Link) -> None:
         """Raise."""
@@ -169,8 +175,7 @@ class Failing(OpenGate):
 
 def test_a_sampler_or_gate_that_raises_harms_nobody() -> None:
     """Each fault is counted; the client is served as if there were no plugin."""
-    failing = Failing()
-    broker = VirtualBroker(gate=failing, samplers=[failing])
+    broker = VirtualBroker(gate=FailingGate(), samplers=[Failing()])
     client = broker.connect("c")
     client.subscribe("t", 1)
     client.publish("t", b"x", qos=1)
@@ -178,4 +183,4 @@ def test_a_sampler_or_gate_that_raises_harms_nobody() -> None:
     client.send(Disconnect())
     assert len(broker.core.sessions) == 0
     assert broker.core.ledger().delivered == 1
-    assert broker.core.counters.extension_errors == {"Failing": 5}
+    assert broker.core.counters.extension_errors == {"Failing": 4, "FailingGate": 1}

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from penstock.broker.config.limits import Limits
 from penstock.broker.config.mqtt_options import MqttOptions
-from penstock.broker.extensions import Verdict
+from penstock.broker.extensions import DeliveryGate, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (
@@ -33,7 +33,6 @@ from penstock.broker.mqtt.packets import (
     SubscriptionRequest,
     Unsubscribe,
 )
-from penstock.broker.outbox.rules import OpenGate
 from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualClient, will
@@ -48,7 +47,7 @@ LASTING = frozenset({"a5", "c4"})
 LARGE = b"L" * 50
 
 
-class Gate(OpenGate):
+class Gate(DeliveryGate):
     """Withholds each large message for a second."""
 
     def threshold_s(self, topic: str) -> int | None:  # noqa: ARG002 (a gate's signature)

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.broker.config.limits import Limits
-from penstock.broker.extensions import ProbingSampler, Verdict
+from penstock.broker.extensions import DeliveryGate, LinkSampler, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import Disconnect, PubAck, Publish, Unsubscribe
-from penstock.broker.outbox.rules import OpenGate
 from penstock.broker.reports.sampling import Sampling
 from tests.helpers.access import Access
 from tests.helpers.durable import DurableBroker
@@ -27,7 +26,7 @@ PROBE = b"p" * 5_000
 FOR_EVER = {"session_expiry_interval": 0xFFFFFFFF}
 
 
-class Listening:
+class Listening(LinkSampler):
     """A sampler that notes what it is told.
 
     Attributes:
@@ -64,7 +63,7 @@ class Listening:
         """Nothing."""
 
 
-class Probing(Listening, ProbingSampler):
+class Probing(Listening, LinkSampler):
     """A sampler that sends probes.
 
     Attributes:
@@ -83,7 +82,7 @@ class Probing(Listening, ProbingSampler):
         self.probes.append((link.client_id, packet_id, now))
 
 
-class Holding(OpenGate):
+class Holding(DeliveryGate):
     """Withholds all that is longer than a few bytes."""
 
     def threshold_s(self, topic: str) -> int | None:  # noqa: ARG002 (a gate's signature)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.events import Callbacks
-from penstock.broker.extensions import Verdict
+from penstock.broker.extensions import DeliveryGate, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (
@@ -21,7 +21,6 @@ from penstock.broker.mqtt.packets import (
     Will,
 )
 from penstock.broker.mqtt.writer import write_packet
-from penstock.broker.outbox.rules import OpenGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 
@@ -212,7 +211,7 @@ def test_the_expiry_interval_of_a_will_runs_from_its_publication() -> None:
     assert broker.core.ledger().expired == 1
 
 
-class Closed(OpenGate):
+class Closed(DeliveryGate):
     """Holds what is larger than 100 bytes."""
 
     def threshold_s(self, topic: str) -> int | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.broker.config.limits import Limits
-from penstock.broker.extensions import Verdict
+from penstock.broker.extensions import DeliveryGate, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (
@@ -26,7 +26,6 @@ from penstock.broker.mqtt.packets import (
     Unsubscribe,
 )
 from penstock.broker.mqtt.writer import write_packet
-from penstock.broker.outbox.rules import OpenGate
 from penstock.broker.sessions import retained_delivery
 from penstock.broker.sessions.retained_delivery import SLICE_MESSAGES, UNSENT_BYTES, RetainedDue
 from tests.helpers.access import Access, finish
@@ -365,7 +364,7 @@ TestRetainedMachine = RetainedMachine.TestCase
 TestRetainedMachine.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
 
 
-class ClosedGate(OpenGate):
+class ClosedGate(DeliveryGate):
     """Payloads above ten bytes are large, and wait for a second."""
 
     def threshold_s(self, topic: str) -> int | None:

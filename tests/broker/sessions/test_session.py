@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.broker.config.limits import Limits, QueueFull
-from penstock.broker.extensions import Verdict
+from penstock.broker.extensions import DeliveryGate, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (
@@ -21,13 +21,12 @@ from penstock.broker.mqtt.packets import (
     PubRel,
     Unsubscribe,
 )
-from penstock.broker.outbox.rules import OpenGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 TOPICS = st.sampled_from(["a", "b", "cam/1", "cam/2"])
 
 
-class Gate(OpenGate):
+class Gate(DeliveryGate):
     """Messages above 10 bytes are large; the machine opens and closes it."""
 
     is_open = True

@@ -6,7 +6,14 @@ from collections.abc import Awaitable
 
 import pytest
 
-from penstock.broker.access_control import RECEIVE, SUBSCRIBE, Action, ConnectAttempt, SessionView
+from penstock.broker.access_control import (
+    RECEIVE,
+    SUBSCRIBE,
+    AccessControl,
+    Action,
+    ConnectAttempt,
+    SessionView,
+)
 from penstock.broker.mqtt.packets import Connect, Disconnect, PubAck, PubRec, PubRel
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.access import Later, finish
@@ -15,7 +22,7 @@ from tests.helpers.virtual import VirtualBroker, VirtualClient
 KEEP = {"session_expiry_interval": 100}
 
 
-class Users:
+class Users(AccessControl):
     """Access control by user name: only alice may have what begins with ``secret``.
 
     Attributes:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock.models.withholding.simulation
+from penstock.broker.contracts import overridden
 from penstock.broker.errors import ConfigError
 from penstock.broker.extensions import DeliveryGate, PluginContext, Verdict
 from penstock.broker.link import Link
@@ -432,7 +433,9 @@ def test_simulation_drives_the_very_object_that_the_gate_asks(
 def test_what_may_pass_what_is_said_in_the_policy_file() -> None:
     """`priority`, `ordering` and `supersede` reach the outbox; unless they are there, nothing."""
     plain = gate_with(policy="none")
-    assert (plain.keeps_topics, plain.supersedes, plain.has_first) == (True, False, False)
+    assert (plain.keeps_topics, plain.supersedes) == (True, False)
+    assert overridden(plain.is_first, DeliveryGate.is_first) is None
     asked = gate_with(policy="none", priority=["alarms/#"], ordering="none", supersede=True)
-    assert (asked.keeps_topics, asked.supersedes, asked.has_first) == (False, True, True)
+    assert (asked.keeps_topics, asked.supersedes) == (False, True)
+    assert overridden(asked.is_first, DeliveryGate.is_first) is not None
     assert [asked.is_first(topic) for topic in ("alarms/fire", "pictures")] == [True, False]
