@@ -1,4 +1,4 @@
-"""``penstock broker -c policy.yaml``: run the broker until it is told to stop."""
+"""``penstock broker -c policy.yaml``: runs the broker until it is stopped."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What can be asked about one client: its link, its withholding and its ledger.
+"""The report about one client: its link, its withholding and its ledger.
 
-The fields are those of the JSON that `$SYS` and the HTTP API of the plugin `console` give, and
-the names are theirs. Times are in seconds; an age or a wait counts from the report. None stands
-for what is not known or does not apply.
+The fields, with the same names, are those of the JSON documents below `$SYS` and of the HTTP API of
+the plugin `console`. Times are in seconds; an age or a wait counts from the report. None stands for
+what is not known or does not apply.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Any, Literal, NamedTuple
 
 
 class TcpFigures(NamedTuple):
-    """What the kernel says of the connection; see `penstock.broker.link.TcpLook`.
+    """What the kernel reported of the connection; see `penstock.broker.link.TcpLook`.
 
     Attributes:
-        age_seconds: since it was asked.
+        age_seconds: since the kernel was asked.
         rtt: smoothed RTT.
         rttvar: its mean deviation.
         delivery_rate_bytes_per_second: at which data was lately acknowledged.
-        is_app_limited: that rate was measured while there was too little to send.
-        unsent_bytes: that it has taken and not sent once.
+        is_app_limited: the rate was measured while there was too little to send.
+        unsent_bytes: bytes that the kernel has taken and never sent.
         unacked_segments: sent and not acknowledged.
-        retransmissions: segments sent again since the connection began.
-        retransmit_ratio: of them among the segments of the recent past, 0 to 1.
+        retransmissions: of segments since the connection began.
+        retransmit_ratio: their share of the segments of the recent past, 0 to 1.
         congestion_control: of the connection, such as ``cubic``; None where it is unknown.
     """
 
@@ -42,22 +42,22 @@ class LinkFigures(NamedTuple):
     """What the path to the client looks like now; see `penstock.broker.link.Link`.
 
     Attributes:
-        rtt_latest: newest RTT estimate; None where there is none that is recent, and while the
-            client is away.
-        rtt_source: which source it came from, such as ``tcp_info``; "" before the first.
+        rtt_latest: newest RTT estimate; None where no recent one exists, and while the client is
+            away.
+        rtt_source: name of its source, such as ``tcp_info``; "" before the first.
         rtt_bytes: payload bytes of the packet that was timed; 0 for a bare acknowledgement.
         rtt_age_seconds: since the newest estimate was made, recent or not.
         rtt_min: least RTT of the recent past.
         srtt: smoothed RTT (RFC 6298).
         rttvar: RTT variance (RFC 6298).
-        threshold_l: RTT above which the gate takes the path for congested; None without a gate
-            that has one.
-        unsent_bytes: that the broker had for the connection and the kernel had not taken, when
-            the connection was last given something or found room.
-        outstanding_age_seconds: since the oldest timed packet without an answer was sent on this
+        threshold_l: RTT above which the gate regards the path as congested; None where the gate has
+            no such threshold.
+        unsent_bytes: bytes that the broker had for the connection and the kernel had not taken, at
+            the last write or the last time that writing resumed.
+        outstanding_age_seconds: since the oldest timed and unanswered packet was sent on this
             connection.
         outstanding_bytes: payload bytes of that packet.
-        tcp: what the kernel says of the connection; None while there is none.
+        tcp: what the kernel reported of the connection; None while the client is away.
     """
 
     rtt_latest: float | None
@@ -75,16 +75,16 @@ class LinkFigures(NamedTuple):
 
 
 class DecisionFigures(NamedTuple):
-    """What the gate decided last about a large message, and what became of that.
+    """The gate's last decision about a large message, and what became of that message.
 
     Attributes:
-        outcome: ``sent``; ``held``, still; or ``gone``, which was held and has left unsent, as
+        outcome: ``sent``; ``held``, which still waits; or ``gone``, which was held and left unsent:
             it expired, was dropped or went to another member of its shared subscription.
-        reason: what the gate held against what.
+        reason: what the gate compared with what.
         topic: Topic Name of the message.
         payload_bytes: of the message.
-        withheld_seconds: for which it has been held so far, or had been when it was decided; of a
-            client that is away the latter, as a wait does not go on meanwhile.
+        withheld_seconds: how long it has been held; for a client that is away, how long until the
+            decision, as waiting time stops meanwhile.
         age_seconds: since the decision.
     """
 
@@ -102,11 +102,11 @@ class WithholdingFigures(NamedTuple):
     Attributes:
         withheld: messages held now, those behind a held one on its topic included.
         withheld_total: messages that were held.
-        released_total: those of them that were sent then.
-        broken_off_total: times the connection was closed in the middle of one, which then waited
-            again.
-        look_again_in_seconds: after which the gate is asked again at the latest.
-        last_decision: None where there was no large message yet.
+        released_total: those of them that were sent afterwards.
+        broken_off_total: times the connection was closed in the middle of such a message, which
+            then waited again.
+        look_again_in_seconds: the gate is asked again after this time at the latest.
+        last_decision: None before the first large message.
     """
 
     withheld: int
@@ -132,7 +132,7 @@ class LedgerFigures(NamedTuple):
         moved: to another member of their shared subscription.
         dropped: by reason.
         queued_bytes: payload bytes that wait, withheld or queued.
-        waits_for: why nothing more leaves now, in words.
+        waits_for: why no message leaves at the moment, as text.
     """
 
     matched: int
@@ -154,7 +154,7 @@ class ClientReport(NamedTuple):
         client_id: Client Identifier.
         is_connected: whether it has a network connection.
         username: of its newest connection, or None.
-        listener: of its newest connection; "" before there was one.
+        listener: of its newest connection; "" before its first.
         link: its path.
         withholding: its large messages.
         ledger: all of its messages.
@@ -170,7 +170,7 @@ class ClientReport(NamedTuple):
 
 
 def as_json(figures: Any) -> Any:
-    """Return a report, or a part of one, as JSON has it: an object by the fields' names."""
+    """Return a report, or a part of one, as JSON values: objects with the fields' names as keys."""
     if isinstance(figures, tuple) and hasattr(figures, "_asdict"):
         return {name: as_json(value) for name, value in figures._asdict().items()}
     return figures

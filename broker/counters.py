@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 
+
+@dataclass(eq=False, slots=True)
 class Counters:
     """Counts of one broker, all from 0.
 
@@ -38,56 +41,29 @@ class Counters:
         faults: exceptions in parts of the broker that do not stop the others, by the part's name.
     """
 
-    __slots__ = (
-        "broken_off",
-        "bytes_received",
-        "bytes_sent",
-        "clients_connected",
-        "connections_refused",
-        "connections_total",
-        "extension_errors",
-        "extension_events_dropped",
-        "faults",
-        "logins_failed",
-        "logins_not_judged",
-        "packets_received",
-        "packets_sent",
-        "peer_errors",
-        "publish_received",
-        "publish_refused",
-        "publish_sent",
-        "publishers_slowed",
-        "retained_discarded",
-        "revoked",
-        "subscribe_refused",
-        "unexpected_acknowledgements",
-        "user_properties_ignored",
-    )
-
-    def __init__(self) -> None:
-        self.bytes_received = 0
-        self.bytes_sent = 0
-        self.packets_received = 0
-        self.packets_sent = 0
-        self.publish_received = 0
-        self.publish_sent = 0
-        self.publish_refused: dict[str, int] = {}
-        self.publishers_slowed = 0
-        self.retained_discarded = 0
-        self.broken_off = 0
-        self.subscribe_refused: dict[str, int] = {}
-        self.connections_total = 0
-        self.connections_refused: dict[str, int] = {}
-        self.clients_connected = 0
-        self.logins_failed = 0
-        self.logins_not_judged = 0
-        self.revoked = 0
-        self.peer_errors: dict[int, int] = {}
-        self.unexpected_acknowledgements = 0
-        self.user_properties_ignored = 0
-        self.extension_events_dropped: dict[str, int] = {}
-        self.extension_errors: dict[str, int] = {}
-        self.faults: dict[str, int] = {}
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    packets_received: int = 0
+    packets_sent: int = 0
+    publish_received: int = 0
+    publish_sent: int = 0
+    publish_refused: dict[str, int] = field(default_factory=dict)
+    publishers_slowed: int = 0
+    retained_discarded: int = 0
+    broken_off: int = 0
+    subscribe_refused: dict[str, int] = field(default_factory=dict)
+    connections_total: int = 0
+    connections_refused: dict[str, int] = field(default_factory=dict)
+    clients_connected: int = 0
+    logins_failed: int = 0
+    logins_not_judged: int = 0
+    revoked: int = 0
+    peer_errors: dict[int, int] = field(default_factory=dict)
+    unexpected_acknowledgements: int = 0
+    user_properties_ignored: int = 0
+    extension_events_dropped: dict[str, int] = field(default_factory=dict)
+    extension_errors: dict[str, int] = field(default_factory=dict)
+    faults: dict[str, int] = field(default_factory=dict)
 
 
 def count(by_name: dict[str, int], name: str, number: int = 1) -> None:

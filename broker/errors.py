@@ -1,4 +1,4 @@
-"""One tree of errors; a peer's fault and ours are different types."""
+"""One tree of errors; a peer's fault and our own are different types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class PenstockError(Exception):
 
 
 class PeerError(PenstockError):
-    """What a peer sent breaks the protocol; its connection closes with `reason_code`.
+    """A peer broke the protocol; its connection closes with `reason_code`.
 
     Attributes:
         reason_code: MQTT 5 reason code, 0x80 or above.
@@ -47,12 +47,12 @@ class ProtocolError(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class ConfigProblem:
-    """One wrong place in a policy file.
+    """One mistake in a policy file.
 
     Attributes:
         path: keys from the root, joined by dots, such as ``plugins.withholding.threshold_s``.
-        read: what stands there, as text.
-        allowed: what may stand there.
+        read: the value there, as text.
+        allowed: the values that are allowed there.
     """
 
     path: str
@@ -69,7 +69,7 @@ class ConfigError(PenstockError):
 
     Attributes:
         file: name of the file as the user gave it.
-        problems: every wrong place that was found, at least one.
+        problems: every mistake that was found, at least one.
     """
 
     def __init__(self, file: str, problems: list[ConfigProblem]) -> None:
@@ -79,14 +79,14 @@ class ConfigError(PenstockError):
 
 
 OLD_NAMES: Final = ("broker", "edge_proxy", "models", "netem", "plugins", "spark_bridge")
-"""Packages of Penstock that stood beside `penstock` before they stood in it."""
+"""Packages that a plugin must import from `penstock`, not as top-level names."""
 
 
 def import_hint(error: BaseException | None) -> str:
-    """Return what to import instead of a package that is below `penstock`; "" for another.
+    """Return what to import in place of a top-level name of `OLD_NAMES`; "" for other errors.
 
     Args:
-        error: raised as somebody's plugin was imported.
+        error: raised by the import of a plugin.
     """
     name = getattr(error, "name", None)
     if not isinstance(error, ImportError) or str(name).partition(".")[0] not in OLD_NAMES:

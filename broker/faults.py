@@ -1,4 +1,4 @@
-"""Faults of a part that must not stop the rest: each is counted, and logged ever less often."""
+"""Faults of one part that must not stop the others: counted, and logged ever less often."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from logging import Logger
 def note_fault(
     logger: Logger, by_name: dict[str, int], name: str, error: Exception, *, kind: str = ""
 ) -> None:
-    """Count an exception, and log it: the first time whole, then each time the number doubles.
+    """Count an exception, and log it: the first with its traceback, then each doubling.
 
-    Of what the system refuses, such as a full disk, the log names the file and not the code.
+    For a refusal of the system, such as a full disk, the log names the file and not the code.
 
     Args:
-        logger: told of it.
+        logger: gets the line.
         by_name: the counters.
-        name: of what raised, as the log and the counters have it.
-        error: what it raised.
-        kind: stands before the name in the log.
+        name: of the part that raised, in the log and the counters.
+        error: the exception.
+        kind: precedes the name in the log.
     """
     n_errors = by_name[name] = by_name.get(name, 0) + 1
     if n_errors & (n_errors - 1):

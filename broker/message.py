@@ -11,28 +11,28 @@ from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
 from penstock.broker.records import Storable
 
 Properties = Mapping[str, Any]
-"""Property name to value, as `penstock.broker.mqtt.properties` lists them."""
+"""Property name to value; the names are in `penstock.broker.mqtt.properties`."""
 
 
 NO_PROPERTIES: Final[Properties] = MappingProxyType({})
-"""Those of a message without any: an empty dict of its own takes 64 bytes."""
+"""Shared by all messages without properties: an empty dict for each would take 64 bytes."""
 
 
 MESSAGE_BYTES: Final = 232
-"""What a message takes in CPython beside its payload and the texts it has: the object, and the
-headers of the others."""
+"""What a message takes in CPython besides its payload and texts: the object, and the headers of the
+others."""
 
 _PROPERTIES_BYTES: Final = 400
 _PROPERTY_BYTES: Final = 192
-"""What the table of properties takes, and each value and user property in it beside its text."""
+"""What the dict of properties takes, and each value and user property in it besides its text."""
 
 
 class Message(Storable):
     """An Application Message: stored once, referred to by every target.
 
-    Immutable by agreement: nothing changes a message after the router has built it, but the
+    Immutable by agreement: nothing changes a message after the router has built it, except the
     journal, which notes where it is stored, and the backlog, which counts where it waits. Very many
-    may wait: a number that can be found out is no attribute, as it would be an object of its own.
+    may wait, so a number that can be computed is no attribute: it would be an object of its own.
 
     Attributes:
         topic: Topic Name.
@@ -44,14 +44,16 @@ class Message(Storable):
         arrived_at: monotonic seconds; up to `penstock.broker.sessions.core.ARRIVAL_SECONDS` too
             early where no sink gets it.
         expires_at: monotonic seconds, or None where it never expires (MQTT 5.0, 3.3.2.3.3).
-        properties: PUBLISH properties that travel on to subscribers; empty for most.
-        encoded_properties: those of them that are the same for all, after their length, from when
-            the message is first sent with any; see `penstock.broker.sending.outgoing_properties`.
+        properties: PUBLISH properties that subscribers get; empty for most messages.
+        encoded_properties: encoding of those properties that are the same for all subscribers,
+            after their length; set when the message is first sent with properties; see
+            `penstock.broker.sending.outgoing_properties`.
         publisher: Client Identifier of the publisher; "" for the broker itself.
-        more_bytes: what it counts towards limits of bytes beside its payload: its properties,
-            where they are not small.
-        n_references: the journal's: deliveries and retained messages stored that refer to it.
-        n_waiting: the backlog's: deliveries of it that wait.
+        more_bytes: what counts towards limits of bytes besides the payload: properties that are not
+            small.
+        n_references: owned by the journal: stored deliveries and retained messages that refer to
+            it.
+        n_waiting: owned by the backlog: its deliveries that wait.
     """
 
     __slots__ = (
@@ -106,15 +108,15 @@ class Message(Storable):
 
     @property
     def size_bytes(self) -> int:
-        """What it counts towards limits of bytes."""
+        """Bytes that count towards limits."""
         return len(self.payload) + self.more_bytes
 
     @property
     def memory_bytes(self) -> int:
-        """About what it takes of the memory, once, however many refer to it; the same at any time.
+        """Approximate bytes of memory that it takes, once for all references; constant over time.
 
-        A payload in a store that bounds its memory itself takes none here. A topic counts in full
-        though others may share it, as those of a client that makes topics up do not.
+        A payload in a store that bounds its memory itself counts as none. A topic counts in full
+        although messages may share it: those of a client that makes up topics do not.
         """
         payload = self.payload
         n_bytes = MESSAGE_BYTES + sys.getsizeof(self.topic) + len(self.topic_bytes)
@@ -128,7 +130,7 @@ class Message(Storable):
         return self.expires_at is not None and now >= self.expires_at
 
     def read_payload(self) -> bytes:
-        """Return the payload as bytes, from wherever its store keeps it.
+        """Return the payload as bytes; a store may have to read it from a file.
 
         Raises:
             OSError: the store cannot read it back.
@@ -137,10 +139,10 @@ class Message(Storable):
         return payload if isinstance(payload, bytes) else payload.read()
 
     def with_payload(self, copy: Callable[[Payload], Payload]) -> Message:
-        """Return the message for one subscriber alone, with a payload of its own.
+        """Return the message for one subscriber, with a payload of its own.
 
         Args:
-            copy: makes that of the payload; it is called where the payload is one for a store.
+            copy: copies a payload; called for payloads that are long enough for a store.
         """
         if len(self.payload) <= STORED_ABOVE_BYTES:
             return self
@@ -165,7 +167,7 @@ class Message(Storable):
 
 
 def properties_bytes(properties: Properties) -> int:
-    """Return about what properties take of the memory: their texts as values, and encoded."""
+    """Return roughly what properties take of the memory: their texts as values, and encoded."""
     n_bytes = _PROPERTIES_BYTES
     for value in properties.values():
         if isinstance(value, list | tuple):

@@ -1,27 +1,27 @@
-"""Where payloads live: by reference, unless a plugin's store says otherwise."""
+"""Payloads: in memory by reference, or in a plugin's store."""
 
 from __future__ import annotations
 
 from typing import Final, Protocol, TypeAlias
 
 STORED_ABOVE_BYTES: Final = 4096
-"""A payload up to this size stays with its message, whatever the store: elsewhere, what is noted of
-it would soon take as much as it does."""
+"""A payload up to this size stays with its message, whatever the store: the store's record of it
+would take about as much."""
 
 PIECE_BYTES: Final = 65_536
-"""What is read at once of a stored payload that is sent: the most that a client which stalls has in
-memory of it. Smaller pieces take more system calls for the same payload."""
+"""What is read of a stored payload at a time while it is sent: the most of it that a stalled client
+has in memory. Smaller pieces take more system calls for the same payload."""
 
 
 SENT_PIECE_BYTES: Final = 16_384
-"""What a transport is given at once of a payload in memory that may be broken off: what it has, it
-cannot give back. A piece takes some 10 us."""
+"""What a transport gets at a time of a payload in memory that may be broken off, as a transport
+cannot return what it has. Each piece takes some 10 us."""
 
 
 class StoredPayload(Protocol):
-    """A handle to a payload that is kept elsewhere than in memory.
+    """A handle to a payload that is stored outside of memory.
 
-    Its last reference frees what it holds; nothing else does.
+    Dropping the last reference frees what it holds; nothing else does.
     """
 
     def __len__(self) -> int:
@@ -35,11 +35,11 @@ class StoredPayload(Protocol):
         """
 
     def read_piece(self, start: int) -> bytes:
-        """Return `PIECE_BYTES` of the payload, or as many as are left.
+        """Return `PIECE_BYTES` of the payload, or the rest.
 
-        Who sends the same piece at about the same time should get the same object. A payload of
-        which one piece could not be read cannot be read at all from then on: it is not sent again
-        and again in vain.
+        Callers that read the same piece at about the same time should get the same object. After a
+        piece could not be read, every read must fail, so that the payload is not sent again and
+        again in vain.
 
         Args:
             start: where the piece begins, a multiple of `PIECE_BYTES` before the end.
@@ -53,15 +53,15 @@ Payload: TypeAlias = "bytes | StoredPayload"
 
 
 class PayloadReader:
-    """A stored payload on its way to one client, read piece by piece as the client takes it.
+    """A stored payload that is being sent to one client, read in pieces as the client takes them.
 
-    Its length is what is left of it.
+    Its length is what remains to be read.
     """
 
     __slots__ = ("_next", "_payload", "_position")
 
     def __init__(self, payload: StoredPayload) -> None:
-        """Read the first piece: what cannot be read at all is better not begun.
+        """Read the first piece, so that a payload that cannot be read is not begun.
 
         Raises:
             OSError: it cannot be read back.
@@ -74,7 +74,7 @@ class PayloadReader:
         return len(self._payload) - self._position
 
     def read(self) -> bytes | memoryview:
-        """Return the next piece; not called when nothing is left.
+        """Return the next piece; only called while something remains.
 
         Raises:
             OSError: it cannot be read back.
@@ -86,7 +86,7 @@ class PayloadReader:
 
 
 class PieceReader(PayloadReader):
-    """A payload in memory on its way to one client, by reference, so that what is left is known.
+    """A payload in memory that is being sent to one client in pieces, so that its rest is known.
 
     Attributes:
         whole: the payload.
@@ -102,7 +102,7 @@ class PieceReader(PayloadReader):
         return len(self.whole) - self._position
 
     def read(self) -> memoryview:
-        """Return the next piece; not called when nothing is left."""
+        """Return the next piece; only called while something remains."""
         start = self._position
         self._position = min(len(self.whole), start + SENT_PIECE_BYTES)
         return memoryview(self.whole)[start : self._position]

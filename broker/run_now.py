@@ -1,8 +1,8 @@
-"""Run a coroutine here and now; only what has to wait becomes a task.
+"""Runs a coroutine at once; only one that has to wait becomes a task.
 
-Most answers of access control need no wait, and a task for each of them would cost more than
-the answer. The core therefore calls its own coroutines through `start` and hands the rest of
-one that does wait to the driver.
+Most answers of access control need no wait, and a task for each would cost more than the answer.
+The core therefore calls its own coroutines through `start`, and passes the rest of one that waits
+to the driver.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ def start(coroutine: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None] | N
     """Run a coroutine up to its first wait.
 
     Returns:
-        None where it ran to its end; else a coroutine that goes on from there, for the event
-        loop to run.
+        None where it ran to its end; otherwise a coroutine with the rest, for the event loop.
 
     Raises:
-        Exception: whatever the coroutine raised before its first wait.
+        Exception: what the coroutine raised before its first wait.
     """
     try:
         awaited = coroutine.send(None)
@@ -35,12 +34,12 @@ async def _go_on(coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
 
 @types.coroutine
 def _relay(coroutine: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
-    """Pass what the coroutine waits for to the event loop, and back what that answers."""
+    """Pass what the coroutine waits for to the event loop, and the answers back."""
     while True:
         try:
             try:
                 sent = yield awaited
-            except BaseException as error:  # noqa: BLE001 (cancellation too is the coroutine's)
+            except BaseException as error:  # noqa: BLE001 (the coroutine gets cancellations, too)
                 awaited = coroutine.throw(error)
             else:
                 awaited = coroutine.send(sent)
@@ -50,5 +49,5 @@ def _relay(coroutine: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any,
 
 @types.coroutine
 def others_turn() -> Generator[Any, Any, None]:
-    """Let the event loop see to everybody else, then go on."""
+    """Let the event loop run everything else once, then go on."""
     yield

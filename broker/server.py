@@ -1,4 +1,4 @@
-"""The broker with its sockets: builds the parts, starts them and stops them in order."""
+"""The broker with its sockets: builds its parts, starts them and stops them in order."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
     from penstock.broker.durable.persistence import PersistentState
 
 DRAIN_SECONDS: Final = 5.0
-"""How long a stop waits for clients to take what is on its way to them."""
+"""How long a stop waits for clients to take what is being sent to them."""
 
 CHECKED_AT_ONCE: Final = 500
-"""Clients that are looked at after a reload before others have their turn: a millisecond's work."""
+"""Clients that are checked after a reload before others are served: a millisecond's work."""
 
 
 class Server:
     """One broker.
 
     Attributes:
-        addresses: listener name to (host, port) that it is bound to, once started; of a Unix
-            socket to (path, 0).
-        core: the broker without its sockets, once started.
+        addresses: listener name to the (host, port) that it is bound to, or (path, 0) of a Unix
+            socket; filled by `start`.
+        core: the broker without its sockets; set by `start`.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class Server:
         *,
         memory_bytes: int | None = None,
     ) -> None:
-        """Make a broker that is not running.
+        """Prepare a broker; `start` starts it.
 
         Args:
             policy: a checked policy file.
             logger: for what an operator should know; None for one named ``penstock``.
-            memory_bytes: that the process may use, of which some limits are a share; None to ask
-                the system.
+            memory_bytes: memory of the process, from which some limits are derived; None to ask the
+                system.
         """
         self._policy = policy
         self._logger = logger or logging.getLogger("penstock")
@@ -92,8 +92,8 @@ class Server:
         """Start plugins, then listen.
 
         Raises:
-            PenstockError: a plugin cannot start or a listener cannot be bound; what was
-                started is stopped again.
+            PenstockError: a plugin cannot start or a listener cannot be bound; whatever was started
+                is stopped again.
         """
         try:
             await self._start()
@@ -129,7 +129,7 @@ class Server:
         self._driver.settle(now)
 
     def _log_limits(self) -> None:
-        """Say once what the limits are that the policy file leaves to the machine."""
+        """Log the limits that are derived from the machine's memory."""
         asked, limits = self._policy.limits, self._limits
         chosen = [name for name in OF_MEMORY if getattr(asked, name) is None]
         self._logger.info(
@@ -139,7 +139,7 @@ class Server:
         )
 
     def _load_amqtt(self) -> AmqttHost | None:
-        """Bring aMQTT in, only where the policy file names one of its plugins."""
+        """Load aMQTT, only where the policy file names one of its plugins."""
         if self._policy.amqtt is None:
             return None
         from penstock.broker.amqtt_host.host import AmqttHost  # noqa: PLC0415 (aMQTT costs time and memory)
@@ -148,10 +148,10 @@ class Server:
         return AmqttHost(self._policy, self._logger, clock=self._driver.clock, is_alone=is_alone)
 
     def _listeners_to_open(self) -> Mapping[str, Listener]:
-        """Return the policy's listeners; local ones where nothing authenticates clients.
+        """Return the policy's listeners; local ones where no plugin authenticates clients.
 
         Raises:
-            ConfigError: nothing does, and a listener cannot be kept to this machine.
+            ConfigError: no plugin does, and a listener cannot be restricted to this machine.
         """
         policy, host = self._policy, self._host
         if not self._plugins.has_authentication and (host is None or not host.authenticates):
@@ -210,7 +210,7 @@ class Server:
             host.attach(self.core)
 
     def _restore_state(self) -> None:
-        """Bring back what the last process has left, before anybody connects.
+        """Restore what the last process has left, before any client connects.
 
         Raises:
             DatabaseStartError: its database cannot be used.
@@ -268,9 +268,9 @@ class Server:
         ClientTopics(self.core).start(now, interval)
 
     async def reload(self) -> None:
-        """Let every plugin read its files again, and read certificates again.
+        """Have every plugin reload its files, and reload certificates.
 
-        What cannot be used is logged and changes nothing.
+        A file that cannot be used is logged and changes nothing.
         """
         read: list[str] = []
         failed: list[str] = []
@@ -291,7 +291,7 @@ class Server:
         await self._close_revoked()
 
     async def _close_revoked(self) -> None:
-        """Disconnect who would not be let in any more, some at a time."""
+        """Disconnect clients whose access was withdrawn, some at a time."""
         listening = {one.listener.name: one for one in self._listening}
         for one in self._listening:
             one.abort_handshakes()
@@ -313,15 +313,15 @@ class Server:
         return kept_by(self.core)
 
     async def stop(self) -> None:
-        """Stop listening, finish what was accepted, say goodbye and free everything."""
+        """Stop listening, finish accepted work, disconnect the clients and free everything."""
         self._logger.info("stopping")
         for listening in self._listening:
             listening.close()
         if self._host is not None:
             await self._host.pre_shutdown()
-        await self._close_plugins()  # commits, so that what it acknowledges can still go out
+        await self._close_plugins()  # they commit, so that acknowledgements can still be sent
         if self._state is not None:
-            await self._state.flush()  # so does this
+            await self._state.flush()  # as does this
         now = self._driver.clock()
         self._reception.close()
         for protocol in list(self._driver.protocols):
@@ -340,7 +340,7 @@ class Server:
         for plugin in plugins.plugins:
             try:
                 await plugin.close()
-            except Exception:  # one plugin's fault must not keep the others from closing
+            except Exception:  # one plugin's fault must not prevent the others from closing
                 self._logger.exception("plugin %s did not close", type(plugin).__name__)
 
     async def _close_all(self) -> None:
@@ -361,7 +361,7 @@ class Server:
 
 
 def kept_by(core: Core) -> tuple[int, int]:
-    """Return about what messages that are retained or wait take, and plans.
+    """Return roughly what retained and waiting messages take, and cached plans.
 
     Returns:
         (small blocks of CPython's, bytes of memory).

@@ -1,4 +1,4 @@
-"""Deadlines without a clock: a heap that is told the time."""
+"""Deadlines without a clock: a heap that gets the time as an argument."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Final
 
 MIN_CANCELLED: Final = 100
-"""Fewer cancelled timers than this are not worth a look at the heap."""
+"""With fewer cancelled timers, the heap is not cleaned."""
 
 
 class Timer:
-    """One deadline; `cancel` it any number of times, at any time."""
+    """One deadline; `cancel` may be called repeatedly, at any time."""
 
     __slots__ = ("_timers", "action", "at")
 
@@ -24,7 +24,7 @@ class Timer:
         self.action: Callable[[float], None] | None = action
 
     def cancel(self) -> None:
-        """Make sure that the action is not called any more."""
+        """Prevent the call of the action."""
         if self.action is not None:
             self.action = None
             self._timers.count_cancelled()
@@ -34,11 +34,11 @@ class Timers:
     """All deadlines of one broker or proxy, in monotonic seconds.
 
     A cancelled timer stays in the heap until its deadline, or until half of the heap may be
-    such: clients that come and go leave keep-alives behind that lie a day ahead.
+    cancelled: clients that come and go leave keep-alive timers that are due a day ahead.
 
     Attributes:
-        next_at: no timer is due before it; infinite where there is none. It may be too early, by
-            a timer that was cancelled, until `next_deadline` is asked.
+        next_at: no timer is due before it; infinite where there is none. It may be too early,
+            because of a cancelled timer, until `next_deadline` is called.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Timers:
         self.next_at = math.inf
 
     def __len__(self) -> int:
-        """Timers kept, the cancelled ones among them."""
+        """Timers in the heap, including cancelled ones."""
         return len(self._heap)
 
     def at(self, when: float, action: Callable[[float], None]) -> Timer:
@@ -59,7 +59,7 @@ class Timers:
         return timer
 
     def count_cancelled(self) -> None:
-        """Take note that a timer was cancelled; forget those once they may be the most."""
+        """Count a cancelled timer; clean the heap once more than half may be cancelled."""
         self._n_cancelled += 1
         heap = self._heap
         if self._n_cancelled >= MIN_CANCELLED and self._n_cancelled * 2 > len(heap):
@@ -68,7 +68,7 @@ class Timers:
             self._n_cancelled = 0
 
     def next_deadline(self) -> float | None:
-        """Return when `run` has work next, or None for never."""
+        """Return when `run` next has work, or None if there is no timer."""
         heap = self._heap
         while heap and heap[0][2].action is None:
             heapq.heappop(heap)
@@ -76,10 +76,10 @@ class Timers:
         return heap[0][0] if heap else None
 
     def run(self, now: float) -> None:
-        """Call every action that is due; actions may set timers, which wait for the next run.
+        """Call every action that is due; timers that actions set wait for the next call.
 
         Raises:
-            Exception: an action's; those that were due after it come at the next run.
+            Exception: an action's; the due actions after it run at the next call.
         """
         due: deque[Timer] = deque()
         heap = self._heap

@@ -1,9 +1,9 @@
-"""A network connection from its acceptance on: its peer, its place, and its way to MQTT.
+"""A network connection from its acceptance until it speaks MQTT: its peer, place and layers.
 
-A connection may go through layers before it speaks MQTT: a header of the PROXY protocol, TLS,
-WebSocket. Each is an asyncio protocol towards what is below and a transport towards what is above,
-so that `penstock.broker.network.transport` neither knows nor cares. One `AcceptedConnection` goes
-through all of them; together they have as long as a CONNECT may take.
+A connection may pass through layers before MQTT: a PROXY protocol header, TLS, WebSocket. Each
+layer is an asyncio protocol for the layer below and a transport for the layer above, so that
+`penstock.broker.network.transport` works the same with any of them. One `AcceptedConnection` passes
+through all layers; together they have as long as a CONNECT may take.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, cast
 
 from penstock.broker.counters import Counters, count
@@ -20,42 +21,35 @@ from penstock.broker.quotas.admission import Admission, Place, Room
 from penstock.broker.receiving.connection import Connection
 
 CLOSE_TIMEOUT_SECONDS: Final = 5.0
-"""How long a connection that is closed may take to send what was put before the close."""
+"""How long a closed connection may take to send what was written before the close."""
 
 
+@dataclass(eq=False, slots=True)
 class Reception:
-    """Where the connections of all listeners come in.
+    """What the incoming connections of all listeners share.
 
     Attributes:
         admission: of the broker.
         counters: of the broker.
         logger: of the broker.
-        clock: monotonic seconds.
+        clock: returns monotonic seconds.
         timeout: seconds that the layers of a connection may take.
         in_layers: connections that do not speak MQTT yet.
-        orphan_timeouts_ms: name of a listener to what `tcp_options.set_give_up` is told of its
-            connections as they are closed; of others nothing.
+        orphan_timeouts_ms: name of a listener to the argument of `tcp_options.set_give_up` for its
+            connections as they are closed; other listeners have none.
     """
 
-    def __init__(
-        self,
-        admission: Admission,
-        counters: Counters,
-        logger: logging.Logger,
-        *,
-        clock: Callable[[], float],
-        timeout: float,
-    ) -> None:
-        self.admission = admission
-        self.counters = counters
-        self.logger = logger
-        self.clock = clock
-        self.timeout = timeout
-        self.in_layers: set[AcceptedConnection] = set()
-        self.orphan_timeouts_ms: dict[str, int] = {}
+    admission: Admission
+    counters: Counters
+    logger: logging.Logger
+    _: KW_ONLY
+    clock: Callable[[], float]
+    timeout: float
+    in_layers: set[AcceptedConnection] = field(default_factory=set)
+    orphan_timeouts_ms: dict[str, int] = field(default_factory=dict)
 
     def cut_off(self, transport: asyncio.Transport) -> None:
-        """Drop a connection of a flood; the log tells ever less often."""
+        """Drop a connection of a flood; the log reports each doubling of their number."""
         transport.abort()
         n_connections = self.counters.connections_refused["cut_off"]
         if not n_connections & (n_connections - 1):
@@ -72,14 +66,14 @@ class AcceptedConnection:
 
     Attributes:
         listener: name of the listener in the policy file.
-        transport: the lowest one, of the socket itself; once accepted.
-        place: once accepted; None where there was none.
+        transport: the lowest one, of the socket itself; set on acceptance.
+        place: set on acceptance; None where there was none.
         accepted_at: monotonic seconds.
-        remote_address: of the client, as the socket or a proxy says; "" where it has none.
+        remote_address: of the client, as the socket or a proxy gives it; "" where it has none.
         remote_port: of the client, or 0.
         ssl_object: the TLS connection, or None.
         certificate_name: common name of the client's verified certificate, or None.
-        connection: the broker's side of it, once it speaks MQTT; or None.
+        connection: the broker's side of it once it speaks MQTT; before that None.
     """
 
     __slots__ = (
@@ -102,13 +96,13 @@ class AcceptedConnection:
     def __init__(
         self, reception: Reception, listener: str, room: Room, *, is_behind_proxy: bool = False
     ) -> None:
-        """Wait for a connection.
+        """Prepare for a connection.
 
         Args:
             reception: of the broker.
-            listener: name of the listener it comes in on.
+            listener: name of the listener that accepts it.
             room: of that listener.
-            is_behind_proxy: its peer is a proxy, which will tell the client's address.
+            is_behind_proxy: whether its peer is a proxy, which will send the client's address.
         """
         self.listener = listener
         self.transport: asyncio.Transport
@@ -127,11 +121,11 @@ class AcceptedConnection:
 
     @property
     def is_known(self) -> bool:
-        """Whether its CONNECT was accepted: it may send more than a stranger."""
+        """Whether its CONNECT was accepted, so that it may send more than a stranger."""
         return self.connection is not None and self.connection.is_open
 
     def accept(self, transport: asyncio.Transport) -> bool:
-        """Take a place; the lowest protocol calls it.
+        """Take a place; called by the lowest protocol.
 
         Args:
             transport: the lowest one.
@@ -171,23 +165,23 @@ class AcceptedConnection:
         return False
 
     def enter_layers(self) -> None:
-        """Begin the time that the layers may take; further calls do nothing."""
+        """Start the timeout of the layers; further calls do nothing."""
         reception = self._reception
         if self not in reception.in_layers:
             reception.in_layers.add(self)
             self._timer = asyncio.get_running_loop().call_later(reception.timeout, self._time_is_up)
 
     def leave_layers(self) -> None:
-        """Speak MQTT from now on, or not at all; further calls do nothing."""
+        """End the timeout: the connection speaks MQTT or has ended; further calls do nothing."""
         self._reception.in_layers.discard(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def fail(self, reason: str, detail: str, *, is_loud: bool = True) -> None:
-        """Count and log a connection that never came to speak MQTT, and end it.
+        """Count and log a connection that ends before it speaks MQTT, and close it.
 
-        What is written already still goes out, as long as the peer takes it.
+        Data already written is still sent, as long as the peer takes it.
 
         Args:
             reason: one word to count it by.
@@ -201,8 +195,8 @@ class AcceptedConnection:
     def end_in_time(self) -> None:
         """Drop the connection, which is being closed, if that takes long; once.
 
-        A transport closes when all that was written is sent: never, for a peer that ends what it
-        sends itself and reads nothing.
+        A transport closes when everything written was sent. A peer that has closed its own
+        direction and reads nothing would keep it open without end.
         """
         if self._is_ending:
             return
@@ -226,11 +220,11 @@ class AcceptedConnection:
         )
 
     def peer(self) -> str:
-        """Name the peer for the log."""
+        """Return the peer's name for the log."""
         return f"{self.remote_address}:{self.remote_port} on listener {self.listener}"
 
     def leave_to_kernel(self) -> None:
-        """Say how long the kernel may try to send the rest; the socket is closed right after."""
+        """Set how long the kernel may try to send the rest; call it right before the close."""
         orphan_ms = self._reception.orphan_timeouts_ms.get(self.listener)
         if orphan_ms is not None:
             with contextlib.suppress(OSError):  # the peer has reset it
@@ -247,16 +241,16 @@ _NOBODY: Final = asyncio.Protocol()
 
 
 class Layer(asyncio.Protocol, asyncio.Transport):
-    """What stands between a transport below and a protocol above, for each the other.
+    """A layer of a connection: protocol for what is below, transport for what is above.
 
-    This one passes everything on; those derived from it change what they must.
+    This class passes everything on; subclasses change what they must.
 
     Attributes:
         above: the protocol that sees this layer as its transport.
-        below: the transport that sees it as its protocol; once accepted.
+        below: the transport that sees it as its protocol; set on acceptance.
         arrival: of the connection.
-        is_open: `above` has been told of its connection.
-        is_below_paused: the transport below has as many unsent bytes as it should.
+        is_open: `above.connection_made` was called.
+        is_below_paused: the transport below has called `pause_writing`.
     """
 
     def __init__(self, above: asyncio.Protocol, arrival: AcceptedConnection) -> None:
@@ -270,8 +264,8 @@ class Layer(asyncio.Protocol, asyncio.Transport):
     # -- the protocol of what is below --------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin; the first layer takes the connection's place."""
-        # uvloop's transports are asyncio's by contract and not by class.
+        """Begin; the lowest layer takes the connection's place."""
+        # uvloop's transports are no subclasses of asyncio's.
         self.below = below = cast("asyncio.Transport", transport)
         if self.arrival.place is None and not self.arrival.accept(below):
             return
@@ -279,7 +273,7 @@ class Layer(asyncio.Protocol, asyncio.Transport):
         self.begin()
 
     def begin(self) -> None:
-        """Get ready for the first bytes."""
+        """Prepare for the first bytes."""
 
     def open(self) -> None:
         """Tell the protocol above of its connection."""
@@ -287,17 +281,17 @@ class Layer(asyncio.Protocol, asyncio.Transport):
         self.above.connection_made(self)
 
     def eof_received(self) -> None:
-        """The peer sends nothing more: the transport closes."""
+        """The peer has closed its direction; the transport closes."""
         self.arrival.end_in_time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Pass the end on to whoever was told of the beginning; nothing follows it."""
+        """Pass the end on to the protocol above, if it knows of the connection."""
         if self.is_open:
             self.above.connection_lost(exc)
         else:
             self.arrival.leave_to_kernel()
             self.arrival.end()
-        self.above = _NOBODY  # else the two would keep each other until they are collected
+        self.above = _NOBODY  # breaks the reference cycle of the two
 
     def pause_writing(self) -> None:
         """Pass it on."""
@@ -314,7 +308,7 @@ class Layer(asyncio.Protocol, asyncio.Transport):
     # -- the transport of what is above -------------------------------------------------------
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return what the socket's own transport says."""
+        """Return what the socket's transport has."""
         return self.below.get_extra_info(name, default)
 
     def is_closing(self) -> bool:
@@ -322,7 +316,7 @@ class Layer(asyncio.Protocol, asyncio.Transport):
         return self.below.is_closing()
 
     def can_write_eof(self) -> bool:
-        """Return whether the socket's own transport can end one direction alone."""
+        """Return whether the socket's transport can half-close."""
         return self.below.can_write_eof()
 
     def write_eof(self) -> None:

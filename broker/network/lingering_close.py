@@ -1,13 +1,13 @@
-"""Sockets that were closed in the middle of a packet, until the peer has seen the end.
+"""Sockets closed in the middle of a packet: kept until the peer has seen the end.
 
-Theory of operation. To close a socket that has unread bytes makes the kernel throw away what it has
-still to send and say so by a reset, once: where that is lost, the peer waits for ever. So a
-connection that is broken off is closed in two steps. Its own transport is dropped, with the bytes
-that the broker still has for it; the socket, of which a second descriptor is kept, sends what the
-kernel has, then the end (FIN), which is repeated until it has arrived. Meanwhile what comes is read
-and thrown away, until the peer closes too or `LINGER_SECONDS` are over. From then on the kernel is
-left alone with it. As a socket that lingers has no place among the broker's connections any more,
-no more than `MOST_SOCKETS` do so at a time: what lingers longest makes room for the next.
+Theory of operation. If a socket with unread bytes is closed, the kernel discards what it still has
+to send and sends one reset. If that reset is lost, the peer waits without end. So a connection that
+is broken off is closed in two steps. Its transport is dropped, with the bytes that the broker still
+has for it. A second descriptor of the socket is kept: the socket sends what the kernel has, then a
+FIN, which is retransmitted until it arrives. Meanwhile incoming bytes are read and discarded, until
+the peer closes too or `LINGER_SECONDS` have passed. From then on the socket is left to the kernel.
+A lingering socket has no place among the broker's connections, so at most `MOST_SOCKETS` linger at
+a time; the oldest is closed to make room.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Final
 from penstock.broker.network.open_files import RESERVE
 
 LINGER_SECONDS: Final = 30.0
-"""Much longer than a packet that was lost takes; each such socket keeps a descriptor so long."""
+"""Much longer than a lost packet needs to arrive; each such socket keeps a descriptor so long."""
 
 MOST_SOCKETS: Final = RESERVE // 3
-"""Of the descriptors that are no connection's."""
+"""A third of the descriptors that are reserved for other things than connections."""
 
 _READ_BYTES: Final = 65_536
 
 
 class LingeringClose:
-    """The sockets of one broker that linger."""
+    """The lingering sockets of one broker."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -39,12 +39,12 @@ class LingeringClose:
         return len(self._timers)
 
     def break_off(self, transport: asyncio.Transport) -> None:
-        """Drop a transport, of a socket itself, and let the socket send what the kernel has."""
+        """Drop the transport of a socket, and let the kernel send what it has."""
         sock = transport.get_extra_info("socket")
         own = None
         if len(self._timers) >= MOST_SOCKETS:
             self._end(next(iter(self._timers)))
-        with contextlib.suppress(OSError):  # no descriptor is left, or the peer is gone
+        with contextlib.suppress(OSError):  # no descriptor is free, or the peer is gone
             own = sock.dup()
             own.setblocking(False)
             own.shutdown(socket.SHUT_WR)
@@ -70,6 +70,6 @@ class LingeringClose:
         sock.close()
 
     def close(self) -> None:
-        """Close all at once: the broker stops."""
+        """Close all sockets: the broker stops."""
         for sock in list(self._timers):
             self._end(sock)

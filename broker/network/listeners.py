@@ -1,4 +1,4 @@
-"""The broker's listeners: sockets that are bound, and what a connection on each goes through."""
+"""The broker's listeners: bound sockets, and the layers that their connections pass through."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from penstock.broker.network.websocket import WebSocketLayer
 
 BACKLOG: Final = 1024
-"""Connections that may wait to be accepted: a fleet that reconnects comes all at once."""
+"""Connections that may wait to be accepted: a fleet reconnects all at once."""
 
 ALPN_MQTT: Final = ("mqtt",)
 ALPN_WEBSOCKET: Final = ("http/1.1",)
-"""Names that a client may choose by ALPN, as IANA lists them."""
+"""Names that a client may choose by ALPN, from IANA's list."""
 
 _NOTSENT_LOWAT: Final[int | None] = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 """None on a system without it."""
@@ -53,18 +53,18 @@ _NO_SUCH_FAMILY: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 
 class ListenError(PenstockError):
-    """A listener cannot serve: its address or its files; the program ends with status 2."""
+    """A listener's address or files cannot be used; the program ends with status 2."""
 
 
 class ProxyHeaderLayer(Layer):
-    """Reads the header of the PROXY protocol, then leaves the connection to what is above."""
+    """Reads the header of the PROXY protocol, then removes itself from the connection."""
 
     def __init__(self, above: asyncio.Protocol, arrival: AcceptedConnection) -> None:
         super().__init__(above, arrival)
         self._beginning = b""
 
     def data_received(self, data: bytes) -> None:
-        """Take the header off the first bytes; hand the rest on."""
+        """Remove the header from the first bytes; pass the rest on."""
         if self.below.is_closing():
             return
         self._beginning += data
@@ -87,24 +87,24 @@ class ProxyHeaderLayer(Layer):
             self.above.data_received(rest)
 
     def eof_received(self) -> None:
-        """Note who leaves without a header, as the health check of a load balancer does."""
+        """Log a peer that leaves without a header, such as the health check of a load balancer."""
         if not self.below.is_closing():
             self.arrival.fail("proxy_header", "left without a header", is_loud=False)
 
 
 class Listening:
-    """One listener that serves.
+    """One listener with its sockets.
 
     Attributes:
-        listener: as the policy file has it.
-        address: (host, port) it is bound to; the path of a Unix socket and 0.
+        listener: from the policy file.
+        address: (host, port) it is bound to; (path, 0) for a Unix socket.
     """
 
     def __init__(self, listener: Listener, driver: Driver, reception: Reception) -> None:
-        """Make one that is not bound.
+        """Prepare a listener; `open` binds it.
 
         Args:
-            listener: as the policy file has it.
+            listener: from the policy file.
             driver: of the broker.
             reception: of the broker.
         """
@@ -124,7 +124,7 @@ class Listening:
         """Read the files of TLS, bind and listen.
 
         Raises:
-            ListenError: it cannot.
+            ListenError: an address or file cannot be used.
         """
         listener = self.listener
         if listener.tls is not None:
@@ -139,7 +139,7 @@ class Listening:
                 listener.unused_certfile,
             )
         if listener.is_websocket:
-            # Its library costs time and memory, which most brokers can do without.
+            # Its library costs time and memory, and most brokers have no such listener.
             from penstock.broker.network.websocket import WebSocketLayer  # noqa: PLC0415
 
             self._websocket_layer = WebSocketLayer
@@ -166,15 +166,17 @@ class Listening:
                     sock = _bound_socket(family, (address[0], port, *address[2:]), listener, plan)
                 except OSError as error:
                     if listener.host is None and error.errno in _NO_SUCH_FAMILY:
-                        continue  # all addresses of a machine without IPv6
+                        continue  # all addresses are asked for, and the machine has no IPv6
                     if listener.port or error.errno != errno.EADDRINUSE:
                         raise
-                    # What the kernel chose for one family is taken in the other.
+                    # The port that the kernel chose for one family is taken in the other.
                     sock = _bound_socket(family, (address[0], 0, *address[2:]), listener, plan)
                 self._servers.append(
                     await loop.create_server(self._new_protocol, sock=sock, backlog=BACKLOG)
                 )
-                host, port = sock.getsockname()[:2]  # where the kernel chose, for both families
+                host, port = sock.getsockname()[
+                    :2
+                ]  # the kernel may have chosen the port; the next family gets the same
                 self._logger.info(
                     "listener %s: listening on %s:%d",
                     listener.name,
@@ -191,14 +193,14 @@ class Listening:
             raise ListenError(f"listener {listener.name}: cannot bind {where}: no such address")
 
     def _plan_retransmissions(self) -> Retransmissions | None:
-        """Return how the kernel is to repeat what is not acknowledged; None: as it does."""
+        """Return options for retransmissions; None for those of the kernel."""
         listener = self.listener
         if listener.rto_max_seconds is None:
             return None
         plan = plan_retransmissions(listener.rto_max_seconds)
         if plan is None:
             self._logger.warning(
-                "listener %s: rto_max_seconds has no effect: that needs %s",
+                "listener %s: rto_max_seconds has no effect: it needs %s",
                 listener.name,
                 RTO_MAX_SINCE,
             )
@@ -249,14 +251,14 @@ class Listening:
         return context
 
     def has_revoked(self, ssl_object: ssl.SSLObject | None) -> bool:
-        """Say whether the certificate of a client, if it has shown one, is revoked."""
+        """Say whether a client has shown a certificate that is revoked."""
         if not self._revoked or ssl_object is None:
             return False
         certificate = ssl_object.getpeercert(binary_form=True)
         return certificate is not None and is_revoked(self._revoked, certificate)
 
     def abort_handshakes(self) -> None:
-        """Drop who is on the way in, so that nobody comes by revocation lists of before."""
+        """Drop connections in their handshake, so that none passes by an old revocation list."""
         if not self._revoked:
             return
         for arrival in list(self._reception.in_layers):
@@ -264,26 +266,26 @@ class Listening:
                 arrival.transport.abort()
 
     async def reload(self) -> list[str] | None:
-        """Read the files of TLS again, for connections from now on; a long list takes a while.
+        """Reload the files of TLS for later connections; a long revocation list takes a while.
 
         Returns:
-            The files behind their keys; None where they cannot be used: that is logged, and
-            those of before stay in use.
+            The files, as ``key file`` texts; None where they cannot be used: that is logged, and
+            the old ones stay in use.
         """
         tls = self.listener.tls
         if tls is None:
             return []
         try:
             self._context = await asyncio.to_thread(self._new_context, tls)
-        except (TlsFilesError, OSError) as error:  # a file may go while it is read
+        except (TlsFilesError, OSError) as error:  # a file may be deleted while it is read
             self._logger.error(  # noqa: TRY400 (a user's mistake)
-                "listener %s: %s; its files of before stay in use", self.listener.name, error
+                "listener %s: %s; its old files stay in use", self.listener.name, error
             )
             return None
         return tls.files()
 
     def close(self) -> None:
-        """Listen no more; connections stay."""
+        """Stop listening; connections stay."""
         path = self.listener.socket_path
         if path is not None and self._servers:
             with contextlib.suppress(OSError):
@@ -294,7 +296,7 @@ class Listening:
         self._servers.clear()
 
     def _new_protocol(self) -> asyncio.Protocol:
-        """Return what takes a connection that is accepted now."""
+        """Return the protocol for a connection that was just accepted."""
         listener = self.listener
         arrival = AcceptedConnection(
             self._reception, listener.name, self._room, is_behind_proxy=listener.proxy_protocol
@@ -318,14 +320,14 @@ def _bound_socket(
 ) -> socket.socket:
     """Return a socket bound to an address.
 
-    What its connections are to have it is given itself: they inherit it as they are accepted, in
-    Linux, and none of them costs a system call.
+    It gets the options that its connections need: on Linux they inherit them when they are
+    accepted, so that none costs a system call.
 
     Raises:
-        CongestionControlError: the listener's is not to be had.
-        OSError: it cannot be bound.
+        CongestionControlError: the listener's congestion control is not available.
+        OSError: the socket cannot be bound.
     """
-    # Of a socket that says it is TCP's, every event loop sets TCP_NODELAY.
+    # Event loops set TCP_NODELAY on a socket whose protocol is given as TCP.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -347,10 +349,10 @@ def _bound_socket(
 
 
 def _remove_stale_socket(path: str) -> None:
-    """Remove the file of a Unix socket that nobody listens on any more.
+    """Remove the file of a Unix socket on which no process listens.
 
     Raises:
-        OSError: somebody does, or it is no socket.
+        OSError: a process listens on it, or it is no socket.
     """
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):  # noqa: PTH116 (text is what bind takes)

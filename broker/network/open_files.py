@@ -10,22 +10,22 @@ if sys.platform != "win32":
     import resource
 
 RESERVE: Final = 192
-"""Files for everything that is no client: 64 for listeners, logs, databases and what plugins read,
-64 for connections that hear why they are refused, 64 for sockets that linger. Half of a limit that
-is lower than twice that."""
+"""Files for everything but connections: 64 for listeners, logs, databases and files of plugins, 64
+for connections that stay to be refused, 64 for lingering sockets. Half of the limit where the limit
+is lower than twice this."""
 
 _ANY: Final = 2**31
 
 FEWEST: Final = 16
-"""Connections that are tried where the limit of files leaves none."""
+"""Connections that are allowed even where the limit of files leaves none."""
 
 
 def most_connections(*, files_each: int = 1, files_elsewhere: int = 0) -> int:
-    """Return how many connections the process has files for, with its limit as high as allowed.
+    """Return how many connections the process has files for, with its limit raised as allowed.
 
     Args:
-        files_each: that a connection takes.
-        files_elsewhere: that are kept free for others, beside the reserve.
+        files_each: descriptors that a connection takes.
+        files_elsewhere: descriptors to keep free beside the reserve.
     """
     most = most_files()
     if most == _ANY:
@@ -34,12 +34,12 @@ def most_connections(*, files_each: int = 1, files_elsewhere: int = 0) -> int:
 
 
 def most_files() -> int:
-    """Return how many files the process may have open, once its limit is as high as allowed."""
-    if sys.platform == "win32":  # which has no such limit
+    """Raise the process's limit of open files as far as allowed, and return it."""
+    if sys.platform == "win32":  # there is no such limit
         return _ANY
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with contextlib.suppress(ValueError, OSError):  # some systems allow less than they say
+        with contextlib.suppress(ValueError, OSError):  # some systems allow less than they report
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:

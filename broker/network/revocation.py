@@ -1,9 +1,9 @@
-"""Certificate revocation lists (RFC 5280, section 5): what OpenSSL does not say of them.
+"""Certificate revocation lists (RFC 5280, section 5): what Python's `ssl` does not tell of them.
 
-OpenSSL refuses a revoked certificate in the handshake. Of connections that stand when a new list
-is read, and of a list's dates, Python tells nothing: here is read which serial numbers of which
-issuer a list names, and until when it holds. Whether it is signed by that issuer, OpenSSL has
-verified by the time a client's certificate was taken.
+OpenSSL refuses a revoked certificate in the handshake. For connections that exist when a new list
+is read, and for the dates of a list, Python has no function. So this module reads which serial
+numbers of which issuer a list names, and when it expires. It verifies no signatures: OpenSSL has
+verified the list by the time it accepts a client's certificate.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RevocationList(NamedTuple):
     Attributes:
         issuer: DER of the authority's name.
         serials: of the certificates that it has revoked.
-        next_update: when the list ends to hold; None where it does not say.
+        next_update: when the list expires; None where it does not say.
     """
 
     issuer: bytes
@@ -40,7 +40,7 @@ class RevocationList(NamedTuple):
 
 
 class _Element(NamedTuple):
-    """One element of DER: its tag, what is in it, and all its bytes."""
+    """One element of DER: its tag, its content, and all its bytes."""
 
     tag: int
     content: bytes
@@ -48,23 +48,23 @@ class _Element(NamedTuple):
 
 
 def read_lists(text: str) -> list[RevocationList]:
-    """Read the lists of a PEM file; none where it has none.
+    """Read all lists of a PEM file; it may have none.
 
     Raises:
-        ValueError: one is no list.
+        ValueError: a list cannot be decoded.
     """
     return [_read_list(base64.b64decode(found, validate=False)) for found in _PEM.findall(text)]
 
 
 def is_revoked(lists: list[RevocationList], certificate: bytes) -> bool:
-    """Say whether a certificate stands in a list of its issuer.
+    """Say whether a certificate is in a list of its issuer.
 
     Args:
-        lists: to look in.
+        lists: to search.
         certificate: in DER.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the certificate cannot be decoded.
     """
     fields = _inside(_inside(certificate, _SEQUENCE)[0].whole, _SEQUENCE)
     if fields[0].tag == _VERSION:
@@ -95,14 +95,14 @@ def _time(element: _Element) -> dt.datetime:
 
 
 def _inside(data: bytes, tag: int) -> list[_Element]:
-    """Return what is in an element that must have this tag.
+    """Return the elements in an element that must have this tag.
 
     Raises:
-        ValueError: it has another.
+        ValueError: it has another tag, or is empty.
     """
     element = next(_elements(data), None)
     if element is None or element.tag != tag:
-        raise ValueError("no DER as of a certificate or a revocation list")
+        raise ValueError("not the DER of a certificate or a revocation list")
     inside = list(_elements(element.content))
     if not inside:
         raise ValueError("an empty element of DER")
@@ -110,7 +110,7 @@ def _inside(data: bytes, tag: int) -> list[_Element]:
 
 
 def _elements(data: bytes) -> Iterator[_Element]:
-    """Yield the elements of some DER.
+    """Yield the elements of a DER encoding.
 
     Raises:
         ValueError: it is truncated.

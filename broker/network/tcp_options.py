@@ -1,14 +1,17 @@
-"""What a listener's TCP socket is given, for the connections that are accepted on it to inherit.
+"""Options of a listener's TCP socket, which the connections accepted on it inherit.
 
-Theory of operation. While nothing is acknowledged, Linux sends the oldest segment again and again
-and doubles the time in between, up to 120 s. So a link that was dead for a minute may stay silent
-for another one after it is back. A lower maximum (`rto_max_seconds`) bounds that silence. But the
-kernel reckons from it, too, when to give a connection up: after the time that `tcp_retries2`
-retransmissions would take, which are 15 min with 120 s, half a minute with 2 s. So what it would
-have been is set beside it (TCP_USER_TIMEOUT). That one holds as well for connections that the
-broker has closed with something unacknowledged, of which the kernel would keep buffers and timers
-for so long: at its end a connection gets another, again what it would have been. (Linux 6.18,
-net/ipv4/tcp_timer.c: `tcp_model_timeout`, `tcp_write_timeout`, `tcp_orphan_retries`.)
+Theory of operation. While nothing is acknowledged, Linux retransmits the oldest segment and doubles
+the time between retransmissions, up to 120 s. When a link returns after a minute, TCP may notice
+only at the next retransmission, up to another minute later. A lower maximum (`rto_max_seconds`)
+bounds that silence. But the kernel also derives from this maximum when to give a connection up:
+after the time that `tcp_retries2` retransmissions would take, which is 15 min with 120 s, and half
+a minute with 2 s. So that time is set explicitly to its value without the lower maximum
+(TCP_USER_TIMEOUT).
+
+TCP_USER_TIMEOUT also applies to connections that the broker has closed with data unacknowledged.
+The kernel would keep buffers and timers for them as long. So a connection gets another value at its
+end, again the one that it would have had. (Linux 6.18, net/ipv4/tcp_timer.c: `tcp_model_timeout`,
+`tcp_write_timeout`, `tcp_orphan_retries`.)
 """
 
 from __future__ import annotations
@@ -22,30 +25,30 @@ from typing import Final
 from penstock.broker.errors import PenstockError
 
 RTO_MAX_SINCE: Final = "Linux 6.15"
-"""The first kernel that lets a socket have its own longest time between retransmissions."""
+"""The first kernel with a maximum retransmission timeout for each socket."""
 
 _TCP_RTO_MAX_MS: Final = 44
-"""Of linux/tcp.h; Python does not name it."""
+"""From linux/tcp.h; Python has no name for it."""
 
 _SYSCTLS: Final = Path("/proc/sys/net/ipv4")
 _RTO_MIN_MS: Final = 200
 _LINUX_RETRIES: Final = 15
 _LINUX_ORPHAN_RETRIES: Final = 8
-"""What Linux takes where `tcp_orphan_retries` is 0, which is its default."""
+"""What Linux uses where `tcp_orphan_retries` is 0, its default."""
 
 
 class CongestionControlError(PenstockError):
-    """This machine has no such congestion control, or does not let the broker choose it."""
+    """The kernel does not have this congestion control, or does not let the broker choose it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retransmissions:
-    """How the kernel repeats what is not acknowledged.
+    """When the kernel retransmits unacknowledged data, and when it gives up.
 
     Attributes:
-        max_ms: the longest time between two.
-        give_up_ms: since the first, after which a connection is lost.
-        orphan_ms: the same, of a connection that the broker has closed.
+        max_ms: longest time between two retransmissions.
+        give_up_ms: time from the first transmission to the loss of a connection.
+        orphan_ms: the same for a connection that the broker has closed.
     """
 
     max_ms: int
@@ -54,15 +57,15 @@ class Retransmissions:
 
 
 def plan_retransmissions(rto_max_seconds: float) -> Retransmissions | None:
-    """Return what connections are to have for another longest time between retransmissions.
+    """Return the options for another longest time between retransmissions.
 
-    They are given up when they would have been without it.
+    Connections are given up at the same time as without these options.
 
     Args:
-        rto_max_seconds: that time, 1 to 120.
+        rto_max_seconds: longest time between retransmissions, 1 to 120.
 
     Returns:
-        None where the kernel does not let it be chosen.
+        None where the kernel does not support it.
     """
     if sys.platform != "linux":
         return None
@@ -81,7 +84,7 @@ def plan_retransmissions(rto_max_seconds: float) -> Retransmissions | None:
 
 
 def _setting(name: str, default: int) -> int:
-    """Return one of the machine's; what Linux comes with where it is hidden from the broker."""
+    """Return a kernel setting; Linux's default where the broker cannot read it."""
     try:
         return int((_SYSCTLS / name).read_text())
     except OSError:
@@ -89,20 +92,20 @@ def _setting(name: str, default: int) -> int:
 
 
 def give_up_ms(n_retries: int, rto_max_ms: int) -> int:
-    """Return how long so many retransmissions take, the first after 0.2 s, the least of all times.
+    """Return the time that retransmissions take, the first after Linux's minimum of 0.2 s.
 
     Args:
-        n_retries: of one segment.
+        n_retries: retransmissions of one segment.
         rto_max_ms: longest time between two, in milliseconds.
     """
     return sum(min(_RTO_MIN_MS << n, rto_max_ms) for n in range(n_retries + 1))
 
 
 def set_retransmissions(sock: socket.socket, plan: Retransmissions) -> None:
-    """Give a socket that does not listen yet what was planned.
+    """Set the planned options on a socket that does not listen yet.
 
     Raises:
-        OSError: it does not take it.
+        OSError: the kernel refuses one.
     """
     if sys.platform == "linux":
         sock.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, plan.max_ms)
@@ -110,32 +113,33 @@ def set_retransmissions(sock: socket.socket, plan: Retransmissions) -> None:
 
 
 def set_give_up(sock: socket.socket, give_up_ms: int) -> None:
-    """Say when the connection of a socket is lost, whatever `tcp_retries2` and its like say.
+    """Set when a socket's connection is lost, in place of `tcp_retries2` and its like.
 
     Args:
         sock: of TCP.
         give_up_ms: milliseconds without an acknowledgement.
 
     Raises:
-        OSError: it does not take it.
+        OSError: the kernel refuses it.
     """
     if sys.platform == "linux":
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, give_up_ms)
 
 
 def set_congestion_control(sock: socket.socket, name: str) -> None:
-    """Choose how a socket's connections find out what a link carries.
+    """Set the congestion control of a socket's connections.
 
     Args:
-        sock: of TCP, that does not listen yet.
+        sock: of TCP, not listening yet.
         name: as the kernel calls it, such as `bbr`.
 
     Raises:
-        CongestionControlError: it is not to be had; says what is, and how it may be.
+        CongestionControlError: it is not available; the message names those that are, and how to
+            add it.
     """
     if sys.platform != "linux":
         raise CongestionControlError(
-            f"congestion_control: read {name!r}; allowed: null but on Linux"
+            f"congestion_control: read {name!r}; allowed other than on Linux: null"
         )
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
@@ -152,7 +156,7 @@ def set_congestion_control(sock: socket.socket, name: str) -> None:
 
 
 def _names(which: str) -> str:
-    """Return the kernel's list of congestion controls, such as those `available`."""
+    """Return one of the kernel's lists of congestion controls, such as those `available`."""
     try:
         return (_SYSCTLS / f"tcp_{which}_congestion_control").read_text().strip()
     except OSError as error:

@@ -1,12 +1,12 @@
 """TLS between a socket's transport and the protocol above.
 
-Theory of operation. OpenSSL works on two buffers in memory; this layer moves bytes between them
-and the transport. asyncio and uvloop have such a layer of their own, which reserves 256 KiB for
-each connection, encrypts all it is given at once and does not say how much of that is unsent.
-Here plaintext waits by reference until the transport below has room, and is encrypted slice by
-slice: a large payload that waits for many stalled subscribers stays one payload, and what a
-connection has not sent is known to the byte. What a PROXY header's reader has read too much is
-simply handed on.
+Theory of operation. OpenSSL works on two buffers in memory; this layer moves bytes between them and
+the transport. asyncio and uvloop have a TLS layer of their own, which reserves 256 KiB for each
+connection, encrypts at once all that it is given, and does not tell how much of that is unsent.
+Here plaintext waits by reference until the transport below has room, and is encrypted in slices. A
+large payload that waits for many stalled subscribers stays one payload, and the unsent bytes of a
+connection are known exactly. Bytes that the PROXY header's reader read ahead are simply passed to
+this layer.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from penstock.broker.network.accepted import AcceptedConnection, Layer
 from penstock.broker.network.revocation import RevocationList, read_lists
 
 SLICE_BYTES: Final = 65_536
-"""Plaintext that is encrypted before the transport below is asked again whether it has room."""
+"""Plaintext that is encrypted before the transport below is checked for room again."""
 
 READ_BYTES: Final = 16_384
-"""Asked of OpenSSL at a time: the longest record there is."""
+"""Bytes asked of OpenSSL at a time: the longest record."""
 
 _CONNECT_BYTE: Final = 0x10
 
@@ -41,24 +41,24 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class TlsFilesError(PenstockError):
-    """The files of a listener's TLS cannot be used."""
+    """A file of a listener's TLS cannot be used."""
 
 
 def make_context(tls: Tls, protocols: tuple[str, ...]) -> ssl.SSLContext:
-    """Return the context of a listener, its files read anew.
+    """Return the context of a listener; reads all its files.
 
     Args:
-        tls: what the policy file says.
-        protocols: chosen from by ALPN, where a client offers any.
+        tls: from the policy file.
+        protocols: names for ALPN, where a client offers any.
 
     Raises:
-        TlsFilesError: a file cannot be used; names it.
+        TlsFilesError: a file cannot be used; the message names it.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = (
         ssl.TLSVersion.TLSv1_3 if tls.minimum_version > 1.2 else ssl.TLSVersion.TLSv1_2
     )
-    context.options |= ssl.OP_NO_RENEGOTIATION  # which lets a client make the server work
+    context.options |= ssl.OP_NO_RENEGOTIATION  # a client could use it to make the server work
     context.set_alpn_protocols(list(protocols))
     _load_certificate(context, tls)
     if tls.ciphers is not None:
@@ -92,7 +92,7 @@ def _load_certificate(context: ssl.SSLContext, tls: Tls) -> None:
 
 
 def _what_is_wrong(tls: Tls, error: ssl.SSLError) -> str:
-    """Say which of a certificate and its key is at fault; OpenSSL names no file."""
+    """Return whether a certificate or its key is at fault; OpenSSL names no file."""
     if error.reason in ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED"):
         return f"keyfile {tls.keyfile}: not the key of certfile {tls.certfile}"
     try:
@@ -109,18 +109,18 @@ def _load_authorities(context: ssl.SSLContext, tls: Tls) -> None:
         if tls.cafile:
             check_is_no_pipe(tls.cafile)
         context.load_verify_locations(tls.cafile, tls.capath, tls.cadata)
-    except OSError as error:  # as OpenSSL's own errors are
+    except OSError as error:  # OpenSSL's errors are OSErrors, too
         reason = error.strerror if error.filename or error.errno else str(error)
         if isinstance(error, ssl.SSLError):
             reason = "no certificates in PEM form"
-        named = tls.cafile or tls.capath or "cadata"
-        key = "cafile" if tls.cafile else "capath" if tls.capath else "cadata"
-        where = key if named == key else f"{key} {named}"
+        where = f"capath {tls.capath}" if tls.capath else "cadata"
+        if tls.cafile:
+            where = f"cafile {tls.cafile}"
         raise TlsFilesError(f"{where}: {reason}") from error
 
 
 def _load_revocation_lists(context: ssl.SSLContext, file: str) -> None:
-    """Let OpenSSL refuse certificates that their authority has revoked."""
+    """Have OpenSSL refuse certificates that their authority has revoked."""
     before = context.cert_store_stats()
     problem = f"crlfile {file}: no certificate revocation list in PEM form"
     try:
@@ -131,15 +131,17 @@ def _load_revocation_lists(context: ssl.SSLContext, file: str) -> None:
     except OSError as error:
         raise TlsFilesError(f"crlfile {file}: {error.strerror or error}") from error
     after = context.cert_store_stats()
-    if after["x509"] != before["x509"]:  # they would be authorities
-        raise TlsFilesError(f"crlfile {file}: certificates in it; allowed: revocation lists alone")
+    if after["x509"] != before["x509"]:  # OpenSSL would trust them as authorities
+        raise TlsFilesError(
+            f"crlfile {file}: read certificates in it; allowed: revocation lists only"
+        )
     if after["crl"] == before["crl"]:
         raise TlsFilesError(problem)
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 
 def revocation_lists(tls: Tls) -> list[RevocationList]:
-    """Return the revocation lists of a listener; none where it has no `crlfile`.
+    """Return the revocation lists of a listener; an empty list where it has no `crlfile`.
 
     Raises:
         TlsFilesError: one cannot be read.
@@ -155,11 +157,11 @@ def revocation_lists(tls: Tls) -> list[RevocationList]:
 def problem_of_certificate(context: ssl.SSLContext, tls: Tls) -> str | None:
     """Return why clients will refuse a certificate by its dates, or None.
 
-    Python reads a certificate's dates only as a client that is shown it: one is made here.
+    Python reads a certificate's dates only as a client in a handshake, so one is performed here.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate vouches for itself
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # no authority is needed
     client.load_verify_locations(cafile=tls.certfile)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     asking = client.wrap_bio(to_client, to_server, server_side=False)
@@ -173,23 +175,23 @@ def problem_of_certificate(context: ssl.SSLContext, tls: Tls) -> str | None:
             if error.verify_code in (_EXPIRED, _NOT_YET_VALID):
                 return error.verify_message
         except ssl.SSLError:
-            break  # of what else clients may mind, they will tell
+            break  # other problems show when a client connects
     return None
 
 
 class TlsLayer(Layer):
     """The server's side of one TLS connection.
 
-    Invariant: plaintext waits only while the transport below has as much as it should.
+    Invariant: plaintext waits only while the transport below is paused.
     """
 
     def __init__(
         self, above: asyncio.Protocol, arrival: AcceptedConnection, context: ssl.SSLContext
     ) -> None:
-        """Wait for a connection.
+        """Prepare for a connection.
 
         Args:
-            above: the protocol that speaks inside of TLS.
+            above: the protocol inside TLS.
             arrival: of the connection.
             context: of the listener.
         """
@@ -204,7 +206,7 @@ class TlsLayer(Layer):
         self._is_closing = False
 
     def begin(self) -> None:
-        """Make OpenSSL's side, which a connection that is cut off at once must not cost."""
+        """Create OpenSSL's objects; a connection that is cut off at once does not pay for them."""
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._ssl = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
@@ -212,7 +214,7 @@ class TlsLayer(Layer):
     # -- reading ------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Decrypt what has come, and hand it on at once."""
+        """Decrypt received bytes and pass them on."""
         if self._is_closing or self.below.is_closing():
             return
         self._incoming.write(data)
@@ -231,7 +233,7 @@ class TlsLayer(Layer):
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
-            self.arrival.note("tls", f"TLS broken: {_reason(error)}")
+            self.arrival.note("tls", f"TLS error: {_reason(error)}")
             has_ended = True
         self._write_below()
         if chunks:
@@ -241,7 +243,7 @@ class TlsLayer(Layer):
             self.close()
 
     def _shake_hands(self, data: bytes) -> bool:
-        """Go on with the handshake; return whether it is done."""
+        """Continue the handshake; return whether it is complete."""
         try:
             self._ssl.do_handshake()
         except ssl.SSLWantReadError:
@@ -290,7 +292,7 @@ class TlsLayer(Layer):
         self._tell_above()
 
     def _encrypt(self) -> None:
-        """Encrypt what waits, as long as the transport below has room."""
+        """Encrypt waiting plaintext while the transport below has room."""
         unsent = self._unsent
         try:
             while unsent and not self.is_below_paused:
@@ -315,7 +317,7 @@ class TlsLayer(Layer):
             self.below.write(self._outgoing.read())
 
     def _tell_above(self) -> None:
-        """Pause or resume the protocol above: as long as the transport below is full, so are we."""
+        """Pause or resume the protocol above, whenever the transport below is paused or resumed."""
         if self.is_open and self._is_above_paused != self.is_below_paused:
             self._is_above_paused = self.is_below_paused
             if self._is_above_paused:
@@ -324,11 +326,11 @@ class TlsLayer(Layer):
                 self.above.resume_writing()
 
     def pause_writing(self) -> None:
-        """Encrypt nothing more for now; the protocol above is told when it has written."""
+        """Stop encrypting; the protocol above is paused after its next write."""
         self.is_below_paused = True
 
     def resume_writing(self) -> None:
-        """Go on with what waits."""
+        """Encrypt what waits."""
         self.is_below_paused = False
         self._encrypt()
         if self._is_closing:
@@ -347,11 +349,11 @@ class TlsLayer(Layer):
         return self._is_closing or self.below.is_closing()
 
     def can_write_eof(self) -> bool:
-        """Return whether one direction can end alone; not before all that waits is encrypted."""
+        """Return whether one direction can end alone; False while plaintext waits."""
         return not self._unsent and super().can_write_eof()
 
     def close(self) -> None:
-        """Send what waits, say goodbye and close."""
+        """Send what waits, then close_notify, and close."""
         if not self._is_closing:
             self._is_closing = True
             self._close_below()
@@ -359,13 +361,13 @@ class TlsLayer(Layer):
     def _close_below(self) -> None:
         if self._unsent:
             return
-        with contextlib.suppress(ssl.SSLError):  # that the peer has not said goodbye yet
+        with contextlib.suppress(ssl.SSLError):  # the peer's close_notify has not come yet
             self._ssl.unwrap()
         self._write_below()
         self.below.close()
 
     def abort(self) -> None:
-        """Drop the connection without sending what is left."""
+        """Drop the connection without sending the rest."""
         self._is_closing = True
         self._unsent.clear()
         self._unsent_bytes = 0

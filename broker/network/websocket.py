@@ -1,11 +1,11 @@
-"""WebSocket (RFC 6455) between a transport and MQTT, as section 6 of MQTT has it.
+"""WebSocket (RFC 6455) between a transport and MQTT, as section 6 of MQTT describes.
 
-The library `websockets`, which does no I/O, shakes hands, answers pings, joins fragments, closes.
-What almost every frame is, a whole binary message, does not pass it. Received ones are found here
-by their headers, in a tenth of the time that its reader takes; the library is given all others,
-whole. Those that are sent are not masked, so that a frame is a header of a few bytes before
-buffers that go on by reference. One write makes one frame, and MQTT packets need not keep to frames
-in either direction [MQTT-6.0.0-2].
+The library `websockets`, which does no I/O, does the handshake, answers pings, joins fragments and
+closes. Almost every frame is a whole binary message, and these do not pass through it. Received
+ones are parsed here, in a tenth of the time that its parser takes; the library gets all other
+frames, each whole. Sent frames are not masked, so that a frame is a header of a few bytes before
+buffers that are passed on by reference. One write makes one frame, and MQTT packets need not align
+with frames in either direction [MQTT-6.0.0-2].
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ except ImportError:  # on a platform for which it is not compiled
     from websockets.utils import apply_mask
 
 SUBPROTOCOLS: Final = (Subprotocol("mqtt"), Subprotocol("mqttv3.1"))
-"""The first that a client offers is chosen [MQTT-6.0.0-4]; the second is what clients before MQTT
-3.1.1 ask for."""
+"""The first of these that a client offers is chosen [MQTT-6.0.0-4]; clients older than MQTT 3.1.1
+offer the second."""
 
 MAX_STRANGER_BYTES: Final = 1024 * 1024 + 4096
-"""Before a CONNECT is accepted: the longest of them, and its frames."""
+"""Received bytes before a CONNECT is accepted: the longest CONNECT with its frames."""
 
 MAX_REQUEST_BYTES: Final = 16_384
-"""Of the request that asks for a WebSocket: a page's cookies fit."""
+"""Of the request for a WebSocket: enough for a page's cookies."""
 
 MIN_MESSAGE_BYTES: Final = 1024 * 1024
 """A message may hold many packets, each below the limit for one."""
@@ -54,7 +54,7 @@ _FIRST_CONTROL_OPCODE: Final = Opcode.CLOSE
 _MAX_CONTROL_BYTES: Final = 125
 _OPCODES: Final = frozenset(Opcode)
 
-# The library's lines tell each step; ours say what became of the connection.
+# The library logs each step; our own lines give the outcome.
 _LOGGER: Final = logging.getLogger("penstock.websocket")
 _LOGGER.setLevel(logging.ERROR)
 
@@ -69,19 +69,19 @@ class WebSocketLayer(Layer):
         listener: Listener,
         max_bytes: int,
     ) -> None:
-        """Wait for a connection.
+        """Prepare for a connection.
 
         Args:
             above: the protocol that speaks MQTT.
             arrival: of the connection.
-            listener: it comes in on.
-            max_bytes: of the largest packet a client may send.
+            listener: that accepted it.
+            max_bytes: of the largest packet that a client may send.
         """
         super().__init__(above, arrival)
         origins = listener.allowed_origins
         self._path = listener.path
         self._protocol = ServerProtocol(
-            # A client that names no origin is no page of a browser, which is what this is about.
+            # The check is against pages in browsers; a client without an origin is none.
             origins=None if origins is None else [*map(Origin, origins), None],
             subprotocols=SUBPROTOCOLS,
             max_size=None,  # checked here, before a message is read
@@ -97,7 +97,7 @@ class WebSocketLayer(Layer):
     # -- reading ------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Take in frames, hand on what they hold, answer what needs an answer."""
+        """Parse frames, pass on what they hold, answer those that need an answer."""
         if self.below.is_closing():
             return
         if not self.arrival.is_known:
@@ -123,25 +123,25 @@ class WebSocketLayer(Layer):
             self._send_answers()
 
     def _tell_held(self) -> None:
-        """Let what is held here count with what all connections hold; a stranger's is bounded."""
+        """Report the bytes kept here, which count among the received bytes of all connections."""
         connection = self.arrival.connection
         if connection is not None:
             connection.held_in_layer(self._n_partial)
 
     def _keep(self, rest: bytes, n_needed: int) -> None:
-        """Keep what cannot be read yet.
+        """Keep what cannot be parsed yet.
 
         Args:
-            rest: what was received and not read.
-            n_needed: bytes there must be before another look is worth it.
+            rest: received and not parsed.
+            n_needed: bytes that are needed before the next attempt.
         """
         self._partial = [rest] if rest else []
         self._n_partial = len(rest)
         self._n_needed = n_needed
 
     def _shake_hands(self, data: bytes) -> bytes:
-        """Answer the request for a WebSocket, once it is whole; return what follows it."""
-        if not _METHOD.startswith(data[: len(_METHOD)]):  # said at the first bytes
+        """Answer the request for a WebSocket, once it is complete; return what follows it."""
+        if not _METHOD.startswith(data[: len(_METHOD)]):  # refused at the first bytes
             self._refuse_as_no_request()
             return b""
         head, end, rest = data.partition(_REQUEST_END)
@@ -183,7 +183,7 @@ class WebSocketLayer(Layer):
             self.arrival.fail("websocket", f"no WebSocket: {response.status_code}: {detail}")
 
     def _frames(self, data: bytes) -> list[bytes]:
-        """Read every frame that is whole; return what the binary ones hold, and keep the rest."""
+        """Parse every complete frame; return what the binary ones hold, and keep the rest."""
         protocol = self._protocol
         payloads: list[bytes] = []
         end = len(data)
@@ -224,7 +224,7 @@ class WebSocketLayer(Layer):
     def _problem_of_frame(
         self, first: int, second: int, length: int
     ) -> tuple[CloseCode, str] | None:
-        """Return what a frame's header breaks: the code and reason to close with; or None."""
+        """Return code and reason to close with for a frame's header; None if it is allowed."""
         if not second & _MASKED:
             return CloseCode.PROTOCOL_ERROR, "a frame without a mask"
         if length > self._max_message_bytes - (self._protocol.cur_size or 0):
@@ -252,7 +252,7 @@ class WebSocketLayer(Layer):
             self.arrival.fail("websocket", f"no WebSocket: {detail}")
 
     def _send_answers(self) -> None:
-        """Write what the library wants written: the handshake, pongs, its close."""
+        """Write what the library has to send: the handshake, pongs, its close frame."""
         protocol = self._protocol
         for data in protocol.data_to_send():
             if not data:  # the end
@@ -263,7 +263,7 @@ class WebSocketLayer(Layer):
                 self.arrival.end_in_time()
                 self.below.close()
             elif data[0] != _PONG or not self.is_below_paused:
-                # Who pings and does not read gets no pongs, of which only the last one matters
+                # A client that pings and does not read gets no pongs; only the last one matters
                 # (RFC 6455, 5.5.3).
                 self.below.write(data)
 
@@ -287,15 +287,15 @@ class WebSocketLayer(Layer):
         return self._is_closing or self.below.is_closing()
 
     def can_write_eof(self) -> bool:
-        """Return False: `close` waits for the client's goodbye."""
+        """Return False: `close` waits for the client's close frame."""
         return False
 
     def close(self) -> None:
-        """Say goodbye behind all that was written; the client's answer ends the connection."""
+        """Send a close frame behind all that was written; the client's answer ends it."""
         if self._is_closing:
             return
         self._is_closing = True
-        is_begun = self._protocol.state is not OPEN  # by the client, or by what it did
+        is_begun = self._protocol.state is not OPEN  # by the client, or for its fault
         if not is_begun:
             self._protocol.send_close(CloseCode.NORMAL_CLOSURE)
         self._send_answers()
@@ -303,16 +303,16 @@ class WebSocketLayer(Layer):
             self.below.close()
 
     def abort(self) -> None:
-        """Drop the connection without sending what is left."""
+        """Drop the connection without sending the rest."""
         self._is_closing = True
         self.below.abort()
 
 
 def _drop_traces(protocol: ServerProtocol) -> None:
-    """Let the errors that the library keeps not hold the frames which raised them.
+    """Cut the tracebacks off the errors that the library keeps.
 
-    Those hold the library's protocol, the connection and all that has just come by it, until
-    Python's collector comes, which waits for quiet moments.
+    Their frames hold the library's protocol, the connection and all newly received bytes until the
+    next cycle collection, which runs when the broker is idle.
     """
     errors: list[BaseException | None] = [protocol.handshake_exc, protocol.parser_exc]
     while errors:

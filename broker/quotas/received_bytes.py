@@ -60,7 +60,7 @@ class ReceivedBytes:
             self.forget(largest)
             largest.peer_failed(
                 ProtocolError(
-                    f"{held} bytes of packets that are not whole; allowed: {self._most_bytes} of "
+                    f"{held} bytes of incomplete packets; allowed: {self._most_bytes} of "
                     "all connections",
                     ReasonCode.QUOTA_EXCEEDED,
                 ),

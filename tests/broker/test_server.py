@@ -353,7 +353,7 @@ async def test_a_file_that_goes_while_it_is_read_again_ends_nothing(
         await server.reload()
         async with await StreamClient.dial_tls(port_of(server), authority.client_context()) as one:
             await one.connect("c")
-    assert "No such file or directory; its files of before stay in use" in caplog.text
+    assert "No such file or directory; its old files stay in use" in caplog.text
 
 
 def test_what_messages_take_is_known_while_they_are_there() -> None:

@@ -268,7 +268,7 @@ async def test_rto_max_seconds_on_an_older_kernel_is_told_once(
             await until(lambda: n_connections(server) == 0)
             assert option(sock, socket.TCP_USER_TIMEOUT) == 0
     told = [line for line in caplog.messages if "rto_max_seconds" in line]
-    assert told == ["listener default: rto_max_seconds has no effect: that needs Linux 6.15"]
+    assert told == ["listener default: rto_max_seconds has no effect: it needs Linux 6.15"]
 
 
 # -- Unix sockets -----------------------------------------------------------------------------
@@ -541,7 +541,7 @@ async def test_certificates_are_read_again_and_clients_stay(
             assert await serial_number(server, context) == after
             assert (await client.publish("t", b"data")).reason_code < 0x80
     assert f"keyfile {keys['keyfile']}: no private key" in caplog.text
-    assert "its files of before stay in use" in caplog.text
+    assert "its old files stay in use" in caplog.text
     read = f"listeners.default.certfile {keys['certfile']}, listeners.default.keyfile"
     not_read = "read at the start alone: policy.yaml, what aMQTT's plugins read"
     assert f"reloaded: {read} {keys['keyfile']}; {not_read}" in caplog.messages

@@ -92,7 +92,7 @@ def test_what_is_truncated_is_no_list(tmp_path: Path) -> None:
         (None, "No such file"),
         ("fifo", "Not a regular file"),
         ("garbage", "no certificate revocation list in PEM form"),
-        ("certificate", "certificates in it; allowed: revocation lists alone"),
+        ("certificate", "read certificates in it; allowed: revocation lists only"),
     ],
 )
 def test_a_file_that_is_no_list_is_named(
