@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from penstock.broker.config.listener_config import split_bind
 from penstock.broker.config.policy import parse_mapping, read_mapping, validate_config
+from penstock.broker.config.sizes import Size
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH
 
@@ -21,6 +22,7 @@ _ALL_INTERFACES: Final = frozenset({None, "0.0.0.0", "::"})  # noqa: S104 (recog
 _THIS_MACHINE: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 _Positive = Annotated[int, Field(ge=1)]
+_PositiveSize = Annotated[Size, Field(ge=1)]
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -100,15 +102,15 @@ class ProxyLimits:
     """
 
     connections: _Positive | None = None
-    maximum_packet_size: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = _MAX_PACKET_SIZE
-    connect_bytes: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = 128 * 1024
+    maximum_packet_size: Annotated[Size, Field(ge=256, le=_MAX_PACKET_SIZE)] = _MAX_PACKET_SIZE
+    connect_bytes: Annotated[Size, Field(ge=256, le=_MAX_PACKET_SIZE)] = 128 * 1024
     properties: _Positive = 256
-    properties_bytes: Annotated[int, Field(ge=256, le=_MAX_PACKET_SIZE)] = 128 * 1024
+    properties_bytes: Annotated[Size, Field(ge=256, le=_MAX_PACKET_SIZE)] = 128 * 1024
     queued_messages: _Positive = 10_000
-    queued_bytes: _Positive = 16 * 1024 * 1024
+    queued_bytes: _PositiveSize = 16 * 1024 * 1024
     connect_timeout_seconds: _Seconds = 10.0
-    write_high_bytes: _Positive = 32 * 1024
-    write_low_bytes: Annotated[int, Field(ge=0)] = 8 * 1024
+    write_high_bytes: _PositiveSize = 32 * 1024
+    write_low_bytes: Annotated[Size, Field(ge=0)] = 8 * 1024
 
     def __post_init__(self) -> None:
         """Check the values against each other."""

@@ -14,6 +14,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from penstock.broker.config.sizes import SIZE_ALLOWED
 from penstock.netem.errors import NetemError
 
 T = TypeVar("T")
@@ -169,4 +170,6 @@ def _in_words(place: Place, kind: Any, detail: ErrorDetails) -> Mistake:
             allowed = "a mapping"
         case "list_type" | "tuple_type":
             allowed = "a list"
+        case "byte_size" | "byte_size_unit":
+            allowed = SIZE_ALLOWED
     return Mistake(place, f"read {detail['input']!r}; allowed: {allowed}")

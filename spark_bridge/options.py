@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
 from penstock.spark_bridge.errors import OptionError
 
 DEFAULT_MAX_MESSAGES_PER_BATCH: Final = 250_000
@@ -79,6 +81,19 @@ def _positive(name: str, text: str) -> int:
     return number
 
 
+def _size(name: str, text: str) -> int:
+    try:
+        size = int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        size = 0
+    if size < 1:
+        raise OptionError(
+            f"option {name!r}: read {text!r}, allowed is a number of bytes from 1, such as "
+            "8388608 or 8 MiB"
+        )
+    return size
+
+
 def _seconds(name: str, text: str, *, zero: bool) -> float:
     try:
         number = float(text)
@@ -102,7 +117,7 @@ _READERS: Final[dict[str, Callable[[str, str], Any]]] = {
     "queue": _name,
     "max_messages_per_batch": _positive,
     "max_messages_per_request": _positive,
-    "max_bytes_per_request": _positive,
+    "max_bytes_per_request": _size,
     "timeout_seconds": lambda name, text: _seconds(name, text, zero=False),
     "retry_seconds": lambda name, text: _seconds(name, text, zero=True),
     "fail_on_data_loss": _flag,

@@ -17,6 +17,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_ori
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from penstock.broker.config.sizes import SIZE_ALLOWED, WRONG_SIZE
 from penstock.broker.errors import ConfigError, ConfigProblem
 
 T = TypeVar("T")
@@ -239,6 +240,8 @@ def _explain(cls: type, keys: Sequence[str], detail: Mapping[str, Any]) -> tuple
         return "an unknown key", suggest(str(keys[-1]), _keys_known_at(cls, keys[:-1]))
     if kind in {"missing", "missing_argument"}:
         return "nothing", "a value; this key has no default"
+    if kind in WRONG_SIZE:
+        return show(detail["input"]), SIZE_ALLOWED
     message = str(detail["msg"])
     for beginning in ("Input should be ", "String should have ", "Value error, "):
         message = message.removeprefix(beginning)

@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from penstock.broker.config.checked_yaml import check_is_no_pipe, join, show
+from penstock.broker.config.sizes import Size
 
 DEFAULT_PORT: Final = 1883
 DEFAULT_WEBSOCKET_PORT: Final = 8883
@@ -161,8 +162,8 @@ class ListenerKeys:
     path: str | None = None
     allowed_origins: tuple[str, ...] | None = None
     proxy_protocol: bool = False
-    unsent_bytes: Annotated[int, Field(ge=1, le=_MAX_SOCKET_BYTES)] | None = DEFAULT_UNSENT_BYTES
-    send_buffer_bytes: Annotated[int, Field(ge=4096, le=_MAX_SOCKET_BYTES)] | None = None
+    unsent_bytes: Annotated[Size, Field(ge=1, le=_MAX_SOCKET_BYTES)] | None = DEFAULT_UNSENT_BYTES
+    send_buffer_bytes: Annotated[Size, Field(ge=4096, le=_MAX_SOCKET_BYTES)] | None = None
     congestion_control: (
         Annotated[str, Field(min_length=1, max_length=_LONGEST_CONGESTION_CONTROL)] | None
     ) = None

@@ -7,6 +7,8 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from penstock.broker.config.sizes import Size
+
 DEFAULT_PATH: Final = "penstock-sessions.db"
 
 
@@ -32,4 +34,4 @@ class Persistence:
     durability: Literal["memory", "normal", "full"] = "full"
     commit_wait_seconds: Annotated[float, Field(ge=0, le=1)] = 0.002
     max_pending_messages: Annotated[int, Field(ge=1)] = 100_000
-    max_pending_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
+    max_pending_bytes: Annotated[Size, Field(ge=1)] = 64 * 1024 * 1024

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+from penstock.broker.config.sizes import Rate, Size
+
 LEAST_QUEUE_BYTES: Final = 15_000
 """Ten packets of Ethernet's size: what fits before a rate limit at the least."""
 
@@ -78,10 +80,10 @@ class Direction:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
 
     delay: float = 0.0
-    rate: float | None = None
+    rate: Rate | None = None
     jitter: float = 0.0
     loss: float | Bursts = 0.0
-    queue_bytes: int | None = None
+    queue_bytes: Size | None = None
     reorder: float = 0.0
     duplicate: float = 0.0
 

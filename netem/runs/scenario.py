@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
+from penstock.broker.config.sizes import Size
 from penstock.netem.checked_yaml import NO_KEY, STRICT, Mistake, MistakesError, Place
 from penstock.netem.links.link_variation import Changes, OnOff, Trace
 from penstock.netem.links.profiles import Direction, Profile
@@ -220,7 +221,7 @@ class Stream:
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     topic: str
-    payload_bytes: int
+    payload_bytes: Size
     period_seconds: float
     qos: int = 1
     first_seconds: float = 0.0

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, field_validator
 from pydantic.dataclasses import dataclass
 
+from penstock.broker.config.sizes import Size
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.mqtt.topics import validate_topic
 
@@ -76,10 +77,10 @@ class ProbingConfig:
     sources: tuple[SourceName, ...] = ("tcp_info", "puback")
     probe_period: Seconds = DEFAULT_PROBE_PERIOD
     probe_topic: str = DEFAULT_PROBE_TOPIC
-    probe_bytes: Annotated[int, Field(ge=1, le=MAX_PROBE_BYTES)] = DEFAULT_PROBE_BYTES
+    probe_bytes: Annotated[Size, Field(ge=1, le=MAX_PROBE_BYTES)] = DEFAULT_PROBE_BYTES
     estimator: Literal["last", "ewma", "minimum"] = "last"
     max_age_seconds: Seconds = DEFAULT_MAX_AGE_SECONDS
-    max_timed_bytes: Annotated[int, Field(ge=0)] = DEFAULT_MAX_TIMED_BYTES
+    max_timed_bytes: Annotated[Size, Field(ge=0)] = DEFAULT_MAX_TIMED_BYTES
     puback_spacing_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = (
         DEFAULT_PUBACK_SPACING_SECONDS
     )

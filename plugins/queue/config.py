@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from penstock.broker.config.sizes import Size
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
 from penstock.plugins.web.bind import split_bind
@@ -17,6 +18,7 @@ from penstock.plugins.web.limits import HttpLimits
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
 _Positive = Annotated[int, Field(ge=1)]
+_PositiveSize = Annotated[Size, Field(ge=1)]
 _PositiveSeconds = Annotated[float, Field(gt=0)]
 
 _NAME_FORM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
@@ -111,7 +113,7 @@ class LogicalQueueConfig:
     max_waiting_requests: _Positive = 1_000
     max_leased_messages: _Positive = 100_000
     max_messages: _Positive | None = None
-    max_bytes: _Positive | None = None
+    max_bytes: _PositiveSize | None = None
     retention_seconds: _PositiveSeconds | None = None
 
     def __post_init__(self) -> None:
@@ -136,7 +138,7 @@ class QueueHttpLimits(HttpLimits):
     """
 
     body_timeout_seconds: _PositiveSeconds = 60.0
-    body_bytes: _Positive = 64 * 1024 * 1024
+    body_bytes: _PositiveSize = 64 * 1024 * 1024
 
 
 def _checked_queues(
@@ -178,8 +180,8 @@ class QueueConfig:
     durability: Literal["full", "normal"] = "full"
     http: _Bind | None = "127.0.0.1:8080"
     http_limits: QueueHttpLimits = field(default_factory=QueueHttpLimits)
-    max_request_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
+    max_request_bytes: Annotated[Size, Field(ge=1024)] = 4 * 1024 * 1024
     commit_wait_seconds: Annotated[float, Field(ge=0, le=1)] = 0.002
     commit_max_messages: _Positive = 2_000
     max_pending_messages: _Positive = 100_000
-    max_pending_bytes: _Positive = 64 * 1024 * 1024
+    max_pending_bytes: _PositiveSize = 64 * 1024 * 1024

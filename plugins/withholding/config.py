@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator
 from pydantic.dataclasses import dataclass
 
+from penstock.broker.config.sizes import Size, read_size
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.mqtt.topics import parse_share, validate_topic_filter
 from penstock.plugins.withholding.classes import SizeClasses
@@ -17,7 +18,7 @@ from penstock.plugins.withholding.thresholds import LearnedFrom, Thresholds
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PerSecond = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Bytes = Annotated[int, Field(ge=0)]
+Bytes = Annotated[Size, Field(ge=0)]
 AS_ABOVE = -1
 """Default of a listener's keys, where nobody can write it: that of all listeners holds."""
 
@@ -81,7 +82,7 @@ def _check_filters(topic_filters: Iterable[str], where: str) -> None:
 
 
 Profile = Annotated[
-    Annotated[dict[int, float], Tag("table")] | Annotated[str, Tag("file")],
+    Annotated[dict[Size, float], Tag("table")] | Annotated[str, Tag("file")],
     Discriminator(lambda value: "file" if isinstance(value, str) else "table"),
 ]
 ThresholdL = Annotated[float | None, BeforeValidator(_read_threshold_l)]
@@ -177,6 +178,13 @@ class WithholdingConfig:
     def _check_priority(cls, topic_filters: list[str]) -> list[str]:
         _check_filters(topic_filters, "")
         return topic_filters
+
+    @field_validator("profile", mode="before")
+    @classmethod
+    def _check_sizes(cls, profile: Any) -> Any:
+        if isinstance(profile, dict) and len(set(map(read_size, profile))) < len(profile):
+            raise ValueError("a size as each key, each size once")
+        return profile
 
     @field_validator("profile")
     @classmethod

@@ -25,6 +25,7 @@ import math
 from collections.abc import Sequence
 
 from penstock.broker.config.policy import NamedBy, check_listeners, parse_mapping, read_text
+from penstock.broker.config.sizes import read_size
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.extensions import (
     DeliveryGate,
@@ -260,7 +261,7 @@ def _read_profile(name: str, policy_file: str) -> dict[int, float]:
     text = read_text(name, named_by=NamedBy(policy_file, "plugins.withholding.profile"))
     if is_csv(name):
         return parse_csv_profile(text, name)
-    return table_of_mapping(parse_mapping(text, name), name)
+    return table_of_mapping(parse_mapping(text, name), name, read_size)
 
 
 class WithholdingPlugin(Plugin):

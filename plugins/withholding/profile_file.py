@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ _MOST_DIGITS: Final = 18
 """Of payload bytes: far more than a message has, and as Python reads them."""
 
 _ROW: Final = "payload bytes, a comma and a latency, such as 10000,1.0"
-_KEY: Final = "payload bytes, such as 10000"
+_KEY: Final = "payload bytes, such as 10000 or 10 kB"
 _LATENCY: Final = "a latency, such as 1.0"
 
 
@@ -77,12 +77,15 @@ def parse_csv_profile(text: str, file: str) -> dict[int, float]:
     return table
 
 
-def table_of_mapping(mapping: Mapping[Any, Any], file: str) -> dict[int, float]:
+def table_of_mapping(
+    mapping: Mapping[Any, Any], file: str, read_size: Callable[[object], int | None]
+) -> dict[int, float]:
     """Return the table that a YAML mapping holds.
 
     Args:
         mapping: as it was read.
         file: its name, for errors.
+        read_size: returns the bytes that a key stands for, or None for none.
 
     Raises:
         ConfigError: with every wrong key or value.
@@ -90,12 +93,15 @@ def table_of_mapping(mapping: Mapping[Any, Any], file: str) -> dict[int, float]:
     problems = []
     table: dict[int, float] = {}
     for size, latency in mapping.items():
-        if type(size) is not int:
+        n_bytes = read_size(size)
+        if n_bytes is None:
             problems.append(ConfigProblem(str(size), f"the key {size!r}", _KEY))
+        elif n_bytes in table:
+            problems.append(ConfigProblem(str(size), f"{n_bytes} bytes again", "each size once"))
         elif type(latency) not in {int, float}:
             problems.append(ConfigProblem(str(size), repr(latency), _LATENCY))
         else:
-            table[size] = math.inf if latency > sys.float_info.max else float(latency)
+            table[n_bytes] = math.inf if latency > sys.float_info.max else float(latency)
     if problems:
         raise ConfigError(file, problems)
     _check(table, file, {size: str(size) for size in table})

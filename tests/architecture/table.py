@@ -97,8 +97,9 @@ PACKAGE_ARROWS: Final = {
     "models": ("models", "plugins", "broker.message", "broker.link", "broker.payload"),
     # An executor of Spark needs no broker.
     "spark_bridge": ("spark_bridge", "plugins.queue.client"),
-    # These start programs and import none of their insides; peers and networks are netem's.
-    "netem": ("netem",),
+    # These start programs and import none of their insides; peers and networks are netem's, and a
+    # size is written in one way.
+    "netem": ("netem", "broker.config.sizes"),
     "benchmarks": ("benchmarks", "netem"),
     # The command imports a program when it is named.
     "penstock": (),
@@ -177,7 +178,7 @@ PURE_PLUGIN_IMPORTS: Final = (
 )
 """What a pure module of a plugin may import of the broker."""
 
-CONFIG_IMPORTS: Final = (*PURE_PLUGIN_IMPORTS, "broker.config.policy")
+CONFIG_IMPORTS: Final = (*PURE_PLUGIN_IMPORTS, "broker.config.policy", "broker.config.sizes")
 """The same for a plugin's ``config.py``."""
 
 EDGE_PROXY_PURE: Final = frozenset(

@@ -17,8 +17,13 @@ def test_limits_take_the_place_of_defaults() -> None:
     ("text", "path", "read", "allowed"),
     [
         ("{queued_byte: 1}", "limits.queued_byte", "an unknown key", "queued_bytes"),
-        ("{queued_bytes: big}", "limits.queued_bytes", "'big'", "a valid integer"),
-        ("{queued_bytes: true}", "limits.queued_bytes", "True", "a valid integer"),
+        (
+            "{queued_bytes: big}",
+            "limits.queued_bytes",
+            "'big'",
+            "a number of bytes, or a text with a unit",
+        ),
+        ("{queued_bytes: true}", "limits.queued_bytes", "True", "a number of bytes, or"),
         ("{queued_bytes: 0}", "limits.queued_bytes", "0", "greater than or equal to 1"),
         ("{maximum_packet_size: 268435456}", "limits.maximum_packet_size", "2", "less"),
         ("{write_low_bytes: 9, write_high_bytes: 9}", "limits", "9", "less than"),

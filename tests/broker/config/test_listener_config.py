@@ -150,7 +150,7 @@ def test_our_own_keys(files: dict[str, Any]) -> None:
         ({"unsent_bytes": 0}, "unsent_bytes", "0"),
         ({"unsent_bytes": 2**31}, "unsent_bytes", str(2**31)),
         ({"send_buffer_bytes": 100}, "send_buffer_bytes", "100"),
-        ({"send_buffer_bytes": "1 MB"}, "send_buffer_bytes", "'1 MB'"),
+        ({"send_buffer_bytes": "1 kB"}, "send_buffer_bytes", "'1 kB'"),
         ({"bind": "unix:/run/mqtt", "unsent_bytes": 4096}, "unsent_bytes", "4096"),
         ({"congestion_control": ""}, "congestion_control", "''"),
         ({"congestion_control": "sixteen-letters-"}, "congestion_control", "'sixteen-letters-'"),

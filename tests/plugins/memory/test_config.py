@@ -15,30 +15,11 @@ def checked(**keys: Any) -> MemoryConfig:
 
 
 @pytest.mark.parametrize(
-    ("written", "n_bytes"),
-    [
-        (0, 0),
-        (32_000_000, 32_000_000),
-        ("32 MB", 32_000_000),
-        ("32MB", 32_000_000),
-        ("1.5 GiB", 3 << 29),
-        ("64 KiB", 65_536),
-        ("10 kB", 10_000),
-        ("7 B", 7),
-    ],
-)
-def test_sizes_are_bytes_or_texts_with_a_unit(written: object, n_bytes: int) -> None:
-    """A size may be written as a number of bytes, or with a decimal or binary unit."""
-    assert checked(memory_limit=written).memory_limit == n_bytes
-    assert checked(disk_limit=written).disk_limit == n_bytes
-
-
-@pytest.mark.parametrize(
     ("keys", "told"),
     [
         ({"memory_limit": -1}, "plugins.memory.memory_limit: read -1"),
         ({"memory_limit": "32 megs"}, "plugins.memory.memory_limit: read '32 megs'"),
-        ({"memory_limit": "32"}, "units: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB"),
+        ({"memory_limit": "MB"}, "a text with a unit, such as 64 KiB or 10 MB"),
         ({"memory_limit": 1.5}, "plugins.memory.memory_limit"),
         ({"memory_limit": None}, "plugins.memory.memory_limit"),
         ({"disk_limit": "-3 MB"}, "plugins.memory.disk_limit"),

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.config.policy import validate_config
+from penstock.broker.config.sizes import SIZE_ALLOWED
 from penstock.broker.errors import ConfigError
 from penstock.plugins.probing.config import ProbingConfig
 
@@ -39,7 +40,7 @@ def test_sources_are_a_list_in_the_file() -> None:
         ("probe_period", 0, "probe_period", "greater than 0"),
         ("estimator", "mean", "estimator", "'last', 'ewma' or 'minimum'"),
         ("max_age_seconds", -1, "max_age_seconds", "greater than 0"),
-        ("max_timed_bytes", -1, "max_timed_bytes", "greater than or equal to 0"),
+        ("max_timed_bytes", -1, "max_timed_bytes", SIZE_ALLOWED),
         (
             "puback_spacing_seconds",
             -0.1,

@@ -34,7 +34,7 @@ def test_http_may_be_switched_off() -> None:
         ({"http": "localhost:70000"}, "read 'localhost:70000'"),
         ({"commit_wait_seconds": -1}, "plugins.queue.commit_wait_seconds: read -1"),
         ({"commit_max_messages": 0}, "plugins.queue.commit_max_messages: read 0"),
-        ({"max_pending_bytes": "64 MB"}, "plugins.queue.max_pending_bytes: read '64 MB'"),
+        ({"max_pending_bytes": "64 XB"}, "plugins.queue.max_pending_bytes: read '64 XB'"),
         (
             {"queues": {"q": {"readers": "offsets", "n_max": 5}}},
             "no n_max with readers: offsets; it is for readers: dequeue",

@@ -7,6 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from penstock.broker.config.policy import validate_config
+from penstock.broker.config.sizes import SIZE_ALLOWED
 from penstock.broker.errors import ConfigError
 from penstock.plugins.withholding.config import PolicyName, WithholdingConfig
 from penstock.plugins.withholding.policies import make_policy
@@ -43,9 +44,9 @@ def test_each_policy_name_makes_a_policy() -> None:
     ("key", "value", "allowed"),
     [
         ("policy", "historc", "'probabilistic', 'historic' or 'adaptive'"),
-        ("threshold_s", -1, "greater than or equal to 0"),
-        ("threshold_s", 1.5, "a valid integer"),
-        ("threshold_s", "10 KB", "a valid integer"),
+        ("threshold_s", -1, SIZE_ALLOWED),
+        ("threshold_s", 1.5, SIZE_ALLOWED),
+        ("threshold_s", "10 XB", SIZE_ALLOWED),
         ("threshold_l", 0, "seconds above 0, or auto"),
         ("threshold_l", "fast", "seconds above 0, or auto"),
         ("threshold_l", True, "seconds above 0, or auto"),
@@ -58,6 +59,7 @@ def test_each_policy_name_makes_a_policy() -> None:
         ("max_withhold", -20, "greater than 0"),
         ("congestion_rate", 0, "greater than 0"),
         ("profile", {}, "at least one row of payload bytes: latency"),
+        ("profile", {10000: 1.0, "10 kB": 1.0}, "each size once"),
         ("profile", {2: 1.0, 1: 2.0}, "latencies that never fall as payload bytes grow"),
         ("profile", {1: 1.0, 2: math.inf}, "latencies above 0 and finite"),
         ("profile", 7, "a mapping"),
@@ -99,7 +101,7 @@ def test_listener_has_what_it_does_not_say_from_above() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "path", "allowed"),
     [
-        ("threshold_s_by_topic", {"a": -1}, "threshold_s_by_topic.a", "greater than or equal"),
+        ("threshold_s_by_topic", {"a": -1}, "threshold_s_by_topic.a", "a number of bytes"),
         ("threshold_s_by_topic", {"a#": 1}, "threshold_s_by_topic", r"# stands in 'a#'"),
         ("threshold_s_by_topic", {"$share/g/a": 1}, "threshold_s_by_topic", "without $share"),
         ("priority", "alarms/#", "priority", "list"),
@@ -109,7 +111,7 @@ def test_listener_has_what_it_does_not_say_from_above() -> None:
         ("supersede", "yes", "supersede", "a valid boolean"),
         ("threshold_l_by_client", {"a*": 0}, "threshold_l_by_client.a*", "above 0, or auto"),
         ("threshold_l_by_user", {"a": "x"}, "threshold_l_by_user.a", "above 0, or auto"),
-        ("listeners", {"lan": {"threshold_s": -1}}, "listeners.lan.threshold_s", "or equal to 0"),
+        ("listeners", {"lan": {"threshold_s": -1}}, "listeners.lan.threshold_s", "number of bytes"),
         ("listeners", {"lan": {"threshold_l": -1}}, "listeners.lan.threshold_l", "or auto"),
         ("listeners", {"lan": {"treshold_s": 1}}, "listeners.lan.treshold_s", "perhaps threshold"),
         ("listeners", {"lan": 5}, "listeners.lan", "a mapping"),

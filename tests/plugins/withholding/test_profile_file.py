@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.broker.config.sizes import read_size
 from penstock.broker.errors import ConfigError
 from penstock.plugins.withholding.profile import LatencyProfile
 from penstock.plugins.withholding.profile_file import is_csv, parse_csv_profile, table_of_mapping
@@ -68,8 +69,8 @@ def test_table_that_is_no_profile_is_told_with_the_line_at_fault(text: str, line
 
 
 def test_yaml_mapping_is_a_table() -> None:
-    """Its keys are payload bytes."""
-    assert table_of_mapping({10_000: 1, 1_000_000: 10.5}, "f.yaml") == {
+    """Its keys are payload bytes, with or without a unit."""
+    assert table_of_mapping({"10 kB": 1, 1_000_000: 10.5}, "f.yaml", read_size) == {
         10_000: 1.0,
         1_000_000: 10.5,
     }
@@ -80,6 +81,7 @@ def test_yaml_mapping_is_a_table() -> None:
     [
         ({"many": 1}, "many: read the key 'many'; allowed: payload bytes, such as 10000"),
         ({1.5: 1}, "1.5: read the key 1.5; allowed: payload bytes"),
+        ({10000: 1, "10 kB": 2}, "10 kB: read 10000 bytes again; allowed: each size once"),
         ({5: "slow"}, "5: read 'slow'; allowed: a latency, such as 1.0"),
         ({5: True}, "5: read True; allowed: a latency"),
         ({5: None}, "5: read None; allowed: a latency"),
@@ -91,7 +93,7 @@ def test_yaml_mapping_is_a_table() -> None:
 def test_wrong_entry_of_a_mapping_is_told_by_its_key(mapping: dict[Any, Any], line: str) -> None:
     """File, key, what was read and what is allowed."""
     with pytest.raises(ConfigError) as caught:
-        table_of_mapping(mapping, "sizes.yaml")
+        table_of_mapping(mapping, "sizes.yaml", read_size)
     assert str(caught.value).startswith(f"sizes.yaml: {line}")
 
 

@@ -1,0 +1,45 @@
+"""Sizes in configuration files: a number of bytes, or a text with a unit, such as ``64 KiB``.
+
+Units are those of pydantic's `ByteSize`: kB, MB, GB and TB are decimal, KiB, MiB, GiB and TiB are
+binary, in upper or lower case, with or without a space.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, ByteSize, GetPydanticSchema, TypeAdapter, ValidationError
+from pydantic_core import core_schema
+
+SIZE_ALLOWED: Final = "a number of bytes, or a text with a unit, such as 64 KiB or 10 MB"
+"""What an error says in place of pydantic's words."""
+
+WRONG_SIZE: Final = frozenset({"byte_size", "byte_size_unit"})
+"""Types of pydantic's errors for a value that is no size."""
+
+# A plain int: what compares with a subclass of it is slower on every message.
+Size = Annotated[int, GetPydanticSchema(lambda _, handler: handler(ByteSize)), AfterValidator(int)]
+"""A number of bytes."""
+
+Rate = Annotated[
+    float,
+    GetPydanticSchema(
+        lambda _, handler: core_schema.union_schema(
+            [handler(float), handler(ByteSize)],
+            custom_error_type="byte_size",
+            custom_error_message=SIZE_ALLOWED,
+        )
+    ),
+    AfterValidator(float),
+]
+"""A number of bytes per second, written as the size of what passes in one."""
+
+_READER: Final = TypeAdapter(Size)
+
+
+def read_size(value: object) -> int | None:
+    """Return the bytes that a value of a file stands for; None where it is no size."""
+    try:
+        return _READER.validate_python(value, strict=True)
+    except ValidationError:
+        return None
