@@ -75,7 +75,7 @@ class AckMap:
             the repeat need not be sent.
 
         Raises:
-            ProtocolError: the packet id is 0, or in use and this is no repeat [MQTT-2.2.1-4].
+            ProtocolError: the packet id is in use and this is no repeat [MQTT-2.2.1-4].
         """
         if packet_id in self._owed:
             if is_dup:
@@ -84,8 +84,6 @@ class AckMap:
                 f"PUBLISH with packet id {packet_id}, which is not acknowledged yet",
                 ReasonCode.PACKET_IDENTIFIER_IN_USE,
             )
-        if not packet_id:
-            raise ProtocolError("packet id: read 0; allowed: 1 to 65535 [MQTT-2.2.1-3]")
         self._owed[packet_id] = _Owed(qos, is_dup=is_dup)
         return True
 

@@ -17,14 +17,15 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
-from penstock.broker.errors import MalformedPacketError, ProtocolError
+from penstock.broker.errors import ProtocolError
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
-from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
+from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.expiry import expiry_time
 from penstock.broker.mqtt.packets import PubAck, PubRec
 from penstock.broker.mqtt.properties import read_publish_properties
+from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.receive_buffer import (
     ReceiveBuffer,
@@ -184,14 +185,12 @@ class ClientSide:
             now: monotonic seconds.
         """
         qos = first_byte >> 1 & 3
-        topic_end = start + 2 + int.from_bytes(data[start : start + 2])
-        body = topic_end + 2 if qos else topic_end
-        if body > stop or start + 2 > stop:
-            raise MalformedPacketError("PUBLISH ends within its variable header")
+        topic_end, packet_id, properties_at, payload_at = read_publish_head(
+            data, first_byte, start, stop, self._version
+        )
         topic = self._shared.topics.look_up(data[start + 2 : topic_end])
-        packet_id = int.from_bytes(data[topic_end:body])
         try:
-            properties, body = self._read_properties(data, body, stop)
+            properties = self._read_properties(data, properties_at, payload_at)
         except ProtocolError as error:
             if error.reason_code != ReasonCode.QUOTA_EXCEEDED:
                 raise
@@ -201,7 +200,7 @@ class ClientSide:
         if qos and not self.acks.expect(packet_id, qos, is_dup=is_dup):
             return False
         self.ledger.matched += 1
-        payload_bytes = stop - body
+        payload_bytes = stop - payload_at
         is_large = payload_bytes > topic.threshold_s
         if not is_large and not self.outbox.n_messages and not self.is_paused:
             self._book_as_sent(qos, packet_id, payload_bytes, now)
@@ -211,7 +210,7 @@ class ClientSide:
             return False
         message = Message(
             topic.name,
-            self._shared.payloads.keep(data[body:stop]),
+            self._shared.payloads.keep(data[payload_at:stop]),
             qos=qos,
             retain=first_byte & 0x01 != 0,
             is_large=is_large,
@@ -241,25 +240,32 @@ class ClientSide:
             packet = kind(packet_id, ReasonCode.QUOTA_EXCEEDED)
             self.refusals.append(write_packet(packet, self._version))
 
-    def _read_properties(self, data: bytes, start: int, stop: int) -> tuple[dict[str, Any], int]:
-        """Return the properties of a PUBLISH and where its payload begins."""
-        if self._version != ProtocolVersion.MQTT_5:
-            return _NO_PROPERTIES, start
+    def _read_properties(self, data: bytes, start: int, stop: int) -> dict[str, Any]:
+        """Return the properties of a PUBLISH.
+
+        Args:
+            data: received bytes.
+            start: where the Property Length stands.
+            stop: where the payload begins.
+
+        Raises:
+            PeerError: they are malformed, not allowed, or too many: quota exceeded.
+        """
+        if stop - start <= 1:
+            return _NO_PROPERTIES
         limits = self._limits
         if stop - start > limits.properties_bytes:
             n_bytes, _ = read_variable_byte_integer(data, start)
             if n_bytes > limits.properties_bytes:
                 raise ProtocolError("properties of PUBLISH", ReasonCode.QUOTA_EXCEEDED)
-        properties, end = read_publish_properties(data, start, limits.properties)
-        if end > stop:
-            raise MalformedPacketError("PUBLISH ends within its properties")
+        properties, _ = read_publish_properties(data, start, limits.properties)
         if "topic_alias" in properties:
             raise ProtocolError(
                 "PUBLISH with a Topic Alias; allowed: none, as Topic Alias Maximum is 0 "
                 "[MQTT-3.1.2-27]",
                 ReasonCode.TOPIC_ALIAS_INVALID,
             )
-        return properties, end
+        return properties
 
     # -- to the client ----------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ from penstock.broker.mqtt.packets import (
     Will,
 )
 from penstock.broker.mqtt.properties import WILL, read_properties, read_publish_properties
+from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.broker.mqtt.reason_codes import SUBACK_FAILURE_3_1_1, ReasonCode, describe_reason_code
 from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_filter_read, validate_topic
 
@@ -189,22 +190,21 @@ def read_connack(_first_byte: int, body: Buffer, version: int, most_properties: 
 
 def read_publish(first_byte: int, body: Buffer, version: int, most_properties: int) -> Publish:
     """Read a PUBLISH (section 3.3); its payload is a copy of its own."""
-    topic, position = read_utf8_string(body, 0)
-    qos = first_byte >> 1 & 3
-    packet_id = 0
-    if qos:
-        packet_id, position = _read_packet_id(body, position)
+    topic, _ = read_utf8_string(body, 0)
+    _, packet_id, properties_at, payload_at = read_publish_head(
+        body, first_byte, 0, len(body), version
+    )
     properties: dict[str, Any] = {}
     if version == MQTT_5:
-        properties, position = read_publish_properties(body, position, most_properties)
+        properties, _ = read_publish_properties(body, properties_at, most_properties)
         if not topic and "topic_alias" not in properties:
             raise ProtocolError("PUBLISH has neither topic nor topic alias (3.3.2.1)")
     if "+" in topic or "#" in topic or (not topic and version != MQTT_5):
         validate_topic(topic)
     return Publish(
         topic,
-        bytes(body[position:]),
-        qos,
+        bytes(body[payload_at:]),
+        first_byte >> 1 & 3,
         first_byte & 0x01 != 0,
         first_byte & 0x08 != 0,
         packet_id,

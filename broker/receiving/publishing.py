@@ -15,6 +15,7 @@ from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.expiry import expiry_time
 from penstock.broker.mqtt.packets import PubAck, PubRec
 from penstock.broker.mqtt.properties import read_publish_properties
+from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.topics import validate_topic
@@ -71,41 +72,28 @@ def receive_publish(
         MalformedPacketError: it cannot be parsed.
         ProtocolError: it is not allowed.
     """
+    core = connection.core
     qos = (first_byte >> 1) & 3
-    if qos == 3:
-        raise MalformedPacketError("PUBLISH: read QoS 3; allowed: 0, 1, 2")  # [MQTT-3.3.1-4]
-    if not qos and first_byte & 0x08:
-        raise MalformedPacketError("PUBLISH: DUP set with QoS 0")  # [MQTT-3.3.1-2]
-    position = start + 2
-    topic_end = position + int.from_bytes(data[start:position], "big")
-    position = topic_end + 2 if qos else topic_end
-    if position > stop or start + 2 > stop:
-        raise MalformedPacketError("PUBLISH: ends within its variable header")
+    topic_end, packet_id, properties_at, payload_at = read_publish_head(
+        data, first_byte, start, stop, connection.version
+    )
     topic_bytes = data[start + 2 : topic_end]
-    packet_id = 0
-    if qos:
-        packet_id = (data[topic_end] << 8) | data[topic_end + 1]
-        if not packet_id:
-            raise ProtocolError("PUBLISH: packet identifier 0")  # [MQTT-2.2.1-3]
     properties: dict[str, Any] | None = None
-    n_properties_bytes = 0
-    if connection.version == MQTT_5:
-        if position < stop and not data[position]:
-            position += 1
-        elif position + 4 <= stop and data.startswith(_TOPIC_ALIAS_ALONE, position):
-            alias = (data[position + 2] << 8) | data[position + 3]
-            topic_bytes = connection.incoming_aliases.resolve(alias, topic_bytes)
-            position += 4
+    n_properties_bytes = payload_at - properties_at
+    if n_properties_bytes > 1:
+        alias = None
+        if n_properties_bytes == 4 and data.startswith(_TOPIC_ALIAS_ALONE, properties_at):
+            alias = (data[properties_at + 2] << 8) | data[properties_at + 3]
         else:
-            n_properties_bytes = -position
-            properties, position = _read_properties(connection, data, position, stop)
-            n_properties_bytes += position
-            if "topic_alias" in properties:
-                alias = properties.pop("topic_alias")
-                topic_bytes = connection.incoming_aliases.resolve(alias, topic_bytes)
+            if n_properties_bytes > core.limits.properties_bytes:
+                n_bytes, _ = read_variable_byte_integer(data, properties_at)
+                core.limits.check_properties_bytes(n_bytes)
+            properties, _ = read_publish_properties(data, properties_at, core.limits.properties)
+            alias = properties.pop("topic_alias", None)
+        if alias is not None:
+            topic_bytes = connection.incoming_aliases.resolve(alias, topic_bytes)
     if qos == 2 and _is_repeat(connection, packet_id):
         return None
-    core = connection.core
     plan = core.tree.plans.get(topic_bytes)
     if plan is None:
         topic = _topic(topic_bytes)
@@ -115,11 +103,11 @@ def receive_publish(
         plan = core.tree.plan(topic, topic_bytes)
     if core.is_restricted:
         check_publish(core.options, first_byte)
-        if not is_payload_valid(core.options, properties, data[position:stop]):
+        if not is_payload_valid(core.options, properties, data[payload_at:stop]):
             return _refuse_payload(connection, plan.topic, packet_id, qos)
-    if stop - position > core.most_payload_bytes:
-        return _refuse_large(connection, plan.topic, stop - position, packet_id, qos)
-    message = _message(connection, plan, data[position:stop], first_byte, properties, now)
+    if stop - payload_at > core.most_payload_bytes:
+        return _refuse_large(connection, plan.topic, stop - payload_at, packet_id, qos)
+    message = _message(connection, plan, data[payload_at:stop], first_byte, properties, now)
     if message is None:
         reason = "the broker cannot keep the payload"
         return _refuse(connection, plan.topic, packet_id, qos, ReasonCode.QUOTA_EXCEEDED, reason)
@@ -228,18 +216,18 @@ def _deliver_run(
 ) -> tuple[bytes, int]:
     """Deliver a run one by one, as far as the steps go; return what was, and how many."""
     core = connection.core
-    offset = 1 if connection.version == MQTT_5 else 0
     end = len(run)
     position = 0
     n_messages = 0
     while position < end:
         start, length = read_remaining_length(run, position)
         position = start + length
-        topic_end = start + 2 + ((run[start] << 8) | run[start + 1])
+        topic_end, _, _, payload_at = read_publish_head(
+            run, 0x30, start, position, connection.version
+        )
         topic_bytes = run[start + 2 : topic_end]
         plan = core.tree.plan(topic_bytes.decode(), topic_bytes)
-        payload = run[topic_end + offset : position]
-        message = _message(connection, plan, payload, 0x30, None, now)
+        message = _message(connection, plan, run[payload_at:position], 0x30, None, now)
         n_messages += 1
         core.turn.steps += len(sessions)
         if message is None:
@@ -345,24 +333,6 @@ def _message(
         publisher=connection.session.client_id,
         topic_bytes=plan.topic_bytes,
     )
-
-
-def _read_properties(
-    connection: Connection, data: bytes, position: int, stop: int
-) -> tuple[dict[str, Any], int]:
-    """Return the properties of a PUBLISH and the position of its payload.
-
-    Raises:
-        MalformedPacketError: they cannot be read, or end outside of the packet.
-        ProtocolError: they are not allowed, or too many.
-    """
-    limits = connection.core.limits
-    if stop - position > limits.properties_bytes:
-        limits.check_properties_bytes(read_variable_byte_integer(data, position)[0])
-    properties, position = read_publish_properties(data, position, limits.properties)
-    if position > stop:
-        raise MalformedPacketError("PUBLISH: ends within its properties")
-    return properties, position
 
 
 def _is_repeat(connection: Connection, packet_id: int) -> bool:

@@ -26,11 +26,11 @@ from operator import or_
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.errors import PeerError
-from penstock.broker.mqtt.data_types import read_variable_byte_integer
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.properties import read_publish_properties
+from penstock.broker.mqtt.publish_head import read_publish_head
+from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.short_packets import ALL_PUBREL, PACKET_BYTES, answers, packets_from
-from penstock.broker.quotas.room import MANY_SESSIONS
 from penstock.broker.receiving.acknowledging import made_room
 from penstock.broker.receiving.publishing import SMALL_PROPERTIES_BYTES, are_direct
 from penstock.broker.sending.sender import ANSWER_MEMORY_BYTES, JOIN_BELOW_BYTES
@@ -69,29 +69,57 @@ def _take_publishes(
     qos = (data[position] >> 1) & 3
     if qos == 2 and connection.session.journal is not None:
         return 0
-    if start - position > 2 and (start - position > 3 or stop - start <= 0x7F):
-        return 0  # a Remaining Length that is too large, or not in its shortest form
+    if not data[start - 1]:
+        return 0  # a Remaining Length that is not in its shortest form [MQTT-1.5.5-1]
     found = _find_run(connection, data, position, start, stop)
     if found is None:
         return 0
     sessions, segments, packet_ids, stop = found
+    acknowledgements = answers(_PUBACK if qos == 1 else _PUBREC, packet_ids)
+    pass_run_on(connection, sessions, data[position:stop], segments, qos, acknowledgements, now)
+    return stop
+
+
+def pass_run_on(
+    connection: Connection,
+    sessions: tuple[Session, ...],
+    data: bytes,
+    segments: list[Segment],
+    qos: int,
+    acknowledgements: bytes | bytearray,
+    now: float,
+) -> None:
+    """Send a run of QoS 1 or 2 PUBLISH packets on to its subscribers, and acknowledge it.
+
+    Args:
+        connection: it came on.
+        sessions: who gets every message of it.
+        data: whole packets, found to be correct.
+        segments: what they are.
+        qos: of all.
+        acknowledgements: for the publisher.
+        now: monotonic seconds.
+    """
     core = connection.core
-    run = MessageRun(
-        data[position:stop],
-        segments,
-        qos=qos,
-        version=connection.version,
-        publisher=connection.session.client_id,
-        arrived_at=core.arrived_at(now),
-        now=now,
-    )
-    core.counters.packets_received += run.n_messages
-    core.counters.publish_received += run.n_messages
+    arrived_at = core.arrived_at(now)
+    publisher = connection.session.client_id
+    run = MessageRun(data, segments, qos, connection.version, publisher, arrived_at, now)
+    n_messages = run.n_messages
+    core.counters.packets_received += n_messages
+    core.counters.publish_received += n_messages
     deliver(core, sessions, run, now)
-    answer(connection, answers(_PUBACK if qos == 1 else _PUBREC, packet_ids), run.n_messages)
+    answer(connection, acknowledgements, n_messages)
     if core.turn.congested:
         connection.throttle.wait_for_congested(now)
-    return stop
+
+
+def takes_run(core: Core, sessions: tuple[Session, ...], n_messages: int, n_bytes: int) -> bool:
+    """Say whether messages for some sessions may go as a run: none is stored, all have room."""
+    if core.journal is not None and has_durable(sessions):
+        return False
+    return not core.room.is_looked_at(sessions) or core.room.has_room_for_run(
+        sessions, n_messages, n_bytes
+    )
 
 
 def _find_run(
@@ -104,8 +132,8 @@ def _find_run(
         None where the first packet is not for this way.
     """
     core = connection.core
-    plans = core.fast_plans[connection.version]
-    is_5 = connection.version == MQTT_5
+    version = connection.version
+    plans = core.fast_plans[version]
     first_byte = data[position]
     qos = (first_byte >> 1) & 3
     run_start = position
@@ -114,46 +142,44 @@ def _find_run(
     packet_ids = bytearray()
     n_left = _MOST_PACKETS
     most_bytes = min(JOIN_BELOW_BYTES, core.limits.maximum_packet_size)
-    between = b""
-    while stop - start >= _LEAST_PUBLISH_BYTES:
-        topic_end = start + 2 + ((data[start] << 8) | data[start + 1])
-        payload_at = topic_end + 2
-        packet_bytes = stop - position
-        plan = plans.get(data[start + 2 : topic_end])
-        if plan is None or plan.least_qos < qos or packet_bytes > most_bytes:
-            break
-        if plan.sessions is not sessions:
-            if sessions is not None or (core.journal is not None and has_durable(plan.sessions)):
+    try:
+        while start:
+            topic_end, _, properties_at, payload_at = read_publish_head(
+                data, first_byte, start, stop, version
+            )
+            packet_bytes = stop - position
+            plan = plans.get(data[start + 2 : topic_end])
+            if plan is None or plan.least_qos < qos or packet_bytes > most_bytes:
                 break
-            sessions = plan.sessions
-            if not are_direct(sessions):
-                n_left = max(1, _MOST_DELIVERIES // len(sessions))
-            if core.room.over_half or (core.room.rejects and len(sessions) > MANY_SESSIONS):
+            if plan.sessions is not sessions:
+                if sessions is not None:
+                    break
+                sessions = plan.sessions
+                if not are_direct(sessions):
+                    n_left = max(1, _MOST_DELIVERIES // len(sessions))
                 n_bytes = len(data) - position
                 n_most = min(n_left, n_bytes // _LEAST_PUBLISH_BYTES)
-                if not core.room.has_room_for_run(sessions, n_most, n_bytes):
-                    return None
-        if is_5:
-            between = _properties(connection, data, payload_at, stop)
-            if not between:
+                if not takes_run(core, sessions, n_most, n_bytes):
+                    break
+            properties = data[properties_at:payload_at]
+            if stop - payload_at > plan.threshold_s or not _may_go_on(connection, properties):
                 break
-            payload_at += len(between)
-        if not 0 <= stop - payload_at <= plan.threshold_s:
-            break
-        last = min(len(data), position + n_left * packet_bytes) - packet_bytes
-        next_at = _end_of_like(data, position, stop, topic_end, between, last)
-        found_ids = _packet_ids(data, topic_end, next_at, packet_bytes)
-        if not _take_ids(connection, qos, found_ids):
-            break
-        packet_ids += found_ids
-        n_messages = len(found_ids) // 2
-        packet_at, packet_id_at = position - run_start, topic_end - run_start
-        segments.append(
-            (n_messages, packet_at, packet_bytes, packet_id_at, stop - payload_at, plan.topic)
-        )
-        n_left -= n_messages
-        position = next_at
-        start, stop = _next_packet(data, position, first_byte) if n_left else (0, 0)
+            last = min(len(data), position + n_left * packet_bytes) - packet_bytes
+            next_at = _end_of_like(data, position, stop, topic_end, properties, last)
+            found_ids = _packet_ids(data, topic_end, next_at, packet_bytes)
+            if not _take_ids(connection, qos, found_ids):
+                break
+            packet_ids += found_ids
+            n_messages = len(found_ids) // 2
+            packet_at, packet_id_at = position - run_start, topic_end - run_start
+            segments.append(
+                (n_messages, packet_at, packet_bytes, packet_id_at, stop - payload_at, plan.topic)
+            )
+            n_left -= n_messages
+            position = next_at
+            start, stop = _next_packet(data, position, first_byte) if n_left else (0, 0)
+    except PeerError:
+        pass  # the packet behind the run is malformed: it is met again, and then refused
     if sessions is None or not segments:
         return None
     return sessions, segments, packet_ids, position
@@ -163,54 +189,44 @@ def _next_packet(data: bytes, position: int, first_byte: int) -> tuple[int, int]
     """Return where the variable header of a packet begins and ends.
 
     Returns:
-        (0, 0) where it is not whole, begins by another byte, or is too long for a run.
+        (0, 0) where it is not whole, begins by another byte, or says its length in more bytes than
+        are needed.
+
+    Raises:
+        MalformedPacketError: its Remaining Length goes on after four bytes.
     """
     end = len(data)
     if end - position < 3 or data[position] != first_byte:
         return 0, 0
-    length = data[position + 1]
-    start = position + 2
+    start, length = position + 2, data[position + 1]
     if length > 0x7F:
-        if not 0 < data[start] <= 0x7F:
-            return 0, 0
-        length = length & 0x7F | data[start] << 7
-        start += 1
+        start, length = read_remaining_length(data, position)
     stop = start + length
-    return (start, stop) if stop <= end else (0, 0)
+    return (start, stop) if stop <= end and data[start - 1] else (0, 0)
 
 
-def _properties(connection: Connection, data: bytes, position: int, stop: int) -> bytes:
-    """Return the properties of an MQTT 5 PUBLISH, if they may go on as they came.
+def _may_go_on(connection: Connection, encoded: bytes) -> bool:
+    """Say whether the properties of a PUBLISH may go on as they came.
 
     Applications often say the same in each packet: what was found good once is only compared.
 
     Args:
         connection: it came on.
-        data: received bytes.
-        position: where the properties begin.
-        stop: where the packet ends.
+        encoded: Property Length and properties; b"" below MQTT 5.
 
     Returns:
-        All from the Property Length to the payload; b"" where they are wrong, or large, or mean
-        something to the broker itself.
+        False where they are wrong, or large, or mean something to the broker itself.
     """
-    if position < stop and not data[position]:
-        return b"\0"
-    known = connection.known_properties
-    if known and data.startswith(known, position):
-        return known
+    if len(encoded) <= 1 or encoded == connection.known_properties:
+        return True
     limits = connection.core.limits
-    try:
-        n_bytes, first_at = read_variable_byte_integer(data, position)
-        if first_at + n_bytes - position > min(SMALL_PROPERTIES_BYTES, limits.properties_bytes):
-            return b""
-        properties, payload_at = read_publish_properties(data, position, limits.properties)
-    except PeerError:
-        return b""
-    if payload_at > stop or "topic_alias" in properties or "subscription_identifier" in properties:
-        return b""
-    connection.known_properties = known = data[position:payload_at]
-    return known
+    if len(encoded) > min(SMALL_PROPERTIES_BYTES, limits.properties_bytes):
+        return False
+    properties, _ = read_publish_properties(encoded, 0, limits.properties)
+    if "topic_alias" in properties or "subscription_identifier" in properties:
+        return False
+    connection.known_properties = encoded
+    return True
 
 
 def _end_of_like(

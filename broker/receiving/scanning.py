@@ -89,12 +89,15 @@ def scan(connection: Connection, data: bytes, now: float) -> int:  # noqa: PLR09
                 if first_byte >> 4 != PUBLISH:
                     core.limits.check_control_bytes(stop - position)
                 break
+            # As `read_publish_head`, which takes 0.4 us; this takes 0.15, and the next packet that
+            # is like it 0.1 (row `qos0_mixed` of the benchmarks).
             if first_byte == 0x30 and length > 2:
                 topic_end = start + 2 + ((data[start] << 8) | data[start + 1])
                 plan = fast_plans.get(data[start + 2 : topic_end])
                 payload_bytes = stop - topic_end - offset
                 if (
                     plan is not None
+                    and data[start - 1]  # a Remaining Length in its shortest form [MQTT-1.5.5-1]
                     and 0 <= payload_bytes <= plan.threshold_s
                     and not (offset and data[topic_end])
                 ):

@@ -394,6 +394,25 @@ def test_small_messages_find_room_without_a_look_while_little_waits() -> None:
     check(broker)
 
 
+@pytest.mark.parametrize("n_messages", [1, 2])
+def test_a_message_for_very_many_is_refused_where_all_together_have_no_room(
+    monkeypatch: pytest.MonkeyPatch, n_messages: int
+) -> None:
+    """However it comes, alone in a chunk or with others: its publisher is told."""
+    monkeypatch.setattr(room, "MANY_SESSIONS", 4)
+    monkeypatch.setattr(room, "WIDE_DELIVERIES", 10)
+    monkeypatch.setattr(room, "_SLACK_BYTES", 1000)
+    broker = VirtualBroker(Limits(queued_messages=1000, total_queued_messages=20))
+    assert not broker.core.room.over_half
+    for number in range(25):
+        away(broker, f"s{number}")
+    publisher = broker.connect("p")
+    send(publisher, *range(1, n_messages + 1))
+    assert acknowledged(publisher) == dict.fromkeys(range(1, n_messages + 1), FULL)
+    assert broker.core.counters.publish_refused == {"broker_full": n_messages}
+    assert not broker.core.ledger().dropped
+
+
 def test_publishers_together_have_no_more_held_than_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -265,7 +265,7 @@ def test_a_run_does_what_its_packets_do_one_by_one(
 def publishes(n_messages: int, qos: int, first_packet_id: int = 1) -> bytes:
     """Return PUBLISH packets that may go as a run."""
     return b"".join(
-        write_packet(Publish("t", b"%03d" % number, qos=qos, packet_id=number), 5)
+        write_packet(Publish("t", b"%03d" % number, qos=qos, packet_id=number if qos else 0), 5)
         for number in range(first_packet_id, first_packet_id + n_messages)
     )
 
@@ -408,11 +408,12 @@ def test_packets_before_a_bad_one_in_a_run_are_taken() -> None:
     assert publisher.is_lost
 
 
-def test_a_remaining_length_of_more_bytes_than_needed_does_not_go_on() -> None:
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_remaining_length_of_more_bytes_than_needed_does_not_go_on(qos: int) -> None:
     """MQTT 5.0 wants the shortest form of those who are sent it (1.5.5)."""
     broker = VirtualBroker()
     publisher, subscriber = a_pair(broker)
-    (packet,) = [publishes(1, 1)]
+    packet = publishes(1, qos)
     publisher.send_bytes(packet[:1] + bytes([packet[1] | 0x80, 0]) + packet[2:])
     assert subscriber.received.endswith(packet)
 
