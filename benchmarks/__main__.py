@@ -44,6 +44,7 @@ from benchmarks.report import (
 )
 from benchmarks.rows import FULL, QUICK, Measurement, Row, Scale
 from benchmarks.wire import WireError
+from penstock.netem.errors import NetemError
 
 ROWS: Final = {
     row.name: row
@@ -137,7 +138,7 @@ def measure_row(
                 continue
             try:
                 measurement = measure(row, peer, scale)
-            except BenchmarkError as error:
+            except NetemError as error:
                 failures[peer.name] = str(error)
                 progress.tell(f"failed: {error}")
                 continue
@@ -163,7 +164,7 @@ def choose_peers(names: str, commands: Sequence[str]) -> list[Peer]:
     for command in commands:
         try:
             further.append(commanded_peer(command, choices))
-        except BenchmarkError as error:
+        except NetemError as error:
             raise typer.BadParameter(str(error), param_hint="--command") from error
         choices[further[-1].name] = further[-1]
     chosen = choose("peer", names, choices)

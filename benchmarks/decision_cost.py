@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-import yaml
 
 from benchmarks import throughput
 from benchmarks.acknowledged import INFLIGHT_MESSAGES
@@ -37,9 +36,7 @@ from benchmarks.peers import (
     PEERS,
     Peer,
     RunningPeer,
-    Setting,
-    example_policy,
-    without_queue_limits,
+    penstock_peer,
 )
 from benchmarks.program import Program, Quick, choose, describe_run, tell
 from benchmarks.stream import Shape
@@ -193,32 +190,19 @@ def measure_memory(policy: str, effort: Effort) -> float:
     return held / effort.subscribers
 
 
-def _changed(name: str, about: str, change: Callable[[dict[str, Any]], None]) -> Peer:
-    """Return a broker with the example policy, but for its plugins."""
-
-    def prepare(directory: Path, setting: Setting) -> list[str]:
-        policy = without_queue_limits(example_policy(setting))
-        change(policy["plugins"])
-        file = directory / "broker.yaml"
-        file.write_text(yaml.safe_dump(policy))
-        return [sys.executable, "-m", "penstock.broker", "-c", str(file)]
-
-    return Peer(name, about, prepare, EXAMPLE.version)
+def _leave_out(policy: dict[str, Any], _directory: Path) -> None:
+    del policy["plugins"]["withholding"], policy["plugins"]["probing"]
 
 
-def _leave_out(plugins: dict[str, Any]) -> None:
-    del plugins["withholding"], plugins["probing"]
-
-
-def _time_every(plugins: dict[str, Any]) -> None:
-    plugins["probing"]["puback_spacing_seconds"] = 0
+def _time_every(policy: dict[str, Any], _directory: Path) -> None:
+    policy["plugins"]["probing"]["puback_spacing_seconds"] = 0
 
 
 EXAMPLE: Final = PEERS["penstock"]
-WITHOUT: Final = _changed(
+WITHOUT: Final = penstock_peer(
     "without", "the example policy without withholding and probing", _leave_out
 )
-EVERY: Final = _changed("every", "the example policy, every packet timed", _time_every)
+EVERY: Final = penstock_peer("every", "the example policy, every packet timed", _time_every)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
-"""What stops a benchmark, told to whoever started it."""
+"""What goes wrong in a benchmark."""
 
 from __future__ import annotations
 
+from penstock.netem.errors import RunError
 
-class BenchmarkError(Exception):
-    """A peer or a load did not work; the text names it and what it said."""
+
+class BenchmarkError(RunError):
+    """A broker or a program of a benchmark did not do what is measured; the text says what."""

@@ -41,11 +41,12 @@ import yaml
 from benchmarks.errors import BenchmarkError
 from benchmarks.lossy_load import PORT, STREAMS, read_arrivals
 from benchmarks.lossy_report import Outcome, compare, to_markdown, verdict
-from benchmarks.peers import EXAMPLE_POLICY, ROOT, find_program, without_queue_limits
+from benchmarks.peers import EXAMPLE_POLICY, ROOT, without_queue_limits
 from benchmarks.program import JsonFile, Program, choose, describe_run, tell, write_json
 from penstock.netem.links.link_variation import Changes, OnOff, Trace
 from penstock.netem.links.network import DEFAULT_CONGESTION_CONTROL, Host, Network
 from penstock.netem.links.profiles import GOOD, LOSSY, LOSSY_DOWNSTREAM, Direction, Profile
+from penstock.netem.runs.broker_process import find_program
 
 POLICIES: Final = ("none", "conservative", "probabilistic", "historic", "adaptive")
 LEARNED: Final = "learned"

@@ -12,15 +12,12 @@ import os
 import re
 import resource
 import shlex
-import shutil
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,12 +25,20 @@ import psutil
 import yaml
 
 from benchmarks.errors import BenchmarkError
+from penstock.netem.errors import RunError
+from penstock.netem.runs.broker_process import (
+    RunningBroker,
+    amqtt_command,
+    find_program,
+    mosquitto_command,
+    penstock_command,
+    reserved_port,
+    version_of,
+)
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 EXAMPLE_POLICY: Final = ROOT / "policy.example.yaml"
-START_TIMEOUT_SECONDS: Final = 30.0
-STOP_TIMEOUT_SECONDS: Final = 10.0
-LOG_TAIL_BYTES: Final = 2000
+STOP_SECONDS: Final = 10.0
 SPILL_LIMIT: Final = "32 MB"
 """Of `penstock-spill`; its targets in the memory rows are for this one."""
 NAME_FORM: Final = re.compile(r"[A-Za-z0-9][\w.+-]*")
@@ -122,38 +127,6 @@ class RunningPeer:
         return float(times.user + times.system)
 
 
-@contextmanager
-def reserved_port() -> Iterator[int]:
-    """Yield a loopback port that nobody else is given as a free one, for who names it to listen.
-
-    It is bound and does not listen: whoever sets SO_REUSEADDR, as servers do, may bind it as well.
-    """
-    with socket.socket() as keeper:
-        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        keeper.bind(("127.0.0.1", 0))
-        yield keeper.getsockname()[1]
-
-
-def find_program(name: str) -> str:
-    """Return the path of a program beside this Python, on PATH or in /usr/sbin.
-
-    Raises:
-        BenchmarkError: it is not installed.
-    """
-    beside = Path(sys.executable).parent / name
-    search = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
-    found = str(beside) if beside.exists() else shutil.which(name, path=search)
-    if found is None:
-        raise BenchmarkError(f"{name} is not installed; install it or leave it out with --peers")
-    return found
-
-
-def _write_yaml(directory: Path, policy: dict[str, Any]) -> str:
-    file = directory / "broker.yaml"
-    file.write_text(yaml.safe_dump(policy))
-    return str(file)
-
-
 def _listeners(setting: Setting) -> dict[str, Any]:
     listener: dict[str, Any] = {"type": "tcp", "bind": f"127.0.0.1:{setting.port}"}
     if (certificate := setting.certificate) is not None:
@@ -186,29 +159,38 @@ def example_policy(setting: Setting) -> dict[str, Any]:
     return policy | {"listeners": _listeners(setting)}
 
 
-def _penstock(directory: Path, setting: Setting) -> list[str]:
-    policy = without_queue_limits(example_policy(setting))
-    return [sys.executable, "-m", "penstock.broker", "-c", _write_yaml(directory, policy)]
+def penstock_peer(
+    name: str, about: str, change: Callable[[dict[str, Any], Path], None] | None = None, **keys: Any
+) -> Peer:
+    """Return Penstock with the example policy, but for some of it.
+
+    Args:
+        name: of the peer.
+        about: what is different.
+        change: is handed the policy, to change it, and the directory in which the broker runs.
+        keys: of `Peer`.
+    """
+
+    def prepare(directory: Path, setting: Setting) -> list[str]:
+        policy = without_queue_limits(example_policy(setting))
+        if change is not None:
+            change(policy, directory)
+        return penstock_command(directory, policy)
+
+    return Peer(name, about, prepare, partial(version_of, "penstock"), **keys)
 
 
-def _penstock_spill(directory: Path, setting: Setting) -> list[str]:
+def _spill(policy: dict[str, Any], directory: Path) -> None:
     memory = {"store": "spill", "memory_limit": SPILL_LIMIT, "directory": str(directory)}
-    return _penstock_storing(directory, setting, memory)
-
-
-def _penstock_copy(directory: Path, setting: Setting) -> list[str]:
-    return _penstock_storing(directory, setting, {"store": "copy"})
-
-
-def _penstock_storing(directory: Path, setting: Setting, memory: dict[str, Any]) -> list[str]:
-    policy = without_queue_limits(example_policy(setting))
     policy["plugins"]["memory"] = memory
-    return [sys.executable, "-m", "penstock.broker", "-c", _write_yaml(directory, policy)]
+
+
+def _copy(policy: dict[str, Any], _directory: Path) -> None:
+    policy["plugins"]["memory"] = {"store": "copy"}
 
 
 def _penstock_stock(directory: Path, setting: Setting) -> list[str]:
-    policy = without_queue_limits(stock_amqtt_policy(setting))
-    return [sys.executable, "-m", "penstock.broker", "-c", _write_yaml(directory, policy)]
+    return penstock_command(directory, without_queue_limits(stock_amqtt_policy(setting)))
 
 
 def _mosquitto(directory: Path, setting: Setting) -> list[str]:
@@ -227,13 +209,11 @@ def _mosquitto(directory: Path, setting: Setting) -> list[str]:
             "tls_version tlsv1.3",
             "user root",  # started by root, it would leave the right to read these files
         ]
-    file = directory / "mosquitto.conf"
-    file.write_text("\n".join(lines) + "\n")
-    return [find_program("mosquitto"), "-c", str(file)]
+    return mosquitto_command(directory, lines)
 
 
 def _amqtt(directory: Path, setting: Setting) -> list[str]:
-    return [find_program("amqtt"), "-c", _write_yaml(directory, stock_amqtt_policy(setting))]
+    return amqtt_command(directory, stock_amqtt_policy(setting))
 
 
 def _relay(_directory: Path, setting: Setting) -> list[str]:
@@ -262,48 +242,36 @@ def make_certificate(directory: Path) -> Certificate:
     return Certificate(*files)
 
 
-def _mosquitto_version() -> str:
-    shown = subprocess.run(
-        [find_program("mosquitto"), "-h"], capture_output=True, text=True, check=False
-    )
-    return shown.stdout.split("\n", 1)[0].removeprefix("mosquitto version ")
-
-
 PEERS: Final = {
     peer.name: peer
     for peer in (
-        Peer(
-            "penstock",
-            "the example policy",
-            _penstock,
-            lambda: importlib.metadata.version("penstock"),
-        ),
+        penstock_peer("penstock", "the example policy"),
         Peer(
             "penstock-stock",
             "Penstock with the policy that aMQTT ships",
             _penstock_stock,
-            lambda: importlib.metadata.version("penstock"),
+            partial(version_of, "penstock"),
         ),
-        Peer(
+        penstock_peer(
             "penstock-spill",
             f"the example policy, with payloads beyond {SPILL_LIMIT} in files",
-            _penstock_spill,
-            lambda: importlib.metadata.version("penstock"),
+            _spill,
+            is_store=True,
+        ),
+        penstock_peer(
+            "penstock-copy",
+            "the example policy, with a payload for each subscriber",
+            _copy,
             is_store=True,
         ),
         Peer(
-            "penstock-copy",
-            "the example policy, with a payload for each subscriber",
-            _penstock_copy,
-            lambda: importlib.metadata.version("penstock"),
-            is_store=True,
+            "mosquitto", "no limit of queued messages", _mosquitto, partial(version_of, "mosquitto")
         ),
-        Peer("mosquitto", "no limit of queued messages", _mosquitto, _mosquitto_version),
         Peer(
             "amqtt",
             "the policy it ships",
             _amqtt,
-            lambda: importlib.metadata.version("amqtt"),
+            partial(version_of, "amqtt"),
             has_v5=False,
         ),
         Peer(
@@ -363,37 +331,6 @@ def commanded_peer(text: str, taken: Container[str]) -> Peer:
     return Peer(name, command, prepare, lambda: version or "of unknown version", has_tls=has_tls)
 
 
-def _log_tail(log: Path) -> str:
-    return log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
-
-
-def _wait_until_listening(
-    process: subprocess.Popen[bytes], port: int, name: str, log: Path
-) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise BenchmarkError(
-                f"{name} ended with status {process.returncode} at its start:\n{_log_tail(log)}"
-            )
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            time.sleep(0.02)
-        else:
-            return
-    raise BenchmarkError(f"{name} does not listen on port {port}:\n{_log_tail(log)}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_TIMEOUT_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 def allow_open_files() -> None:
     """Raise this process's limit of open files, and that of the brokers it starts, to the most."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -412,10 +349,9 @@ def running(
         inflight_messages: as in `Setting`.
 
     Raises:
-        BenchmarkError: it is not installed or does not start; the text holds its last words.
+        NetemError: it is not installed or does not start; the text holds its last words.
     """
     allow_open_files()
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as name,
         reserved_port() as port,
@@ -423,18 +359,11 @@ def running(
         directory = Path(name)
         certificate = make_certificate(directory) if is_tls else None
         command = peer.prepare(directory, Setting(port, certificate, inflight_messages))
-        log = directory / "log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                command,
-                cwd=directory,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
+        broker = RunningBroker(peer.name, command, directory)
         try:
-            _wait_until_listening(process, port, peer.name, log)
-            yield RunningPeer(peer.name, port, psutil.Process(process.pid), certificate)
+            broker.wait_until_listening(port)
+            yield RunningPeer(peer.name, port, psutil.Process(broker.process.pid), certificate)
         finally:
-            _end(process)
+            # A peer that has not ended by then is killed: the measurement is over.
+            with suppress(RunError):
+                broker.stop(STOP_SECONDS)

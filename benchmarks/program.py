@@ -17,7 +17,6 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from benchmarks.errors import BenchmarkError
 from benchmarks.peers import Peer
 from benchmarks.wire import WireError
 from penstock.netem.errors import NetemError, RunError
@@ -71,7 +70,7 @@ class Program:
             self.app(args=words, prog_name=self._name)
         except SystemExit as ended:
             return ended.code if isinstance(ended.code, int) else 0
-        except (BenchmarkError, WireError, OSError, NetemError) as error:
+        except (WireError, OSError, NetemError) as error:
             typer.echo(f"{self._name.rpartition('.')[2]}: {error}", err=True)
             return 2 if isinstance(error, NetemError) and not isinstance(error, RunError) else 1
         return 0

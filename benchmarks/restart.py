@@ -13,19 +13,16 @@ from __future__ import annotations
 import contextlib
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
-import yaml
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.peers import ROOT, reserved_port
 from benchmarks.program import DEFAULT_REPEATS, Program, Quick, Repeats, describe_run, tell
 from benchmarks.wire import (
     connect_packet,
@@ -33,6 +30,12 @@ from benchmarks.wire import (
     publish_packet,
     receive_exactly,
     subscribe_packet,
+)
+from penstock.netem.runs.broker_process import (
+    ANONYMOUS,
+    RunningBroker,
+    penstock_command,
+    reserved_port,
 )
 
 FULL_SESSIONS: Final = 10_000
@@ -56,50 +59,23 @@ def _persistent_connect(client_id: str) -> bytes:
     return packet[:flags_at] + PERSISTENT + packet[flags_at + 1 :]
 
 
-def _policy(port: int) -> str:
-    return yaml.safe_dump(
-        {
-            "listeners": {"default": {"bind": f"127.0.0.1:{port}"}},
-            "persistence": {"path": "sessions.db", "durability": "normal"},
-            "plugins": {
-                "amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}
-            },
-        }
-    )
+def _policy(port: int) -> dict[str, Any]:
+    return {
+        "listeners": {"default": {"bind": f"127.0.0.1:{port}"}},
+        "persistence": {"path": "sessions.db", "durability": "normal"},
+        "plugins": {ANONYMOUS: {"allow_anonymous": True}},
+    }
 
 
 @contextlib.contextmanager
-def _broker(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with (folder / "broker.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.broker", "-c", str(folder / "policy.yaml")],
-            cwd=folder,
-            env={"PYTHONPATH": str(ROOT)},
-            stderr=log,
-        )
+def _broker(folder: Path, port: int) -> Iterator[int]:
+    """Run the broker and kill it in the end; yield its process id."""
+    broker = RunningBroker("penstock", penstock_command(folder, _policy(port)), folder)
     try:
-        yield process
+        broker.wait_until_listening(port, START_SECONDS)
+        yield broker.process.pid
     finally:
-        process.kill()
-        process.wait()
-
-
-def _dial(port: int, process: subprocess.Popen[bytes], folder: Path) -> socket.socket:
-    """Connect as soon as the broker listens.
-
-    Raises:
-        BenchmarkError: it has ended, or does not come.
-    """
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            break
-        with contextlib.suppress(ConnectionRefusedError):
-            return socket.create_connection(("127.0.0.1", port), START_SECONDS)
-        time.sleep(0.005)
-    raise BenchmarkError(
-        f"the broker does not start: {(folder / 'broker.log').read_text()[-2000:]}"
-    )
+        broker.kill()
 
 
 def _fill(port: int, n_sessions: int) -> None:
@@ -136,12 +112,13 @@ def measure(n_sessions: int) -> tuple[float, float]:
     """
     with tempfile.TemporaryDirectory() as name, reserved_port() as port:
         folder = Path(name)
-        (folder / "policy.yaml").write_text(_policy(port))
-        with _broker(folder) as process:
-            _dial(port, process, folder).close()
+        with _broker(folder, port):
             _fill(port, n_sessions)
         started = time.perf_counter()
-        with _broker(folder) as process, _dial(port, process, folder) as sock:
+        with (
+            _broker(folder, port) as pid,
+            socket.create_connection(("127.0.0.1", port), START_SECONDS) as sock,
+        ):
             sock.sendall(_persistent_connect("client-0"))
             answer = receive_exactly(sock, 4)
             seconds = time.perf_counter() - started
@@ -149,7 +126,7 @@ def measure(n_sessions: int) -> tuple[float, float]:
                 raise BenchmarkError(f"the session is lost: CONNACK {answer.hex()}")
             size = len(publish_packet("to/client-0", bytes(PAYLOAD_BYTES), 1))
             receive_exactly(sock, MESSAGES_EACH * size)
-            megabytes = psutil.Process(process.pid).memory_info().rss / 1e6
+            megabytes = psutil.Process(pid).memory_info().rss / 1e6
     return seconds, megabytes
 
 

@@ -25,12 +25,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from benchmarks import wire
 from benchmarks.errors import BenchmarkError
 from benchmarks.peers import Peer, Setting, allow_open_files, running
 from benchmarks.program import DEFAULT_REPEATS, Program, Quick, Repeats, describe_run, tell
+from penstock.netem.runs.broker_process import ANONYMOUS, penstock_command
 
 FULL_SUBSCRIBERS: Final = 10_000
 QUICK_SUBSCRIBERS: Final = 1_000
@@ -53,9 +52,7 @@ def _peer(period: float | None) -> Peer:
     """Return a broker that samples once in so many seconds; None for never."""
 
     def prepare(directory: Path, setting: Setting) -> list[str]:
-        plugins: dict[str, Any] = {
-            "amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}
-        }
+        plugins: dict[str, Any] = {ANONYMOUS: {"allow_anonymous": True}}
         if period is not None:
             plugins["probing"] = {"sources": ["tcp_info"], "probe_period": period}
         policy = {
@@ -63,9 +60,7 @@ def _peer(period: float | None) -> Peer:
             "sys_interval": 0,
             "plugins": plugins,
         }
-        file = directory / "policy.yaml"
-        file.write_text(yaml.safe_dump(policy))
-        return [sys.executable, "-m", "penstock.broker", "-c", str(file)]
+        return penstock_command(directory, policy)
 
     return Peer("penstock", "sampling", prepare, lambda: "this checkout")
 

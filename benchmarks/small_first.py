@@ -30,22 +30,19 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-import yaml
 
 from benchmarks import wire
 from benchmarks.peers import (
     PEERS,
     Peer,
     RunningPeer,
-    Setting,
-    example_policy,
+    penstock_peer,
     running,
-    without_queue_limits,
 )
 from benchmarks.program import Program, describe_run, tell
 from penstock.netem.links.profiles import Direction, Profile
@@ -77,16 +74,12 @@ def _penstock(name: str, about: str, *, unsent_bytes: int | None = 0, **keys: An
         keys: of `withholding`.
     """
 
-    def prepare(directory: Path, setting: Setting) -> list[str]:
-        policy = without_queue_limits(example_policy(setting))
+    def change(policy: dict[str, Any], _directory: Path) -> None:
         policy["plugins"]["withholding"] |= {"policy": "none", **keys}
         if unsent_bytes != 0:
             policy["listeners"]["default"]["unsent_bytes"] = unsent_bytes
-        file = directory / "broker.yaml"
-        file.write_text(yaml.safe_dump(policy))
-        return [sys.executable, "-m", "penstock.broker", "-c", str(file)]
 
-    return replace(PEERS["penstock"], name=name, about=about, prepare=prepare)
+    return penstock_peer(name, about, change)
 
 
 BROKERS: Final = (

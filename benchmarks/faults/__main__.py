@@ -14,7 +14,6 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks.errors import BenchmarkError
 from benchmarks.faults.case import FULL, MOSQUITTO, PENSTOCK, QUICK, Effort, Fault, Finding
 from benchmarks.faults.descriptors import DESCRIPTORS
 from benchmarks.faults.disk import DAMAGED, DELETED, FULL_DISK
@@ -28,6 +27,7 @@ from benchmarks.peers import PEERS, allow_open_files
 from benchmarks.program import JsonFile, Program, choose, describe_run, tell, write_json
 from benchmarks.report import format_value
 from benchmarks.wire import WireError
+from penstock.netem.errors import NetemError
 
 FAULTS: Final = {
     fault.name: fault
@@ -78,7 +78,7 @@ def run_once(fault: Fault, broker: str, seed: int, effort: Effort) -> Outcome:
     try:
         with subject(broker) as chosen:
             return Outcome(fault.name, broker, seed, fault.inflict(chosen, rng, effort))
-    except (BenchmarkError, WireError, OSError) as error:
+    except (NetemError, WireError, OSError) as error:
         return Outcome(fault.name, broker, seed, (), f"{type(error).__name__}: {error}")
 
 

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any
 
 import psutil
-import yaml
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.peers import ROOT, find_program, reserved_port
-
-START_SECONDS: Final = 60.0
-STOP_SECONDS: Final = 60.0
-LOG_TAIL_BYTES: Final = 2000
-
-ANONYMOUS: Final = "amqtt.plugins.authentication.AnonymousAuthPlugin"
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return two mappings in one; where both hold a mapping under a key, these likewise."""
-    merged = dict(below)
-    for key, value in above.items():
-        lower = merged.get(key)
-        both = isinstance(lower, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merged(lower, value) if both else value  # type: ignore[arg-type]
-    return merged
+from penstock.netem.runs.broker_process import (
+    ANONYMOUS,
+    RunningBroker,
+    find_program,
+    mosquitto_command,
+    penstock_command,
+    reserved_port,
+)
+from penstock.netem.runs.brokers import laid_over
 
 
 class Subject:
@@ -45,14 +32,14 @@ class Subject:
         name: ``penstock`` or ``mosquitto``.
         port: where it listens.
         folder: where it runs; its files stay there until the block ends.
-        process: what runs; None before the first start and after an end.
+        broker: what was started last; None before the first start.
     """
 
     def __init__(self, name: str, port: int, folder: Path) -> None:
         self.name = name
         self.port = port
         self.folder = folder
-        self.process: subprocess.Popen[bytes] | None = None
+        self.broker: RunningBroker | None = None
         self._command: list[str] = []
 
     @property
@@ -85,7 +72,7 @@ class Subject:
             limits.append(f"--fsize={file_bytes}")
         wrapper = [find_program("prlimit"), *limits] if limits else []
         if self.is_ours:
-            whole = _merged(
+            whole = laid_over(
                 {
                     "listeners": {"default": {"bind": f"127.0.0.1:{self.port}"}},
                     "plugins": {ANONYMOUS: {"allow_anonymous": True}},
@@ -94,52 +81,37 @@ class Subject:
             )
             plugins = whole["plugins"]
             whole["plugins"] = {key: value for key, value in plugins.items() if value is not None}
-            (self.folder / "policy.yaml").write_text(yaml.safe_dump(whole))
-            self._command = [*wrapper, sys.executable, "-m", "penstock.broker", "-c", "policy.yaml"]
+            self._command = [*wrapper, *penstock_command(self.folder, whole)]
             return
         text = [f"listener {self.port} 127.0.0.1", *lines]
         if not any(line.startswith("password_file") for line in lines):
             text.append("allow_anonymous true")
         text.append("user root")  # it may write into this folder
-        (self.folder / "mosquitto.conf").write_text("\n".join(text) + "\n")
-        self._command = [*wrapper, find_program("mosquitto"), "-c", "mosquitto.conf"]
+        self._command = [*wrapper, *mosquitto_command(self.folder, text)]
 
     @property
     def log(self) -> str:
         """What it has written so far, over all its starts."""
-        file = self.folder / "log"
+        file = self.folder / "broker.log"
         return file.read_text(errors="replace") if file.exists() else ""
 
     def start(self) -> None:
         """Start it and wait until it takes connections.
 
         Raises:
-            BenchmarkError: it has ended, or takes none.
+            RunError: it has ended, or takes none.
         """
         self.launch()
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            if self.running.poll() is not None:
-                break
-            with (
-                contextlib.suppress(OSError),
-                socket.create_connection(("127.0.0.1", self.port), 1),
-            ):
-                return
-            time.sleep(0.01)
-        raise BenchmarkError(f"{self.name} does not start:\n{self.log[-LOG_TAIL_BYTES:]}")
+        self._broker().wait_until_listening(self.port)
 
     def launch(self) -> None:
         """Start it without waiting for anything."""
-        with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                self._command,
-                cwd=self.folder,
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        self.broker = RunningBroker(self.name, self._command, self.folder)
+
+    def _broker(self) -> RunningBroker:
+        if self.broker is None:
+            raise BenchmarkError(f"{self.name} was not started")
+        return self.broker
 
     @property
     def running(self) -> subprocess.Popen[bytes]:
@@ -148,31 +120,19 @@ class Subject:
         Raises:
             BenchmarkError: it was not started.
         """
-        if self.process is None:
-            raise BenchmarkError(f"{self.name} was not started")
-        return self.process
+        return self._broker().process
 
     def kill(self) -> None:
         """End it as the kernel does when memory is short."""
-        self.running.kill()
-        self.running.wait()
+        self._broker().kill()
 
     def stop(self) -> float:
         """End it as an operator does; return the seconds that it took.
 
         Raises:
-            BenchmarkError: it does not end; it was killed then.
+            RunError: it does not end; it was killed then.
         """
-        started = time.monotonic()
-        self.running.terminate()
-        try:
-            self.running.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired as error:
-            self.kill()
-            raise BenchmarkError(
-                f"{self.name} has not ended {STOP_SECONDS:g} s after SIGTERM"
-            ) from error
-        return time.monotonic() - started
+        return self._broker().stop()
 
     def reload(self) -> None:
         """Let it read its files again, as an operator does."""
@@ -213,5 +173,5 @@ def subject(name: str) -> Iterator[Subject]:
         try:
             yield made
         finally:
-            if made.process is not None and made.process.poll() is None:
+            if made.broker is not None:
                 made.kill()

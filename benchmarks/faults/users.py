@@ -14,8 +14,8 @@ from typing import Final
 
 from benchmarks import wire
 from benchmarks.faults.case import Effort, Fault, Finding
-from benchmarks.faults.subject import ANONYMOUS, Subject
-from benchmarks.peers import find_program
+from benchmarks.faults.subject import Subject
+from penstock.netem.runs.broker_process import ANONYMOUS, find_program
 
 N_CLIENTS: Final = 50
 WITHIN_SECONDS: Final = 10.0

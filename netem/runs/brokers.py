@@ -1,4 +1,4 @@
-"""The brokers that are compared: how each is configured, started, and asked for its version.
+"""The brokers that are compared: how each is configured.
 
 All listen on port 1883 of every address of their host, let everybody in, and hold any number of
 messages for a subscriber; otherwise they are as they come.
@@ -6,41 +6,23 @@ messages for a subscriber; otherwise they are as they come.
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from penstock.netem.clients.connection import PORT
-from penstock.netem.errors import NetemError, RunError
-from penstock.netem.links.network import FOLDER, Host
+from penstock.netem.runs.broker_process import (
+    ANONYMOUS,
+    amqtt_command,
+    find_program,
+    mosquitto_command,
+    penstock_command,
+    version_of,
+)
 from penstock.netem.runs.scenario import Broker
 
 CONSOLE: Final = "127.0.0.1:8081"
 """Where Penstock's plugin `console` listens unless a scenario says otherwise."""
-
-START_SECONDS: Final = 30.0
-"""In which a broker has to listen."""
-
-LOOK_SECONDS: Final = 0.02
-
-TAIL_BYTES: Final = 2_000
-"""Of a log that a failure shows."""
-
-ANONYMOUS: Final = "amqtt.plugins.authentication.AnonymousAuthPlugin"
-
-LISTEN: Final = "0A"
-"""State of a listening socket in /proc/PID/net/tcp."""
-
-ENVIRONMENT: Final = os.environ | {"PYTHONPATH": str(FOLDER)}
-"""Of our own programs: the packages of this very process, wherever they are."""
 
 
 def penstock_policy(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,33 +78,12 @@ def console_address(broker: Broker) -> str | None:
     return http if isinstance(http, str) else None
 
 
-def find_program(name: str) -> str:
-    """Return the path of a program: beside this Python, on PATH or in /usr/sbin.
-
-    Raises:
-        NetemError: it is not installed.
-    """
-    beside = Path(sys.executable).parent / name
-    search = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
-    found = str(beside) if beside.exists() else shutil.which(name, path=search)
-    if found is None:
-        raise NetemError(f"{name} is not installed; install it, or leave it out with --brokers")
-    return found
-
-
-def _write_yaml(directory: Path, policy: Mapping[str, Any]) -> str:
-    file = directory / "broker.yaml"
-    file.write_text(yaml.safe_dump(policy))
-    return str(file)
-
-
 def _penstock(broker: Broker, directory: Path) -> list[str]:
-    file = _write_yaml(directory, penstock_policy(broker.settings))
-    return [sys.executable, "-m", "penstock.broker", "-c", file]
+    return penstock_command(directory, penstock_policy(broker.settings))
 
 
 def _amqtt(broker: Broker, directory: Path) -> list[str]:
-    return [find_program("amqtt"), "-c", _write_yaml(directory, amqtt_policy(broker.settings))]
+    return amqtt_command(directory, amqtt_policy(broker.settings))
 
 
 def _mosquitto(broker: Broker, directory: Path) -> list[str]:
@@ -133,9 +94,7 @@ def _mosquitto(broker: Broker, directory: Path) -> list[str]:
         "max_queued_bytes 0",
         *broker.lines,
     ]
-    file = directory / "mosquitto.conf"
-    file.write_text("\n".join(lines) + "\n")
-    return [find_program("mosquitto"), "-c", str(file)]
+    return mosquitto_command(directory, lines)
 
 
 def _command(broker: Broker, directory: Path) -> list[str]:
@@ -169,102 +128,6 @@ def version(broker: Broker) -> str:
     Raises:
         NetemError: its program is not installed.
     """
-    if broker.kind in ("penstock", "amqtt"):
-        return f"{broker.kind} {importlib.metadata.version(broker.kind)}"
-    if broker.kind == "mosquitto":
-        program = find_program("mosquitto")
-        shown = subprocess.run(  # noqa: S603 - it says what it is
-            [program, "-h"], capture_output=True, text=True, check=False
-        )
-        return shown.stdout.partition("\n")[0].replace(" version", "")
+    if broker.kind != "command":
+        return f"{broker.kind} {version_of(broker.kind)}"
     return " ".join(broker.command)
-
-
-class RunningBroker:
-    """A broker on a host.
-
-    Attributes:
-        process: its own, which may start others.
-    """
-
-    def __init__(self, name: str, broker: Broker, host: Host, directory: Path) -> None:
-        """Start it; it may not serve yet.
-
-        Args:
-            name: in the scenario.
-            broker: what it is.
-            host: where.
-            directory: an empty one, for its configuration, its log and whatever it writes.
-
-        Raises:
-            NetemError: its program is not installed.
-        """
-        self._name = name
-        # Mosquitto leaves its rights, and is to read its configuration.
-        directory.chmod(0o755)
-        self._command = prepare(broker, directory)
-        self._log = directory / "broker.log"
-        with self._log.open("wb") as log:
-            self.process = host.popen(
-                self._command,
-                cwd=directory,
-                env=ENVIRONMENT,
-                stdout=log,
-                stderr=log,
-            )
-
-    def wait_until_listening(self) -> None:
-        """Come back when it accepts connections.
-
-        Raises:
-            RunError: it has ended, or does not listen in time.
-        """
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            self.check()
-            if listens(self.process.pid, PORT):
-                return
-            if time.monotonic() > deadline:
-                raise self._failure(f"does not listen on port {PORT} after {START_SECONDS:g} s")
-            time.sleep(LOOK_SECONDS)
-
-    def check(self) -> None:
-        """See that it runs.
-
-        Raises:
-            RunError: it has ended; the text holds its command and the end of its log.
-        """
-        status = self.process.poll()
-        if status is not None:
-            raise self._failure(f"has ended with status {status}")
-
-    def _failure(self, what: str) -> RunError:
-        command = " ".join(self._command)
-        return RunError(f"broker {self._name} {what}: {command}\n{log_tail(self._log)}")
-
-
-def log_tail(log: Path) -> str:
-    """Return the end of a log, for a failure; a note where it is empty."""
-    try:
-        text = log.read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
-    except OSError:
-        text = ""
-    if text:
-        return text
-    is_full = shutil.disk_usage(log.parent).free < TAIL_BYTES
-    return f"(its log is empty{', as no space is left on its disk' if is_full else ''})"
-
-
-def listens(pid: int, port: int) -> bool:
-    """Say whether somebody listens on a port of the network in which a process is."""
-    ending = f":{port:04X}"
-    for family in ("tcp", "tcp6"):
-        try:
-            table = Path(f"/proc/{pid}/net/{family}").read_text()
-        except OSError:
-            continue
-        # Number, local address, remote address, state: proc(5).
-        for fields in map(str.split, table.splitlines()[1:]):
-            if fields[1].endswith(ending) and fields[3] == LISTEN:
-                return True
-    return False

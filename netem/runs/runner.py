@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from penstock.netem.clients.connection import PORT
 from penstock.netem.clients.roster import Roster
 from penstock.netem.display import Display
 from penstock.netem.errors import RunError
@@ -173,7 +174,7 @@ class _Round:
         scenario, sites = self._scenario, self._sites
         teller.stage("brokers start")
         for site in sites:
-            site.broker.wait_until_listening()
+            site.broker.wait_until_listening(PORT)
         self._start_clients(teller)
         begin_at = time.monotonic() + CALM_SECONDS
         for site in sites:

@@ -15,7 +15,8 @@ from penstock.netem.clients.client_plan import CrewPlan
 from penstock.netem.clients.roster import Roster
 from penstock.netem.errors import RunError
 from penstock.netem.links.network import Host, Link, Network
-from penstock.netem.runs.brokers import ENVIRONMENT, RunningBroker, console_address, log_tail
+from penstock.netem.runs.broker_process import ENVIRONMENT, RunningBroker, log_tail
+from penstock.netem.runs.brokers import console_address, prepare
 
 READY_SECONDS: Final = 60.0
 """In which clients have to be subscribed or connected, and one second more for each four."""
@@ -120,12 +121,9 @@ class Site:
         broker_directory = directory / "broker"
         broker_directory.mkdir()
         directory.chmod(0o755)
-        self.broker = RunningBroker(
-            self.name,
-            scenario.brokers[self.name],
-            self._hosts[scenario.broker_host],
-            broker_directory,
-        )
+        host = self._hosts[scenario.broker_host]
+        command = prepare(scenario.brokers[self.name], broker_directory)
+        self.broker = RunningBroker(self.name, command, broker_directory, host.popen)
 
     @property
     def files(self) -> Path:

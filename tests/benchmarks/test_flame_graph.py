@@ -8,7 +8,7 @@ import pytest
 from benchmarks import flame_graph
 from benchmarks.errors import BenchmarkError
 from benchmarks.flame_graph import draw, grow, lay_out, read_frame, read_stacks
-from benchmarks.peers import find_program
+from penstock.netem.runs.broker_process import find_program
 
 PNG = b"\x89PNG"
 STACKS = [

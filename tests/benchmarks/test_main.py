@@ -93,5 +93,5 @@ def test_broker_that_does_not_start_ends_with_status_1_and_its_last_words(
     monkeypatch.setitem(PEERS, "broken", broken)
     assert program.main(["--rows", "qos0_1to1", "--peers", "broken"]) == 1
     told = capfd.readouterr().err
-    assert "broken ended with status 3 at its start:\ncannot" in told
+    assert "broker broken has ended with status 3: sh -c echo cannot; exit 3\ncannot" in told
     assert "Traceback" not in told

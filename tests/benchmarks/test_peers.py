@@ -5,21 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.errors import BenchmarkError
 from benchmarks.peers import (
     PEERS,
     Certificate,
     Setting,
     commanded_peer,
-    find_program,
     stock_amqtt_policy,
 )
-
-
-def test_program_that_is_not_installed_is_named() -> None:
-    """The text says what is missing and what can be done."""
-    with pytest.raises(BenchmarkError, match=r"no-such-broker is not installed; .*--peers"):
-        find_program("no-such-broker")
+from penstock.netem.errors import NetemError
+from penstock.netem.runs.broker_process import find_program
 
 
 def test_stock_policy_keeps_the_plugins_that_amqtt_ships() -> None:
@@ -56,5 +50,5 @@ def test_commanded_peer_is_told_where_to_listen(tmp_path: Path) -> None:
 )
 def test_commanded_peer_that_cannot_be_is_refused(text: str, told: str) -> None:
     """What is wrong with a command is said before anything is measured."""
-    with pytest.raises(BenchmarkError, match=re.escape(told)):
+    with pytest.raises(NetemError, match=re.escape(told)):
         commanded_peer(text, PEERS)

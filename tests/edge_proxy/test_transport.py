@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers import reserved_port
 from penstock.broker.extensions import LinkSampler
 from penstock.broker.link import Link
 from penstock.broker.mqtt.packets import ConnAck, Disconnect, PingReq, PingResp, PubAck, Publish
@@ -20,6 +19,7 @@ from penstock.edge_proxy import transport
 from penstock.edge_proxy.config import ProxyLimits
 from penstock.edge_proxy.shared import Shared
 from penstock.edge_proxy.transport import Driver
+from penstock.netem.runs.broker_process import reserved_port
 from tests.helpers.pairs import DOWN, UP, SwitchGate, publish
 from tests.helpers.scripted import SECONDS, Peer, ScriptedBroker, open_client, until
 

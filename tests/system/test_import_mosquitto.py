@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from benchmarks.peers import reserved_port
 from penstock.broker.mqtt.packets import Connect, PubAck, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.netem.runs.broker_process import reserved_port
 from tests.helpers.certificates import Authority
 from tests.helpers.mosquitto import running_mosquitto
 from tests.helpers.process import ROOT, running_broker
@@ -199,7 +199,7 @@ async def test_the_imported_policy_answers_as_mosquitto_does(
         lines = settings(tmp_path, authority, tls, websocket)
         with running_mosquitto(tmp_path, lines, plain):
             theirs = {version: await answers(ports, authority, version) for version in (4, 5)}
-        conf = tmp_path / f"mosquitto-{plain}.conf"
+        conf = tmp_path / f"mosquitto-{plain}" / "mosquitto.conf"
         with running_broker(imported(conf), tmp_path) as broker:
             assert set(broker.ports.values()) == set(ports)
             ours = {version: await answers(ports, authority, version) for version in (4, 5)}

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import reserved_port
 from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
+from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.client import QueueClient
 from tests.helpers.paho_client import MQTT_3_1_1, PahoClient
 from tests.helpers.process import SECONDS, BrokerProcess, anonymous_policy, running_broker

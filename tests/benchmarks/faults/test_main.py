@@ -107,5 +107,7 @@ def test_a_fault_that_cannot_be_done_is_told(
     monkeypatch.setitem(program.FAULTS, "made", Fault("made", "made for this test", inflict))
     assert program.main(["--faults", "made", "--brokers", "penstock"]) == 1
     told = capsys.readouterr().out
-    assert "failed: made, penstock, seed 1: BenchmarkError: penstock does not start" in told
+    assert (
+        "failed: made, penstock, seed 1: RunError: broker penstock has ended with status 2" in told
+    )
     assert "limits.connections" in told

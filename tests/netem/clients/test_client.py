@@ -10,13 +10,15 @@ from typing import Literal
 
 import pytest
 
+from penstock.netem.clients.connection import PORT
 from penstock.netem.clients.publisher import Published, read_published_file
 from penstock.netem.clients.roster import Roster, publisher_files, subscriber_files
 from penstock.netem.clients.subscriber import read_delivered_file
 from penstock.netem.errors import RunError
 from penstock.netem.links.namespaces import start_time_of
 from penstock.netem.links.network import Host, Network
-from penstock.netem.runs.brokers import RunningBroker
+from penstock.netem.runs.broker_process import RunningBroker
+from penstock.netem.runs.brokers import prepare
 from penstock.netem.runs.scenario import Broker, Publisher, Scenario, Stream, Subscriber
 from penstock.netem.runs.site import Crew
 from tests.helpers.experiments import scenario
@@ -35,8 +37,10 @@ def host() -> Iterator[Host]:
 def crew_of(plan: Scenario, host: Host, directory: Path) -> tuple[Roster, Crew]:
     """Start the broker `penstock` of a scenario and the clients of its host."""
     (directory / "broker").mkdir()
-    broker = RunningBroker("penstock", plan.brokers["penstock"], host, directory / "broker")
-    broker.wait_until_listening()
+    folder = directory / "broker"
+    command = prepare(plan.brokers["penstock"], folder)
+    broker = RunningBroker("penstock", command, folder, host.popen)
+    broker.wait_until_listening(PORT)
     roster = Roster(plan, "penstock", 1)
     crew = roster.crews(lambda _: "127.0.0.1", directory)["cloud"]
     return roster, Crew("penstock", crew, host, directory)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers import reserved_port
 from penstock.netem.links import relay as relay_module
 from penstock.netem.links.profiles import LOSSY, OPEN, Direction, Profile
 from penstock.netem.links.relay import Relay
+from penstock.netem.runs.broker_process import reserved_port
 
 ROOT = Path(__file__).resolve().parents[3]
 

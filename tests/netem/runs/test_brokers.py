@@ -1,21 +1,16 @@
 from __future__ import annotations
 
-import os
-import socket
 from pathlib import Path
 
 import pytest
 import yaml
 
 from penstock.netem.errors import NetemError
+from penstock.netem.runs.broker_process import ANONYMOUS, find_program
 from penstock.netem.runs.brokers import (
-    ANONYMOUS,
     amqtt_policy,
     console_address,
-    find_program,
     laid_over,
-    listens,
-    log_tail,
     penstock_policy,
     prepare,
     version,
@@ -86,31 +81,3 @@ def test_penstock_alone_is_asked_what_it_withholds() -> None:
         assert console_address(Broker("penstock", settings={"plugins": plugins})) is None
     listed = Broker("penstock", settings={"plugins": [{"console": {"http": "[::1]:9"}}, ANONYMOUS]})
     assert console_address(listed) == "[::1]:9"
-
-
-def test_who_listens_is_found_without_a_connection() -> None:
-    """On any address, IPv4 or IPv6; a port that is only connected to does not count."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert listens(os.getpid(), port)
-        with socket.create_connection(("127.0.0.1", port)) as client:
-            assert not listens(os.getpid(), client.getsockname()[1])
-    assert not listens(os.getpid(), port)
-
-
-def test_the_tail_of_a_log_is_shown(tmp_path: Path) -> None:
-    """Its end; and that there is none."""
-    log = tmp_path / "log"
-    assert log_tail(log) == "(its log is empty)"
-    log.write_text("x" * 10_000 + "\nthe end\n")
-    assert log_tail(log).endswith("the end")
-    assert len(log_tail(log)) <= 2_000
-
-
-def test_a_log_that_is_empty_as_the_disk_is_full_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else whoever has ended for that would have ended for nothing."""
-    full = os.statvfs_result((4096, 4096, 10, 0, 0, 0, 0, 0, 0, 255))
-    monkeypatch.setattr(os, "statvfs", lambda _: full)
-    assert log_tail(tmp_path / "log") == "(its log is empty, as no space is left on its disk)"

@@ -76,7 +76,8 @@ def test_a_broker_that_does_not_start_is_named_with_its_log(
 ) -> None:
     """With its command; nothing of the network is left."""
     monkeypatch.setattr(
-        "penstock.netem.runs.brokers.START_SECONDS", 0.5 if broker.kind == "command" else 30.0
+        "penstock.netem.runs.broker_process.START_SECONDS",
+        0.5 if broker.kind == "command" else 60.0,
     )
     with pytest.raises(RunError, match=words):
         run_scenario(scenario(brokers={"ours": broker}), DISPLAY)

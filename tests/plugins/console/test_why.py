@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers import reserved_port
+from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.console.why import fetch, main
 from tests.helpers.paho_client import PahoClient
 from tests.helpers.process import anonymous_policy, running_broker

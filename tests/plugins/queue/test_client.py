@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import pytest
 
-from benchmarks.peers import reserved_port
+from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.batch_format import write_batch, write_deliveries
 from penstock.plugins.queue.client import Batch, QueueClient, QueueError, ReceivedMessage
 from tests.plugins.queue.running import running_plugin
