@@ -191,7 +191,7 @@ class Server:
             payload_store=plugins.payload_store,
             sinks=plugins.sinks,
             access=combine(
-                [*([host.access] if host is not None else []), *plugins.access],
+                [*([host] if host is not None else []), *plugins.access],
                 plugins.authenticators,
             ),
             authenticators=plugins.authenticators,

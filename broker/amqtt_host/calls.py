@@ -1,10 +1,10 @@
-"""Calling plugins: at once where their coroutine cannot wait, in an owned task where it can.
+"""Calls of plugins: at once where their coroutine cannot suspend, in an owned task where it can.
 
-Theory of operation. A plugin that waits, for a database maybe, falls behind a fast publisher.
-From `max_events` tasks on `catch_up` asks whoever causes events to wait until there are fewer,
-so that the plugin's pace becomes the publishers'. A plugin that does not finish one event in
-`MAX_WAIT_SECONDS` is stuck; nobody waits for it any more. Its events go on to be tasks up to
-`N_STUCK` times as many, and those that come then are dropped and counted.
+Theory of operation. A plugin that waits, such as for a database, may fall behind a fast publisher.
+From `max_events` tasks on, `catch_up` asks the cause of events to wait until there are fewer:
+back-pressure slows the publishers to the plugin's pace. A plugin that finishes no event in
+`MAX_WAIT_SECONDS` is stuck, and is no longer waited for. Its events still become tasks, up to
+`N_STUCK` times as many; further ones are dropped and counted.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any, Final, TypeAlias
 from penstock.broker.amqtt_host.handlers import Handler, run_now
 
 SHUTDOWN_SECONDS: Final = 5.0
-"""How long the end of the broker waits for plugins that are still at work, in each step."""
+"""How long each step of the broker's end waits for plugins that are still at work."""
 
 MAX_WAIT_SECONDS: Final = 1.0
-"""The longest that a client waits for plugins, as `penstock.broker.sending.throttle` lets it wait
-for others."""
+"""The longest wait of a client for plugins, the same as `penstock.broker.sending.throttle` allows.
+"""
 
 N_STUCK: Final = 10
-"""How many times `max_events` the events of stuck plugins may become."""
+"""Multiple of `max_events` that the events of stuck plugins may reach."""
 
 Answers: TypeAlias = "list[Any] | Awaitable[list[Any]]"
 
 
 class PluginCalls:
-    """Calls handlers; what they raise is reported, never passed on."""
+    """Calls handlers; exceptions are reported, never passed on."""
 
     def __init__(
         self,
@@ -41,12 +41,12 @@ class PluginCalls:
         *,
         max_events: int,
     ) -> None:
-        """Start with nothing to do.
+        """Begin without tasks.
 
         Args:
             logger: for plugins that take too long.
-            on_error: told the name of a handler and what it raised.
-            on_dropped: told the name of a handler that is not told of an event.
+            on_error: gets the name of a handler and the exception it raised.
+            on_dropped: gets the name of a handler whose event was dropped.
             max_events: tasks of events from which on clients wait.
         """
         self._logger = logger
@@ -62,9 +62,9 @@ class PluginCalls:
     # -- questions -------------------------------------------------------------------------
 
     def ask(self, handlers: Sequence[Handler], asked: dict[str, Any]) -> Answers:
-        """Return every handler's answer, or something that waits for them all.
+        """Return every handler's answer, or an awaitable of all answers.
 
-        A handler that raises has answered False.
+        The answer of a handler that raises is False.
         """
         if any(handler.can_wait or handler.is_slow for handler in handlers):
             return self._own(self._ask_all(handlers, asked), "aMQTT plugins asked")
@@ -92,7 +92,7 @@ class PluginCalls:
     # -- events ----------------------------------------------------------------------------
 
     def fire(self, handlers: Iterable[Handler], told: dict[str, Any]) -> None:
-        """Tell each handler of an event, those that have too many of them to finish apart."""
+        """Pass an event to each handler, except those with too many unfinished ones."""
         for handler in handlers:
             if handler.can_wait and self._n_events >= self._max_events * N_STUCK:
                 self._on_dropped(handler.name)
@@ -112,7 +112,7 @@ class PluginCalls:
                     future.set_result(None)
 
     def catch_up(self) -> Coroutine[Any, Any, None] | None:
-        """Return what whoever causes events is to wait for; None where plugins keep up."""
+        """Return what the cause of events must wait for; None where plugins keep up."""
         if self._n_events < self._max_events or self._is_stuck:
             return None
         return self._wait_for_room()
@@ -130,7 +130,7 @@ class PluginCalls:
                 self._logger.warning("aMQTT plugins are stuck, with %d events", self._n_events)
 
     def _start(self, handlers: Iterable[Handler], told: dict[str, Any]) -> list[asyncio.Task[Any]]:
-        """Call each handler; return the tasks of those that may still be at it."""
+        """Call each handler; return the tasks of those that may suspend."""
         tasks = []
         for handler in handlers:
             try:
@@ -148,11 +148,11 @@ class PluginCalls:
     async def fire_and_wait(
         self, handlers: Iterable[Handler], timeout_seconds: float | None
     ) -> None:
-        """Tell each handler and wait for all; after the time-out those at work are cancelled."""
+        """Call each handler and wait for all; those still at work are cancelled in the end."""
         await self._finish(self._start(handlers, {}), timeout_seconds)
 
     async def finish(self) -> None:
-        """Wait for everything that was started, for a while."""
+        """Wait for every running task, for `SHUTDOWN_SECONDS` at most."""
         await self._finish(list(self._tasks), SHUTDOWN_SECONDS)
 
     async def _finish(self, tasks: list[asyncio.Task[Any]], timeout_seconds: float | None) -> None:

@@ -1,4 +1,4 @@
-"""What stands behind aMQTT's `BrokerContext` in place of aMQTT's broker."""
+"""What aMQTT's `BrokerContext` gets in place of aMQTT's broker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.broker.amqtt_host.host import AmqttHost
 
 _REFUSED: Final = 0x80
-"""aMQTT's return code for a subscription that is not made."""
+"""aMQTT's return code for a refused subscription."""
 
 
 class HostedBroker:
@@ -55,7 +55,7 @@ class HostedBroker:
 
     @property
     def subscriptions(self) -> dict[str, list[tuple[AmqttSession, int]]]:
-        """All subscriptions by topic filter, as they are now."""
+        """All present subscriptions by topic filter."""
         table: dict[str, list[tuple[AmqttSession, int]]] = {}
         for session in self._host.core.sessions:
             hosted = self._host.hosted(session)
@@ -71,11 +71,11 @@ class HostedBroker:
         Args:
             topic: Topic Name.
             data: payload.
-            qos: the most it is delivered with; None for what each subscription was granted.
+            qos: maximum QoS of its deliveries; None for what each subscription was granted.
 
         Raises:
-            ValueError: no valid Topic Name.
-            OSError: the payload cannot be kept.
+            ValueError: the Topic Name is not valid.
+            OSError: the payload cannot be stored.
         """
         host = self._host
         now = host.clock()
@@ -88,11 +88,11 @@ class HostedBroker:
         data: bytes | bytearray | None,
         qos: int | None = None,
     ) -> None:
-        """Retain a message for later subscribers; without data, forget the topic's.
+        """Retain a message for later subscribers; empty data removes the topic's.
 
         Raises:
-            ValueError: no valid Topic Name.
-            OSError: the payload cannot be kept.
+            ValueError: the Topic Name is not valid.
+            OSError: the payload cannot be stored.
         """
         publisher = source_session.client_id if source_session is not None else None
         message = self._message(
@@ -125,7 +125,7 @@ class HostedBroker:
         )
 
     def create_offline_session(self, client_id: str) -> tuple[None, HostedSession]:
-        """Make a session for a client that is not connected, kept for ever."""
+        """Make a session for a client that is not connected; it never expires."""
         session = self._host.core.sessions.create(client_id)
         session.expiry_interval = None
         if self._host.core.journal is not None:
@@ -136,10 +136,10 @@ class HostedBroker:
         return None, hosted
 
     async def add_subscription(self, subscription: tuple[str, int], session: AmqttSession) -> int:
-        """Subscribe a session, if its plugins let it; return the QoS or 0x80.
+        """Subscribe a session, if its plugins allow it; return the QoS or 0x80.
 
         Raises:
-            ValueError: no valid Topic Filter.
+            ValueError: the Topic Filter is not valid.
         """
         topic_filter, qos = subscription
         _check(validate_topic_filter, topic_filter)
@@ -157,7 +157,7 @@ class HostedBroker:
 
 
 def _check(validate: Callable[[str], object], text: str) -> None:
-    """Check a name that a plugin gives, whose fault is not a peer's."""
+    """Validate a name that comes from a plugin, and raise ValueError in place of a peer's error."""
     try:
         validate(text)
     except PeerError as error:
@@ -165,7 +165,7 @@ def _check(validate: Callable[[str], object], text: str) -> None:
 
 
 class SessionTable(Mapping[str, tuple[HostedSession, None]]):
-    """aMQTT's table of sessions; a second element, aMQTT's protocol handler, is never there."""
+    """aMQTT's table of sessions; the second element, its protocol handler there, is None."""
 
     def __init__(self, host: AmqttHost) -> None:
         self._host = host
@@ -177,7 +177,7 @@ class SessionTable(Mapping[str, tuple[HostedSession, None]]):
         return self._host.hosted(session), None
 
     def __setitem__(self, client_id: str, entry: tuple[HostedSession, None]) -> None:
-        """Take what aMQTT's context stores after `create_offline_session`: it is there."""
+        """Ignore what aMQTT's context stores after `create_offline_session`: it is in the table."""
 
     def __iter__(self) -> Iterator[str]:
         return iter([session.client_id for session in self._host.core.sessions])
@@ -187,7 +187,7 @@ class SessionTable(Mapping[str, tuple[HostedSession, None]]):
 
 
 class RetainedTable(MutableMapping[str, RetainedApplicationMessage]):
-    """aMQTT's table of retained messages, over the broker's own."""
+    """aMQTT's table of retained messages, a view of the broker's own."""
 
     def __init__(self, host: AmqttHost) -> None:
         self._host = host

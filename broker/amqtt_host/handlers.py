@@ -1,4 +1,4 @@
-"""Which plugin handles what, and whether its coroutine can wait."""
+"""Which plugin handles which event, and whether its coroutine can suspend."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _AWAITS_ONLY_SUPER: Final = frozenset(
         TopicAccessControlListPlugin.topic_filtering,
     }
 )
-"""Stock methods whose only await is the same method of the next class."""
+"""Stock methods that only await the same method of the next class."""
 
-# Checking an Argon2 hash takes tens of milliseconds, by design; it lets go of the interpreter.
+# Checking an Argon2 hash takes tens of milliseconds by design; it releases the interpreter's lock.
 _SLOW: Final = frozenset({FileAuthPlugin.authenticate})
 
 _LOGGED_ABOVE_DEBUG: Final = {BrokerEvents.CLIENT_CONNECTED, BrokerEvents.CLIENT_DISCONNECTED}
@@ -55,9 +55,9 @@ class Handler:
     Attributes:
         name: plugin and method, for logs and counters.
         plugin: the plugin.
-        call: the method, bound.
-        can_wait: whether its coroutine may have to wait for something.
-        is_slow: whether it keeps the processor busy for so long that it belongs in a thread.
+        call: the bound method.
+        can_wait: whether its coroutine may suspend.
+        is_slow: whether it uses the processor for so long that it needs a thread.
     """
 
     name: str
@@ -99,7 +99,7 @@ def _is_idle_logger(plugin: Any, event: str) -> bool:
 
 
 def _can_wait(plugin: Any, call: Callable[..., Any]) -> bool:
-    """Whether a coroutine may suspend; True where that cannot be told."""
+    """Whether a coroutine may suspend; True where that is unknown."""
     while isinstance(call, partial):
         call = call.func
     function = getattr(call, "__func__", call)
@@ -120,7 +120,7 @@ def _can_wait(plugin: Any, call: Callable[..., Any]) -> bool:
 
 
 def run_now(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Return the result of a coroutine that does not wait.
+    """Return the result of a coroutine that does not suspend.
 
     Raises:
         Exception: whatever the coroutine raises.
@@ -134,22 +134,22 @@ def run_now(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def decides(plugin: Any, action: Action) -> bool:
-    """Whether a topic plugin can refuse an action at all; True where that cannot be told.
+    """Whether a topic plugin may refuse an action at all; True where that is unknown.
 
-    aMQTT's access control list lets every publish and every delivery pass for which the file
-    gives no list.
+    aMQTT's access control list allows every publish and every delivery for which the file has no
+    list.
     """
     if type(plugin) is not TopicAccessControlListPlugin or action == Action.SUBSCRIBE:
         return True
     if action == Action.PUBLISH:
-        return bool(plugin._get_config_option("publish-acl", {}))  # noqa: SLF001 (its own way)
+        return bool(plugin._get_config_option("publish-acl", {}))  # noqa: SLF001 (as the plugin itself does)
     return plugin._get_config_option("receive-acl", None) is not None  # noqa: SLF001
 
 
 def warn_of_unknown_events(plugins: Iterable[Any], logger: logging.Logger) -> None:
-    """Warn of coroutines that look like handlers of an event that does not exist.
+    """Warn of coroutines that are named like the handler of an event that does not exist.
 
-    aMQTT looks for its handlers by name and says nothing about the others.
+    aMQTT finds its handlers by name and ignores the others.
     """
     known = [f"on_{event}" for event in EVENTS]
     for plugin in plugins:
@@ -166,25 +166,25 @@ def warn_of_unknown_events(plugins: Iterable[Any], logger: logging.Logger) -> No
 
 
 def counts_packets(plugin: Any) -> bool:
-    """Whether a plugin is aMQTT's own `$SYS` plugin, which does nothing but count packets.
+    """Whether a plugin is aMQTT's own `$SYS` plugin, which only counts packets.
 
-    The broker has counted them already: see `SysCounts`.
+    The broker has counted them already; see `SysCounts`.
     """
     return type(plugin) is BrokerSysPlugin and isinstance(plugin._stats, dict)  # noqa: SLF001
 
 
 class SysCounts:
-    """Gives aMQTT's `$SYS` plugin the broker's own counters each time before it publishes."""
+    """Gives aMQTT's `$SYS` plugin the broker's counters before each of its publications."""
 
     def __init__(self, plugin: Any, counters: Counters) -> None:
-        self._stats = plugin._stats  # noqa: SLF001 (the plugin offers no other way in)
+        self._stats = plugin._stats  # noqa: SLF001 (the plugin has no public access)
         self._counters = counters
         self._publish = plugin.broadcast_dollar_sys_topics
         # The plugin schedules this method by its name.
         plugin.broadcast_dollar_sys_topics = self.publish
 
     def publish(self) -> None:
-        """Do what the plugin's method does, with fresh counts."""
+        """Update the counts, then call the plugin's method."""
         counters = self._counters
         self._stats[STAT_BYTES_RECEIVED] = counters.bytes_received
         self._stats[STAT_BYTES_SENT] = counters.bytes_sent

@@ -57,25 +57,26 @@ from penstock.broker.sessions.session import Session
 _ACTIONS: Final = {action: AmqttAction(action.name) for action in (PUBLISH, SUBSCRIBE, RECEIVE)}
 
 _MAX_ADMITTED: Final = 1_000
-"""Clients that were authenticated and whose connection has not opened yet; the oldest go."""
+"""Authenticated clients whose connection has not opened yet; the oldest are evicted."""
 
 
 class AmqttHost(AccessControl):
     """Runs the aMQTT plugins of a policy; the broker's `AccessControl`.
 
-    Make it with the event loop running, give `callbacks` and the host itself to the core,
-    `attach` the core, then call the four steps of its life in order.
+    Create it while the event loop runs, give `callbacks` and the host itself to the core, `attach`
+    the core, then call the four steps of its life in order.
 
     Attributes:
         callbacks: only for events that some plugin handles.
         manager: aMQTT's, with the plugins.
-        clock: monotonic seconds.
+        clock: returns monotonic seconds.
         has_sys_plugin: whether aMQTT's own plugin publishes `$SYS` topics.
-        authenticates: whether the policy file names a plugin that does, or asks for anonymity.
-            A plugin that stands among aMQTT's defaults, or beside a `topic_check` alone, is not
-            named. AnonymousAuthPlugin without anonymity does not authenticate: any user name is
-            enough for it.
-        lets_anybody_in: whether it names one that lets in clients without a user name.
+        authenticates: whether the policy file names a plugin that authenticates, or asks for
+            anonymity. A plugin that is only among aMQTT's defaults, or beside a `topic_check`
+            alone, is not named. AnonymousAuthPlugin without anonymity does not authenticate, as it
+            accepts any user name.
+        lets_anybody_in: whether the policy file names a plugin that lets in clients without a user
+            name.
         checks_publish: see `AccessControl`.
         checks_subscribe: see `AccessControl`.
         checks_receive: see `AccessControl`.
@@ -94,7 +95,7 @@ class AmqttHost(AccessControl):
         Args:
             policy: names at least one aMQTT plugin, or leaves the choice to aMQTT.
             logger: for what an operator should know; None for one named ``penstock``.
-            clock: monotonic seconds, on the same clock as every `now`.
+            clock: returns monotonic seconds, from the same clock as every `now`.
             is_alone: whether nothing else authenticates clients.
 
         Raises:
@@ -152,7 +153,7 @@ class AmqttHost(AccessControl):
         self.callbacks = self._callbacks()
 
     def attach(self, core: Core) -> None:
-        """Take the broker that the plugins see, before `pre_start`."""
+        """Set the broker that the plugins see; call it before `pre_start`."""
         self._core = core
         if any(handler.can_wait for event in self._handlers.values() for handler in event):
             core.catch_up = self._calls.catch_up
@@ -165,25 +166,20 @@ class AmqttHost(AccessControl):
         """The broker.
 
         Raises:
-            RuntimeError: a plugin asks before the broker is there.
+            RuntimeError: a plugin asks for it before it is attached.
         """
         if self._core is None:
             raise RuntimeError("the broker is not there before on_broker_pre_start")
         return self._core
-
-    @property
-    def access(self) -> AmqttHost:
-        """The access control for the core."""
-        return self
 
     # -- access control --------------------------------------------------------------------
 
     def authenticate(self, attempt: ConnectAttempt) -> Admittance | Awaitable[Admittance]:
         """Ask every authentication plugin.
 
-        aMQTT's rule: nobody says False, and somebody says True. A plugin that raises says
-        False. Where none says anything, neither does this. Where none is there, nor anything else
-        that authenticates, only clients of this machine are served, and this lets them in.
+        aMQTT's rule: no plugin says False, and at least one says True. A plugin that raises says
+        False. If all answers are None, so is this. With no plugin, and nothing else that
+        authenticates, only clients of this machine are served, and all of them are accepted.
         """
         session = session_of_attempt(attempt, self._keep_alive_grace)
         known = self._sessions.get(attempt.client_id)
@@ -207,7 +203,7 @@ class AmqttHost(AccessControl):
             return None
         if not all(said):
             return False
-        session.will_message = None  # it counts nowhere unless the client is let in
+        session.will_message = None  # its memory is not counted until the client is let in
         self._admitted[session.client_id or ""] = session
         if len(self._admitted) > _MAX_ADMITTED:
             del self._admitted[next(iter(self._admitted))]
@@ -229,11 +225,11 @@ class AmqttHost(AccessControl):
     # -- events ----------------------------------------------------------------------------
 
     def _callbacks(self) -> Callbacks:
-        """Return callbacks of the events that some plugin handles, and for connections."""
+        """Return callbacks for connections and for the events that some plugin handles."""
         on = self._handlers
 
         def if_handled(event: str, callback: Any) -> tuple[Any, ...]:
-            return (callback,) if on[event] else ()
+            return (partial(callback, event),) if on[event] else ()
 
         return Callbacks(
             client_connected=(self._client_connected,),
@@ -241,15 +237,11 @@ class AmqttHost(AccessControl):
             session_ended=(self._session_ended,),
             client_subscribed=if_handled(BrokerEvents.CLIENT_SUBSCRIBED, self._subscribed),
             client_unsubscribed=if_handled(BrokerEvents.CLIENT_UNSUBSCRIBED, self._unsubscribed),
-            message_received=if_handled(BrokerEvents.MESSAGE_RECEIVED, self._received),
-            message_routed=if_handled(BrokerEvents.MESSAGE_BROADCAST, self._routed),
+            message_received=if_handled(BrokerEvents.MESSAGE_RECEIVED, self._message),
+            message_routed=if_handled(BrokerEvents.MESSAGE_BROADCAST, self._message),
             message_retained=if_handled(BrokerEvents.RETAINED_MESSAGE, self._retained),
-            packet_received=if_handled(
-                MQTTEvents.PACKET_RECEIVED, partial(self._packet, MQTTEvents.PACKET_RECEIVED)
-            ),
-            packet_sent=if_handled(
-                MQTTEvents.PACKET_SENT, partial(self._packet, MQTTEvents.PACKET_SENT)
-            ),
+            packet_received=if_handled(MQTTEvents.PACKET_RECEIVED, self._packet),
+            packet_sent=if_handled(MQTTEvents.PACKET_SENT, self._packet),
         )
 
     def _client_connected(self, event: ClientConnected) -> None:
@@ -280,43 +272,22 @@ class AmqttHost(AccessControl):
             client_id=event.session.client_id,
             client_session=hosted,
         )
-        hosted.will_message = None  # it goes with the will, whose memory is counted
+        hosted.will_message = None  # freed with the will, whose memory is counted
 
-    def _subscribed(self, event: ClientSubscribed) -> None:
-        self._fire(
-            BrokerEvents.CLIENT_SUBSCRIBED,
-            client_id=event.session.client_id,
-            topic=event.topic_filter,
-            qos=event.qos,
-        )
+    def _subscribed(self, name: str, event: ClientSubscribed) -> None:
+        client_id = event.session.client_id
+        self._fire(name, client_id=client_id, topic=event.topic_filter, qos=event.qos)
 
-    def _unsubscribed(self, event: ClientUnsubscribed) -> None:
-        self._fire(
-            BrokerEvents.CLIENT_UNSUBSCRIBED,
-            client_id=event.session.client_id,
-            topic=event.topic_filter,
-        )
+    def _unsubscribed(self, name: str, event: ClientUnsubscribed) -> None:
+        self._fire(name, client_id=event.session.client_id, topic=event.topic_filter)
 
-    def _received(self, event: MessageReceived) -> None:
-        self._fire(
-            BrokerEvents.MESSAGE_RECEIVED,
-            client_id=event.session.client_id,
-            message=HostedMessage(event.message),
-        )
+    def _message(self, name: str, event: MessageReceived | MessageRouted) -> None:
+        message = HostedMessage(event.message)
+        self._fire(name, client_id=event.session.client_id, message=message)
 
-    def _routed(self, event: MessageRouted) -> None:
-        self._fire(
-            BrokerEvents.MESSAGE_BROADCAST,
-            client_id=event.session.client_id,
-            message=HostedMessage(event.message),
-        )
-
-    def _retained(self, event: MessageRetained) -> None:
-        self._fire(
-            BrokerEvents.RETAINED_MESSAGE,
-            client_id=None,
-            retained_message=retained_view(event.message, self.hosted_publisher(event.message)),
-        )
+    def _retained(self, name: str, event: MessageRetained) -> None:
+        retained = retained_view(event.message, self.hosted_publisher(event.message))
+        self._fire(name, client_id=None, retained_message=retained)
 
     def _packet(self, name: str, event: PacketReceived | PacketSent) -> None:
         session = event.session
@@ -332,21 +303,21 @@ class AmqttHost(AccessControl):
         self._calls.fire(self._handlers[event], told)
 
     def _failed(self, name: str, error: Exception) -> None:
-        """Log and count what a plugin raised."""
+        """Log and count an exception of a plugin."""
         if self._core is not None:
             self._core.on_extension_error(name, error)
         else:
             self._logger.error("plugin %s failed: %r", name, error, exc_info=error)
 
     def _dropped(self, name: str) -> None:
-        """Log and count an event that a plugin is not told of."""
+        """Log and count an event that a plugin did not get."""
         if self._core is not None:
             self._core.on_event_dropped(name)
 
     # -- sessions --------------------------------------------------------------------------
 
     def hosted(self, session: SessionView) -> HostedSession:
-        """Return the plugins' view of a session, made where there is none yet."""
+        """Return the plugins' view of a session; make it where there is none."""
         hosted = self._sessions.get(session.client_id)
         if hosted is None or not (hosted.session is None or hosted.session is session):
             hosted = self._sessions[session.client_id] = HostedSession(session.client_id)
@@ -356,7 +327,7 @@ class AmqttHost(AccessControl):
         return hosted
 
     def hosted_publisher(self, message: Message) -> HostedSession | None:
-        """Return the plugins' view of who published a message, where that is known."""
+        """Return the plugins' view of a message's publisher, where it has a session."""
         session = self.core.sessions.get(message.publisher)
         return None if session is None else self.hosted(session)
 
@@ -369,15 +340,15 @@ class AmqttHost(AccessControl):
     # -- life ------------------------------------------------------------------------------
 
     async def pre_start(self) -> None:
-        """Fire aMQTT's event of before the start and wait for its handlers."""
+        """Fire aMQTT's event before the start and wait for its handlers."""
         await self._calls.fire_and_wait(self._handlers[BrokerEvents.PRE_START], None)
 
     async def post_start(self) -> None:
-        """Fire aMQTT's event of after the start, with all listeners open, and wait."""
+        """Fire aMQTT's event after the start, when all listeners are open, and wait."""
         await self._calls.fire_and_wait(self._handlers[BrokerEvents.POST_START], None)
 
     async def pre_shutdown(self) -> None:
-        """Fire aMQTT's event of before the end, with clients still connected, and wait."""
+        """Fire aMQTT's event before the end, while clients are connected, and wait."""
         handlers = self._handlers[BrokerEvents.PRE_SHUTDOWN]
         await self._calls.fire_and_wait(handlers, SHUTDOWN_SECONDS)
 

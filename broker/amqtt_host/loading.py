@@ -1,4 +1,4 @@
-"""aMQTT's plugins from the policy file, by aMQTT's own `PluginManager`."""
+"""Loads aMQTT's plugins from the policy file, by aMQTT's own `PluginManager`."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _numbers = itertools.count(1)
 
 
 class HostedPluginManager(manager.PluginManager[BrokerContext]):
-    """aMQTT's manager; it says what is wrong in terms of the policy file.
+    """aMQTT's manager, with errors in terms of the policy file.
 
-    aMQTT keeps its managers in a table by namespace: each one here has a namespace of its own,
+    aMQTT keeps its managers in a table by namespace. Each manager here has a namespace of its own,
     while loggers and entry points keep aMQTT's names.
     """
 
@@ -56,7 +56,7 @@ class HostedPluginManager(manager.PluginManager[BrokerContext]):
         return self._topic_plugins if self.is_topic_filtering_enabled() else []
 
     def forget(self) -> None:
-        """Leave aMQTT's table of managers."""
+        """Remove the manager from aMQTT's table."""
         manager.plugins_manager.pop(self.namespace, None)
 
     def _load_plugins(self, namespace: str | None = None) -> None:  # noqa: ARG002 (see class)
@@ -79,13 +79,13 @@ def load_manager(policy: Policy, broker: Any) -> HostedPluginManager:
 
     Args:
         policy: names at least one aMQTT plugin.
-        broker: what stands in the place of aMQTT's broker.
+        broker: replaces aMQTT's broker.
 
     Raises:
-        ConfigError: a plugin cannot be found, takes no such configuration, or fails.
+        ConfigError: a plugin cannot be found, refuses its configuration, or fails.
     """
     with warnings.catch_warnings():
-        # aMQTT warns of its own future, which the user of this broker cannot change.
+        # aMQTT warns of deprecations that the user of this broker cannot change.
         warnings.simplefilter("ignore", DeprecationWarning)
         context = BrokerContext(broker)
         try:
@@ -97,7 +97,7 @@ def load_manager(policy: Policy, broker: Any) -> HostedPluginManager:
 
 
 def _with_underscores(plugin_path: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a plugin's keys as its Config names them; aMQTT's documentation has dashes too."""
+    """Return a plugin's keys as its Config names them; aMQTT's documentation also has dashes."""
     names = _config_names(plugin_path)
     return {
         key.replace("-", "_") if key.replace("-", "_") in names else key: value
@@ -109,7 +109,7 @@ def _config_names(plugin_path: str) -> list[str]:
     try:
         config = import_string(plugin_path).Config
     except (ImportError, AttributeError):
-        return []  # the manager tells what is wrong
+        return []  # the manager reports the error
     return [field.name for field in fields(config)] if is_dataclass(config) else []
 
 
@@ -140,7 +140,7 @@ def suggest_each(keys: set[str], known: list[str]) -> dict[str, str]:
 
 
 def _causes(error: BaseException) -> str:
-    """Return an error and what it came from on one line."""
+    """Return an error and its chain of causes on one line."""
     texts = []
     cause: BaseException | None = error
     while cause is not None:

@@ -1,4 +1,4 @@
-"""aMQTT's view of packets and messages: made of what is known, decoded when it is asked for."""
+"""aMQTT's view of packets and messages: built from what is known, decoded on first use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from penstock.broker.mqtt.writer import write_packet
 
 
 class HostedMessage(IncomingApplicationMessage):
-    """What a plugin gets where aMQTT would give it the message that came in."""
+    """What a plugin gets in place of aMQTT's incoming message."""
 
     __slots__ = ("_data", "_message", "_packet")
 
@@ -62,7 +62,7 @@ class HostedMessage(IncomingApplicationMessage):
 
 
 def retained_view(message: Message, source: AmqttSession | None) -> RetainedApplicationMessage:
-    """Return a retained message, or one that clears, as aMQTT's plugins know it."""
+    """Return a retained message, or one that clears it, as aMQTT's plugins know it."""
     return RetainedApplicationMessage(source, message.topic, message.read_payload(), message.qos)
 
 
@@ -75,11 +75,11 @@ def _size_bytes_of_length(size_bytes: int) -> int:
 
 
 class LazyPacket:
-    """Comes before one of aMQTT's packet classes and spares it encoding and decoding.
+    """A base that precedes one of aMQTT's packet classes and defers its encoding and decoding.
 
-    The size is known from the frame; aMQTT's classes decode the rest where a plugin asks.
-    aMQTT knows MQTT 3.1.1: a packet of MQTT 5 shows what 3.1.1 has of it, and nothing but its
-    fixed header where that cannot be said.
+    The size is known from the frame; aMQTT's classes decode the rest on first use. aMQTT knows MQTT
+    3.1.1 only: a packet of MQTT 5 shows what 3.1.1 has of it, or only its fixed header where it has
+    no counterpart.
     """
 
     _amqtt_class: type[Any]
@@ -103,19 +103,19 @@ class LazyPacket:
 
     @property
     def variable_header(self) -> Any:
-        """The variable header as aMQTT has it, decoded now."""
+        """The variable header as aMQTT has it, decoded on first use."""
         return self._parts().variable_header
 
     @property
     def payload(self) -> Any:
-        """The payload as aMQTT has it, decoded now."""
+        """The payload as aMQTT has it, decoded on first use."""
         return self._parts().payload
 
     def _parts(self) -> MQTTPacket[Any, Any, Any]:
         if self._decoded is None:
             try:
                 self._decoded = self._decode()
-            except Exception:  # noqa: BLE001 (a peer's packet, or one that 3.1.1 cannot say)
+            except Exception:  # noqa: BLE001 (a peer's packet, or one that 3.1.1 does not have)
                 self._decoded = MQTTPacket(self.fixed_header)
         return self._decoded
 
@@ -175,12 +175,12 @@ def packet_view(
     Args:
         first_byte: packet type and flags.
         size_bytes: of the whole packet.
-        chunks: the packet; copied where they do not keep.
+        chunks: the packet; copied where they may change later.
         version: of the client; None where there is no session yet.
     """
     frame = chunks[0] if len(chunks) == 1 and isinstance(chunks[0], bytes) else b"".join(chunks)
     if version is None:
-        # Only CONNACK comes that early; the one of MQTT 5 has properties.
+        # Only CONNACK is sent that early; in MQTT 5 it has properties.
         version = 5 if size_bytes > 4 else 4
     lazy_class = _LAZY_CLASSES.get(first_byte >> 4, _LAZY_AUTH)
     return lazy_class(first_byte, size_bytes, frame, version)

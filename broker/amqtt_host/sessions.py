@@ -35,11 +35,11 @@ _OF_THE_CONNECTION: Final = (
     "will_retain",
     "will_topic",
 )
-"""What a new connection of a client brings to the session it goes on with."""
+"""What a new connection of a client brings to its existing session."""
 
 
 class SessionState:
-    """What aMQTT's plugins ask its state machine, without the machine.
+    """What aMQTT's plugins ask its state machine, without that machine.
 
     Attributes:
         state: ``new``, ``connected`` or ``disconnected``.
@@ -67,15 +67,15 @@ class SessionState:
         return self.state == "connected"
 
     def is_disconnected(self) -> bool:
-        """Whether the client was connected and is not."""
+        """Whether the client was connected and is no longer."""
         return self.state == "disconnected"
 
 
 class HostedSession(AmqttSession):
-    """What a plugin gets where aMQTT would give it its own session.
+    """What a plugin gets in place of aMQTT's own session.
 
-    aMQTT's constructor builds a state machine and two queues, 23 KB and 140 microseconds for
-    each client; here everything stands in the class until it is set or asked for.
+    aMQTT's constructor builds a state machine and two queues, 23 KB and 140 microseconds for each
+    client. Here everything is in the class until it is set or asked for.
 
     Attributes:
         session: the broker's session; None while a client is authenticated.
@@ -115,7 +115,7 @@ class HostedSession(AmqttSession):
         self.transitions: Any = SessionState()
 
     def __getattr__(self, name: str) -> Any:
-        """Make a container that aMQTT's session has, the first time it is asked for."""
+        """Make a container of aMQTT's session on its first use."""
         factory = _MADE_WHEN_ASKED.get(name)
         if factory is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -139,7 +139,7 @@ class HostedSession(AmqttSession):
 
     @property
     def retained_messages_count(self) -> int:
-        """Messages that wait for this client, as aMQTT calls them."""
+        """Messages that wait for this client; the name is aMQTT's."""
         return self.session.outbox.n_messages if self.session is not None else 0
 
     def take_over(self, newer: HostedSession) -> None:
@@ -153,13 +153,13 @@ class HostedSession(AmqttSession):
         self._on_enter_connected()
 
     def disconnected(self) -> None:
-        """Note that the client is not connected any more, and when."""
+        """Note that the client is no longer connected, and when."""
         self.transitions.disconnect()
         self._on_enter_disconnected()
 
 
 def session_of_attempt(attempt: ConnectAttempt, keep_alive_grace: int) -> HostedSession:
-    """Return the session that aMQTT's authentication plugins are asked about.
+    """Return the session that aMQTT's authentication plugins get.
 
     Args:
         attempt: what the client sent.
@@ -184,7 +184,7 @@ def session_of_attempt(attempt: ConnectAttempt, keep_alive_grace: int) -> Hosted
 
 
 def _as_text(password: bytes) -> str:
-    """Return a password as aMQTT reads it, whose plugins compare text."""
+    """Return a password as aMQTT decodes it; its plugins compare text."""
     try:
         return password.decode()
     except UnicodeDecodeError:

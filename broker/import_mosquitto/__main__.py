@@ -1,4 +1,4 @@
-"""``penstock import-mosquitto mosquitto.conf``: write a policy file that does the same."""
+"""``penstock import-mosquitto mosquitto.conf``: writes a policy file with the same effect."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def import_mosquitto(
     try:
         asyncio.run(_check(parse_policy(text, str(output or "policy"))))
     except PenstockError as error:
-        sys.stderr.write(f"as it is, the broker would refuse this file here:\n{error}\n")
+        sys.stderr.write(f"the broker would refuse this file on this machine:\n{error}\n")
         raise typer.Exit(REFUSED_HERE) from error
 
 
 async def _check(policy: Policy) -> None:
-    """Look at what the broker would read at its start.
+    """Check what the broker would read at its start.
 
     Raises:
-        PenstockError: it would refuse something.
+        PenstockError: the broker would refuse it.
     """
     plugins = load_plugins(policy, listeners=policy.listeners).plugins
     try:
@@ -69,15 +69,15 @@ async def _check(policy: Policy) -> None:
             await plugin.close()
     folder = Path(policy.persistence.path).parent if policy.persistence is not None else Path()
     if not folder.is_dir():
-        problem = ConfigProblem("persistence.path", f"no folder {folder}", "a folder that is there")
+        problem = ConfigProblem("persistence.path", f"no folder {folder}", "an existing folder")
         raise ConfigError(policy.file, [problem])
 
 
 def _as_text(conf: Path, policy: dict[str, Any], notes: list[Note]) -> str:
-    """Return the policy file, its notes as comments before it."""
-    comments = [f"# Made of {conf} by penstock import-mosquitto."]
+    """Return the policy file, with its notes as comments at the top."""
+    comments = [f"# Made from {conf} by penstock import-mosquitto."]
     if notes:
-        comments += ["#", "# What mosquitto did by these lines is not done, or not as they say:"]
+        comments += ["#", "# These lines of mosquitto's have no effect here, or another one:"]
         comments += [
             f"# {line}" if note.line.file == str(conf) else f"# {note.line.file}, {line}"
             for note in notes

@@ -1,4 +1,4 @@
-"""The lines of a mosquitto.conf, as mosquitto 2.0 takes them apart."""
+"""The lines of a mosquitto.conf, parsed as mosquitto 2.0 does."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from penstock.broker.errors import ConfigError, ConfigProblem
 
 
 class Line(NamedTuple):
-    """One directive as it stands in a file.
+    """One directive in a file.
 
     Attributes:
         file: its name.
         number: of the line, from 1.
         name: the first word.
-        value: all that follows, without blanks around it; "" for nothing.
+        value: the rest without surrounding blanks; "" for nothing.
     """
 
     file: str
@@ -26,7 +26,7 @@ class Line(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where it stands, for people."""
+        """Its place in the file, as text."""
         return f"line {self.number}"
 
 
@@ -47,7 +47,7 @@ def parse_lines(text: str, file: str) -> list[Line]:
 
 
 def read_conf(path: Path) -> list[Line]:
-    """Return the directives of a file and of the folders it includes, in the order they count.
+    """Return the directives of a file and of the folders it includes, in their order of effect.
 
     Raises:
         ConfigError: a file or folder cannot be read.

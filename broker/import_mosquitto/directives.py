@@ -1,4 +1,4 @@
-"""Every directive of mosquitto 2.0 and 2.1: what it applies to, its values, what becomes of it.
+"""Every directive of mosquitto 2.0 and 2.1: its scope, its values, and what becomes of it.
 
 A directive without a note is carried over by `penstock.broker.import_mosquitto.translate`. One with
 a note has no counterpart; the note says why, and what comes nearest.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Final
 
 NO_MAXIMUM: Final = 2**31 - 1
-"""mosquitto's numbers are C's int."""
+"""Maximum of C's int, which mosquitto uses for numbers."""
 
 
 class Place(Enum):
@@ -28,7 +29,7 @@ class Loosens(Enum):
 
     NOTHING = "nothing"
     LISTENER = "the listener is left out"
-    ACCESS = "nobody is let in"
+    ACCESS = "no client is let in"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +38,14 @@ class Directive:
 
     Attributes:
         place: what it applies to.
-        values: the words it may have; () for any text.
-        minimum: of a number; None where it is none.
+        values: the allowed words; () for any text.
+        minimum: of a number; None where the value is no number.
         maximum: of a number.
-        is_raised: a number below `minimum` counts as that.
-        may_repeat: whether it may stand several times for one place; where it is carried over, the
-            last one counts.
+        is_raised: a number below `minimum` counts as the minimum.
+        may_repeat: whether it may be given several times in one place; where it is carried over,
+            the last one takes effect.
         note: why it has no counterpart and what comes nearest; "" where it is carried over.
-        same: values that say what Penstock does anyway, which need no note.
+        same: values with which Penstock does the same anyway, so that no note is needed.
         loosens: what is closed because the directive has no counterpart.
     """
 
@@ -68,27 +69,20 @@ _PLUGIN: Final = (
     "mosquitto's plugins are libraries for mosquitto; aMQTT's plugins, or one of your own with "
     "AccessControl, may stand in its place"
 )
-_PSK: Final = "TLS with pre-shared keys is not there; certificates are"
+_PSK: Final = "pre-shared keys are not supported; certificates are"
 _ENGINE: Final = "keys are read from PEM files alone"
 _BRIDGE: Final = (
     "Penstock starts no bridges; a bridge of the other broker may connect to it, and "
     "penstock proxy stands in front of any broker"
 )
-_WEBSOCKETS: Final = "no libwebsockets here"
-_BUFFER: Final = "what comes is read as it comes; there is no buffer to size"
+_WEBSOCKETS: Final = "Penstock does not use libwebsockets"
+_BUFFER: Final = "there is no buffer to size"
 _ASSIGNED: Final = "identifiers that the broker gives begin with penstock-"
 
 
-def _global(
-    *values: str,
-    note: str = "",
-    same: tuple[str, ...] = (),
-    may_repeat: bool = False,
-    loosens: Loosens = Loosens.NOTHING,
-) -> Directive:
-    return Directive(
-        Place.GLOBAL, values, may_repeat=may_repeat, note=note, same=same, loosens=loosens
-    )
+_global: Final = partial(Directive, Place.GLOBAL)
+_listener: Final = partial(Directive, Place.LISTENER)
+_security: Final = partial(Directive, Place.SECURITY)
 
 
 def _number(
@@ -100,30 +94,6 @@ def _number(
     note: str = "",
 ) -> Directive:
     return Directive(place, minimum=minimum, maximum=maximum, is_raised=is_raised, note=note)
-
-
-def _listener(
-    *values: str,
-    note: str = "",
-    same: tuple[str, ...] = (),
-    may_repeat: bool = False,
-    loosens: Loosens = Loosens.NOTHING,
-) -> Directive:
-    return Directive(
-        Place.LISTENER, values, may_repeat=may_repeat, note=note, same=same, loosens=loosens
-    )
-
-
-def _security(
-    *values: str,
-    note: str = "",
-    same: tuple[str, ...] = (),
-    may_repeat: bool = False,
-    loosens: Loosens = Loosens.NOTHING,
-) -> Directive:
-    return Directive(
-        Place.SECURITY, values, may_repeat=may_repeat, note=note, same=same, loosens=loosens
-    )
 
 
 _BRIDGES: Final = (
@@ -183,27 +153,26 @@ DIRECTIVES: Final[dict[str, Directive]] = {
 } | {
     # -- the broker -----------------------------------------------------------------------
     "allow_duplicate_messages": _global(
-        *_FLAG,
+        _FLAG,
         note="a message that matches several subscriptions of a client comes once",
         same=("false",),
     ),
     "autosave_interval": _number(0, note=_SAVING),
-    "autosave_on_changes": _global(*_FLAG, note=_SAVING, same=("false",)),
+    "autosave_on_changes": _global(_FLAG, note=_SAVING, same=("false",)),
     "check_retain_source": _global(
-        *_FLAG,
-        note="who published a retained message is not asked again when it is delivered",
+        _FLAG,
+        note="a publisher's rights are not checked again when a retained message is delivered",
         same=("false",),
     ),
-    "clientid_prefixes": Directive(
-        Place.GLOBAL,
-        note="client identifiers are not looked at; users and plugins.access.acl_file are",
+    "clientid_prefixes": _global(
+        note="client identifiers are not checked; users and plugins.access.acl_file are",
         loosens=Loosens.ACCESS,
     ),
     "connection_messages": _global(
-        *_FLAG, note="who comes and goes is in the log at --log-level debug"
+        _FLAG, note="connections and disconnections are logged at --log-level debug"
     ),
     "enable_control_api": _global(
-        *_FLAG,
+        _FLAG,
         note="there is no $CONTROL; penstock why and $SYS tell what goes on",
         same=("false",),
     ),
@@ -212,7 +181,7 @@ DIRECTIVES: Final[dict[str, Directive]] = {
     "include_dir": _global(may_repeat=True),
     "log_dest": _global(may_repeat=True, note=_LOG),
     "log_facility": _global(note=_LOG),
-    "log_timestamp": _global(*_FLAG, note=_LOG),
+    "log_timestamp": _global(_FLAG, note=_LOG),
     "log_timestamp_format": _global(note=_LOG),
     "log_type": _global(may_repeat=True, note=_LOG),
     "max_inflight_bytes": _number(0, is_raised=True),
@@ -228,38 +197,37 @@ DIRECTIVES: Final[dict[str, Directive]] = {
     ),
     "message_size_limit": _number(0, 268_435_455),
     "packet_buffer_size": _number(0, 65_535, note=_BUFFER),
-    "per_listener_settings": _global(*_FLAG),
-    "persistence": _global(*_FLAG),
+    "per_listener_settings": _global(_FLAG),
+    "persistence": _global(_FLAG),
     "persistence_file": _global(
-        note="the database has another form and a name of its own; what mosquitto's holds does "
-        "not come along"
+        note="mosquitto's database has another format, and its contents are not imported"
     ),
     "persistence_location": _global(),
     "persistent_client_expiration": _global(),
     "pid_file": _global(note=_SERVICE),
     "queue_qos0_messages": _global(
-        *_FLAG,
+        _FLAG,
         note="messages of QoS 0 do not wait for a client that is away; publish at QoS 1",
         same=("false",),
     ),
-    "retain_available": _global(*_FLAG),
+    "retain_available": _global(_FLAG),
     "retain_expiry_interval": _number(1),
     "retry_interval": _global(may_repeat=True),
-    "set_tcp_nodelay": _global(*_FLAG, note="it is always set", same=("true",)),
+    "set_tcp_nodelay": _global(_FLAG, note="it is always set", same=("true",)),
     "sys_interval": _number(0, 65_535),
     "upgrade_outgoing_qos": _global(
-        *_FLAG, note="a message never gets a higher QoS than it had", same=("false",)
+        _FLAG, note="a message never gets a higher QoS than it had", same=("false",)
     ),
     "user": _global(note=_SERVICE, may_repeat=True),
     "websockets_headers_size": _number(0, 65_535, note=_BUFFER),
     "websockets_log_level": _number(-(2**31), note=_WEBSOCKETS),
     # -- users and topics -----------------------------------------------------------------
     "acl_file": _security(may_repeat=True),
-    "allow_anonymous": _security(*_FLAG),
-    "allow_zero_length_clientid": _security(*_FLAG),
+    "allow_anonymous": _security(_FLAG),
+    "allow_zero_length_clientid": _security(_FLAG),
     "auth_opt_*": _security(may_repeat=True, note=_PLUGIN),
     "auth_plugin": _security(may_repeat=True, note=_PLUGIN, loosens=Loosens.ACCESS),
-    "auth_plugin_deny_special_chars": _security(*_FLAG, note=_PLUGIN),
+    "auth_plugin_deny_special_chars": _security(_FLAG, note=_PLUGIN),
     "auto_id_prefix": _security(note=_ASSIGNED),
     "global_plugin": _global(may_repeat=True, note=_PLUGIN, loosens=Loosens.ACCESS),
     "password_file": _security(may_repeat=True),
@@ -282,49 +250,49 @@ DIRECTIVES: Final[dict[str, Directive]] = {
     "crlfile": _listener(may_repeat=True),
     "dhparamfile": _listener(note="elliptic curves give forward secrecy without parameters"),
     "disable_client_cert_date_checks": _listener(
-        *_FLAG, note="a certificate that is out of date is refused", same=("false",)
+        _FLAG, note="a certificate that is out of date is refused", same=("false",)
     ),
     "enable_proxy_protocol": _number(1, 2, place=Place.LISTENER),
     "http_dir": _listener(note="no files are served; any web server does", may_repeat=True),
     "keyfile": _listener(may_repeat=True),
     "listener": _listener(),
-    "listener_allow_anonymous": _listener(*_FLAG),
+    "listener_allow_anonymous": _listener(_FLAG),
     "listener_auto_id_prefix": _listener(note=_ASSIGNED),
     "max_connections": _number(-1, place=Place.LISTENER, is_raised=True),
     "max_qos": _number(0, 2, place=Place.LISTENER),
     "max_topic_alias": _number(0, 65_535, place=Place.LISTENER),
     "max_topic_alias_broker": _number(0, 65_535, place=Place.LISTENER),
     "mount_point": _listener(
-        note="its clients would see the topics of all; plugins.access.acl_file, with pattern "
+        note="its clients would see all topics; plugins.access.acl_file, with pattern "
         "lines, keeps clients apart",
         may_repeat=True,
         loosens=Loosens.LISTENER,
     ),
     "plugin_use": _listener(may_repeat=True, note=_PLUGIN),
     "port": _number(0, 65_535, place=Place.LISTENER),
-    "protocol": _listener("mqtt", "websockets", "http_api"),
+    "protocol": _listener(("mqtt", "websockets", "http_api")),
     "proxy_protocol_v2_require_tls": _listener(
-        *_FLAG,
-        note="clients that spoke to the load balancer without TLS would be taken",
+        _FLAG,
+        note="clients without TLS to the load balancer would be accepted",
         same=("false",),
         loosens=Loosens.LISTENER,
     ),
     "psk_hint": _listener(note=_PSK, loosens=Loosens.LISTENER),
-    "require_certificate": _listener(*_FLAG),
-    "socket_domain": _listener("ipv4", "ipv6"),
+    "require_certificate": _listener(_FLAG),
+    "socket_domain": _listener(("ipv4", "ipv6")),
     "tls_engine": _listener(note=_ENGINE, loosens=Loosens.LISTENER),
     "tls_engine_kpass_sha1": _listener(note=_ENGINE, may_repeat=True),
     "tls_keyform": _listener(note=_ENGINE, same=("pem",), may_repeat=True),
-    "tls_version": _listener("tlsv1.3", "tlsv1.2", "tlsv1.1"),
-    "use_identity_as_username": _listener(*_FLAG),
-    "use_subject_as_username": _listener(*_FLAG),
-    "use_username_as_clientid": _listener(*_FLAG),
+    "tls_version": _listener(("tlsv1.3", "tlsv1.2", "tlsv1.1")),
+    "use_identity_as_username": _listener(_FLAG),
+    "use_subject_as_username": _listener(_FLAG),
+    "use_username_as_clientid": _listener(_FLAG),
     "websockets_origin": _listener(may_repeat=True),
 }
 """By name; a ``*`` at the end stands for any."""
 
 _ALIASES: Final = {"maximum_qos": "max_qos", "retained_persistence": "persistence"}
-"""Older names of some, and what they are called."""
+"""Older names of directives to their newest."""
 
 _OPTIONS: Final = ("auth_opt_", "plugin_opt_")
 
@@ -339,7 +307,7 @@ def canonical(name: str) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Say whether a directive's value is for nobody else to read; a plugin's options may be."""
+    """Say whether a directive's value may be a secret; options of a plugin may be."""
     return name in _SECRETS or name.startswith(_OPTIONS)
 
 
@@ -355,7 +323,7 @@ def find(name: str) -> Directive | None:
 
 
 def value_of(directive: Directive, text: str) -> str:
-    """Return the value as mosquitto takes it: of a flag, number or word the first on the line."""
+    """Return the value as mosquitto reads it: for a flag, number or word the first on the line."""
     if directive.minimum is None and not directive.values:
         return text
     word = text.partition(" ")[0]
@@ -367,7 +335,7 @@ def value_of(directive: Directive, text: str) -> str:
 
 
 def problem_of(directive: Directive, value: str) -> str:
-    """Say what a directive's value may be, where it is something else; "" where it is right.
+    """Return what a directive's value may be, if it is something else; "" if it is allowed.
 
     Args:
         directive: of mosquitto.

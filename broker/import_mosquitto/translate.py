@@ -1,8 +1,8 @@
-"""From directives to the keys of a policy file.
+"""Translates directives of mosquitto to the keys of a policy file.
 
-What cannot be carried over is noted. Where the policy would then let in or show more than
-mosquitto did, it is closed instead: a listener that cannot be as strict is left out, and where a
-plugin decided about clients nobody connects until somebody has decided again.
+What cannot be carried over is noted. Where the policy would then admit or show more than mosquitto
+did, access is closed instead: a listener that cannot be as strict is left out, and where a plugin
+decided about clients, no client is let in until the operator decides again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNBOUNDED_BYTES: Final = 2**50
 """What 0, no limit, becomes where Penstock always has one."""
 
 INFLIGHT_MAXIMUM: Final = 65_535
-"""As many packet identifiers as there are."""
+"""The number of packet identifiers."""
 
 MINIMUM_PACKET_SIZE: Final = 256
 LARGEST_PACKET_SIZE: Final = 268_435_455
@@ -52,7 +52,7 @@ _TLS_NAMES: Final = ("cafile", "capath", "crlfile", "certfile", "keyfile", "ciph
 _TLS_VERSIONS: Final = {"tlsv1.3": 1.3, "tlsv1.2": 1.2, "tlsv1.1": 1.2}
 
 _PERSIST_PLUGIN: Final = "mosquitto_persist_sqlite.so"
-"""File name of mosquitto's plugin that keeps sessions; it decides nothing about clients."""
+"""File name of mosquitto's plugin that stores sessions; it decides nothing about clients."""
 
 _LISTENER_DEFAULTS: Final = {
     "protocol": "mqtt",
@@ -63,7 +63,8 @@ _LISTENER_DEFAULTS: Final = {
     "use_subject_as_username": "false",
     "use_username_as_clientid": "false",
 }
-"""Values with which a line above the first listener makes none of its own in mosquitto 2.0."""
+"""Values with which a line above the first listener does not create a default listener in mosquitto
+2.0."""
 
 _EVERY_ADDRESS: Final = {"ipv4": "0.0.0.0", "ipv6": "::"}  # noqa: S104 (as mosquitto has it)
 
@@ -84,7 +85,7 @@ class Note(NamedTuple):
     closed: Loosens = Loosens.NOTHING
 
     def __str__(self) -> str:
-        """Return it for people, without secrets; the line's file goes before it."""
+        """Return the note as text, without secrets; the caller puts the file's name before it."""
         text = self.text
         if self.closed is not Loosens.NOTHING:
             text = f"{self.closed.value}; {text}"
@@ -114,11 +115,11 @@ class _Listener:
     """One listener of mosquitto's.
 
     Attributes:
-        line: that of ``listener``; of the default one None.
+        line: with ``listener``; None for the default listener.
         port: None where none is given.
         host: address, name or path of a Unix socket; None for all interfaces.
-        set: other directives of it, by name.
-        origins: web sites whose pages may connect; none for any.
+        set: its other directives, by name.
+        origins: web sites whose pages may connect; empty for any.
     """
 
     line: Line | None
@@ -140,7 +141,7 @@ class _Listener:
 
     @property
     def has_certificates(self) -> bool:
-        """Whether it is told of certificates of clients, by TLS or by a load balancer."""
+        """Whether it learns clients' certificates, by TLS or from a load balancer."""
         return self.has_tls or self.text("enable_proxy_protocol") == "2"
 
 
@@ -148,8 +149,8 @@ def translate(lines: Iterable[Line]) -> Translation:
     """Return the policy that does what a mosquitto.conf says.
 
     Raises:
-        ConfigError: of the first file in which a directive is unknown or has a wrong value,
-            with all such places of it.
+        ConfigError: a directive is unknown or has a wrong value; names all such places of the first
+            file that has any.
     """
     reading = _Reading()
     reading.read(lines)
@@ -157,7 +158,7 @@ def translate(lines: Iterable[Line]) -> Translation:
 
 
 class _Reading:
-    """One pass over the lines, then one over what they say."""
+    """Reads all lines, then translates what they say."""
 
     def __init__(self) -> None:
         self.notes: list[Note] = []
@@ -204,7 +205,9 @@ class _Reading:
             self._listeners[-1].origins.append(line.value)
         if directive.loosens is Loosens.ACCESS and _file_name(line) == _PERSIST_PLUGIN:
             self._persists = True
-            self._note(line, "persistence does it; what the plugin's database holds does not come")
+            self._note(
+                line, "persistence does it; the contents of the plugin's database are not imported"
+            )
             return
         if directive.note and line.value not in directive.same:
             self.notes.append(Note(line, directive.note, closed=directive.loosens))
@@ -223,7 +226,7 @@ class _Reading:
     def _place_of(self, line: Line, directive: Directive) -> dict[str, Line]:
         current = self._listeners[-1] if self._listeners else self._default
         if directive.place is Place.LISTENER:
-            # Both are the default listener's, wherever they stand.
+            # Both belong to the default listener, wherever they are in the file.
             is_default = line.name in ("port", "bind_address")
             return self._default.set if is_default else current.set
         if directive.place is Place.SECURITY and self._is_per_listener:
@@ -287,19 +290,21 @@ class _Reading:
         return Translation(policy, _grouped(self.notes))
 
     def _all_listeners(self) -> list[_Listener]:
-        """Return those that mosquitto would start."""
+        """Return the listeners that mosquitto would start."""
         default = self._default
         if self._listeners and default.set:
             lines = default.set.values()
             if all(_LISTENER_DEFAULTS.get(canonical(line.name)) == line.value for line in lines):
                 for line in lines:
-                    self._note(line, "mosquitto 2.1 serves port 1883 for it, 2.0 and this do not")
+                    self._note(
+                        line, "mosquitto 2.1 serves port 1883 for it, 2.0 and Penstock do not"
+                    )
                 return self._listeners
         if default.set or not self._listeners:
             default.port = int(default.text("port") or 1883)
             default.host = default.text("bind_address")
             if not self._listeners and not default.set:
-                default.host = "localhost"  # without any, mosquitto serves its own machine
+                default.host = "localhost"  # without any listener, mosquitto serves its own machine
             return [default, *self._listeners]
         return self._listeners
 
@@ -308,10 +313,10 @@ class _Reading:
         return not self._listeners and not self._default.set
 
     def _refuse_all(self, listeners: list[_Listener]) -> None:
-        """Say that no listener is left; without any, a policy file has one of its own.
+        """Report that no listener is left; a policy file without any would get a default one.
 
         Raises:
-            ConfigError: with what each of them was left out for.
+            ConfigError: with the reason why each was left out.
         """
         for listener in listeners:
             for line, why in _too_open(listener):
@@ -403,7 +408,7 @@ class _Reading:
             limits["payload_bytes"] = min(size, payload or size)
             self._note(
                 self._set["max_packet_size"],
-                f"the least is {MINIMUM_PACKET_SIZE}; limits.payload_bytes is as many",
+                f"the least is {MINIMUM_PACKET_SIZE}; limits.payload_bytes is set to the same",
             )
 
     def _mqtt(self, listeners: list[_Listener]) -> dict[str, Any]:
@@ -447,7 +452,7 @@ class _Reading:
         default: int,
         choose: Callable[[Iterable[int]], int],
     ) -> None:
-        """Take what mosquitto has for each listener and Penstock for all."""
+        """Set for all listeners what mosquitto has for each."""
         lines = [listener.set[name] for listener in listeners if name in listener.set]
         if not lines:
             return
@@ -482,7 +487,7 @@ class _Reading:
         for name in ("password_file", "acl_file"):
             if name in settings:
                 rules[name] = settings[name].value
-        # Without certificates mosquitto passes over these two.
+        # Without certificates mosquitto ignores these two.
         if listener.has_certificates and listener.flag("use_identity_as_username"):
             rules["certificate_username"] = "cn"
         elif listener.has_certificates and listener.flag("use_subject_as_username"):
@@ -493,7 +498,7 @@ class _Reading:
 
 
 def _too_open(listener: _Listener) -> list[tuple[Line, str]]:
-    """Return what a listener is left out for, and why."""
+    """Return the directives for which a listener is left out, and why."""
     by_name = [
         (line, directive.note)
         for line in listener.set.values()
@@ -505,14 +510,14 @@ def _too_open(listener: _Listener) -> list[tuple[Line, str]]:
 
 
 def _no_counterpart(listener: _Listener) -> list[tuple[Line, str]]:
-    """Return the values a listener is left out for, whose directives else have a counterpart."""
+    """Return values that leave a listener out, of directives that are otherwise translated."""
     found = []
     if listener.text("protocol") == "http_api":
         why = "no listener of MQTT; plugins.console.http and plugins.queue.http are Penstock's APIs"
         found.append((listener.set["protocol"], why))
     versions = listener.set.get("accept_protocol_versions")
     if versions is not None and not {"4", "5"} <= _versions(versions):
-        why = "clients of MQTT 3.1.1 and 5 would both be taken"
+        why = "clients of MQTT 3.1.1 and 5 would both be accepted"
         found.append((versions, why))
     demanded = listener.set.get("require_certificate")
     if (
@@ -521,7 +526,7 @@ def _no_counterpart(listener: _Listener) -> list[tuple[Line, str]]:
         and "enable_proxy_protocol" in listener.set
         and not listener.has_tls
     ):
-        why = "the certificate that a load balancer has seen is not demanded"
+        why = "a certificate that a load balancer has seen cannot be required"
         found.append((demanded, why))
     return found
 
@@ -532,12 +537,12 @@ def _file_name(line: Line) -> str:
 
 
 def _versions(line: Line) -> set[str]:
-    """Return what stands behind ``accept_protocol_versions``."""
+    """Return the versions named by ``accept_protocol_versions``."""
     return set(line.value.replace(",", " ").split())
 
 
 def _grouped(notes: Iterable[Note]) -> list[Note]:
-    """Return notes in the order of the lines, those of a file that say the same as one."""
+    """Return notes in the order of the lines; equal notes of one file become one."""
     nothing = Loosens.NOTHING
     groups: dict[tuple[str, str], list[Note]] = {}
     for note in sorted(notes, key=lambda note: (note.line.file, note.line.number)):
@@ -554,7 +559,7 @@ def _grouped(notes: Iterable[Note]) -> list[Note]:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """Return ascending numbers such as ``3 to 5, 8``."""
+    """Return ascending numbers as text such as ``3 to 5, 8``."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number <= parts[-1][-1] + 1:
@@ -571,7 +576,7 @@ def _is_text(directive: Directive) -> bool:
 
 
 def _seconds(duration: str) -> int | None:
-    """Return a duration such as ``14d`` in seconds, or None where it is none."""
+    """Return a duration such as ``14d`` in seconds; None if it is not valid."""
     number, unit = duration[:-1], duration[-1:]
     if not (number.isascii() and number.isdecimal()) or unit not in _DURATIONS:
         return None
@@ -579,7 +584,7 @@ def _seconds(duration: str) -> int | None:
 
 
 def _names(listeners: list[_Listener]) -> dict[str, _Listener]:
-    """Return the listeners by names that tell them apart."""
+    """Return the listeners by distinct names."""
     names: dict[str, _Listener] = {}
     for listener in listeners:
         kind = "websockets" if listener.text("protocol") == "websockets" else "mqtt"

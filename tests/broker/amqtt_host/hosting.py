@@ -55,7 +55,7 @@ class Broker:
             spawn=self._spawn,
             options=policy.mqtt,
             new_client_id=lambda: "assigned",
-            access=self.host.access,
+            access=self.host,
             callbacks=self.host.callbacks,
         )
         self.host.attach(self.core)

@@ -30,7 +30,7 @@ def test_a_policy_file_is_written_with_its_notes(
         "mosquitto.conf: line 2: user m",
     ]
     comments = [line for line in Path("policy.yaml").read_text().splitlines() if line[:1] == "#"]
-    assert comments[0] == "# Made of mosquitto.conf by penstock import-mosquitto."
+    assert comments[0] == "# Made from mosquitto.conf by penstock import-mosquitto."
     assert comments[-2].startswith("# more/a.conf, line 1: pid_file /run/ä: ")
     assert comments[-1].startswith("# line 2: user m: ")
     assert list(load_policy("policy.yaml").listeners) == ["mqtt-1883"]

@@ -149,12 +149,12 @@ def test_a_listener_that_would_be_more_open_is_left_out(name: str) -> None:
         (
             "accept_protocol_versions 5",
             "accept_protocol_versions",
-            "clients of MQTT 3.1.1 and 5 would both be taken",
+            "clients of MQTT 3.1.1 and 5 would both be accepted",
         ),
         (
             "enable_proxy_protocol 2\nrequire_certificate true",
             "require_certificate",
-            "the certificate that a load balancer has seen is not demanded",
+            "a certificate that a load balancer has seen cannot be required",
         ),
     ],
 )
@@ -304,11 +304,11 @@ def test_where_something_else_decided_nobody_connects(line: str) -> None:
 
 @pytest.mark.parametrize("option", ["auth_opt_pg_host", "plugin_opt_mode"])
 def test_options_of_a_plugin_may_be_one_listeners_own(option: str) -> None:
-    """Named as everywhere, and nobody is let in."""
+    """Named as everywhere, and no client is let in."""
     text = f"per_listener_settings true\n{LISTENER}plugin /x.so\n{option} x\n"
     policy, notes = translated(text)
     assert [str(note).partition(": ")[0] for note in notes] == ["lines 3 to 4"]
-    assert f": plugin, {option}: nobody is let in; mosquitto's plugins are" in str(notes[0])
+    assert f": plugin, {option}: no client is let in; mosquitto's plugins are" in str(notes[0])
     assert policy["plugins"] == {"access": {}}
 
 
@@ -424,7 +424,7 @@ def test_each_directive_without_a_counterpart_is_named(name: str, directive: Any
     name = name.replace("*", "x")
     (told,) = notes_of(f"{LISTENER}{name} {value}\n")
     shown = "..." if is_secret(name) else value
-    closed = "nobody is let in; " if directive.loosens is Loosens.ACCESS else ""
+    closed = "no client is let in; " if directive.loosens is Loosens.ACCESS else ""
     assert told == f"line 2: {name} {shown}: {closed}{directive.note}"
 
 
