@@ -18,6 +18,8 @@ from penstock import __main__ as command_line
 from penstock.broker.config.policy import parse_policy
 from penstock.broker.errors import ConfigError
 from penstock.broker.plugin_loader import load_plugins
+from penstock.broker.reports.client_reports import Reports
+from penstock.edge_proxy.config import parse_proxy_config
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -174,8 +176,8 @@ def test_every_command_exists_with_its_options(capsys: pytest.CaptureFixture[str
     def wrong() -> Iterator[tuple[Path, str]]:
         for page in PAGES:
             for words in commands(page):
-                if words[0].endswith(":") or words[0].startswith("--"):
-                    continue  # a message of a program, or an option of `penstock` itself
+                if words[0].endswith(":") or words[0].startswith("--") or words[0].isupper():
+                    continue  # a program's message, an option of `penstock` itself, or any program
                 if words[0] == "-m" and words[1].startswith("penstock"):
                     assert exists(words[1]), words
                     continue
@@ -191,7 +193,7 @@ def test_every_command_exists_with_its_options(capsys: pytest.CaptureFixture[str
 
 
 def test_every_policy_loads() -> None:
-    """A policy that is copied from a page starts a broker."""
+    """A policy that is copied from a page starts a broker or a proxy."""
 
     def wrong() -> Iterator[tuple[Path, str]]:
         for page in PAGES:
@@ -199,7 +201,10 @@ def test_every_policy_loads() -> None:
                 continue
             for text in blocks(page, "yaml"):
                 try:
-                    load_plugins(parse_policy(text, page.name), clock=time.monotonic)
+                    if "\nupstream:" in text:
+                        parse_proxy_config(text, page.name)
+                        continue
+                    load_plugins(parse_policy(text, page.name), clients=Reports(time.monotonic))
                 except ConfigError as error:
                     yield page, str(error)
 

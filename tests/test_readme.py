@@ -1,70 +1,62 @@
+"""README.md is short, and its figures and the mistake it leads to are those of docs/."""
+
 from __future__ import annotations
 
-import ast
-import importlib
 import re
-import time
 from pathlib import Path
 
 import pytest
 
-from penstock import __main__ as command_line
-from penstock.broker.config.policy import parse_policy, validate_config
+from penstock.broker.config.policy import validate_config
 from penstock.broker.errors import ConfigError
-from penstock.broker.plugin_loader import load_plugins
 from penstock.plugins.withholding.config import WithholdingConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 
-
-def blocks(language: str) -> list[str]:
-    """Return the fenced blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+MOST_LINES = 120
+"""What somebody who has a minute reads."""
 
 
-def commands() -> list[str]:
-    """Return the lines that call the program `penstock`."""
-    lines = "\n".join(blocks("sh")).replace("\\\n", " ").splitlines()
-    return [line for line in lines if re.match(r"\S*penstock ", line)]
+def test_it_is_short() -> None:
+    """The rest stands in docs/."""
+    assert len(README.splitlines()) <= MOST_LINES
 
 
-@pytest.mark.parametrize("text", blocks("yaml"))
-def test_every_policy_shown_is_one_that_loads(text: str) -> None:
-    """A policy that is copied from the README starts a broker."""
-    load_plugins(parse_policy(text, "README.md"), clock=time.monotonic)
+def figures(text: str) -> list[tuple[str, ...]]:
+    """Return the figures of each row of a table: ours, the peer's and their ratio."""
+    rows = re.findall(r"^\|(.*)\|$", text, re.MULTILINE)[2:]
+    return [tuple(cell.strip() for cell in row.split("|")[1:4]) for row in rows]
 
 
-@pytest.mark.parametrize("text", blocks("python"))
-def test_what_python_shown_imports_is_there(text: str) -> None:
-    """Code that is copied from the README finds what it names."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom):
-            module = importlib.import_module(str(node.module))
-            assert all(hasattr(module, alias.name) for alias in node.names)
+def test_speed_is_that_of_the_whole_table() -> None:
+    """Each row stands in docs/performance.md, and mixed messages come first in both."""
+    shown = figures(README.partition("<!-- speed -->")[2].partition("<!-- /speed -->")[0])
+    page = (ROOT / "docs" / "performance.md").read_text()
+    known = figures(page.partition("<!-- benchmarks -->")[2].partition("\n\n")[2])
+    assert len(shown) >= 10
+    assert set(shown) <= set(known)
+    assert shown[0] == known[0]
 
 
-@pytest.mark.parametrize("line", commands())
-def test_every_command_shown_has_its_options(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A program and each option that the README names are there."""
-    _, program, *arguments = line.partition("#")[0].split()
-    assert command_line.main([program, "--help"]) == 0
-    shown = capsys.readouterr().out
-    missing = [word for word in arguments if word.startswith("-") and word not in shown]
-    assert not missing
+def test_every_row_that_is_lost_is_shown() -> None:
+    """A ratio on mosquitto's side in docs/performance.md is not left out."""
+    page = (ROOT / "docs" / "performance.md").read_text()
+    table = page.partition("<!-- benchmarks -->")[2].partition("\n\n")[2].partition("\n\n")[0]
+    shown = figures(README.partition("<!-- speed -->")[2])
+    for row in re.findall(r"^\| (.*) \|$", table, re.MULTILINE)[1:]:
+        name, *values, target = (cell.strip() for cell in row.split("|"))
+        ratio = float(values[2])
+        is_lost = ratio < 1 if target.startswith("at least") else ratio > 1
+        if is_lost:
+            assert tuple(values) in shown, name
 
 
 def test_mistake_shown_is_what_is_said() -> None:
-    """A mistake in a policy file is told as the README tells it."""
-    shown = README.partition("$ penstock broker -c policy.yaml\npenstock broker: ")[2]
+    """A mistake in a policy file is told as docs/operations.md tells it."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    shown = page.partition("$ penstock broker -c policy.yaml\npenstock broker: ")[2]
     keys = {"threshold_s": "ten", "polcy": "historic"}
     with pytest.raises(ConfigError) as caught:
         validate_config(WithholdingConfig, keys, "policy.yaml", "plugins.withholding")
     assert shown.partition("\n```")[0] == str(caught.value)
-
-
-def test_every_file_linked_is_there() -> None:
-    """No link to a file of the repository is dead."""
-    links = re.findall(r"\]\(([^):#]+)(?:#[^)]*)?\)", README)
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
