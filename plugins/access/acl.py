@@ -1,18 +1,18 @@
-"""Which topics a client may publish to and receive from: mosquitto's `acl_file`.
+"""Topic permissions from a file in the format of mosquitto's `acl_file`.
 
-The rules are those of mosquitto 2.0, found in mosquitto.conf(5) and by asking mosquitto:
+The rules are those of mosquitto 2.0, from mosquitto.conf(5) and from its behaviour:
 
-* ``topic`` lines before the first ``user`` line are for clients without a user name, those after
-  one for that user alone. ``pattern`` lines are for everybody, wherever they stand.
-* Of a client's own lines any ``deny`` that matches refuses; else any that grants the access
-  allows. What its own lines leave open, the patterns decide in the same way. What both leave
-  open is refused.
-* In a pattern ``%u`` stands for the user name and ``%c`` for the Client Identifier. A pattern
-  with ``%u`` says nothing of clients without a user name. Where there are patterns, a client
-  whose names hold ``+`` or ``#`` is refused what its own lines do not allow: its name would be a
-  wildcard.
-* A filter that begins with a wildcard says nothing of topics that begin with ``$``.
-* To subscribe is always allowed; what arrives is judged message by message.
+* ``topic`` lines before the first ``user`` line apply to clients without a user name; those after a
+  ``user`` line apply to that user only. ``pattern`` lines apply to all clients, wherever they are.
+* Among a client's own lines, any matching ``deny`` refuses; otherwise any line that grants the
+  access allows. If no own line decides, the patterns decide in the same way. If no pattern decides,
+  access is refused.
+* In a pattern ``%u`` stands for the user name and ``%c`` for the Client Identifier. A pattern with
+  ``%u`` does not apply to clients without a user name. Where there are patterns, a client with
+  ``+`` or ``#`` in its names is refused everything that its own lines do not allow: its name would
+  be a wildcard.
+* A filter that begins with a wildcard does not match topics that begin with ``$``.
+* A SUBSCRIBE is always allowed; each message is checked when it is delivered.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _ALLOWED_LINES: Final = (
 )
 
 _MAX_REMEMBERED: Final = 65_536
-"""Answers kept; at some 200 bytes each they take little, and most clients ask for few topics."""
+"""Cached answers; at some 200 bytes each they take little, and most clients use few topics."""
 
 _MAX_REMEMBERED_CHARACTERS: Final = 512
-"""Of names and topic of a question that is remembered; they may have 65,535 bytes each, and then
-the answers would be 12 GB."""
+"""Names and topic of a cached question, together. Each may have 65,535 bytes, and the cache would
+then take 12 GB."""
 
 
 class Rule(NamedTuple):
@@ -58,7 +58,7 @@ class AccessList:
 
     Attributes:
         by_user: user name to its own rules; None for clients without one.
-        patterns: rules for everybody.
+        patterns: rules for all clients.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class AccessList:
         self._remembered: dict[tuple[str | None, str, str, int], bool] = {}
 
     def allows(self, username: str | None, client_id: str, topic: str, access: int) -> bool:
-        """Say whether a client may do something with a topic.
+        """Say whether a client has an access to a topic.
 
         Args:
             username: None for a client without one.
@@ -104,7 +104,7 @@ class AccessList:
 
 
 def _verdict(rules: tuple[Rule, ...] | list[Rule], topic: str, access: int) -> bool | None:
-    """Return what a list of rules says, or None where no line of it speaks of this."""
+    """Return the decision of a list of rules, or None where no rule applies."""
     matching = [rule.access for rule in rules if matches(rule.topic_filter, topic)]
     if DENY in matching:
         return False
@@ -116,7 +116,7 @@ def _has_wildcard(name: str) -> bool:
 
 
 def _filled_in(pattern: str, username: str, client_id: str) -> str:
-    """Return a pattern for one client; what the names hold is not looked at again."""
+    """Return a pattern for one client; placeholders inside the names are not replaced."""
     parts = pattern.split("%c")
     return client_id.join(part.replace("%u", username) for part in parts)
 
@@ -129,7 +129,7 @@ def parse_acl(text: str, file: str) -> AccessList:
         file: its name, for errors.
 
     Raises:
-        ConfigError: with every line that is wrong.
+        ConfigError: names every line that is wrong.
     """
     by_user: dict[str | None, list[Rule]] = {}
     patterns: list[Rule] = []
@@ -158,10 +158,10 @@ def parse_acl(text: str, file: str) -> AccessList:
 
 
 def _parse_rule(rest: str) -> Rule:
-    """Read what follows ``topic`` or ``pattern``.
+    """Read the rest of a line after ``topic`` or ``pattern``.
 
     Raises:
-        ValueError: with what is allowed.
+        ValueError: says what is allowed.
     """
     word, blank, topic_filter = rest.partition(" ")
     if not blank:

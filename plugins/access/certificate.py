@@ -21,9 +21,9 @@ _ESCAPED: Final = frozenset(',+"\\<>;')
 
 
 def subject(certificate: Mapping[str, Any]) -> str | None:
-    """Return the whole subject in the form of RFC 2253, its last part first; None for none.
+    """Return the whole subject in the form of RFC 2253, its last part first; None without one.
 
-    This is the form that mosquitto gives it, such as ``CN=client,O=Example,C=GB``.
+    mosquitto uses this form, such as ``CN=client,O=Example,C=GB``.
 
     Args:
         certificate: as `ssl.SSLObject.getpeercert` returns it.

@@ -15,25 +15,25 @@ FileName = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class Rules:
-    """Who may connect by a listener, and what they may do with topics.
+    """Who may connect on a listener, and which topics they may use.
 
-    Relative file names are taken from the directory the broker was started in.
+    Relative file names start at the directory in which the broker was started.
 
     Attributes:
-        allow_anonymous: clients without a user name may connect, and where no file names
-            users those with any. False, as in mosquitto 2.0: an open broker should be
-            somebody's decision.
-        password_file: users, as mosquitto_passwd or ``penstock passwd`` write them; null for
-            none. A user whom it does not know is left to other plugins.
+        allow_anonymous: clients without a user name may connect, and, where no file names users,
+            clients with any user name. False by default, as in mosquitto 2.0: a broker should be
+            open only by decision.
+        password_file: users, as mosquitto_passwd or ``penstock passwd`` write them; null for none.
+            A user that is not in it is left to other plugins.
         acl_file: topics, in mosquitto's format; null allows every topic.
-        scram_file: users of SCRAM-SHA-256, as ``penstock passwd --scram`` writes them; null
-            for none.
+        scram_file: users of SCRAM-SHA-256, as ``penstock passwd --scram`` writes them; null for
+            none.
         certificate_username: the user name is the Common Name (``cn``) or the whole subject
-            (``subject``) of the client's certificate, which lets it in without a password; a
-            client without one is refused, and so is one that proves by SCRAM to be another
-            user. Null: certificates say nothing of users.
-        username_as_client_id: the user name stands in place of the Client Identifier, so that
-            nobody takes over another user's session; clients without one are refused.
+            (``subject``) of the client's certificate, which lets it in without a password. A client
+            without a certificate is refused, and so is one that proves by SCRAM to be another user.
+            Null: certificates do not name users.
+        username_as_client_id: the user name replaces the Client Identifier, so that a user cannot
+            take over another user's session; clients without one are refused.
     """
 
     allow_anonymous: bool = False
@@ -44,22 +44,21 @@ class Rules:
     username_as_client_id: bool = False
 
     def files(self) -> list[str]:
-        """Return each file that is named, behind its key."""
+        """Return each configured file, as ``key file``."""
         keys = ("password_file", "acl_file", "scram_file")
         return [f"{key} {getattr(self, key)}" for key in keys if getattr(self, key) is not None]
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class AccessConfig(Rules):
-    """The plugin's keys: rules for every listener, and others for some.
+    """The plugin's keys: rules for every listener, and other rules for some.
 
     Attributes:
-        listeners: name of a listener to its rules, which stand in place of those above: none
-            of them holds there.
+        listeners: name of a listener to its rules, which replace those above completely.
     """
 
     listeners: dict[str, Rules] = field(default_factory=dict)
 
     def all_rules(self) -> list[Rules]:
-        """Return the rules above and those of each listener."""
+        """Return the common rules and those of each listener."""
         return [self, *self.listeners.values()]

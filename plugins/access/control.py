@@ -1,13 +1,13 @@
-"""The `access` plugin: files, certificates and listeners put together.
+"""The `access` plugin: combines files, certificates and listeners.
 
-A CONNECT is judged by the rules of its listener. A password file that knows the user decides by
-the password; any other user is left to the broker's other sources, and refused if there are
-none. A password of many iterations is verified in one of a few threads, so that messages of
-other clients go on; `penstock.plugins.access.fair_queue` says whose is next. A password that was
-right is recognised by a keyed digest until the file is read again, so that a fleet that
-reconnects does not wait for its turn.
+A CONNECT is checked by the rules of its listener. A password file that has the user decides by the
+password. Any other user is left to the broker's other sources, and refused if there are none. A
+password of many iterations is verified in one of a few threads, so that messages of other clients
+go on; `penstock.plugins.access.fair_queue` decides the order. A password that was right is
+recognised by a keyed digest until the file is read again, so that a fleet that reconnects does not
+wait in the queue.
 
-All files are read again at `reload`, and taken only if all of them are right.
+At `reload` all files are read again; they take effect only if all of them are valid.
 """
 
 from __future__ import annotations
@@ -47,26 +47,27 @@ from penstock.plugins.access.scram import METHOD, ScramExchange, Users, parse_cr
 from penstock.plugins.access.user_file import parse_users
 
 VERIFYING_THREADS: Final = 2
-"""Logins that are verified at a time: as many as leave a small machine its network."""
+"""Logins that are verified at a time; more would starve the network thread of a small machine."""
 
 MAX_ITERATIONS_AT_ONCE: Final = 1_000
-"""What is verified without a thread: about a millisecond, as for mosquitto's own 101."""
+"""Iterations that are verified without a thread: about a millisecond. mosquitto's own files have
+101."""
 
 _WRONG_PASSWORD: Final = Refused(why="wrong password")
 
 
 _PATH: Final = "plugins.access"
-"""Of the plugin's keys in a policy file."""
+"""The plugin's place in a policy file."""
 
 
 class Scope:
-    """The rules of one or more listeners, with what their files hold.
+    """The rules of one or more listeners, with the contents of their files.
 
     Attributes:
         rules: from the policy file.
         passwords: by user name.
         access_list: None allows every topic.
-        scram_users: None where SCRAM is not for these listeners.
+        scram_users: None where these listeners have no SCRAM.
         verified: digests of passwords that were right, by user name.
     """
 
@@ -76,10 +77,10 @@ class Scope:
         Args:
             rules: from the policy file.
             policy_file: its name, for errors.
-            path: of the rules in it, for errors.
+            path: place of the rules in it, for errors.
 
         Raises:
-            ConfigError: a file cannot be read or used.
+            ConfigError: a file cannot be read or is not valid.
         """
 
         def text_of(key: str, file: str) -> str:
@@ -104,10 +105,10 @@ class Scope:
         self._secret = hashlib.sha256(b"".join(stored.digest for stored in self._hashes)).digest()
 
     def decoy(self, username: str) -> PasswordHash | None:
-        """Return what an unknown user's password is compared with; None without users.
+        """Return a hash to verify an unknown user's password against; None without users.
 
-        The answer takes as long as for a known one, always the same, with as much work as one of
-        them has: a file may hold hashes of several ages.
+        The answer then takes as long as for a known user. The same name always gets the same decoy,
+        with the iterations of one of the users: a file may hold hashes of several ages.
         """
         if not self._hashes:
             return None
@@ -122,7 +123,7 @@ class FileAccess(AccessControl):
     Attributes:
         scopes: rules by listener; "" for all others.
         checks_publish: whether any listener has an ACL file.
-        checks_subscribe: False: to subscribe is always allowed, as in mosquitto.
+        checks_subscribe: False: a SUBSCRIBE is always allowed, as in mosquitto.
         checks_receive: as `checks_publish`.
     """
 
@@ -141,13 +142,13 @@ class FileAccess(AccessControl):
         return self.scopes.get(listener) or self.scopes[""]
 
     def authenticate(self, attempt: ConnectAttempt) -> Admittance | Awaitable[Admittance]:
-        """Judge a CONNECT by its listener's rules."""
+        """Check a CONNECT by its listener's rules."""
         scope = self.scope_of(attempt.listener)
         rules = scope.rules
         if rules.certificate_username is not None:
             name = _certificate_name(attempt, rules)
             return _named(rules, name) if name else False
-        username = attempt.username or None  # to mosquitto an empty one is none, too
+        username = attempt.username or None  # as in mosquitto, an empty one counts as none
         if username is None:
             if rules.username_as_client_id:
                 return False
@@ -177,7 +178,7 @@ class FileAccess(AccessControl):
     ) -> Admittance | Awaitable[Admittance]:
         """Return `answer` for the right password, a refusal for a wrong one.
 
-        Where there is no such user, `answer` is None, and so is what is returned.
+        Where there is no such user, `answer` is None, and so is the result.
         """
         password = attempt.password or b""
         if stored.iterations <= MAX_ITERATIONS_AT_ONCE:
@@ -210,22 +211,22 @@ class FileAccess(AccessControl):
         return answer if is_right else _WRONG_PASSWORD
 
     def _has_password(self, listener: str, username: str, stored: PasswordHash) -> bool:
-        """Say whether a user's line in the password file is still the one that let it in."""
+        """Say whether a user's line in the password file is still the one of its login."""
         return self.scope_of(listener).passwords.get(username) == stored
 
     def has_credentials(self, listener: str, before: Users, username: str) -> bool:
-        """Say the same of the file of SCRAM's users.
+        """Say whether a user's SCRAM credentials are still those that let the client in.
 
         Args:
             listener: of the client.
-            before: the users among whom it was let in.
-            username: its own.
+            before: the users at the time of its login.
+            username: of the client.
         """
         users = self.scope_of(listener).scram_users
         return users is not None and users.get(username) == before.get(username)
 
     def authorize(self, session: SessionView, topic: str, action: Action) -> bool:
-        """Ask the ACL file of the session's listener, if it has one."""
+        """Check the ACL file of the session's listener, if it has one."""
         access_list = self.scope_of(session.listener).access_list
         if access_list is None:
             return True
@@ -233,12 +234,12 @@ class FileAccess(AccessControl):
         return access_list.allows(session.username or None, session.client_id, topic, wanted)
 
     def close(self) -> None:
-        """End the threads; what is being verified is not waited for."""
+        """End the threads without waiting for running verifications."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class ScramAuthenticator(Authenticator):
-    """SCRAM-SHA-256 by the file of the client's listener."""
+    """SCRAM-SHA-256 with the file of the client's listener."""
 
     method = METHOD
 
@@ -246,9 +247,10 @@ class ScramAuthenticator(Authenticator):
         self._access = access
 
     def start(self, attempt: ConnectAttempt) -> AuthExchange:
-        """Begin an exchange, which is refused where the listener has no users of SCRAM.
+        """Begin an exchange; it refuses where the listener has no SCRAM users.
 
-        Where certificates name users, it is refused without one too, and for another user.
+        Where certificates name users, it also refuses a client without a certificate, and any user
+        but the one that the certificate names.
         """
         scope = self._access.scope_of(attempt.listener)
         rules = scope.rules
@@ -286,8 +288,8 @@ class _Named(AuthExchange):
         Args:
             exchange: with the client.
             rules: of its listener.
-            certified: the only user it may prove to be, as its certificate says; None for any.
-            holds: says of a user whether it still has the same credentials.
+            certified: the only user that it may prove to be, from its certificate; None for any.
+            holds: says whether a user still has the same credentials.
         """
         self._exchange = exchange
         self._rules = rules
@@ -295,7 +297,7 @@ class _Named(AuthExchange):
         self._holds = holds
 
     def step(self, data: bytes | None) -> AuthStep | Awaitable[AuthStep]:
-        """Take the step, and name who is let in."""
+        """Take the step; on success add the client's names."""
         step = self._exchange.step(data)
         if not isinstance(step, Accepted) or step.username is None:
             return step
@@ -307,12 +309,12 @@ class _Named(AuthExchange):
 
 
 def _named(rules: Rules, username: str) -> Accepted:
-    """Return that a client is let in under its user name, and as what client."""
+    """Return the acceptance of a user, with the Client Identifier that the rules give it."""
     return Accepted(username, username if rules.username_as_client_id else None)
 
 
 def _certificate_name(attempt: ConnectAttempt, rules: Rules) -> str | None:
-    """Return the user name in the client's certificate; None where there is no such thing."""
+    """Return the user name in the client's certificate; None where there is none."""
     if rules.certificate_username == "cn":
         return attempt.certificate_name
     found = attempt.ssl_object.getpeercert() if attempt.ssl_object is not None else None
@@ -341,18 +343,18 @@ class AccessPlugin(Plugin):
         """Read every file.
 
         Raises:
-            ConfigError: one cannot be read or used.
+            ConfigError: a file cannot be read or is not valid.
         """
         await self.reload()
 
     async def reload(self) -> list[str]:
-        """Read every file again, and take all or none of them.
+        """Read every file again; take all of them or none.
 
         Returns:
-            The files behind their keys.
+            The files, as ``key file`` texts.
 
         Raises:
-            ConfigError: one cannot be read or used.
+            ConfigError: a file cannot be read or is not valid.
         """
         self.access.scopes = await asyncio.to_thread(self._read_all)
         config = self.config
@@ -370,5 +372,5 @@ class AccessPlugin(Plugin):
         }
 
     async def close(self) -> None:
-        """End what verifies passwords."""
+        """End the threads that verify passwords."""
         self.access.close()

@@ -1,6 +1,6 @@
-"""``penstock passwd FILE USER``: write a user's password into a file of the plugin `access`.
+"""``penstock passwd FILE USER``: writes a user's password into a file of the plugin `access`.
 
-For password files it does what mosquitto_passwd does, and either program reads the other's.
+For password files it works like mosquitto_passwd; each program reads the other's files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.plugins.access.user_file import with_user, without_user
 app = new_app()
 
 SALT_BYTES = 12
-"""Of a password hash: what mosquitto expects."""
+"""Of a password hash: the length that mosquitto expects."""
 
 
 class PasswdError(PenstockError):
@@ -57,7 +57,7 @@ def passwd(
             raise PasswdError(f"{file}: user: read {user!r}; allowed: a user of this file")
     else:
         try:
-            with_user(text, user, "")  # before anybody types a password
+            with_user(text, user, "")  # before a password is typed
         except ValueError as error:
             raise PasswdError(f"user: read {user!r}; allowed: {error}") from None
         _check_kind(file, text, is_scram=is_scram)
@@ -67,7 +67,7 @@ def passwd(
 
 
 def _secret(password: str, iterations: int | None, *, is_scram: bool) -> str:
-    """Return what stands behind the user's colon.
+    """Return what follows the user's colon.
 
     Raises:
         PasswdError: the iterations or the password cannot be used.
@@ -92,22 +92,22 @@ def _secret(password: str, iterations: int | None, *, is_scram: bool) -> str:
 
 
 def _check_text(what: str, typed: str) -> None:
-    """Check that what was typed is text: MQTT's user names are, and so are files of users.
+    """Check that input is UTF-8, as MQTT's user names and the files of users are.
 
     Raises:
         PasswdError: it is not.
     """
     try:
         typed.encode()
-    except UnicodeEncodeError as error:  # as Python hands on bytes that it cannot read
+    except UnicodeEncodeError as error:  # Python passes undecodable bytes on as surrogates
         raise PasswdError(f"{what}: read bytes that are no UTF-8; allowed: UTF-8") from error
 
 
 def _check_kind(file: Path, text: str, *, is_scram: bool) -> None:
-    """Check that a file holds secrets of one kind: the broker refuses it otherwise.
+    """Check that a file holds secrets of one kind, as the broker refuses it otherwise.
 
     Raises:
-        PasswdError: it holds some of the other.
+        PasswdError: it holds some of the other kind.
     """
     for number, line in enumerate(text.splitlines(), 1):
         _, colon, secret = line.partition(":")
@@ -138,7 +138,7 @@ def _read(file: Path) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    """Put a file in the place of another at once; a new one is its owner's alone."""
+    """Replace a file atomically; a new one is accessible to its owner only."""
     target = file.resolve()
     temporary = None
     try:
@@ -148,7 +148,7 @@ def _write(file: Path, text: str) -> None:
             with contextlib.suppress(FileNotFoundError):
                 status = target.stat()
                 os.fchmod(opened.fileno(), stat.S_IMODE(status.st_mode))
-                with contextlib.suppress(PermissionError):  # another's file stays readable to it
+                with contextlib.suppress(PermissionError):  # keeps the file readable to its owner
                     os.fchown(opened.fileno(), status.st_uid, status.st_gid)
             opened.flush()
             os.fsync(opened.fileno())

@@ -1,8 +1,8 @@
 """Passwords as mosquitto_passwd stores them: ``$7$`` and ``$6$`` hashes (mosquitto 2.0).
 
-A hash is made of text parts joined by ``$``: ``7``, the iterations, the salt and the digest of
-PBKDF2 with HMAC-SHA-512; or ``6``, the salt and the SHA-512 digest of password and salt. Salt
-and digest are in base64.
+A hash is text parts joined by ``$``: ``7``, the iterations, the salt and the digest of PBKDF2 with
+HMAC-SHA-512; or ``6``, the salt and the SHA-512 digest of password and salt. Salt and digest are in
+base64.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import hmac
 from typing import Final, NamedTuple
 
 DIGEST_BYTES: Final = 64
-"""SHA-512's."""
+"""Of SHA-512."""
 
 MAX_ITERATIONS: Final = 10_000_000
-"""Seconds of one processor for one login; a larger number is a slip."""
+"""Seconds of processor time for one login; a larger number is a mistake."""
 
 DEFAULT_ITERATIONS: Final = 10_000
-"""Of a new hash. mosquitto 2.0 makes 101, which a stolen file does not survive; ten thousand
-take about 10 ms, so that a fleet of a thousand still comes back in ten seconds."""
+"""Of a new hash. mosquitto 2.0 uses 101, which do not protect a stolen file. Ten thousand take
+about 10 ms, so that a fleet of a thousand clients still reconnects within ten seconds."""
 
 ALLOWED: Final = "$7$ITERATIONS$SALT$HASH or $6$SALT$HASH, as mosquitto_passwd writes them"
 
@@ -39,7 +39,7 @@ class PasswordHash(NamedTuple):
     digest: bytes
 
     def __str__(self) -> str:
-        """Return the hash as it stands in a file."""
+        """Return the hash as a file has it."""
         salt, digest = (base64.b64encode(part).decode() for part in (self.salt, self.digest))
         if not self.iterations:
             return f"$6${salt}${digest}"
@@ -47,7 +47,7 @@ class PasswordHash(NamedTuple):
 
 
 def make_hash(password: bytes, salt: bytes, iterations: int = DEFAULT_ITERATIONS) -> PasswordHash:
-    """Return the ``$7$`` hash of a password; it keeps the processor busy.
+    """Return the ``$7$`` hash of a password; it blocks the calling thread while it computes.
 
     Args:
         password: as the client will send it.
@@ -58,10 +58,10 @@ def make_hash(password: bytes, salt: bytes, iterations: int = DEFAULT_ITERATIONS
 
 
 def verify(password: bytes, stored: PasswordHash) -> bool:
-    """Say whether a password is the stored one, in a time that does not tell how near it is.
+    """Compare a password with the stored one in constant time.
 
-    The processor is busy for `stored.iterations`, about a microsecond each; the interpreter is
-    free for other threads meanwhile.
+    It takes about a microsecond for each of `stored.iterations`; the interpreter's lock is released
+    meanwhile.
     """
     digest = _digest(password, stored.salt, stored.iterations)
     return hmac.compare_digest(digest, stored.digest)

@@ -1,11 +1,11 @@
 """SCRAM-SHA-256 as a method of enhanced authentication (RFC 5802, RFC 7677).
 
-The broker holds what verifies a password and cannot be used in its place: of each user the salt,
-the iterations, the StoredKey and the ServerKey, in the form in which PostgreSQL stores them. To
-verify costs two digests; the iterations are the client's work. There is no channel binding.
+The broker stores what verifies a password and cannot be used in place of it: for each user the
+salt, the iterations, the StoredKey and the ServerKey, in PostgreSQL's format. A verification costs
+two digests; the iterations are the client's work. There is no channel binding.
 
-A user who is not in the file gets a salt too, always the same, with as many bytes and iterations
-as one who is, and fails at the end as a wrong password does, so that nobody learns who is in it.
+An unknown user also gets a salt, always the same, with the length and iterations of a known user's,
+and fails at the end as a wrong password does. So a client cannot learn which users exist.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from penstock.broker.access_control import Accepted, AuthExchange, AuthStep, Cha
 METHOD: Final = "SCRAM-SHA-256"
 
 DEFAULT_ITERATIONS: Final = 4_096
-"""RFC 7677's own number, and PostgreSQL's: the smallest device pays for it at each connect."""
+"""RFC 7677's number, and PostgreSQL's: the smallest device pays for it at each CONNECT."""
 
 MAX_ITERATIONS: Final = 10_000_000
-"""What clients accept at most."""
+"""The maximum that clients accept."""
 
 SALT_BYTES: Final = 16
 
 _WRONG_PROOF: Final = "invalid-proof"
-"""What RFC 5802 calls the answer of a client that does not know the password."""
+"""RFC 5802's error for a client that does not know the password."""
 
 _KEY_BYTES: Final = 32
 _MIN_SALT_BYTES: Final = 12
@@ -57,7 +57,7 @@ class Credentials(NamedTuple):
     iterations: int
 
     def __str__(self) -> str:
-        """Return the credentials as they stand in a file."""
+        """Return the credentials as a file has them."""
         salt, stored, server = (
             base64.b64encode(part).decode()
             for part in (self.salt, self.stored_key, self.server_key)
@@ -68,10 +68,10 @@ class Credentials(NamedTuple):
 def make_credentials(
     password: str, salt: bytes, iterations: int = DEFAULT_ITERATIONS
 ) -> Credentials:
-    """Return what verifies a password; it keeps the processor busy.
+    """Return what verifies a password; it blocks the calling thread while it computes.
 
     Raises:
-        ValueError: the password holds what SASLprep forbids (RFC 4013).
+        ValueError: the password has characters that SASLprep forbids (RFC 4013).
     """
     try:
         return Credentials._make(ScramMechanism(METHOD).make_auth_info(password, iterations, salt))
@@ -105,7 +105,7 @@ def parse_credentials(text: str) -> Credentials:
 
 
 class Users:
-    """All users of one file, and what strangers get."""
+    """All users of one file, and decoys for unknown ones."""
 
     def __init__(self, users: Mapping[str, Credentials]) -> None:
         self._users = users
@@ -114,11 +114,11 @@ class Users:
         self._secret = hashlib.sha256(known).digest()
 
     def get(self, username: str) -> Credentials | None:
-        """Return a user's credentials; None for a stranger."""
+        """Return a user's credentials; None for an unknown user."""
         return self._users.get(username)
 
     def find(self, username: str) -> Credentials:
-        """Return a user's credentials; for a stranger some that no password meets."""
+        """Return a user's credentials; for an unknown user some that no password matches."""
         found = self._users.get(username)
         if found is not None:
             return found
@@ -135,7 +135,7 @@ class Users:
 
 
 class ScramExchange(AuthExchange):
-    """One client's exchange; refused where it is not what RFC 5802 describes."""
+    """One client's exchange; refused where it departs from RFC 5802."""
 
     def __init__(self, users: Users) -> None:
         self._users = users
@@ -148,7 +148,7 @@ class ScramExchange(AuthExchange):
         return self._users.find(username)
 
     def step(self, data: bytes | None) -> AuthStep:
-        """Take the client's next message; none at first asks for it."""
+        """Take the client's next message; None at first asks for it."""
         if data is None and not self._has_begun:
             return Challenge()
         try:
@@ -165,7 +165,7 @@ class ScramExchange(AuthExchange):
             return self._refused(is_proof=False)
 
     def _refused(self, *, is_proof: bool) -> Refused:
-        """Say for the log why the exchange has failed: by the client's proof, or before."""
+        """Return a refusal that says for the log whether the proof or the message was wrong."""
         if not is_proof:
             return Refused(why=f"not as {METHOD} has it")
         username = self._username

@@ -1,6 +1,6 @@
-"""Files of one user a line: ``USER:SECRET``, as mosquitto's `password_file` is.
+"""Files with one user a line: ``USER:SECRET``, as in mosquitto's `password_file`.
 
-Lines that begin with ``#`` and empty ones say nothing. A secret is never part of an error.
+Empty lines and lines that begin with ``#`` are ignored. A secret is never part of an error.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def parse_users(text: str, file: str, parse_secret: Callable[[str], T]) -> dict[
     Args:
         text: the whole file.
         file: its name, for errors.
-        parse_secret: reads what follows a user's colon; raises ValueError with what is allowed.
+        parse_secret: parses the text after a user's colon; raises ValueError with what is allowed.
 
     Returns:
-        User name to what `parse_secret` made, in the order of the file.
+        User name to the result of `parse_secret`, in the order of the file.
 
     Raises:
-        ConfigError: with every line that is wrong.
+        ConfigError: names every line that is wrong.
     """
     users: dict[str, T] = {}
     lines: dict[str, int] = {}
@@ -57,7 +57,7 @@ def with_user(text: str, username: str, secret: str) -> str:
     """Return a file in which a user has this secret; all other lines stay as they are.
 
     Raises:
-        ValueError: the user name cannot stand in such a file; with what is allowed.
+        ValueError: the file's format does not allow the user name; says what is allowed.
     """
     if not username.strip() or username != username.strip() or username.startswith("#"):
         raise ValueError("a user name without blanks around it, and no # at its beginning")
@@ -74,7 +74,7 @@ def with_user(text: str, username: str, secret: str) -> str:
 
 
 def without_user(text: str, username: str) -> str | None:
-    """Return a file without a user, or None where it has none of this name."""
+    """Return a file without a user, or None where it has no such user."""
     lines = text.splitlines()
     at = _lines_of(lines, username)
     if not at:

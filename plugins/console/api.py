@@ -1,14 +1,15 @@
-"""The broker's clients over HTTP: what each one's link looks like, and where its messages are.
+"""The broker's clients over HTTP: the state of each one's link, and where its messages are.
 
-* ``GET /clients``: reports of up to ``limit`` clients (100; 1000 at most) in order of their
-  client ids, those behind ``after`` where it is given; ``next`` is the ``after`` for the rest.
+* ``GET /clients``: reports of up to ``limit`` clients (100; 1000 at most) in the order of their
+  client ids, beginning after the id ``after`` where it is given; ``next`` is the ``after`` for the
+  rest.
 * ``GET /clients/{client_id}``: the report of one client; in the path, its id is percent-encoded.
 
-Answers are JSON; `penstock.broker.client_report` says what is in a report. An error is
-``{"error": "..."}``. Nothing can be changed over this API.
+Answers are JSON; `penstock.broker.client_report` describes a report. An error is ``{"error":
+"..."}``. The API changes nothing.
 
-There may be very many clients, and who serves them serves this: a request takes a turn for each
-few of them.
+There may be very many clients, and the same event loop serves them and this API. So a request is
+answered in slices of a few clients.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ DEFAULT_PAGE_CLIENTS: Final = 100
 MAX_PAGE_CLIENTS: Final = 1_000
 
 REPORTS_IN_A_TURN: Final = 8
-"""Each takes some 50 us to be made and written."""
+"""Each takes some 50 us to make and encode."""
 
 LONGEST_PATH: Final = 3 * MAX_STRING_BYTES + 1_000
-"""A client id may be as long as the protocol has it, each byte percent-encoded: were one not read
-as `after`, a client could keep all those behind it from being listed."""
+"""A client id may be as long as the protocol allows, each byte percent-encoded. If such an id were
+refused as `after`, a client could keep all ids after its own from being listed."""
 
 MOST_CONNECTIONS: Final = 64
-"""People who look, and monitors that ask now and then."""
+"""Enough for people who look, and for monitors."""
 
 IDS_IN_A_TURN: Final = 1_000
-"""Client ids that are sorted in one go, beside those of a page: 0.3 ms."""
+"""Client ids that are sorted in one slice, together with those of a page: 0.3 ms."""
 
 
 class ConsoleApi:
-    """The routes and what they answer.
+    """The routes and their answers.
 
     Args:
         clients: of the broker.
-        logger: told of what should not happen.
+        logger: gets what should not happen.
     """
 
     def __init__(self, clients: ClientReports, logger: Logger) -> None:
@@ -74,7 +75,7 @@ class ConsoleApi:
         rows: list[str] = []
         for n, client_id in enumerate(client_ids, start=1):
             report = self._clients.report(client_id)
-            if report is not None:  # its session may have ended meanwhile
+            if report is not None:  # None after its session's end
                 rows.append(json.dumps(as_json(report)))
             if not n % REPORTS_IN_A_TURN:
                 await asyncio.sleep(0)
@@ -83,7 +84,7 @@ class ConsoleApi:
         return web.Response(text=text, content_type="application/json")
 
     async def _page(self, after: str, limit: int) -> list[str]:
-        """Return the first client ids behind one, in order."""
+        """Return the first client ids after one, in order."""
         client_ids = self._clients.client_ids()
         first: list[str] = []
         for start in range(0, len(client_ids), IDS_IN_A_TURN):
@@ -140,5 +141,5 @@ class ConsolePlugin(Plugin):
         self.context.logger.info("console API listens on %s", self.http_url)
 
     async def close(self) -> None:
-        """Answer what is under way and stop listening."""
+        """Answer running requests and stop listening."""
         await self._http.close()

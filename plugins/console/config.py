@@ -13,12 +13,12 @@ from penstock.plugins.web.limits import HttpLimits
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid", strict=True))
 class ConsoleConfig:
-    """Where the broker can be looked into.
+    """Where the console can be reached.
 
     Attributes:
         http: ``HOST:PORT`` of the HTTP API, port 0 for any free one. Only this machine by default,
-            as the API asks for no password and names clients, users and topics.
-        http_limits: what its clients may take.
+            as the API needs no password and names clients, users and topics.
+        http_limits: limits for its clients.
     """
 
     http: Bind = "127.0.0.1:8081"

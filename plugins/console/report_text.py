@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 Report = Mapping[str, Any]
-"""A report, or a part of one, as JSON has it; see `penstock.broker.client_report`."""
+"""A report, or a part of one, as parsed JSON; see `penstock.broker.client_report`."""
 
 
 def describe(client: Report) -> list[str]:
-    """Return the lines that tell of a client.
+    """Return the lines about a client.
 
     Raises:
-        KeyError: something that belongs to a report is not in it.
-        TypeError: something in it is of another type.
+        KeyError: a part of the report is missing.
+        TypeError: a part has another type.
     """
     return [
         _who(client),
@@ -25,7 +25,7 @@ def describe(client: Report) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Return a text that a terminal shows as it is, whatever a client has put into it."""
+    """Return a text that is safe for a terminal, whatever a client has put into it."""
     if text.isprintable():
         return text
     return "".join(

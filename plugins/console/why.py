@@ -20,16 +20,16 @@ from penstock.plugins.console.report_text import describe, printable
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
 
 TIMEOUT_SECONDS: Final = 10.0
-"""A broker that does not answer in this time has other troubles than this client."""
+"""For the broker's answer."""
 
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
-"""Far above any report; what is longer is not from the console."""
+"""Far above any report; a longer answer is not from the console."""
 
 app = new_app()
 
 
 class ConsoleError(PenstockError):
-    """The console cannot be asked, or it was not the console that answered; status 2."""
+    """The console cannot be reached, or something else answered; status 2."""
 
 
 class UnknownClientError(PenstockError):

@@ -22,16 +22,17 @@ class MemoryConfig:
     """Where payloads of more than 4,096 bytes wait; smaller ones stay with their messages.
 
     Attributes:
-        store: ``reference``, each in memory once, for all who are to get it; ``spill``, the same
-            until they exceed `memory_limit`: then those that have waited longest go to files;
-            ``copy``, one for each subscriber, as brokers do that paper 002 compares itself with.
-        memory_limit: of ``spill``: bytes of payloads in memory, what is just coming in included.
+        store: ``reference``: each payload is in memory once, for all its subscribers. ``spill``:
+            the same, until they exceed `memory_limit`; then those that have waited longest go to
+            files. ``copy``: one copy for each subscriber, as in the brokers that paper 002 compares
+            itself with.
+        memory_limit: of ``spill``: bytes of payloads in memory, those just being received included.
             A payload of more than a third of it goes to the file at once.
-        directory: of ``spill``: where its files are made, from the directory the broker started
-            in. They have no name, so that nothing is left of them when the broker ends, however it
-            ends. On a disk: what lies in a file system in memory saves none.
-        disk_limit: of ``spill``: bytes of payloads in files; further messages are refused. None:
-            as many as the disk takes.
+        directory: of ``spill``: where its files are made, relative to the directory in which the
+            broker was started. They have no name, so that nothing remains of them when the broker
+            ends, however it ends. It should be on a disk: a file system in memory saves no memory.
+        disk_limit: of ``spill``: bytes of payloads in files; further messages are refused. None: as
+            many as the disk takes.
     """
 
     store: Literal["reference", "spill", "copy"] = "reference"

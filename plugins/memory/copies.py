@@ -1,4 +1,4 @@
-"""A payload for each subscriber: what paper 002 calls the baseline, to compare others with."""
+"""A copy of the payload for each subscriber: paper 002's baseline, for comparisons."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from penstock.broker.payload import Payload
 
 
 class CopyStore(PayloadStore):
-    """Keeps a payload in memory for each subscriber that waits for it."""
+    """Keeps a copy of a payload in memory for each subscriber that waits for it."""
 
     def copy(self, payload: Payload) -> Payload:
-        """Return the same bytes once more."""
+        """Return a copy of the bytes."""
         return bytes(memoryview(payload if isinstance(payload, bytes) else payload.read()))

@@ -1,14 +1,14 @@
-"""Payloads in memory up to a limit, beyond it in files; each once, for all who are to get it.
+"""Payloads in memory up to a limit, beyond it in files; each once, for all its subscribers.
 
-Theory of operation. What comes is in memory first. Where that makes too much of it, those that have
-waited longest go to the file: what is only on its way through never does, and each goes at most
-once, so that a payload is not kept before there is room for it, one way or the other. There is no
-way back into memory but by piece (`read_piece`), for a socket that has room. A few of the newest
-pieces are remembered: subscribers that get a message at the same time share them.
+Theory of operation. A new payload is in memory first. Where that exceeds the limit, those that have
+waited longest go to the file. So a payload that passes straight through never goes there, and each
+goes at most once. A payload is accepted only after there is room for it, in memory or in the file.
+It is read back only in pieces (`read_piece`), for a socket that has room. A few of the newest
+pieces are cached: subscribers that get a message at the same time share them.
 
-Payloads are freed with their last reference, on whatever thread that was dropped, and maybe by the
-collector amid any step here. So what is gone is noted in a line, and whoever holds the lock, or can
-have it at once, works that off.
+A payload is freed when its last reference is dropped, on whatever thread that happens, and possibly
+by the cycle collector in the middle of any step here. So freed payloads are put into a queue, which
+is emptied by the next thread that has the lock or can get it without waiting.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from penstock.broker.payload import PIECE_BYTES
 from penstock.plugins.memory.spill_file import Segment, SpillFile
 
 SHARED_PIECES: Final = 8
-"""Pieces that are remembered, 512 KiB; they count towards the limit. The connections that a message
-is sent on are served in rounds of one piece each, so that two would do for one message."""
+"""Cached pieces, 512 KiB; they count towards the limit. The connections of a message are served in
+rounds of one piece each, so that two would do for one message."""
 
 SHARED_BYTES: Final = SHARED_PIECES * PIECE_BYTES
 
 ARRIVING_COPIES: Final = 2
-"""A message that comes in is in memory as often beside its payload, for a moment: as the chunks
-that were received, and as the packet they make up. There must be room for these, too."""
+"""Copies of an incoming message in memory besides its payload, for a moment: the received chunks,
+and the packet that they form. The limit leaves room for these, too."""
 
 
 class _Kept:
-    """What the store knows of one payload.
+    """The store's record of one payload.
 
     Attributes:
         n_bytes: of it.
         data: the payload; None when it is in the file.
         place: where it is in the file; None before it is.
-        is_lost: it could not be read back once.
+        is_lost: an earlier attempt to read it back has failed.
     """
 
     __slots__ = ("data", "is_lost", "n_bytes", "place")
@@ -54,7 +54,7 @@ class _Kept:
 
 
 class KeptPayload:
-    """What stands for a payload; its last reference frees it."""
+    """A handle to a payload; dropping its last reference frees the payload."""
 
     __slots__ = ("_kept", "_store")
 
@@ -75,11 +75,11 @@ class KeptPayload:
             OSError: it cannot be read back.
         """
         kept = self._kept
-        data = kept.data  # looked at once: another thread may be putting it into the file
+        data = kept.data  # read once: another thread may move it to the file meanwhile
         return self._store.read(kept, 0, kept.n_bytes) if data is None else data
 
     def read_piece(self, start: int) -> bytes:
-        """Return `PIECE_BYTES` from `start` on, or as many as are left.
+        """Return `PIECE_BYTES` from `start` on, or the rest.
 
         Raises:
             OSError: it cannot be read back.
@@ -94,18 +94,18 @@ class SpillStore(PayloadStore):
     the file.
 
     Attributes:
-        memory_bytes: of the payloads that are in memory.
-        n_spilled: payloads that were put into the file so far.
+        memory_bytes: of the payloads in memory.
+        n_spilled: payloads that have gone to the file so far.
         n_lost: payloads that could not be read back.
     """
 
     def __init__(self, memory_limit: int, file: SpillFile, logger: logging.Logger) -> None:
-        """Keep nothing yet.
+        """Begin without payloads.
 
         Args:
             memory_limit: bytes in memory, at most.
-            file: for what is beyond.
-            logger: told when payloads begin to go to the file.
+            file: for the payloads beyond it.
+            logger: gets a line when payloads begin to go to the file.
         """
         self.memory_bytes = 0
         self.n_spilled = 0
@@ -120,7 +120,7 @@ class SpillStore(PayloadStore):
         self._pieces: OrderedDict[tuple[_Kept, int], bytes] = OrderedDict()
 
     def figures(self) -> dict[str, int]:
-        """Return what is where, and what became of the payloads so far."""
+        """Return the store's figures: present bytes and totals since the start."""
         return {
             "memory_bytes": self.memory_bytes,
             "disk_bytes": self.disk_bytes,
@@ -134,11 +134,11 @@ class SpillStore(PayloadStore):
         return self._file.stored_bytes
 
     def keep(self, data: bytes) -> KeptPayload:
-        """Return what stands for `data` until its last reference is gone.
+        """Return a handle to `data`, which is kept until the handle's last reference is dropped.
 
         Raises:
-            OSError: there is no room in memory, and the file takes nothing more. What was kept
-                before is as safe as it was.
+            OSError: there is no room in memory, and the file takes nothing more. Payloads kept
+                before are not affected.
         """
         self._work_off()
         kept = _Kept(data)
@@ -156,7 +156,7 @@ class SpillStore(PayloadStore):
         return KeptPayload(self, kept)
 
     def _make_room(self, most_bytes: int) -> None:
-        """Put into the file what has waited longest, until no more is in memory."""
+        """Move the payloads that have waited longest to the file, until the rest fits."""
         while self.memory_bytes > most_bytes:
             oldest = next(iter(self._in_memory))
             self._spill(oldest)
@@ -179,10 +179,10 @@ class SpillStore(PayloadStore):
         """Return a part of a payload that is in the file. Any thread may call this.
 
         Raises:
-            OSError: it cannot be read back, now or before.
+            OSError: it cannot be read back, now or at an earlier attempt.
         """
         self._check(kept)
-        assert kept.place is not None  # noqa: S101 (as it is not in memory)
+        assert kept.place is not None  # noqa: S101 (it is not in memory)
         segment, begins_at = kept.place
         try:
             return self._file.read(segment, begins_at + start, n_bytes)
@@ -196,7 +196,7 @@ class SpillStore(PayloadStore):
             raise OSError(errno.EIO, "a payload that could not be read back before")
 
     def read_piece(self, kept: _Kept, start: int) -> bytes:
-        """Return a piece of a payload; the same object for those who ask at the same time.
+        """Return a piece of a payload; concurrent readers get the same object.
 
         Raises:
             OSError: it cannot be read back.
@@ -209,7 +209,7 @@ class SpillStore(PayloadStore):
         piece = self._pieces.get(key)
         if piece is None:
             stop = min(kept.n_bytes, start + PIECE_BYTES)
-            # A view would keep all of a payload in memory that is put into the file meanwhile.
+            # A view would keep the whole payload in memory after it has moved to the file.
             piece = self.read(kept, start, stop - start) if data is None else data[start:stop]
             with self._lock:
                 self._pieces[key] = piece
@@ -219,12 +219,12 @@ class SpillStore(PayloadStore):
         return piece
 
     def release(self, kept: _Kept) -> None:
-        """Free a payload whose last reference is gone. Any thread may call this."""
+        """Free a payload after its last reference was dropped. Any thread may call this."""
         self._gone.append(kept)
         self._work_off()
 
     def _work_off(self) -> None:
-        """Free what is gone, unless somebody is at it who will see all of it."""
+        """Empty the queue of freed payloads, unless another thread has the lock and will do it."""
         gone = self._gone
         while gone and self._lock.acquire(blocking=False):
             try:

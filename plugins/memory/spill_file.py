@@ -1,14 +1,14 @@
-"""Files that payloads are put into and read back from, and their space.
+"""The files of spilled payloads, and their space.
 
-Theory of operation. A *segment* is one file that has no name: its space is free as soon as the
-process has ended, whatever ended it, and somebody who clears the directory away takes nothing that
-was acknowledged. Payloads are put one behind the other, each from a block of its own, so that very
-many need one descriptor. What is freed is *punched* out of the segment, many neighbours at once,
-which gives its blocks back to the disk while the rest stays; where a file system cannot do that,
-they come back with the whole segment, when nothing in it is wanted any more.
+Theory of operation. A *segment* is one file without a name: its space is free as soon as the
+process has ended, however it ended, and clearing the directory removes no acknowledged message.
+Payloads are written one after the other, each at a block boundary, so that very many need one
+descriptor. Freed payloads are *punched* out of the segment, many neighbours at once, which returns
+their blocks to the disk while the rest stays. Where a file system cannot do that, the blocks are
+returned with the whole segment, when it holds no payload any more.
 
 Nothing is flushed: a payload here is as durable as one in memory. What must outlive the process is
-in the database of `persistence` as well.
+also in the database of `persistence`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import Final
 
 BLOCK_BYTES: Final = 4096
-"""What file systems give out at once, nearly all of them."""
+"""The allocation unit of nearly all file systems."""
 
 SEGMENT_BYTES: Final = 1 << 30
-"""A segment that has come so far is written no more. Each that holds a message which stays for ever
-costs one descriptor: a million of such segments would be a petabyte."""
+"""A segment of this size gets no further payloads. A segment costs one descriptor as long as it
+holds a payload: a million of them would be a petabyte."""
 
 HOLE_BYTES: Final = 4 * 1024 * 1024
-"""So much of a segment is free before it is punched out, in few calls: some 0.3 ms."""
+"""Freed bytes of a segment after which they are punched out, in few calls: some 0.3 ms."""
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -40,21 +40,21 @@ _PUNCH_HOLE: Final = 0x02
 
 
 class Segment:
-    """One file without a name; its last reference closes it.
+    """One file without a name; dropping the last reference closes it.
 
     Attributes:
         fileno: its descriptor.
         end_bytes: where the next payload begins.
-        n_payloads: that are in it.
+        n_payloads: that it holds.
     """
 
     __slots__ = ("_free_bytes", "_holes", "end_bytes", "fileno", "n_payloads")
 
     def __init__(self, directory: Path) -> None:
-        """Make the file.
+        """Create the file.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: it cannot be created.
         """
         self.fileno = -1
         with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
@@ -65,10 +65,10 @@ class Segment:
         self._free_bytes = 0
 
     def write(self, data: bytes) -> int:
-        """Put a payload at the end; return where it begins.
+        """Append a payload; return where it begins.
 
         Raises:
-            OSError: there is no room; nothing of it is left.
+            OSError: there is no room; nothing of the payload remains.
         """
         start = self.end_bytes
         rest = memoryview(data)
@@ -87,12 +87,12 @@ class Segment:
         return start
 
     def free(self, start: int, n_bytes: int, punch: Callable[[int, int, int], bool]) -> None:
-        """Give up a payload and, at times, the blocks of all that were given up.
+        """Free a payload; from time to time, return the blocks of all freed payloads.
 
         Args:
             start: where it begins.
             n_bytes: of it.
-            punch: gives (descriptor, start, bytes) back to the disk.
+            punch: returns the blocks of (descriptor, start, bytes) to the disk.
         """
         self.n_payloads -= 1
         if not self.n_payloads:
@@ -105,7 +105,7 @@ class Segment:
             self.give_back(punch)
 
     def give_back(self, punch: Callable[[int, int, int], bool]) -> bool:
-        """Give the blocks of what was given up back to the disk; return whether any are.
+        """Return the blocks of freed payloads to the disk; return whether there were any.
 
         Args:
             punch: as in `free`.
@@ -120,7 +120,7 @@ class Segment:
         return has_given
 
     def _clear(self) -> None:
-        """Begin anew: nothing in the file is wanted any more."""
+        """Truncate the file: it holds no payload any more."""
         with contextlib.suppress(OSError):
             os.ftruncate(self.fileno, 0)
         self.end_bytes = 0
@@ -128,26 +128,26 @@ class Segment:
         self._free_bytes = 0
 
     def __del__(self) -> None:
-        """Give up the file, and with it all its blocks."""
+        """Close the file, which frees all its blocks."""
         if self.fileno >= 0:
             os.close(self.fileno)
 
 
 class SpillFile:
-    """What the payloads of one store are put into.
+    """The segments of one store.
 
     Invariant: each segment but the last holds at least one payload.
 
     Attributes:
-        stored_bytes: of the payloads that are in it.
+        stored_bytes: of the payloads in them.
     """
 
     def __init__(self, directory: str, disk_limit: int | None = None) -> None:
-        """Make no file yet.
+        """Begin without a file.
 
         Args:
             directory: for the files.
-            disk_limit: most `stored_bytes`; None for as many as the disk takes.
+            disk_limit: maximum of `stored_bytes`; None for as many as the disk takes.
         """
         self.stored_bytes = 0
         self._directory = Path(directory)
@@ -156,7 +156,7 @@ class SpillFile:
         self._fallocate = _find_fallocate()
 
     def check(self) -> None:
-        """See whether files can be made.
+        """Check that files can be created.
 
         Raises:
             OSError: they cannot.
@@ -164,20 +164,20 @@ class SpillFile:
         Segment(self._directory)
 
     def write(self, data: bytes) -> tuple[Segment, int]:
-        """Put a payload.
+        """Write a payload.
 
         Returns:
-            (the segment it is in, where it begins).
+            (its segment, where it begins).
 
         Raises:
-            OSError: there is no room, or the directory is gone, which it names. Nothing has
+            OSError: there is no room, or the directory, which the error names, is gone. Nothing has
                 changed.
         """
         n_bytes = len(data)
         if self._disk_limit is not None and self.stored_bytes + n_bytes > self._disk_limit:
             raise OSError(errno.ENOSPC, f"disk_limit of {self._disk_limit} bytes reached")
         try:
-            # Files without a name could go on to fill a disk from which somebody has cleared them.
+            # Nameless files could go on to fill a disk whose directory was cleared to free it.
             self._directory.stat()
             if not self._segments or self._segments[-1].end_bytes >= SEGMENT_BYTES:
                 self._segments.append(Segment(self._directory))
@@ -189,7 +189,7 @@ class SpillFile:
         return segment, start
 
     def _write(self, segment: Segment, data: bytes) -> int:
-        """Put a payload into a segment; on a full disk into what was given up and is still held.
+        """Write a payload into a segment; on a full disk, return freed blocks first.
 
         Raises:
             OSError: as `write`.
@@ -199,7 +199,7 @@ class SpillFile:
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
-            # Each is asked: what is behind in one may be less than it takes.
+            # All segments: the blocks of one may not be enough.
             if not sum(other.give_back(self._punch) for other in self._segments):
                 raise
         return segment.write(data)
@@ -208,30 +208,27 @@ class SpillFile:
         """Return a part of a payload. Any thread may call this.
 
         Raises:
-            OSError: it is not there any more, or the disk does not give it.
+            OSError: it is gone, or the disk cannot read it.
         """
-        data = os.pread(segment.fileno, n_bytes, start)
-        if len(data) == n_bytes:
-            return data
-        parts = [data]
-        n_left = n_bytes - len(data)
+        parts: list[bytes] = []
+        n_left = n_bytes
         while n_left:
             part = os.pread(segment.fileno, n_left, start + n_bytes - n_left)
             if not part:
                 raise OSError(errno.EIO, f"{n_left} of {n_bytes} bytes are gone from the file")
             parts.append(part)
             n_left -= len(part)
-        return b"".join(parts)
+        return b"".join(parts)  # a single part as it is, without a copy
 
     def free(self, segment: Segment, start: int, n_bytes: int) -> None:
-        """Give up a payload."""
+        """Free a payload."""
         self.stored_bytes -= n_bytes
         segment.free(start, n_bytes, self._punch)
         if not segment.n_payloads and segment is not self._segments[-1]:
             self._segments.remove(segment)
 
     def _punch(self, fileno: int, start: int, n_bytes: int) -> bool:
-        """Give blocks back to the disk; return False where that cannot be done."""
+        """Return blocks to the disk; return False where that is not possible."""
         if self._fallocate is None:
             return False
         if self._fallocate(fileno, _PUNCH_HOLE | _KEEP_SIZE, start, n_bytes):
@@ -245,7 +242,7 @@ def _whole_blocks(n_bytes: int) -> int:
 
 
 def _merged(holes: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return (start, end) of holes in order, neighbours as one."""
+    """Return (start, end) of holes in order, adjacent ones as one."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(holes):
         if merged and merged[-1][1] == start:

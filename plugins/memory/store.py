@@ -1,4 +1,4 @@
-"""The plugin `memory`: which payload store the broker has."""
+"""The plugin `memory`: selects the broker's payload store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.plugins.memory.spill_file import SpillFile
 
 
 class MemoryPlugin(Plugin):
-    """Brings the payload store that the policy file names.
+    """Provides the payload store that the policy file names.
 
     Attributes:
         payload_store: None for the broker's own, by reference.
@@ -30,10 +30,10 @@ class MemoryPlugin(Plugin):
         self.payload_store = stores[config.store]
 
     async def start(self) -> None:
-        """See that payloads could go to files.
+        """Check that payloads could be written to files.
 
         Raises:
-            ConfigError: no file can be made in the directory.
+            ConfigError: no file can be created in the directory.
         """
         if not isinstance(self.payload_store, SpillStore):
             return

@@ -1,4 +1,4 @@
-"""The addresses of HTTP APIs, as policy files give them."""
+"""The addresses of HTTP APIs in policy files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def split_bind(bind: str) -> tuple[str, int]:
     """Return host and port of ``HOST:PORT`` or ``[IPv6]:PORT``.
 
     Raises:
-        ValueError: with what is allowed.
+        ValueError: says what is allowed.
     """
     match = _FORM.fullmatch(bind)
     if match is None or int(match["port"]) > 65_535:
@@ -28,4 +28,4 @@ def _checked(bind: str) -> str:
 
 
 Bind = Annotated[str, AfterValidator(_checked)]
-"""A key whose value `split_bind` takes."""
+"""A key whose value `split_bind` accepts."""

@@ -1,9 +1,9 @@
-"""Bodies of requests: received in time, and so many bytes at a time for all of them together.
+"""Bodies of requests: received in time, and limited in bytes over all of them together.
 
-Theory of operation. A body counts as it comes. Where all of them together are too many, a client
-is not read from until others have been handled: TCP tells it. The oldest body goes on whatever
-there is, or those that are half received would wait for each other. So does the beginning of each
-body: a small one does not wait for large ones that come slowly.
+Theory of operation. Received bytes of a body count at once. Where all bodies together are too
+large, a client is not read from until others have been handled: TCP's back-pressure stops it. The
+oldest body is always read, or half-received bodies would wait for each other. So is the beginning
+of each body, so that a small body does not wait for large ones that arrive slowly.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from aiohttp import web
 from penstock.plugins.web.service import RequestError
 
 BEGINNING_BYTES: Final = 4096
-"""Of each body, for which there is always room: most requests of a back end have less. A thousand
+"""Of each body, for which there is always room: most requests of a back end are smaller. A thousand
 connections take 4 MB by it."""
 
 
 class Bodies:
-    """The bodies that are being received, or read, by one HTTP API.
+    """The bodies that one HTTP API is receiving or handling.
 
-    Invariant: `received_bytes` is the sum of what they hold; at most `most_bytes`, one body and
-    `BEGINNING_BYTES` of each other one.
+    Invariant: `received_bytes` is the sum of their bytes; at most `most_bytes`, one body and
+    `BEGINNING_BYTES` of each other body.
 
     Attributes:
-        received_bytes: now.
+        received_bytes: at the moment.
     """
 
     def __init__(self, most_bytes: int, timeout_seconds: float) -> None:
-        """Begin without one.
+        """Begin without a body.
 
         Args:
             most_bytes: of all of them.
-            timeout_seconds: time for one to be whole, from its header on.
+            timeout_seconds: time for a body to be complete, from its header on.
         """
         self.received_bytes = 0
         self._most_bytes = most_bytes
@@ -50,7 +50,7 @@ class Bodies:
         """Receive a body, which counts until the block ends.
 
         Raises:
-            RequestError: it was not whole in time.
+            RequestError: it was not complete in time.
             HTTPRequestEntityTooLarge: it is larger than the application allows.
         """
         body = bytearray()
@@ -87,11 +87,11 @@ class Bodies:
             raise RequestError("too many bodies are being received; try again later", 503) from None
 
     def _has_room(self, body_bytes: int, more_bytes: int, reader: object) -> bool:
-        """Say whether a body may have more.
+        """Say whether a body may grow.
 
         Args:
-            body_bytes: of the body, with what would be added.
-            more_bytes: that would be added.
+            body_bytes: of the body, the new bytes included.
+            more_bytes: the new bytes.
             reader: of the body.
         """
         if body_bytes <= BEGINNING_BYTES or self.received_bytes + more_bytes <= self._most_bytes:

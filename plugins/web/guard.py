@@ -1,13 +1,14 @@
-"""The connections of an HTTP API: so many at a time, and none for longer than it has use for.
+"""The connections of an HTTP API: limits of their number and of their idle time.
 
-Theory of operation. A `Guard` stands between the socket's transport and aiohttp's protocol. While
-a request is being handled it does nothing: how long that takes is the handler's own affair, such
-as of one that waits for messages. Before, the header must come in time. Afterwards the client must
-take its answer; how long it may stay without another request, aiohttp sees to itself.
+Theory of operation. A `Guard` stands between the socket's transport and aiohttp's protocol. While a
+request is being handled it does nothing: the time for that is the handler's, which may wait for
+messages. Before that, the header must arrive in time. Afterwards the client must take its answer;
+aiohttp itself limits how long it may stay without another request.
 
-A connection above the limit is told so when it asks, and closed. Only `MAX_REFUSED` at a time may
-stay to ask; the rest is cut off. While clients leave `MOST_UNSENT_BYTES` of their answers untaken,
-nobody is made another large one: `Guards.has_room` is asked first.
+A connection above the limit gets a refusal when it sends a request, and is closed. Only
+`MAX_REFUSED` at a time may stay to send one; further ones are cut off. While clients leave
+`MOST_UNSENT_BYTES` of their answers untaken, no further large answer is made: `Guards.has_room` is
+asked first.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from typing import Final, cast
 from penstock.plugins.web.limits import HttpLimits
 
 MAX_REFUSED: Final = 16
-"""Connections at a time that may stay to hear why they are refused."""
+"""Connections at a time that may stay to be told why they are refused."""
 
 MOST_UNSENT_BYTES: Final = 64 * 1024 * 1024
-"""Of answers that clients have not taken, on all connections: ten of the largest. What is below the
-high mark of a connection, 64 KiB, does not count."""
+"""Of answers that clients have not taken, over all connections: ten of the largest. Bytes below the
+high mark of a connection, 64 KiB, do not count."""
 
 
 def _refusal() -> bytes:
@@ -44,7 +45,7 @@ class Guards:
 
     Attributes:
         limits: of each and of all.
-        refused: connections that were above the limit so far.
+        refused: connections above the limit so far.
     """
 
     def __init__(
@@ -60,9 +61,9 @@ class Guards:
         Args:
             limits: of time.
             connections: at a time.
-            new_protocol: makes aiohttp's protocol for one.
-            name: of the key that says where the API is, for the log.
-            logger: told of what is refused.
+            new_protocol: makes aiohttp's protocol for a connection.
+            name: of the policy key with the API's address, for the log.
+            logger: gets refusals.
         """
         self.limits = limits
         self.refused = 0
@@ -75,11 +76,11 @@ class Guards:
         self._full: set[asyncio.Transport] = set()
 
     def accept(self) -> Guard:
-        """Return the protocol of a connection that is accepted now."""
+        """Return the protocol of a connection that was just accepted."""
         return Guard(self)
 
     def enter(self, transport: asyncio.Transport, guard: Guard) -> asyncio.Protocol | None:
-        """Return aiohttp's protocol for a connection, or None: it is refused, or cut off."""
+        """Return aiohttp's protocol for a connection; None where it is refused or cut off."""
         if len(self._served) < self._connections:
             self._served[transport] = guard
             return self._new_protocol()
@@ -98,13 +99,13 @@ class Guards:
         return None
 
     def leave(self, transport: asyncio.Transport) -> None:
-        """A connection is gone."""
+        """A connection has ended."""
         self._served.pop(transport, None)
         self._hearing.pop(transport, None)
         self._full.discard(transport)
 
     def filled(self, transport: asyncio.Transport, *, is_full: bool) -> None:
-        """Take note of a connection whose client does not take its answer, or takes it again."""
+        """Note that a client has stopped taking its answer, or takes it again."""
         if is_full:
             self._full.add(transport)
         else:
@@ -115,11 +116,11 @@ class Guards:
         return sum(one.get_write_buffer_size() for one in self._full) < MOST_UNSENT_BYTES
 
     def of(self, transport: asyncio.BaseTransport | None) -> Guard | None:
-        """Return what guards a connection; None once it is gone."""
+        """Return a connection's guard; None after its end."""
         return None if transport is None else self._served.get(transport)
 
     def close(self) -> None:
-        """Drop those that wait to hear why they are refused."""
+        """Drop the connections that stay to be refused."""
         for guard in list(self._hearing.values()):
             guard.transport.abort()
 
@@ -128,7 +129,7 @@ class Guard(asyncio.Protocol):
     """One connection.
 
     Attributes:
-        transport: of the socket; once connected.
+        transport: of the socket; set when it is connected.
     """
 
     def __init__(self, guards: Guards) -> None:
@@ -142,8 +143,8 @@ class Guard(asyncio.Protocol):
         self._unsent_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a place, or wait for the request that is refused."""
-        # uvloop's transports are asyncio's by contract and not by class.
+        """Take a place, or wait for the request to refuse."""
+        # uvloop's transports are no subclasses of asyncio's.
         self.transport = cast("asyncio.Transport", transport)
         self._protocol = self._guards.enter(self.transport, self)
         self._await_header()
@@ -162,7 +163,7 @@ class Guard(asyncio.Protocol):
         self._protocol.data_received(data)
 
     def eof_received(self) -> None:
-        """Nothing more comes: the transport closes once everything is sent, or is dropped."""
+        """The client has closed its direction: the transport closes once everything is sent."""
         if not self._is_handling:
             self.handled()
         if self._protocol is not None:
@@ -189,13 +190,13 @@ class Guard(asyncio.Protocol):
             protocol.connection_lost(exc)
 
     def handling(self) -> None:
-        """The header of a request is there, and the request is being handled."""
+        """The header of a request is complete, and the request is being handled."""
         self._is_handling = True
         self._awaits_header = False
         self._set_timer(None)
 
     def handled(self) -> None:
-        """The answer is on its way: the client must take it."""
+        """The answer is being sent: the client must take it."""
         self._is_handling = self._awaits_header = False
         self._unsent_bytes = 0
         self._watch_answer()
@@ -215,7 +216,7 @@ class Guard(asyncio.Protocol):
             self._timer = self._loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
-        """Drop a client from which no header comes, or which takes nothing of its answer."""
+        """Drop a client that sends no header, or takes nothing of its answer."""
         self._timer = None
         unsent_bytes = self.transport.get_write_buffer_size()
         if unsent_bytes and (not self._unsent_bytes or unsent_bytes < self._unsent_bytes):

@@ -1,9 +1,9 @@
-"""An HTTP API on a socket of its own, and answers that say what was wrong with a request.
+"""An HTTP API on a socket of its own, with answers that say what was wrong with a request.
 
-One that listens on this machine alone asks for no password, and a web page that somebody looks at
-here must not reach it: a browser lets a page of ``evil.example`` talk to whatever address that name
-has now (DNS rebinding). What such a page sends names that host, so that requests which do not ask
-for ``localhost``, an address or the name in the policy file are refused.
+An API that listens on this machine only needs no password, so a web page in a browser on this
+machine must not reach it. A browser lets a page of ``evil.example`` talk to whatever address that
+name has at the moment (DNS rebinding). The requests of such a page name that host. So requests are
+refused unless their Host is ``localhost``, an address, or the name in the policy file.
 """
 
 from __future__ import annotations
@@ -27,34 +27,35 @@ from penstock.plugins.web.guard import MAX_REFUSED, Guards
 from penstock.plugins.web.limits import HttpLimits
 
 SHUTDOWN_SECONDS: Final = 2.0
-"""How long requests under way may take to end when the program ends."""
+"""How long running requests may take to end when the program ends."""
 
 MOST_CONNECTIONS: Final = 1_000
 """As many requests may wait for messages of one queue."""
 
 READ_BYTES: Final = 16 * 1024
-"""Of a body that is not read yet: twice as many are taken from a client, and one read of uvloop's,
-256 KiB, at most. With aiohttp's own 256 KiB, 200 clients whose bodies wait take 100 MB more."""
+"""Buffer for a body that is not read yet: twice as much is taken from a client, and at most one
+read of uvloop's, 256 KiB. With aiohttp's default of 256 KiB, 200 clients whose bodies wait take 100
+MB more."""
 
 BACKLOG: Final = 128
-"""Connections that may wait to be accepted; as aiohttp has it."""
+"""Connections that may wait to be accepted; aiohttp's default."""
 
 LONGEST_TEXT_SHOWN: Final = 80
 
 LONGEST_PATH: Final = 8_190
-"""As most servers have it."""
+"""A usual value of servers."""
 
 
 _LOGGER: Final = logging.getLogger("penstock.http")
 
 _ILL_FORMED: Final = (HttpProcessingError, web.RequestPayloadError)
-"""What aiohttp raises of a request that is no HTTP, or whose body is not what its headers say."""
+"""aiohttp's errors for a request that is not HTTP, or whose body does not match its headers."""
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Say whether a log record of aiohttp's is about a fault of ours; log a client's in one line.
+    """Say whether a log record of aiohttp's is about a fault of ours; a client's gets one line.
 
-    A client could fill the disk with the tracebacks of its ill-formed requests.
+    Otherwise a client could fill the disk with the tracebacks of its ill-formed requests.
     """
     error = record.exc_info[1] if record.exc_info else None
     if not isinstance(error, _ILL_FORMED):
@@ -75,7 +76,7 @@ class HttpStartError(PenstockError):
 
 
 class RequestError(PenstockError):
-    """A request that cannot be understood.
+    """A request that cannot be answered.
 
     Attributes:
         status: HTTP status of the answer.
@@ -87,20 +88,20 @@ class RequestError(PenstockError):
 
 
 CHECK_ROOM: Final[web.AppKey[Callable[[], None]]] = web.AppKey("check_room")
-"""Key of the application: to be called before a large answer is made; raises `RequestError` while
-clients leave too much of theirs."""
+"""Key of the application: a function to call before a large answer is made; it raises
+`RequestError` while clients leave too much of their answers untaken."""
 
 
 class HttpServer:
     """An application on a socket.
 
     Args:
-        application: what to serve.
-        key: of the policy file that says where, for errors.
+        application: to serve.
+        key: of the policy file with the address, for errors.
         limits: of its connections.
-        logger: told of connections that are refused.
-        longest_path: bytes of the longest path and query that are read, percent-encoded.
-        most_connections: where the limits do not say; fewer where the process may not have open
+        logger: gets refused connections.
+        longest_path: bytes of the longest accepted path and query, percent-encoded.
+        most_connections: where the limits give no number; fewer where the process may not have open
             eight times as many files.
 
     Attributes:
@@ -126,7 +127,7 @@ class HttpServer:
         application.middlewares.insert(0, self._guard())
         self._own_name: str | None = None
         application.middlewares.append(self._check_host())
-        # A request that waits for something ends with its client: what it would take is not lost.
+        # A waiting request is cancelled when its client leaves, so that it takes no messages.
         self._runner = web.AppRunner(
             application,
             access_log=None,
@@ -136,7 +137,8 @@ class HttpServer:
             keepalive_timeout=limits.idle_timeout_seconds,
             read_bufsize=READ_BYTES,
             max_line_size=longest_path,
-            # A megabyte that becomes a gigabyte would keep the loop busy for seconds, even refused.
+            # To inflate a megabyte to a gigabyte blocks the loop for seconds, even if it is
+            # refused.
             auto_decompress=False,
         )
 
@@ -174,7 +176,7 @@ class HttpServer:
             raise RequestError("clients do not take their answers; try again later", 503)
 
     def _guard(self) -> Middleware:
-        """Return what tells the guard of a connection when a request is being handled."""
+        """Return a middleware that tells the connection's guard when a request is being handled."""
 
         @web.middleware
         async def guard(
@@ -192,7 +194,7 @@ class HttpServer:
         return guard
 
     def _check_host(self) -> Middleware:
-        """Return what refuses requests for other hosts, where only this machine may ask."""
+        """Return a middleware that refuses requests for other hosts, where the API is local."""
 
         @web.middleware
         async def check_host(
@@ -210,7 +212,7 @@ class HttpServer:
         return check_host
 
     async def close(self) -> None:
-        """Answer what is under way and stop listening."""
+        """Answer running requests and stop listening."""
         if self._listening is not None:
             self._listening.close()
         self._guards.close()
@@ -218,11 +220,11 @@ class HttpServer:
 
 
 def _is_local(asked: str, own_name: str) -> bool:
-    """Say whether a header Host is one that no page of another site can send.
+    """Say whether a Host header is one that a page of another site cannot send.
 
     Args:
         asked: ``HOST`` or ``HOST:PORT``.
-        own_name: that the policy file has, in lower case.
+        own_name: in the policy file, in lower case.
     """
     name = asked.lower()
     name = name[1 : name.find("]")] if name.startswith("[") else name.partition(":")[0]
@@ -238,12 +240,12 @@ def _is_local(asked: str, own_name: str) -> bool:
 def answering_errors(
     name: str, logger: Logger, statuses: Sequence[tuple[type[PenstockError], int]] = ()
 ) -> Middleware:
-    """Return what turns every error into its status and a JSON object that explains it.
+    """Return a middleware that turns every error into a status and a JSON object.
 
     Args:
         name: of the API, for the log.
-        logger: told of what should not happen.
-        statuses: HTTP status by kind of error; the first that fits decides.
+        logger: gets what should not happen.
+        statuses: HTTP status by class of error; the first match decides.
     """
 
     @web.middleware
@@ -255,7 +257,7 @@ def answering_errors(
         except RequestError as error:
             return error_answer(error.status, str(error))
         except web.HTTPException as error:
-            # aiohttp keeps it with the request, whose body the frames that it went through hold.
+            # aiohttp keeps the error with the request; the traceback's frames would keep the body.
             error.__traceback__ = None
             allow = error.headers.get("Allow")
             return error_answer(error.status, error.text or error.reason, allow)
@@ -287,14 +289,14 @@ def integer(
     """Return a whole number in ``[least, most]``.
 
     Args:
-        name: what it is, for errors.
+        name: of the value, for errors.
         value: as read.
         least: least value allowed.
         most: greatest value allowed.
         parse: turns text into a number, where the value comes from a URL.
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is no such number.
     """
     number = value
     if parse is not None and isinstance(value, str):
@@ -308,7 +310,7 @@ def integer(
 
 
 def show(value: Any) -> str:
-    """Return a value as an error shows it: as JSON on one line, not too long."""
+    """Return a value for an error: as JSON on one line, truncated."""
     text = "nothing" if value is None else json.dumps(value, default=str)
     if len(text) <= LONGEST_TEXT_SHOWN:
         return text
