@@ -1,8 +1,19 @@
-"""Faults of one part that must not stop the others: counted, and logged ever less often."""
+"""Faults that must not stop the rest: each is counted, and logged ever less often.
+
+A plugin is called under a `Guard`. What it raises is counted by its name and logged in one form,
+whatever kind of extension it is; the caller goes on with the answer that it has for such a case: a
+gate's message is delivered, access control refuses.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from logging import Logger
+from typing import Any, TypeVar
+
+Answer = TypeVar("Answer")
+Otherwise = TypeVar("Otherwise")
 
 
 def note_fault(
@@ -29,3 +40,81 @@ def note_fault(
         logger.error("%s%s failed: %s", kind, name, told, exc_info=trace)
     else:
         logger.error("%s%s failed %d times: %s", kind, name, n_errors, told)
+
+
+class Guard:
+    """Calls into plugins. A plugin that raises harms neither a client nor the broker.
+
+    The name of a plugin is that of its class, or the text that stands for it. Where a call costs
+    too much, as for each acknowledgement, the caller has the ``try`` itself and calls `failed`.
+    """
+
+    __slots__ = ("_errors", "_logger")
+
+    def __init__(self, logger: Logger, errors: dict[str, int]) -> None:
+        """Begin without faults.
+
+        Args:
+            logger: told of each fault, as by `note_fault`.
+            errors: counts them, by the name of the plugin.
+        """
+        self._logger = logger
+        self._errors = errors
+
+    def failed(self, plugin: object, error: Exception) -> None:
+        """Count and log what a plugin has raised."""
+        name = plugin if isinstance(plugin, str) else type(plugin).__name__
+        note_fault(self._logger, self._errors, name, error, kind="extension ")
+
+    def call(
+        self, plugin: object, ask: Callable[..., Answer], *args: Any, otherwise: Otherwise
+    ) -> Answer | Otherwise:
+        """Ask a plugin.
+
+        Args:
+            plugin: object or name that a fault is counted by.
+            ask: the plugin's function.
+            args: its arguments.
+            otherwise: the answer where it raises.
+        """
+        try:
+            return ask(*args)
+        except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
+            self.failed(plugin, error)
+            return otherwise
+
+    def over(
+        self, plugin: object, ask: Callable[..., Answer] | None, otherwise: Answer
+    ) -> Callable[..., Answer] | None:
+        """Return a plugin's function, each of whose calls is as by `call`; None for None."""
+        return None if ask is None else partial(self.call, plugin, ask, otherwise=otherwise)
+
+    async def wait_for(
+        self, plugin: object, ask: Callable[..., Any], *args: Any, otherwise: Any
+    ) -> Any:
+        """Ask a plugin that may return an awaitable; arguments as of `call`."""
+        try:
+            answer = ask(*args)
+            if type(answer) is not bool and isinstance(answer, Awaitable):
+                return await answer
+        except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
+            self.failed(plugin, error)
+            return otherwise
+        return answer
+
+    def tell(self, callbacks: Iterable[Callable[[Any], object]], event: object) -> None:
+        """Call each callback of an event."""
+        for callback in callbacks:
+            try:
+                callback(event)
+            except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
+                name = getattr(callback, "__qualname__", repr(callback))
+                self.failed(f"{name} on {type(event).__name__}", error)
+
+    def tell_each(self, plugins: Iterable[Any], tell: Callable[[Any], object]) -> None:
+        """Tell each of several plugins something."""
+        for plugin in plugins:
+            try:
+                tell(plugin)
+            except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
+                self.failed(plugin, error)

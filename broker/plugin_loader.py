@@ -27,6 +27,7 @@ from penstock.broker.extensions import (
     Plugin,
     PluginContext,
 )
+from penstock.broker.faults import Guard
 
 ENTRY_POINT_GROUP = "penstock.plugins"
 
@@ -78,9 +79,15 @@ class LoadedPlugins:
         """Whether one of them says who may connect."""
         return bool(self.access or self.authenticators)
 
+    async def close(self, guard: Guard) -> None:
+        """Close every plugin; one that raises keeps none of the others from closing."""
+        for plugin in self.plugins:
+            await guard.wait_for(plugin, plugin.close, otherwise=None)
+
     async def reload(
         self,
         logger: logging.Logger,
+        guard: Guard,
         *,
         at_start_alone: str,
         read: Iterable[str] = (),
@@ -90,6 +97,7 @@ class LoadedPlugins:
 
         Args:
             logger: told why a plugin's files could not be used; it goes on with what it has.
+            guard: for each call.
             at_start_alone: what the program reads at its start and not here, for the log.
             read: what the program itself has read again, as `Plugin.reload` names it.
             failed: keys of what it could not use.
@@ -102,8 +110,8 @@ class LoadedPlugins:
             except PenstockError as error:
                 logger.error("not reloaded: %s", error)  # noqa: TRY400 (a user's mistake)
                 failed.append(path)
-            except Exception:  # one plugin's fault must not end the program
-                logger.exception("plugin %s did not reload", type(plugin).__name__)
+            except Exception as error:  # noqa: BLE001 (one plugin's fault must not end the program)
+                guard.failed(plugin, error)
                 failed.append(path)
         told = "; ".join(
             (

@@ -20,6 +20,7 @@ from penstock.broker.config.local_only import (
 )
 from penstock.broker.config.policy import Policy
 from penstock.broker.events import Callbacks
+from penstock.broker.faults import Guard
 from penstock.broker.network.accepted import Reception
 from penstock.broker.network.driver import Driver
 from penstock.broker.network.listeners import Listening
@@ -285,7 +286,7 @@ class Server:
         if self._host is not None:
             at_start_alone += ", what aMQTT's plugins read"
         await self._plugins.reload(
-            self._logger, at_start_alone=at_start_alone, read=read, failed=failed
+            self._logger, self.core.guard, at_start_alone=at_start_alone, read=read, failed=failed
         )
         self.core.logins.forget_wrong()
         await self._close_revoked()
@@ -337,11 +338,7 @@ class Server:
 
     async def _close_plugins(self) -> None:
         plugins, self._plugins = self._plugins, LoadedPlugins()
-        for plugin in plugins.plugins:
-            try:
-                await plugin.close()
-            except Exception:  # one plugin's fault must not prevent the others from closing
-                self._logger.exception("plugin %s did not close", type(plugin).__name__)
+        await plugins.close(Guard(self._logger, {}))
 
     async def _close_all(self) -> None:
         for listening in self._listening:

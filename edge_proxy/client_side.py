@@ -90,7 +90,7 @@ class ClientSide:
         self.ledger = Ledger()
         self.outbox = make_outbox(link, self.ledger, shared.outbox_rules)
         self.acks = AckMap()
-        self.samplers = LinkSamplers(shared.samplers, link, shared.on_extension_error)
+        self.samplers = LinkSamplers(shared.samplers, link, shared.guard)
         self.out: list[bytes] = []
         self.out_bytes = 0
         self.refusals: list[bytes] = []
@@ -406,10 +406,8 @@ class ClientSide:
         """Drop what waits at QoS 0; what waits at QoS 1 and 2 the broker still has."""
         self.outbox.drop_qos0("connection_lost")
         self.samplers.forget()
-        try:
-            self._shared.gate.forget(self._link)
-        except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop the end)
-            self._shared.on_gate_error(error)
+        gate = self._shared.gate
+        self._shared.guard.call(gate, gate.forget, self._link, otherwise=None)
 
     def check_invariants(self) -> None:
         """Raise AssertionError where the class's invariants do not hold."""

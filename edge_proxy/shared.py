@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.broker.counters import Counters
 from penstock.broker.extensions import DeliveryGate, LinkSampler
-from penstock.broker.faults import note_fault
+from penstock.broker.faults import Guard
 from penstock.broker.link import Link
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.rules import OutboxRules
@@ -49,6 +50,7 @@ class Shared:
         ended: the accounts of clients that are gone, added up.
         n_ended: how many they are; those that the broker refused are not counted.
         extension_errors: exceptions raised by plugins, by the name of what raised.
+        guard: for each call into a plugin.
         user_properties_ignored: CONNECT packets with a user property that the gate reads and that
             had no value it could take.
     """
@@ -72,33 +74,24 @@ class Shared:
         self.limits = limits
         self.logger = logger
         self.counters = Counters()
+        self.extension_errors: dict[str, int] = {}
+        self.guard = Guard(logger, self.extension_errors)
         self.gate = DeliveryGate() if gate is None else gate
         # A client's limits are kept by not reading: what has been read must not be dropped.
-        self.outbox_rules = OutboxRules(self.gate, self.on_gate_error)
+        self.outbox_rules = OutboxRules(self.gate, self.guard)
         self.samplers = tuple(samplers)
-        self.topics = TopicCache(self.gate.threshold_s, self.on_gate_error)
+        self.topics = TopicCache(
+            partial(self.guard.call, self.gate, self.gate.threshold_s, otherwise=None)
+        )
         self.payloads = ContentIndex()
         self.ended = Ledger()
         self.n_ended = 0
-        self.extension_errors: dict[str, int] = {}
         self.user_properties_ignored = 0
 
     def introduce(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> None:
         """Let the gate read what a client's CONNECT says of the path to it."""
-        try:
-            ignored = self.gate.connected(link, user_properties)
-        except Exception as error:  # noqa: BLE001 (a plugin's fault must not keep a client out)
-            self.on_gate_error(error)
-            return
+        gate = self.gate
+        ignored = self.guard.call(gate, gate.connected, link, user_properties, otherwise="")
         if ignored:
             self.user_properties_ignored += 1
             self.logger.info("client %s: CONNECT: %s; ignored", link.client_id, ignored)
-
-    def on_gate_error(self, error: Exception) -> None:
-        """Log and count what the gate raised."""
-        self.on_extension_error(self.gate, error)
-
-    def on_extension_error(self, extension: object, error: Exception) -> None:
-        """Log and count what a plugin raised."""
-        name = type(extension).__name__
-        note_fault(self.logger, self.extension_errors, name, error, kind="extension ")

@@ -8,6 +8,7 @@ import logging
 from typing import Final
 
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
+from penstock.broker.faults import Guard
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.network.open_files import most_connections
 from penstock.broker.outbox.ledger import Ledger
@@ -122,7 +123,9 @@ class Sidecar:
 
     async def reload(self) -> None:
         """Let every plugin read its files again; what cannot be used is logged, no more."""
-        await self._plugins.reload(self._logger, at_start_alone=self._config.file)
+        await self._plugins.reload(
+            self._logger, self.shared.guard, at_start_alone=self._config.file
+        )
 
     async def stop(self) -> None:
         """Stop listening, say goodbye, free everything and log the totals."""
@@ -153,11 +156,7 @@ class Sidecar:
         if hasattr(self, "_driver"):
             await self._driver.close()
         plugins, self._plugins = self._plugins, LoadedPlugins()
-        for plugin in plugins.plugins:
-            try:
-                await plugin.close()
-            except Exception:  # one plugin's fault must not keep the others from closing
-                self._logger.exception("plugin %s did not close", type(plugin).__name__)
+        await plugins.close(Guard(self._logger, {}))
 
 
 def _check_plugins(loaded: LoadedPlugins, config: ProxyConfig) -> None:

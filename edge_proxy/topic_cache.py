@@ -32,17 +32,13 @@ class KnownTopic(NamedTuple):
 class TopicCache:
     """Topics by their bytes, for all clients."""
 
-    def __init__(
-        self, threshold_s: Callable[[str], int | None], on_error: Callable[[Exception], None]
-    ) -> None:
+    def __init__(self, threshold_s: Callable[[str], int | None]) -> None:
         """Know no topic.
 
         Args:
             threshold_s: the gate's question of the same name.
-            on_error: told of what it raised; messages of the topic are then small.
         """
         self._threshold_s = threshold_s
-        self._on_error = on_error
         self._known: dict[bytes, KnownTopic] = {}
 
     def look_up(self, topic_bytes: bytes) -> KnownTopic:
@@ -73,9 +69,5 @@ class TopicCache:
         except UnicodeDecodeError:
             raise MalformedPacketError("Topic Name: read no UTF-8; allowed: UTF-8") from None
         validate_topic(name)
-        try:
-            threshold_s = self._threshold_s(name)
-        except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop delivery)
-            self._on_error(error)
-            threshold_s = None
+        threshold_s = self._threshold_s(name)
         return KnownTopic(name, sys.maxsize if threshold_s is None else threshold_s)

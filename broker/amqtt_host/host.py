@@ -37,6 +37,7 @@ from penstock.broker.amqtt_host.loading import load_manager
 from penstock.broker.amqtt_host.packets import HostedMessage, packet_view, retained_view
 from penstock.broker.amqtt_host.sessions import HostedSession, session_of_attempt
 from penstock.broker.config.policy import Policy
+from penstock.broker.counters import count
 from penstock.broker.events import (
     Callbacks,
     ClientConnected,
@@ -305,14 +306,19 @@ class AmqttHost(AccessControl):
     def _failed(self, name: str, error: Exception) -> None:
         """Log and count an exception of a plugin."""
         if self._core is not None:
-            self._core.on_extension_error(name, error)
+            self._core.guard.failed(name, error)
         else:
             self._logger.error("plugin %s failed: %r", name, error, exc_info=error)
 
     def _dropped(self, name: str) -> None:
-        """Log and count an event that a plugin did not get."""
-        if self._core is not None:
-            self._core.on_event_dropped(name)
+        """Count an event that a plugin is not told of, and log it ever less often."""
+        if self._core is None:
+            return
+        dropped = self._core.counters.extension_events_dropped
+        count(dropped, name)
+        n_events = dropped[name]
+        if not n_events & (n_events - 1):
+            self._logger.error("extension %s is behind: %d events dropped", name, n_events)
 
     # -- sessions --------------------------------------------------------------------------
 

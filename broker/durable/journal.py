@@ -547,11 +547,9 @@ class Journal:
             message.forget_row()
 
     def _message_row(self, message: Message, epoch: float) -> MessageRow:
-        try:
-            payload: bytes | None = message.read_payload()
-        except OSError as error:  # the row records the loss: it cannot be delivered either
-            self._core.on_extension_error(type(self._core.payload_store).__name__, error)
-            payload = None
+        core = self._core
+        # None records the loss: it cannot be delivered either.
+        payload = core.guard.call(core.payload_store, message.read_payload, otherwise=None)
         properties = None
         if message.properties:
             properties = write_properties(message.properties, PacketType.PUBLISH)

@@ -113,7 +113,7 @@ def _messages(
         payload = b"" if row.payload is None else row.payload
         threshold_s = thresholds.get(row.topic)
         if threshold_s is None:
-            asked = core.gate.threshold_s(row.topic)
+            asked = core.threshold_s(row.topic)
             threshold_s = thresholds[row.topic] = sys.maxsize if asked is None else asked
         properties = None
         if row.properties is not None:

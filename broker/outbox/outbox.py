@@ -38,6 +38,8 @@ from penstock.broker.outbox.rules import SWEEP_SECONDS, OutboxRules
 if TYPE_CHECKING:
     from penstock.broker.durable.session_journal import DeliveryJournal
 
+_GATE_FAILED: Final = Verdict(deliver=True, reason="the gate failed")
+
 MIN_LOOK_AGAIN_SECONDS: Final = 0.001
 """A gate that wants to look again at once, for a rounding error maybe, is not asked sooner."""
 
@@ -57,7 +59,6 @@ class Outbox:
         n_bytes: payload bytes that wait.
         look_again_at: monotonic seconds at which the gate wants to be asked again, or None.
         last_decision: the gate's newest answer, or None before the first.
-        gate_errors_total: times the gate raised.
         journal: told of each QoS 1 and 2 delivery that comes or leaves; None where nothing of
             the session is stored. Every way in and out passes `_enter` and `_remove`.
     """
@@ -75,7 +76,6 @@ class Outbox:
         "_rules",
         "_sequence",
         "_sweep_at",
-        "gate_errors_total",
         "journal",
         "last_decision",
         "look_again_at",
@@ -107,7 +107,6 @@ class Outbox:
         self.n_bytes = 0
         self.look_again_at: float | None = None
         self.last_decision: Decision | None = None
-        self.gate_errors_total = 0
         self.journal: DeliveryJournal | None = None
 
     @property
@@ -276,12 +275,7 @@ class Outbox:
         is_large = self._rules.is_large
         if not message.is_large or is_large is None:
             return message.is_large
-        try:
-            return is_large(message, self._link)
-        except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop delivery)
-            self.gate_errors_total += 1
-            self._rules.on_gate_error(error)
-            return True
+        return is_large(message, self._link)
 
     def _place(self, delivery: Delivery, *, is_large: bool = False) -> None:
         """Put a delivery, whose topic nothing holds back, where it belongs."""
@@ -310,11 +304,7 @@ class Outbox:
         self._ask = True
         observe = self._rules.observe
         if observe is not None:
-            try:
-                observe(self._link)
-            except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop delivery)
-                self.gate_errors_total += 1
-                self._rules.on_gate_error(error)
+            observe(self._link)
 
     def take(self, now: float, *, has_quota: bool = True) -> Delivery | None:
         """Return the next delivery that may be sent now, or None.
@@ -428,13 +418,10 @@ class Outbox:
         return not self.is_large(message) or self._decide(message, 0.0, now).deliver
 
     def _decide(self, message: Message, sojourn: float, now: float) -> Verdict:
-        rules = self._rules
-        try:
-            return rules.gate.decide(message, self._link, sojourn, now)
-        except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop delivery)
-            self.gate_errors_total += 1
-            rules.on_gate_error(error)
-            return Verdict(deliver=True, reason="the gate failed")
+        gate = self._rules.gate
+        return self._rules.guard.call(
+            gate, gate.decide, message, self._link, sojourn, now, otherwise=_GATE_FAILED
+        )
 
     def _leave_large(self, large: Delivery) -> None:
         """Take the oldest large message out and free what waited behind it on its topic."""

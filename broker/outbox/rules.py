@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.broker.contracts import overridden
 from penstock.broker.extensions import DeliveryGate
+from penstock.broker.faults import Guard
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.outbox.backlog import Backlog
@@ -30,7 +31,7 @@ class OutboxRules:
         max_bytes: the same in payload bytes.
         drops_oldest: at a limit, what has waited longest goes, and not what comes.
         gate: asked about large messages.
-        on_gate_error: told of what a gate raised; the message is then delivered.
+        guard: for calls of the gate; where it raises, the message is delivered.
         backlog: counts what waits in all of them; None where that has no limit.
         half_messages: half of `max_messages`.
         half_bytes: half of `max_bytes`.
@@ -47,6 +48,7 @@ class OutboxRules:
         "backlog",
         "drops_oldest",
         "gate",
+        "guard",
         "half_bytes",
         "half_messages",
         "is_first",
@@ -56,7 +58,6 @@ class OutboxRules:
         "max_messages",
         "observe",
         "on_dropped",
-        "on_gate_error",
         "over_half",
         "supersedes",
     )
@@ -64,7 +65,7 @@ class OutboxRules:
     def __init__(
         self,
         gate: DeliveryGate,
-        on_gate_error: Callable[[Exception], None],
+        guard: Guard,
         *,
         max_messages: int = sys.maxsize,
         max_bytes: int = sys.maxsize,
@@ -72,7 +73,7 @@ class OutboxRules:
         backlog: Backlog | None = None,
     ) -> None:
         self.gate = gate
-        self.on_gate_error = on_gate_error
+        self.guard = guard
         self.max_messages = max_messages
         self.max_bytes = max_bytes
         self.drops_oldest = drops_oldest
@@ -85,9 +86,9 @@ class OutboxRules:
         self.keeps_topics = gate.keeps_topics
         self.supersedes = gate.supersedes
         self.on_dropped: Callable[[Link, str, int, float], None] | None = None
-        self.is_first = overridden(gate.is_first, DeliveryGate.is_first)
-        self.is_large = overridden(gate.is_large, DeliveryGate.is_large)
-        self.observe = overridden(gate.observe, DeliveryGate.observe)
+        self.is_first = guard.over(gate, overridden(gate.is_first, DeliveryGate.is_first), False)
+        self.is_large = guard.over(gate, overridden(gate.is_large, DeliveryGate.is_large), True)
+        self.observe = guard.over(gate, overridden(gate.observe, DeliveryGate.observe), None)
 
     def is_over_half(self, outbox: Outbox) -> bool:
         """Say whether more than half of what may wait in an outbox does."""

@@ -79,7 +79,7 @@ def sample(session: Session, core: Core, packet_id: int, now: float) -> None:
         try:
             has_news = sampler.acknowledged(session.link, packet_id, now)
         except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
-            core.on_extension_error(type(sampler).__name__, error)
+            core.guard.failed(sampler, error)
             continue
         if has_news:
             session.link_changed()

@@ -162,11 +162,12 @@ async def _start(
     connection: Connection, authentication: Authentication, data: bytes | None, now: float
 ) -> None:
     authenticator = connection.core.authenticators[authentication.method]
-    try:
-        exchange = authenticator.start(authentication.attempt)
-    except Exception as error:  # a plugin's fault must not let a client in
-        connection.core.on_extension_error(f"authenticator {authentication.method}", error)
-        raise _refused(connection, authentication, Refused()) from error
+    name = f"authenticator {authentication.method}"
+    exchange = connection.core.guard.call(
+        name, authenticator.start, authentication.attempt, otherwise=None
+    )
+    if exchange is None:
+        raise _refused(connection, authentication, Refused())
     authentication.exchange = exchange
     await _step(connection, authentication, exchange, data, now)
 
@@ -178,7 +179,10 @@ async def _step(
     data: bytes | None,
     now: float,
 ) -> None:
-    step = await _ask(connection, authentication, exchange, data)
+    name = f"authenticator {authentication.method}"
+    step: AuthStep = await connection.core.guard.wait_for(
+        name, exchange.step, data, otherwise=_FAILED
+    )
     if connection.is_closing:
         return
     if not isinstance(step, Challenge) and step is not _FAILED:
@@ -201,20 +205,6 @@ async def _step(
         raise _refused(connection, authentication, Refused())
     connection.holds = step.holds
     connection.send_packet(Auth(ReasonCode.SUCCESS, properties))
-
-
-async def _ask(
-    connection: Connection,
-    authentication: Authentication,
-    exchange: AuthExchange,
-    data: bytes | None,
-) -> AuthStep:
-    try:
-        answer = exchange.step(data)
-        return await answer if isinstance(answer, Awaitable) else answer
-    except Exception as error:  # noqa: BLE001 (a plugin's fault must not let a client in)
-        connection.core.on_extension_error(f"authenticator {authentication.method}", error)
-        return _FAILED
 
 
 def _judged(

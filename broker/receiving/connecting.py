@@ -6,7 +6,7 @@ before it comes back here to be let in.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -218,7 +218,7 @@ async def let_in(
     else:
         connection.send_packet(connack)
     # Before the gate is asked anew: what the old connection has left behind may say nothing more.
-    core.tell_samplers(lambda sampler: sampler.connected(session.link, now))
+    core.guard.tell_each(core.samplers, lambda sampler: sampler.connected(session.link, now))
     connection.open(
         session,
         keep_alive=keep_alive,
@@ -226,7 +226,7 @@ async def let_in(
         topic_alias_maximum=packet.properties.get("topic_alias_maximum", 0),
     )
     if core.callbacks.client_connected:
-        core.tell(core.callbacks.client_connected, ClientConnected(session))
+        core.guard.tell(core.callbacks.client_connected, ClientConnected(session))
 
 
 def _refuse_login(
@@ -266,13 +266,7 @@ def revoke(connection: Connection, why: str, now: float) -> None:
 
 
 def _holds(core: Core, holds: Callable[[], bool] | None) -> bool:
-    if holds is None:
-        return True
-    try:
-        return holds()
-    except Exception as error:  # noqa: BLE001 (a plugin's fault must not let a client in)
-        core.on_extension_error("access control, holds", error)
-        return False
+    return holds is None or core.guard.call("access control, holds", holds, otherwise=False)
 
 
 def _refuse_session(
@@ -333,12 +327,10 @@ async def _log_in(core: Core, attempt: ConnectAttempt, now: float) -> Admittance
 async def _authenticate(core: Core, attempt: ConnectAttempt) -> Admittance:
     if core.access is None:
         return True
-    try:
-        answer = core.access.authenticate(attempt)
-        return await answer if isinstance(answer, Awaitable) else answer
-    except Exception as error:  # noqa: BLE001 (a plugin's fault must not let a client in)
-        core.on_extension_error("access control, authenticate", error)
-        return _FAILED
+    answer: Admittance = await core.guard.wait_for(
+        "access control, authenticate", core.access.authenticate, attempt, otherwise=_FAILED
+    )
+    return answer
 
 
 def refuse_connect(connection: Connection, reason_code: ReasonCode, **properties: Any) -> None:
@@ -375,11 +367,9 @@ def _set_up(
 
 def _introduce(core: Core, link: Link, packet: Connect) -> None:
     """Let the gate read what a CONNECT says of the path to the client."""
-    try:
-        ignored = core.gate.connected(link, packet.properties.get("user_property", ()))
-    except Exception as error:  # noqa: BLE001 (a plugin's fault must not keep a client out)
-        core.on_gate_error(error)
-        return
+    gate = core.gate
+    told = packet.properties.get("user_property", ())
+    ignored = core.guard.call(gate, gate.connected, link, told, otherwise="")
     if ignored:
         core.counters.user_properties_ignored += 1
         core.logger.info("client %s: CONNECT: %s; ignored", link.client_id, ignored)

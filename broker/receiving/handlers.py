@@ -312,7 +312,7 @@ def add_subscription(core: Core, subscription: Subscription) -> bool:
         redelivery.member_came(session)
     if core.callbacks.client_subscribed:
         event = ClientSubscribed(session, subscription.topic_filter, subscription.qos)
-        core.tell(core.callbacks.client_subscribed, event)
+        core.guard.tell(core.callbacks.client_subscribed, event)
     return is_new
 
 

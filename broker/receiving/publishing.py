@@ -124,7 +124,7 @@ def receive_publish(
         return _take(connection, plan, message, packet_id, now)
     session = connection.session
     if core.callbacks.message_received:
-        core.tell(core.callbacks.message_received, MessageReceived(session, message))
+        core.guard.tell(core.callbacks.message_received, MessageReceived(session, message))
     return connection.run(_take_checked(connection, session, plan, message, packet_id, now))
 
 
@@ -316,11 +316,11 @@ def _message(
     core = connection.core
     stored: Payload = payload
     if len(payload) > STORED_ABOVE_BYTES:
-        try:
-            stored = core.payload_store.keep(payload)
-        except OSError as error:
-            core.on_extension_error(type(core.payload_store).__name__, error)
+        store = core.payload_store
+        kept = core.guard.call(store, store.keep, payload, otherwise=None)
+        if kept is None:
             return None
+        stored = kept
     return Message(
         plan.topic,
         stored,

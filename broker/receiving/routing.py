@@ -104,7 +104,7 @@ async def route_held(receipt: PublishReceipt, message: Message, now: float) -> b
 
 def _tell_routed(core: Core, session: Session, message: Message) -> None:
     if core.callbacks.message_routed:
-        core.tell(core.callbacks.message_routed, MessageRouted(session, message))
+        core.guard.tell(core.callbacks.message_routed, MessageRouted(session, message))
 
 
 def settle_when_safe(

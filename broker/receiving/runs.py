@@ -458,7 +458,7 @@ def _tell_sent(core: Core, session: Session, first: int, run: MessageRun, now: f
                 sampler.sent_run(link, packet_id, n_packets, n_bytes, now)
                 packet_id += n_packets
         except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
-            core.on_extension_error(type(sampler).__name__, error)
+            core.guard.failed(sampler, error)
 
 
 def _tell_acknowledged(
@@ -470,7 +470,7 @@ def _tell_acknowledged(
         try:
             has_news = sampler.acknowledged_run(link, first, n_packets, now)
         except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
-            core.on_extension_error(type(sampler).__name__, error)
+            core.guard.failed(sampler, error)
         if has_news:
             session.link_changed()
 

@@ -218,7 +218,7 @@ def _handle(
         session = connection.session if connection.is_open else None
         chunk = memoryview(data)[position:stop]
         event = PacketReceived(session, first_byte, stop - position, (chunk,))
-        core.tell(core.callbacks.packet_received, event)
+        core.guard.tell(core.callbacks.packet_received, event)
     if packet_type == PUBLISH:
         core.counters.publish_received += 1
         receive_publish(connection, data, first_byte, start, stop, now)

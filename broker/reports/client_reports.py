@@ -158,11 +158,7 @@ def _tcp_figures(look: TcpLook, now: float) -> TcpFigures:
 def _threshold_l(session: Session) -> float | None:
     """Return the threshold that the gate compares the client's RTT with; None if the gate fails."""
     core = session.core
-    try:
-        return core.gate.threshold_l(session.link)
-    except Exception as error:  # noqa: BLE001 (a plugin's fault must not spoil the report)
-        core.on_gate_error(error)
-        return None
+    return core.guard.call(core.gate, core.gate.threshold_l, session.link, otherwise=None)
 
 
 def _age(since: float | None, now: float) -> float | None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from penstock.broker.client_report import as_json
+from penstock.broker.faults import note_fault
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MAX_STRING_BYTES
 from penstock.broker.reports.client_reports import ledger_figures, link_figures, withholding_figures
@@ -123,7 +124,7 @@ class ClientTopics:
                 self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        self._core.on_fault("$SYS of clients", error)
+        note_fault(self._core.logger, self._core.counters.faults, "$SYS of clients", error)
 
     def _publish(self, client_id: str, now: float) -> None:
         """Publish those documents of a client that have a subscriber."""

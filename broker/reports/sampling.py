@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.extensions import LinkSampler
@@ -41,7 +42,8 @@ class Sampling:
             self._probes = Probes(core, sampler, sampler.probe_topic)
         self._round: list[Session] = []  # the next one last
         self._round_began = 0.0
-        self._work = PeriodicWork(core.timers, self._begin_round, self._sample_slice, self._failed)
+        failed = partial(core.guard.failed, sampler)
+        self._work = PeriodicWork(core.timers, self._begin_round, self._sample_slice, failed)
 
     def start(self, now: float) -> None:
         """Begin the first round one period from now."""
@@ -71,16 +73,12 @@ class Sampling:
             self._probes.end_round()
         return None
 
-    def _failed(self, error: Exception) -> None:
-        self._core.on_extension_error(type(self._sampler).__name__, error)
-
     def _sample(self, session: Session, connection: Connection, now: float) -> None:
-        try:
-            has_news = self._sampler.sample(session.link, connection.driver.fileno, now)
-        except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop the rest)
-            self._failed(error)
-            return
+        sampler = self._sampler
+        has_news = self._core.guard.call(
+            sampler, sampler.sample, session.link, connection.driver.fileno, now, otherwise=None
+        )
         if has_news:
             session.link_changed()
-        if self._probes is not None:
+        if self._probes is not None and has_news is not None:
             self._probes.send(session, connection, now)

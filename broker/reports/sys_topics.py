@@ -6,10 +6,12 @@ Figures of single clients are in `penstock.broker.reports.client_topics`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Final
 
 from penstock.broker.config.limits import OF_MEMORY
+from penstock.broker.faults import note_fault
 from penstock.broker.message import Message
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.process.collector import resident_bytes
@@ -91,7 +93,10 @@ class SysTopics:
         self._published: dict[str, str] = {}
         self._totals = Totals(core)
         self._work = PeriodicWork(
-            core.timers, self._begin, self._go_on, lambda error: core.on_fault("$SYS", error)
+            core.timers,
+            self._begin,
+            self._go_on,
+            partial(note_fault, core.logger, core.counters.faults, "$SYS"),
         )
 
     def start(self, now: float, interval: float) -> None:
@@ -177,11 +182,7 @@ class SysTopics:
 
     def _payload_store(self) -> Iterator[tuple[str, str]]:
         store = self._core.payload_store
-        try:
-            figures = store.figures()
-        except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop the figures)
-            self._core.on_extension_error(type(store).__name__, error)
-            return
+        figures: Mapping[str, int] = self._core.guard.call(store, store.figures, otherwise={})
         for name, n in figures.items():
             yield f"penstock/payload_store/{name}", str(n)
 

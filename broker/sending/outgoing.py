@@ -99,13 +99,12 @@ class Outgoing:
             return []
         index = next(i for i, each in enumerate(out) if isinstance(each, PayloadReader))
         reader = out[index]
-        try:
-            now = [*out[:index], reader.read()]
-        except OSError as error:
-            self.core.on_extension_error(type(self.core.payload_store).__name__, error)
+        piece = self.core.guard.call(self.core.payload_store, reader.read, otherwise=None)
+        if piece is None:
             self.close(ReasonCode.UNSPECIFIED_ERROR, None)
             self.drop_out()  # a DISCONNECT would be read as a part of the payload
             return []
+        now = [*out[:index], piece]
         self.out = out[index if len(reader) else index + 1 :]
         if not any(isinstance(each, PayloadReader) for each in self.out):
             self.round_bytes = WRITE_BYTES

@@ -445,7 +445,9 @@ class Sender(Outgoing):
         if self._put_publish(header, payload, is_held=is_held):
             if self.core.timing:
                 link = session.link
-                self.core.tell_samplers(lambda s: delivery.tell_sent(s, link, now))
+                self.core.guard.tell_each(
+                    self.core.samplers, lambda s: delivery.tell_sent(s, link, now)
+                )
             return payload
         session.inflight.drop(delivery)
         return None
@@ -471,15 +473,17 @@ class Sender(Outgoing):
 
     def _read(self, message: Message) -> bytes | PayloadReader | None:
         """Return a payload; None, booked as dropped, where its store cannot read it back."""
-        payload = message.payload
-        try:
-            if isinstance(payload, bytes) or self.core.callbacks.packet_sent:
-                return message.read_payload()
-            return payload.read_piece(0) if len(payload) <= PIECE_BYTES else PayloadReader(payload)
-        except OSError as error:
-            self.core.on_extension_error(type(self.core.payload_store).__name__, error)
+        core = self.core
+        payload = core.guard.call(core.payload_store, self._start_reading, message, otherwise=None)
+        if payload is None:
             self.session.ledger.drop("payload_lost")
-            return None
+        return payload
+
+    def _start_reading(self, message: Message) -> bytes | PayloadReader:
+        payload = message.payload
+        if isinstance(payload, bytes) or self.core.callbacks.packet_sent:
+            return message.read_payload()
+        return payload.read_piece(0) if len(payload) <= PIECE_BYTES else PayloadReader(payload)
 
     def _header(self, delivery: Delivery, now: float, *, dup: bool) -> bytes:
         message = delivery.message
@@ -587,6 +591,6 @@ class Sender(Outgoing):
             # As `_read` has, where there are callbacks.
             read = payload.whole if isinstance(payload, PieceReader) else cast("bytes", payload)
             event = PacketSent(session, first_byte, size, (header, read))
-            core.tell(core.callbacks.packet_sent, event)
+            core.guard.tell(core.callbacks.packet_sent, event)
         if not self.is_touched:
             core.turn.write_soon(self)

@@ -198,11 +198,8 @@ class BreakingOff:
             repeated_bytes=session.inflight.n_bytes - message.size_bytes,
             sojourn=0.0 if since is None else now - since,
         )
-        try:
-            why = self._gate.breaks_off(transfer, session.link, now)
-        except Exception as error:  # noqa: BLE001 (a plugin's fault must not stop delivery)
-            self._core.on_gate_error(error)
-            return
+        gate, guard = self._gate, self._core.guard
+        why = guard.call(gate, gate.breaks_off, transfer, session.link, now, otherwise="")
         if why:
             self._break_off(sender, transfer, delivery, f"broken off: {why}", now)
 

@@ -32,7 +32,7 @@ from penstock.broker.extensions import (
     PayloadStore,
     Receipt,
 )
-from penstock.broker.faults import note_fault
+from penstock.broker.faults import Guard
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, ProtocolVersion
@@ -100,6 +100,7 @@ class Core:
         timers: all deadlines; the driver runs them.
         authenticators: methods of enhanced authentication, by name.
         counters: what was done so far.
+        guard: for each call into a plugin.
         logins: who has failed to log in too often.
         ended: the ledgers of sessions that are gone, added up.
         fast_plans: protocol version to topic bytes to `FastPlan`; emptied with the plans.
@@ -168,8 +169,8 @@ class Core:
         self.timing = tuple(sampler for sampler in samplers if _times_packets(sampler))
         self.spares = len(self.timing) == 1 and self.timing[0].is_sparing
         store = self.payload_store = PayloadStore() if payload_store is None else payload_store
-        self._own_copy = overridden(store.copy, PayloadStore.copy)
-        self.copies_payloads = self._own_copy is not None
+        self.copies_payloads = overridden(store.copy, PayloadStore.copy) is not None
+        self._own_copy = self._copy if self.copies_payloads else None
         keeps = overridden(store.keep, PayloadStore.keep)
         self.is_by_reference = keeps is None and not self.copies_payloads
         self.sinks = tuple(sinks)
@@ -182,6 +183,7 @@ class Core:
         self.spawn = spawn
         self.timers = Timers()
         self.counters = Counters()
+        self.guard = Guard(logger, self.counters.extension_errors)
         self.logins = LoginBackoff(limits)
         self.ended = Ledger()
         self.retained = RetainedMessages(
@@ -189,13 +191,13 @@ class Core:
             sys.maxsize if limits.retained_bytes is None else limits.retained_bytes,
             timers=self.timers,
         )
-        self.tree = TopicTree(self.sinks, self.gate.threshold_s, most_plan_bytes=limits.plan_bytes)
+        self.tree = TopicTree(self.sinks, self.threshold_s, most_plan_bytes=limits.plan_bytes)
         self.tree.on_plans_void = self._void_fast_plans
         self.sessions = SessionRegistry(self)
         self.received = ReceivedBytes(limits.total_received_bytes or sys.maxsize)
         self.outbox_rules = OutboxRules(
             self.gate,
-            self.on_gate_error,
+            self.guard,
             max_messages=limits.queued_messages,
             max_bytes=limits.queued_bytes,
             drops_oldest=limits.queue_full == "drop_oldest",
@@ -264,50 +266,18 @@ class Core:
             plan, sessions, self.most_payload_bytes
         )
 
-    def tell(self, callbacks: tuple[Callable[[Any], None], ...], event: object) -> None:
-        """Call each callback of an event; one that raises is logged and counted."""
-        for callback in callbacks:
-            try:
-                callback(event)
-            except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
-                name = getattr(callback, "__qualname__", repr(callback))
-                self.on_extension_error(f"{name} on {type(event).__name__}", error)
+    def threshold_s(self, topic: str) -> int | None:
+        """Ask the gate above how many payload bytes a topic's messages are large; None: none is."""
+        return self.guard.call(self.gate, self.gate.threshold_s, topic, otherwise=None)
 
-    def on_gate_error(self, error: Exception) -> None:
-        """Log and count what a gate raised."""
-        self.on_extension_error(type(self.gate).__name__, error)
-
-    def tell_samplers(self, told: Callable[[LinkSampler], object]) -> None:
-        """Tell each sampler of a client; one that raises is logged and counted."""
-        for sampler in self.samplers:
-            try:
-                told(sampler)
-            except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
-                self.on_extension_error(type(sampler).__name__, error)
+    def _copy(self, payload: Payload) -> Payload:
+        store = self.payload_store
+        return self.guard.call(store, store.copy, payload, otherwise=payload)
 
     def forget(self, link: Link) -> None:
         """Let gate and samplers drop what they keep for a session that has ended."""
-        try:
-            self.gate.forget(link)
-        except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
-            self.on_gate_error(error)
-        self.tell_samplers(lambda sampler: sampler.forget(link))
-
-    def on_extension_error(self, name: str, error: Exception) -> None:
-        """Count what a plugin raised, and log it: the first time whole, then ever less often."""
-        note_fault(self.logger, self.counters.extension_errors, name, error, kind="extension ")
-
-    def on_fault(self, name: str, error: Exception) -> None:
-        """Count and log in the same way what a part of the broker raised that others outlive."""
-        note_fault(self.logger, self.counters.faults, name, error)
-
-    def on_event_dropped(self, name: str) -> None:
-        """Count an event that a plugin is not told of, and log it ever less often."""
-        dropped = self.counters.extension_events_dropped
-        count(dropped, name)
-        n_events = dropped[name]
-        if not n_events & (n_events - 1):
-            self.logger.error("extension %s is behind: %d events dropped", name, n_events)
+        self.guard.call(self.gate, self.gate.forget, link, otherwise=None)
+        self.guard.tell_each(self.samplers, lambda sampler: sampler.forget(link))
 
     def refuse(self, client_id: str, topic: str, reason_code: int, reason: str = "") -> None:
         """Count a client's message that is not routed, and log it: of one session ever less often.
@@ -366,12 +336,9 @@ class Core:
                 now=now,
             )
         for sink in sinks:
-            try:
-                sink.accept(message, receipt)
-            except Exception as error:  # noqa: BLE001 (a sink's fault is not the broker's)
-                self.on_extension_error(sink.name, error)
-                if receipt is not None:
-                    receipt.settle(0x80)
+            taken = self.guard.call(sink.name, sink.accept, message, receipt, otherwise=False)
+            if taken is False and receipt is not None:
+                receipt.settle(0x80)
 
     def deliver_shared(
         self, message: Message, share: SharedSubscription, member: Target, now: float
@@ -454,13 +421,12 @@ class Core:
     async def is_allowed(
         self, access: AccessControl, session: SessionView, topic: str, action: Action
     ) -> bool:
-        """Ask access control; what raises there is refused, logged and counted."""
-        try:
-            answer = access.authorize(session, topic, action)
-            return answer if isinstance(answer, bool) else await answer
-        except Exception as error:  # noqa: BLE001 (a plugin's fault must not let a client in)
-            self.on_extension_error(f"access control, {action.name}", error)
-            return False
+        """Ask access control; where it raises, the answer is no."""
+        name = f"access control, {action.name}"
+        answer: bool = await self.guard.wait_for(
+            name, access.authorize, session, topic, action, otherwise=False
+        )
+        return answer
 
     def keep(self, data: bytes) -> Payload:
         """Return what stands for a payload, from the store if it is one for that.
@@ -488,7 +454,7 @@ class Core:
                 )
             return
         if self.callbacks.message_retained:
-            self.tell(self.callbacks.message_retained, MessageRetained(message))
+            self.guard.tell(self.callbacks.message_retained, MessageRetained(message))
 
     def publish(self, message: Message, now: float, session: SessionView | None = None) -> None:
         """Publish a message that nobody waits to see acknowledged.

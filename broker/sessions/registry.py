@@ -121,7 +121,7 @@ class SessionRegistry:
             session.journal.subscription_changed(topic_filter)
         if core.callbacks.client_unsubscribed:
             event = ClientUnsubscribed(session, topic_filter)
-            core.tell(core.callbacks.client_unsubscribed, event)
+            core.guard.tell(core.callbacks.client_unsubscribed, event)
 
     def peer_left(self, session: Session, connection: Connection, now: float) -> None:
         """A client is gone, but what it has sent is not handled to its end: it gets nothing more.
@@ -167,7 +167,7 @@ class SessionRegistry:
         if not connection.is_broken_off:
             retained_delivery.connection_lost(session)
         if core.callbacks.client_disconnected:
-            core.tell(core.callbacks.client_disconnected, ClientDisconnected(session))
+            core.guard.tell(core.callbacks.client_disconnected, ClientDisconnected(session))
         if core.journal is not None:
             core.journal.connection_lost(session, since)
         self.count_absence(session, since, now)
@@ -246,4 +246,4 @@ class SessionRegistry:
             core.breaking.forget(session)
         send_will(core, session, now)
         if core.callbacks.session_ended:
-            core.tell(core.callbacks.session_ended, SessionEnded(session))
+            core.guard.tell(core.callbacks.session_ended, SessionEnded(session))

@@ -83,10 +83,9 @@ def send_will(core: Core, session: Session, now: float) -> None:
         return
     threshold_s = core.tree.plan(will.topic, will.topic.encode()).threshold_s
     message = will_message(will, session.client_id, now, threshold_s)
-    try:
-        message.payload = core.keep(will.payload)
-    except OSError as error:
-        core.on_extension_error(type(core.payload_store).__name__, error)
+    payload = core.guard.call(core.payload_store, core.keep, will.payload, otherwise=None)
+    if payload is None:
         core.refuse(session.client_id, will.topic, ReasonCode.QUOTA_EXCEEDED)
         return
+    message.payload = payload
     core.publish(message, now, session)

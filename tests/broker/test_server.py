@@ -249,7 +249,7 @@ async def test_plugin_that_fails_to_close_is_logged_and_the_others_close(
         fragile = Fragile(Fragile.Config(), server._plugins.plugins[0].context)
         server._plugins = replace(server._plugins, plugins=(fragile, *server._plugins.plugins))
         await server.stop()
-    assert "plugin Fragile did not close" in caplog.text
+    assert "extension Fragile failed" in caplog.text
     async with serving(plugins=queue_plugin(tmp_path)):
         pass  # the queue's file is free again
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from penstock.broker.extensions import LinkSampler
 from penstock.broker.link import Link
 from penstock.edge_proxy.link_samplers import LinkSamplers
+from tests.helpers.guard import Faults, NoFaults
 
 
 class Sampler(LinkSampler):
@@ -45,7 +46,7 @@ class Sampler(LinkSampler):
 def test_each_sampler_is_asked_in_its_own_period() -> None:
     """From the connection on, every period; one without a period never."""
     fast, slow, none = Sampler(1.0), Sampler(2.5), Sampler(None)
-    samplers = LinkSamplers((fast, slow, none), Link("c"), lambda *_: None)
+    samplers = LinkSamplers((fast, slow, none), Link("c"), NoFaults())
     assert samplers.next_deadline() is None
     samplers.connected(10.0)
     asked = []
@@ -61,7 +62,7 @@ def test_each_sampler_is_asked_in_its_own_period() -> None:
 def test_a_late_round_is_not_made_up_for() -> None:
     """After a pause there is one look, not one for each period that was missed."""
     sampler = Sampler(1.0)
-    samplers = LinkSamplers((sampler,), Link("c"), lambda *_: None)
+    samplers = LinkSamplers((sampler,), Link("c"), NoFaults())
     samplers.connected(10.0)
     samplers.sample(4, 20.0)
     assert samplers.next_deadline() == 20.0
@@ -73,7 +74,7 @@ def test_news_of_any_sampler_is_news() -> None:
     """The gate is asked again when one of them has a new estimate."""
     quiet, loud = Sampler(), Sampler()
     quiet.has_news = False
-    samplers = LinkSamplers((loud, quiet), Link("c"), lambda *_: None)
+    samplers = LinkSamplers((loud, quiet), Link("c"), NoFaults())
     samplers.connected(10.0)
     assert samplers.acknowledged(7, 10.5)
     assert samplers.sample(4, 11.0)
@@ -85,13 +86,19 @@ def test_news_of_any_sampler_is_news() -> None:
 def test_a_sampler_that_raises_is_told_and_the_others_go_on() -> None:
     """A plugin's fault stops no delivery and no other plugin."""
     broken, whole = Sampler(is_broken=True), Sampler()
-    errors: list[str] = []
-    samplers = LinkSamplers((broken, whole), Link("c"), lambda _, error: errors.append(str(error)))
+    guard = Faults()
+    samplers = LinkSamplers((broken, whole), Link("c"), guard)
     samplers.connected(10.0)
     samplers.sent(7, 100, 10.0)
     assert samplers.acknowledged(7, 10.5)
     assert samplers.sample(4, 11.0)
     samplers.forget()
-    assert errors == ["connected", "sent", "acknowledged", "sample", "forget"]
+    assert [str(error) for error in guard.errors] == [
+        "connected",
+        "sent",
+        "acknowledged",
+        "sample",
+        "forget",
+    ]
     assert whole.told == broken.told
     assert samplers.next_deadline() is None

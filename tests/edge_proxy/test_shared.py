@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -28,14 +29,23 @@ def test_an_account_on_one_line() -> None:
     assert "dropped 0, left" in describe(Ledger())
 
 
-def test_what_a_plugin_raised_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """Its name is in the log and in the count."""
-    shared = Shared(ProxyLimits(), logger=logging.getLogger("test.proxy"))
-    assert isinstance(shared.gate, DeliveryGate)
-    shared.on_gate_error(RuntimeError("first"))
-    shared.on_gate_error(RuntimeError("second"))
-    assert shared.extension_errors == {"DeliveryGate": 2}
-    assert "extension DeliveryGate failed: RuntimeError('first')" in caplog.text
+class Broken(DeliveryGate):
+    """A gate that raises over a topic."""
+
+    def threshold_s(self, topic: str) -> int | None:
+        """Fail."""
+        raise RuntimeError(topic)
+
+
+def test_a_gate_that_raises_makes_nothing_large_and_is_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its name is in the log and in the count, and the message is delivered."""
+    shared = Shared(ProxyLimits(), logger=logging.getLogger("test.proxy"), gate=Broken())
+    assert shared.topics.look_up(b"first").threshold_s == sys.maxsize
+    assert shared.topics.look_up(b"second").threshold_s == sys.maxsize
+    assert shared.extension_errors == {"Broken": 2}
+    assert "extension Broken failed: RuntimeError('first')" in caplog.text
 
 
 def test_what_a_connect_says_reaches_the_gate_and_nonsense_is_counted(

@@ -26,32 +26,24 @@ class Question:
 def test_the_gate_is_asked_once_for_each_topic() -> None:
     """What it answers holds for every later message of the topic."""
     question = Question()
-    cache = TopicCache(question, lambda _: None)
+    cache = TopicCache(question)
     assert cache.look_up("größe".encode()) == KnownTopic("größe", 5)
     assert cache.look_up("größe".encode()) == KnownTopic("größe", 5)
     assert cache.look_up(b"never").threshold_s == sys.maxsize
     assert question.asked == ["größe", "never"]
 
 
-def test_a_gate_that_raises_makes_nothing_large_and_is_told() -> None:
-    """A plugin's fault stops no delivery."""
-    errors: list[Exception] = []
-    cache = TopicCache(Question(), errors.append)
-    assert cache.look_up(b"broken").threshold_s == sys.maxsize
-    assert [str(error) for error in errors] == ["broken"]
-
-
 @pytest.mark.parametrize("topic", [b"a/+", b"#", b"\xff", b"a\0b"])
 def test_what_is_no_topic_name_is_refused(topic: bytes) -> None:
     """Wildcards, NUL and what is not UTF-8 [MQTT-3.3.2-2] [MQTT-1.5.4-2]."""
     with pytest.raises(MalformedPacketError):
-        TopicCache(Question(), lambda _: None).look_up(topic)
+        TopicCache(Question()).look_up(topic)
 
 
 def test_an_empty_topic_is_refused_as_an_alias() -> None:
     """[MQTT-3.1.2-27]: the broker was told that no Topic Alias is understood."""
     with pytest.raises(ProtocolError, match="Topic Alias Maximum") as caught:
-        TopicCache(Question(), lambda _: None).look_up(b"")
+        TopicCache(Question()).look_up(b"")
     assert isinstance(caught.value, PeerError)
     assert caught.value.reason_code == ReasonCode.TOPIC_ALIAS_INVALID
 
@@ -59,7 +51,7 @@ def test_an_empty_topic_is_refused_as_an_alias() -> None:
 def test_the_number_of_known_topics_is_bounded() -> None:
     """However many topics a broker has, the cache does not grow without end."""
     question = Question()
-    cache = TopicCache(question, lambda _: None)
+    cache = TopicCache(question)
     for number in range(MAX_TOPICS + 1):
         cache.look_up(b"%d" % number)
     cache.look_up(b"%d" % MAX_TOPICS)
@@ -71,7 +63,7 @@ def test_the_number_of_known_topics_is_bounded() -> None:
 def test_long_topics_are_not_kept() -> None:
     """They would fill the memory, few as they are."""
     question = Question()
-    cache = TopicCache(question, lambda _: None)
+    cache = TopicCache(question)
     topic = (LONGEST_KNOWN + 1) * b"t"
     assert cache.look_up(topic) == cache.look_up(topic)
     assert not cache._known

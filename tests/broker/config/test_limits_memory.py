@@ -28,6 +28,7 @@ from penstock.broker.routing.topic_tree import TopicTree
 from penstock.broker.sessions.session import Session
 from penstock.broker.sessions.wills import will_bytes
 from penstock.broker.timers import Timers
+from tests.helpers.guard import NoFaults
 from tests.helpers.virtual import VirtualBroker
 
 pytestmark = pytest.mark.memory
@@ -118,10 +119,7 @@ def test_many_sessions_with_the_same_filter() -> None:
 
 
 def _outboxes(backlog: Backlog, n: int) -> list[Outbox]:
-    def fail(error: Exception) -> None:
-        raise error
-
-    rules = OutboxRules(DeliveryGate(), fail, backlog=backlog)
+    rules = OutboxRules(DeliveryGate(), NoFaults(), backlog=backlog)
     return [Outbox(Link(str(number)), Ledger(), rules) for number in range(n)]
 
 

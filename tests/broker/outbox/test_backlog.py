@@ -14,6 +14,7 @@ from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.outbox import Outbox
 from penstock.broker.outbox.rules import OutboxRules
+from tests.helpers.guard import NoFaults
 
 MOST_BYTES = 5000
 LARGEST_BYTES = 3000
@@ -29,12 +30,8 @@ def outboxes(
     backlog: Backlog, n_outboxes: int = 3, *, drops_oldest: bool = False
 ) -> list[tuple[Outbox, Ledger]]:
     """Return empty outboxes that share a backlog."""
-
-    def fail(error: Exception) -> None:
-        raise error
-
     rules = OutboxRules(
-        DeliveryGate(), fail, max_messages=20, drops_oldest=drops_oldest, backlog=backlog
+        DeliveryGate(), NoFaults(), max_messages=20, drops_oldest=drops_oldest, backlog=backlog
     )
     ledgers = [Ledger() for _ in range(n_outboxes)]
     return [(Outbox(Link("c"), ledger, rules), ledger) for ledger in ledgers]

@@ -14,6 +14,7 @@ from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.outbox import Outbox
 from penstock.broker.outbox.rules import OutboxRules
+from tests.helpers.guard import NoFaults
 
 LARGE = 100
 MAX_WITHHOLD = 20.0
@@ -38,15 +39,10 @@ class Gate(DeliveryGate):
         return Verdict(deliver=False, look_again_at=now + MAX_WITHHOLD - sojourn + STRICTLY_AFTER)
 
 
-def fail(error: Exception) -> None:
-    """Raise what the gate has raised."""
-    raise error
-
-
 def outbox(gate: Gate) -> tuple[Outbox, Ledger]:
     """Return an outbox of ten messages and its ledger."""
     ledger = Ledger()
-    rules = OutboxRules(gate, fail, max_messages=10, max_bytes=3000)
+    rules = OutboxRules(gate, NoFaults(), max_messages=10, max_bytes=3000)
     return Outbox(Link("c"), ledger, rules), ledger
 
 

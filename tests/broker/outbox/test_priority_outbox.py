@@ -13,6 +13,7 @@ from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.priority_outbox import PASSED_BYTES, PriorityOutbox, make_outbox
 from penstock.broker.outbox.rules import OutboxRules
+from tests.helpers.guard import NoFaults
 
 LARGE = 1000
 
@@ -35,15 +36,10 @@ class Gate(DeliveryGate):
         return topic.startswith("!")
 
 
-def fail(error: Exception) -> None:
-    """Raise what the gate has raised."""
-    raise error
-
-
 def box(gate: Gate | None = None, **rules: Any) -> tuple[PriorityOutbox, Ledger]:
     """Return an outbox and its ledger."""
     ledger = Ledger()
-    made = make_outbox(Link("c"), ledger, OutboxRules(gate or Gate(), fail, **rules))
+    made = make_outbox(Link("c"), ledger, OutboxRules(gate or Gate(), NoFaults(), **rules))
     assert isinstance(made, PriorityOutbox)
     return made, ledger
 
@@ -70,7 +66,7 @@ def drain(outbox: PriorityOutbox, *, has_quota: bool = True) -> list[str]:
 
 def test_only_who_asks_for_it_has_first_places() -> None:
     """Others have the plain outbox, which knows nothing of them."""
-    plain = make_outbox(Link("c"), Ledger(), OutboxRules(DeliveryGate(), fail))
+    plain = make_outbox(Link("c"), Ledger(), OutboxRules(DeliveryGate(), NoFaults()))
     assert not isinstance(plain, PriorityOutbox)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from penstock.broker.extensions import DeliveryGate
 from penstock.broker.outbox.rules import OutboxRules
+from tests.helpers.guard import NoFaults
 
 
 class Ordering(DeliveryGate):
@@ -15,13 +16,9 @@ class Ordering(DeliveryGate):
         return topic == "alarms"
 
 
-def told(error: Exception) -> None:
-    """Take note of nothing."""
-
-
 def test_a_gate_without_a_word_about_order_leaves_it_as_it_is() -> None:
     """[MQTT-4.6.0-6], and nothing is dropped or goes first unless somebody asks for it."""
-    rules = OutboxRules(DeliveryGate(), told)
+    rules = OutboxRules(DeliveryGate(), NoFaults())
     assert rules.keeps_topics
     assert not rules.supersedes
     assert rules.is_first is None
@@ -29,7 +26,7 @@ def test_a_gate_without_a_word_about_order_leaves_it_as_it_is() -> None:
 
 def test_a_gate_may_say_what_passes_what() -> None:
     """What it says reaches every outbox."""
-    rules = OutboxRules(Ordering(), told)
+    rules = OutboxRules(Ordering(), NoFaults())
     assert not rules.keeps_topics
     assert rules.supersedes
     assert rules.is_first is not None

@@ -150,7 +150,7 @@ def test_faults_are_published_by_name() -> None:
     broker = VirtualBroker()
     broker.connect("c").send_bytes(b"\xff\xff\xff\xff\xff")
     broker.connect("d").send(PubAck(1), PubAck(1))
-    broker.core.on_extension_error("Plugin", ValueError())
+    broker.core.guard.failed("Plugin", ValueError())
     found = figures(broker)
     assert found["penstock/peer_errors/0x81"] == "1"
     assert found["penstock/unexpected_acknowledgements"] == "2"

@@ -82,8 +82,8 @@ def test_what_the_system_refuses_a_plugin_is_logged_with_its_file(
 ) -> None:
     """A full disk is no fault of the program; an error that says nothing is shown by its name."""
     core = VirtualBroker().core
-    core.on_extension_error("Store", OSError(errno.ENOSPC, "No space left on device", "/spill"))
-    core.on_extension_error("Other", TimeoutError())
+    core.guard.failed("Store", OSError(errno.ENOSPC, "No space left on device", "/spill"))
+    core.guard.failed("Other", TimeoutError())
     assert caplog.messages == [
         "extension Store failed: [Errno 28] No space left on device: '/spill'",
         "extension Other failed: TimeoutError()",
@@ -97,7 +97,7 @@ def test_a_plugin_that_always_fails_does_not_flood_the_log(
     """Every fault is counted; the log has the first whole, and then ever fewer."""
     core = VirtualBroker().core
     for _ in range(100):
-        core.on_extension_error("Plugin", ValueError("x"))
+        core.guard.failed("Plugin", ValueError("x"))
     assert core.counters.extension_errors == {"Plugin": 100}
     assert len(caplog.records) == 7
     assert [bool(record.exc_info) for record in caplog.records] == [True] + [False] * 6
