@@ -11,9 +11,8 @@ import pytest
 from penstock.broker.config.limits import Limits
 from penstock.broker.config.listener_config import ListenerKeys
 from penstock.broker.config.mqtt_options import MqttOptions
-from penstock.broker.config.persistence_config import Persistence
+from penstock.broker.config.policy import Persistence, load_policy, parse_mapping, validate_config
 from penstock.broker.config.policy import _PolicyKeys as PolicyKeys
-from penstock.broker.config.policy import load_policy, parse_mapping, validate_config
 from penstock.plugins.access.config import AccessConfig
 from penstock.plugins.console.config import ConsoleConfig
 from penstock.plugins.memory.config import MemoryConfig

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -34,11 +34,12 @@ from penstock.broker.config.listener_config import (
     read_listeners,
 )
 from penstock.broker.config.mqtt_options import MqttOptions
-from penstock.broker.config.persistence_config import Persistence
+from penstock.broker.config.sizes import Size
 from penstock.broker.errors import ConfigError, ConfigProblem
 
 __all__ = [
     "NamedBy",
+    "Persistence",
     "Policy",
     "check_listeners",
     "load_policy",
@@ -59,6 +60,31 @@ _AMQTT_PERSISTENCE = {"amqtt.contrib.persistence.SessionDBPlugin"}
 """Plugins that bring sessions back themselves, and refuse to where they find some."""
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@checked_dataclass(frozen=True, slots=True, config=_STRICT)
+class Persistence:
+    """What of sessions, messages and wills is on the disk; the keys under `persistence`.
+
+    Attributes:
+        path: file of the database, from the directory the broker started in.
+        durability: ``memory``: nothing is written; ``normal``: with the operating system before
+            anything is acknowledged, which survives the end of the process, however it ends;
+            ``full``: on the disk before that, which survives a power cut.
+        commit_wait_seconds: how long a first change waits for others to its commit. What is
+            delivered and acknowledged within it is never written. Two milliseconds are less
+            than most networks take and enough for the acknowledgement of a near subscriber.
+        max_pending_messages: messages that may wait for their commit. At half of it publishers are
+            slowed down, further ones are refused. A hundred publishers with as many
+            unacknowledged as they may have by default.
+        max_pending_bytes: the same in payload bytes.
+    """
+
+    path: Annotated[str, Field(min_length=1)] = "penstock-sessions.db"
+    durability: Literal["memory", "normal", "full"] = "full"
+    commit_wait_seconds: Annotated[float, Field(ge=0, le=1)] = 0.002
+    max_pending_messages: Annotated[int, Field(ge=1)] = 100_000
+    max_pending_bytes: Annotated[Size, Field(ge=1)] = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.config.persistence_config import Persistence
+from penstock.broker.config.policy import Persistence
 from penstock.broker.durable.database import DatabaseStartError, DatabaseWriteError, SessionDatabase
 from penstock.broker.durable.journal import Journal
 from penstock.broker.durable.recovery import restore

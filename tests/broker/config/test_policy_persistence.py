@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.broker.config.persistence_config import Persistence
-from penstock.broker.config.policy import parse_policy
+from penstock.broker.config.policy import Persistence, parse_policy
 from penstock.broker.errors import ConfigError
 
 
