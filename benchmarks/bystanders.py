@@ -20,22 +20,20 @@ often than twice a second: each time some of the pair's messages meet it.
 from __future__ import annotations
 
 import itertools
-import json
 import select
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Final
 
 import typer
 
 from benchmarks import wire
-from benchmarks.latency import MICROSECOND, Lateness, Pacing
-from benchmarks.load import Side
+from benchmarks.latency import MICROSECOND, Lateness, Pacing, flooded_subscriber
 from benchmarks.paced import Schedule
 from benchmarks.peers import PEERS, RunningPeer, running
 from benchmarks.program import Program, choose, describe_run, tell
@@ -169,29 +167,11 @@ def retained(peer: RunningPeer, *, readers: int, topic_filter: str) -> Iterator[
         yield
 
 
-@contextmanager
-def slow_logger(peer: RunningPeer) -> Iterator[None]:
+def slow_logger(peer: RunningPeer) -> AbstractContextManager[None]:
     """Subscribe to all there is and read 2 MB/s of it, while somebody floods."""
-    stop = threading.Event()
-
-    def read_slowly(sock: socket.socket) -> None:
-        while not stop.wait(LOGGER_SECONDS):
-            with suppress(TimeoutError):
-                sock.recv(LOGGER_BYTES)
-
-    with wire.open_client(peer.port, "logger") as sock, ExitStack() as stack:
-        wire.subscribe(sock, "#", 0)
-        sock.settimeout(LOGGER_SECONDS)
-        publisher = Side("benchmarks.publisher", peer.port, json.dumps(asdict(FLOOD)), "")
-        stack.callback(publisher.close)
-        publisher.answer()
-        publisher.stand_back()
-        reader = threading.Thread(target=read_slowly, args=(sock,), name="slow-reader")
-        reader.start()
-        stack.callback(reader.join)
-        stack.callback(stop.set)
-        publisher.tell(messages=FLOOD_MESSAGES)
-        yield
+    return flooded_subscriber(
+        peer, FLOOD, "#", chunk_bytes=LOGGER_BYTES, chunk_seconds=LOGGER_SECONDS
+    )
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from typing import Final
 
 from benchmarks import wire
 from benchmarks.peers import RunningPeer
+from benchmarks.rates import Meter
 from benchmarks.rows import Measurement, Row, Scale, Target
 
 PAYLOAD_BYTES: Final = 1 << 20
@@ -115,24 +116,17 @@ def measure_fan_out(peer: RunningPeer, scale: Scale) -> Measurement:
         load.run(UNDER_WAY, is_compared=False)
         each = (time.monotonic() - started) / (2 * UNDER_WAY)
         messages = max(UNDER_WAY, int(scale.seconds / each))
-        broker_cpu_before, cpu_before = peer.cpu_seconds(), time.process_time()
-        started = time.monotonic()
-        missing = load.run(messages, is_compared=False)
-        elapsed = time.monotonic() - started
-        cpu = time.process_time() - cpu_before
-        broker_cpu = peer.cpu_seconds() - broker_cpu_before
-    payload = messages * PAYLOAD_BYTES * scale.readers - missing
+        with Meter(peer) as meter:
+            missing = load.run(messages, is_compared=False)
+    megabytes = (messages * PAYLOAD_BYTES * scale.readers - missing) / MEGABYTE
+    broker_cpu = meter.broker_cpu_seconds
     return Measurement(
-        value=payload / MEGABYTE / elapsed,
+        value=megabytes / meter.elapsed_seconds,
         lost=-(-missing // PAYLOAD_BYTES),
         details={
             "published_messages": messages,
-            "elapsed_seconds": elapsed,
-            "broker_cpu_ratio": broker_cpu / elapsed,
-            "megabytes_per_broker_cpu_second": payload / MEGABYTE / broker_cpu
-            if broker_cpu
-            else 0.0,
-            "load_cpu_ratio": cpu / elapsed,
+            "megabytes_per_broker_cpu_second": megabytes / broker_cpu if broker_cpu else 0.0,
+            **meter.details(),
         },
     )
 

@@ -31,7 +31,7 @@ from benchmarks.load import Load, Side
 from benchmarks.paced import Schedule
 from benchmarks.peers import RunningPeer
 from benchmarks.rows import Figure, Measurement, Row, Scale, Target
-from benchmarks.stream import TOPIC_FILTER
+from benchmarks.stream import TOPIC_FILTER, Shape
 from benchmarks.throughput import UNIFORM
 
 LEAD_SECONDS: Final = 0.05
@@ -154,19 +154,34 @@ def flooding_publisher(peer: RunningPeer) -> Iterator[None]:
 
 
 @contextmanager
-def flooded_subscriber(peer: RunningPeer) -> Iterator[None]:
-    """Publish as fast as the broker reads, to a subscriber that reads slowly."""
+def flooded_subscriber(
+    peer: RunningPeer,
+    shape: Shape = UNIFORM,
+    topic_filter: str = TOPIC_FILTER,
+    *,
+    chunk_bytes: int = SLOW_READ_BYTES,
+    chunk_seconds: float = SLOW_READ_SECONDS,
+) -> Iterator[None]:
+    """Publish as fast as the broker reads, to a subscriber that reads slowly.
+
+    Args:
+        peer: a broker.
+        shape: of the messages.
+        topic_filter: of the subscriber.
+        chunk_bytes: that it reads at a time.
+        chunk_seconds: between two times.
+    """
     stop = threading.Event()
 
     def read_slowly(sock: socket.socket) -> None:
-        while not stop.wait(SLOW_READ_SECONDS):
+        while not stop.wait(chunk_seconds):
             with suppress(TimeoutError):  # a broker may be slower still
-                sock.recv(SLOW_READ_BYTES)
+                sock.recv(chunk_bytes)
 
     with wire.open_client(peer.port, "bench-flooded") as sock, ExitStack() as stack:
-        wire.subscribe(sock, TOPIC_FILTER, 0)
-        sock.settimeout(SLOW_READ_SECONDS)
-        publisher = Side("benchmarks.publisher", peer.port, json.dumps(asdict(UNIFORM)), "")
+        wire.subscribe(sock, topic_filter, 0)
+        sock.settimeout(chunk_seconds)
+        publisher = Side("benchmarks.publisher", peer.port, json.dumps(asdict(shape)), "")
         stack.callback(publisher.close)
         publisher.answer()
         publisher.stand_back()

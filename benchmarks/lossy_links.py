@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import itertools
-import os
 import select
 import subprocess
 import sys
@@ -41,12 +40,17 @@ import yaml
 from benchmarks.errors import BenchmarkError
 from benchmarks.lossy_load import PORT, STREAMS, read_arrivals
 from benchmarks.lossy_report import Outcome, compare, to_markdown, verdict
-from benchmarks.peers import EXAMPLE_POLICY, ROOT, without_queue_limits
+from benchmarks.peers import EXAMPLE_POLICY, without_queue_limits
 from benchmarks.program import JsonFile, Program, choose, describe_run, tell, write_json
 from penstock.netem.links.link_variation import Changes, OnOff, Trace
 from penstock.netem.links.network import DEFAULT_CONGESTION_CONTROL, Host, Network
 from penstock.netem.links.profiles import GOOD, LOSSY, LOSSY_DOWNSTREAM, Direction, Profile
-from penstock.netem.runs.broker_process import find_program
+from penstock.netem.runs.broker_process import (
+    ENVIRONMENT,
+    log_tail,
+    mosquitto_command,
+    penstock_command,
+)
 
 POLICIES: Final = ("none", "conservative", "probabilistic", "historic", "adaptive")
 LEARNED: Final = "learned"
@@ -125,8 +129,6 @@ DRAIN_SECONDS: Final = 120.0
 QUICK_SECONDS: Final = 40.0
 LOOK_SECONDS: Final = 0.2
 CPU_LOOK_SECONDS: Final = 5.0
-LOG_TAIL_BYTES: Final = 2_000
-ENVIRONMENT: Final = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def _penstock(directory: Path, name: str) -> list[str]:
@@ -141,17 +143,13 @@ def _penstock(directory: Path, name: str) -> list[str]:
         plugins["withholding"]["break_off_after"] = BREAK_OFF_AFTER
     elif profile:
         plugins["withholding"]["profile"] = profile
-    file = directory / "policy.yaml"
-    file.write_text(yaml.safe_dump(settings))
-    return [sys.executable, "-m", "penstock.broker", "-c", str(file)]
+    return penstock_command(directory, settings)
 
 
 def _mosquitto(directory: Path) -> list[str]:
     """Write mosquitto's configuration; return its command."""
-    file = directory / "mosquitto.conf"
     lines = [f"listener {PORT} 0.0.0.0", "allow_anonymous true", "max_queued_messages 0"]
-    file.write_text("\n".join(lines) + "\n")
-    return [find_program("mosquitto"), "-c", str(file)]
+    return mosquitto_command(directory, lines)
 
 
 class Site:
@@ -236,7 +234,7 @@ class Site:
         return self._directory / "arrivals"
 
     def _failure(self, name: str) -> BenchmarkError:
-        words = (self._directory / f"{name}.log").read_text(errors="replace")[-LOG_TAIL_BYTES:]
+        words = log_tail(self._directory / f"{name}.log")
         return BenchmarkError(f"{self.name}: the {name} has failed: {words}")
 
     def _start_load(self, name: str, host: Host, *words: str) -> None:

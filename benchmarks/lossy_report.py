@@ -48,9 +48,9 @@ Latencies: TypeAlias = Mapping[str, Mapping[str, list[float]]]
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the least value that at least such a share of all does not exceed."""
+    """Return the least value that at least such a share of all does not exceed; nan of none."""
     ordered = sorted(values)
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)] if ordered else math.nan
 
 
 @dataclass(slots=True)

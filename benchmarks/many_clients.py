@@ -22,7 +22,7 @@ from typing import Final, Self
 
 from benchmarks import wire
 from benchmarks.peers import RunningPeer
-from benchmarks.rates import Run, measure_run
+from benchmarks.rates import Meter, Run, measure_run
 from benchmarks.rows import Measurement, Row, Scale, Target
 
 PAYLOAD_BYTES: Final = 64
@@ -165,21 +165,10 @@ def measure_connecting(peer: RunningPeer, scale: Scale) -> Measurement:
     """Return connections made and ended per second."""
     load = Connecting(peer.port)
     load.run(scale.seconds * 0.1)
-    broker_cpu_before, cpu_before = peer.cpu_seconds(), time.process_time()
-    started = time.monotonic()
-    count = load.run(scale.seconds)
-    elapsed = time.monotonic() - started
-    cpu = time.process_time() - cpu_before
-    broker_cpu = peer.cpu_seconds() - broker_cpu_before
-    return Measurement(
-        value=count / elapsed,
-        details={
-            "connects": count,
-            "elapsed_seconds": elapsed,
-            "broker_cpu_ratio": broker_cpu / elapsed,
-            "load_cpu_ratio": cpu / elapsed,
-        },
-    )
+    with Meter(peer) as meter:
+        count = load.run(scale.seconds)
+    details = {"connects": count, **meter.details()}
+    return Measurement(count / meter.elapsed_seconds, details=details)
 
 
 ROWS: Final = (

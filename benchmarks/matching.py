@@ -9,14 +9,13 @@ the old ones are unsubscribed while no clock runs.
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 from typing import Final
 
 from benchmarks import wire
 from benchmarks.load import Load
 from benchmarks.peers import RunningPeer
-from benchmarks.rates import measure_run
+from benchmarks.rates import Meter, measure_run
 from benchmarks.rows import Measurement, Row, Scale, Target
 from benchmarks.stream import Shape, wildcard_filters
 
@@ -34,41 +33,30 @@ def measure_matching(peer: RunningPeer, scale: Scale) -> Measurement:
 
 def measure_subscribing(peer: RunningPeer, scale: Scale) -> Measurement:
     """Return subscriptions acknowledged per second."""
-    elapsed = cpu = broker_cpu = 0.0
+    meter = Meter(peer)
     rounds = 0
     with ExitStack() as stack:
         clients = [
             stack.enter_context(sock)
             for sock in wire.open_clients(peer.port, [f"bench-filters-{i}" for i in range(CLIENTS)])
         ]
-        while rounds < LEAST_ROUNDS or elapsed < scale.seconds:
+        while rounds < LEAST_ROUNDS or meter.elapsed_seconds < scale.seconds:
             filters = wildcard_filters(FILTERS, f"round{rounds}")
             own = [filters[i::CLIENTS] for i in range(CLIENTS)]
             subscribes = [wire.subscribe_packet(1, each, 0) for each in own]
             unsubscribes = [wire.unsubscribe_packet(2, each) for each in own]
             answer = bytes([wire.SUBACK, 2 + FILTERS // CLIENTS, 0, 1]) + bytes(FILTERS // CLIENTS)
-            broker_cpu_before, cpu_before = peer.cpu_seconds(), time.process_time()
-            started = time.monotonic()
-            for sock, packet in zip(clients, subscribes, strict=True):
-                sock.sendall(packet)
-            for sock in clients:
-                wire.expect(sock, answer)
-            elapsed += time.monotonic() - started
-            cpu += time.process_time() - cpu_before
-            broker_cpu += peer.cpu_seconds() - broker_cpu_before
+            with meter:
+                for sock, packet in zip(clients, subscribes, strict=True):
+                    sock.sendall(packet)
+                for sock in clients:
+                    wire.expect(sock, answer)
             rounds += 1
             for sock, packet in zip(clients, unsubscribes, strict=True):
                 sock.sendall(packet)
                 wire.expect(sock, wire.acknowledgement(wire.UNSUBACK, 2))
-    return Measurement(
-        value=rounds * FILTERS / elapsed,
-        details={
-            "elapsed_seconds": elapsed,
-            "rounds": rounds,
-            "broker_cpu_ratio": broker_cpu / elapsed,
-            "load_cpu_ratio": cpu / elapsed,
-        },
-    )
+    details = {"rounds": rounds, **meter.details()}
+    return Measurement(rounds * FILTERS / meter.elapsed_seconds, details=details)
 
 
 ROWS: Final = (

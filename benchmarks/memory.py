@@ -110,10 +110,10 @@ def read_on(sock: socket.socket, messages: int, payload_bytes: int) -> int:
 def measure_stalled(
     peer: RunningPeer,
     scale: Scale,
-    *,
     subscribers: int,
     messages: int,
     payload_bytes: int,
+    *,
     is_read_by_all: bool,
 ) -> Measurement:
     """Return the growth of the broker's resident set over the bytes published.
@@ -165,26 +165,14 @@ def measure_stalled(
 
 def measure_stalled_for_good(peer: RunningPeer, scale: Scale) -> Measurement:
     """Return the growth with subscribers that read nothing while it is measured."""
-    return measure_stalled(
-        peer,
-        scale,
-        subscribers=scale.stalled_subscribers,
-        messages=scale.large_messages,
-        payload_bytes=scale.large_bytes,
-        is_read_by_all=False,
-    )
+    sizes = (scale.stalled_subscribers, scale.large_messages, scale.large_bytes)
+    return measure_stalled(peer, scale, *sizes, is_read_by_all=False)
 
 
 def measure_late_readers(peer: RunningPeer, scale: Scale) -> Measurement:
     """Return the growth with readers that stall first and read everything then."""
-    return measure_stalled(
-        peer,
-        scale,
-        subscribers=scale.late_readers,
-        messages=scale.late_messages,
-        payload_bytes=LATE_PAYLOAD_BYTES,
-        is_read_by_all=True,
-    )
+    sizes = (scale.late_readers, scale.late_messages, LATE_PAYLOAD_BYTES)
+    return measure_stalled(peer, scale, *sizes, is_read_by_all=True)
 
 
 IN_ALL: Final = Figure(

@@ -19,10 +19,8 @@ this module alone of the benchmarks imports what it measures.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
-import re
 import sqlite3
 import statistics
 import subprocess
@@ -30,9 +28,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -42,6 +39,7 @@ import typer
 import uvloop
 
 from benchmarks.errors import BenchmarkError
+from benchmarks.gateway import FILE, gateway
 from benchmarks.program import (
     DEFAULT_REPEATS,
     JsonFile,
@@ -53,6 +51,7 @@ from benchmarks.program import (
     write_json,
 )
 from penstock.broker.message import Message
+from penstock.netem.runs.broker_process import ENVIRONMENT
 from penstock.plugins.queue.client import QueueClient
 from penstock.plugins.queue.config import LogicalQueueConfig, QueueConfig
 from penstock.plugins.queue.sink import QueuePlugin
@@ -70,7 +69,6 @@ TOPICS: Final = 50
 FULL_MESSAGES: Final = 200_000
 QUICK_MESSAGES: Final = 20_000
 QUEUE: Final = "bench"
-FILE: Final = "queue.db"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +160,7 @@ def _in_folder(folder: Path, *arguments: str) -> str:
         text=True,
         check=False,
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
+        env=ENVIRONMENT,
     )
     if ended.returncode:
         raise BenchmarkError(f"{' '.join(arguments)}: {ended.stderr.strip()}")
@@ -185,33 +183,10 @@ def _ceiling(folder: Path, n_messages: int) -> float:
     return n_messages / (time.perf_counter() - begin)
 
 
-@contextmanager
-def _gateway(folder: Path, readers: str) -> Iterator[str]:
-    """Run ``penstock queue`` on the folder's file; yield its URL."""
-    queue = _queue_keys(readers)
-    policy = {"queue": {"path": FILE, "http": "127.0.0.1:0", "queues": {QUEUE: queue}}}
-    (folder / "policy.yaml").write_text(json.dumps({"plugins": policy}))
-    with subprocess.Popen(
-        [sys.executable, "-m", "penstock.plugins.queue", "-c", "policy.yaml"],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
-    ) as process:
-        try:
-            told = "" if process.stderr is None else process.stderr.readline()
-            found = re.search(r"listens on (http://\S+)", told)
-            if found is None:
-                raise BenchmarkError(f"the gateway did not start: {told}")
-            yield found[1]
-        finally:
-            process.terminate()
-
-
 def _over_http(part: str, readers: str) -> Callable[[Path, int], float]:
     def measure(folder: Path, n_messages: int) -> float:
         _in_folder(folder, "fill", readers, str(n_messages))
-        with _gateway(folder, readers) as url:
+        with gateway(folder, QUEUE, _queue_keys(readers)) as url:
             return float(_in_folder(folder, part, url, str(n_messages)))
 
     return measure

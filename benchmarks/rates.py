@@ -6,8 +6,9 @@ time; the third counts.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from benchmarks.peers import RunningPeer
 from benchmarks.rows import Measurement, Scale
@@ -42,6 +43,40 @@ class Run:
         return self.delivered / self.elapsed_seconds
 
 
+class Meter:
+    """The time that passes in a ``with`` block, and the processor time that is used in it.
+
+    May be entered again, and adds up.
+
+    Attributes:
+        elapsed_seconds: so far.
+        broker_cpu_seconds: of the broker.
+    """
+
+    def __init__(self, peer: RunningPeer) -> None:
+        self._peer = peer
+        self.elapsed_seconds = self.broker_cpu_seconds = self._cpu_seconds = 0.0
+
+    def __enter__(self) -> Self:
+        self.broker_cpu_seconds -= self._peer.cpu_seconds()
+        self._cpu_seconds -= time.process_time()
+        self.elapsed_seconds -= time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.elapsed_seconds += time.monotonic()
+        self._cpu_seconds += time.process_time()
+        self.broker_cpu_seconds += self._peer.cpu_seconds()
+
+    def details(self) -> dict[str, float]:
+        """Return it as details of a measurement whose load is this process."""
+        return {
+            "elapsed_seconds": self.elapsed_seconds,
+            "broker_cpu_ratio": self.broker_cpu_seconds / self.elapsed_seconds,
+            "load_cpu_ratio": self._cpu_seconds / self.elapsed_seconds,
+        }
+
+
 class Runnable(Protocol):
     """A load that is connected and waits."""
 
@@ -66,9 +101,9 @@ def measure_run(
     for share in (0.2, 1.0):
         rate = load.run(messages).published_per_second
         messages = max(scale.warm_up_messages, int(rate * scale.seconds * share))
-    cpu_before = peer.cpu_seconds()
-    run = load.run(messages)
-    cpu = peer.cpu_seconds() - cpu_before
+    with Meter(peer) as meter:
+        run = load.run(messages)
+    cpu = meter.broker_cpu_seconds
     value = (
         run.delivered_per_second if per_message is None else per_message * run.published_per_second
     )

@@ -37,6 +37,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from benchmarks import wire
+from benchmarks.lossy_report import quantile
 from benchmarks.peers import (
     PEERS,
     Peer,
@@ -106,12 +107,6 @@ class Outcome:
     small_seconds: list[float] = field(default_factory=list)
     large_seconds: list[float] = field(default_factory=list)
     lost: int = 0
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return the least value that at least such a share of all does not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)] if ordered else float("nan")
 
 
 def plan(seconds: float) -> Iterator[tuple[float, str, int]]:

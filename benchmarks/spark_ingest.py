@@ -16,7 +16,6 @@ Gateway, Java and Python workers share the machine's cores.
 from __future__ import annotations
 
 import base64
-import contextlib
 import http.client
 import itertools
 import json
@@ -40,7 +39,7 @@ import typer
 from pyarrow import parquet
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.peers import ROOT
+from benchmarks.gateway import gateway
 from benchmarks.program import (
     DEFAULT_REPEATS,
     JsonFile,
@@ -51,13 +50,13 @@ from benchmarks.program import (
     tell,
     write_json,
 )
+from penstock.netem.runs.broker_process import ENVIRONMENT
 
 QUEUE: Final = "telemetry"
-PHYSICAL_QUEUES: Final = 2
+KEYS: Final = {"readers": "offsets", "physical_queues": 2}
 REQUEST_MESSAGES: Final = 2_000
 TARGET: Final = 50_000
 _PROGRESS: Final = re.compile(r"ingested ([\d,]+) messages in ([\d,]+) micro-batches, ([\d,.]+) s")
-_LISTENS: Final = re.compile(r"listens on (http://\S+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,38 +113,13 @@ def payloads(size: int, count: int) -> Iterator[bytes]:
         yield json.dumps(fields).encode()
 
 
-@contextlib.contextmanager
-def gateway(folder: Path) -> Iterator[str]:
-    """Run ``penstock queue`` on the folder's file; yield its URL."""
-    queue = {"readers": "offsets", "physical_queues": PHYSICAL_QUEUES}
-    section = {"path": "queue.db", "http": "127.0.0.1:0", "queues": {QUEUE: queue}}
-    (folder / "policy.yaml").write_text(json.dumps({"plugins": {"queue": section}}))
-    program = [sys.executable, "-m", "penstock.plugins.queue.gateway", "-c", "policy.yaml"]
-    with subprocess.Popen(
-        program, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment()
-    ) as process:
-        try:
-            told = "" if process.stderr is None else process.stderr.readline()
-            found = _LISTENS.search(told)
-            if found is None:
-                raise BenchmarkError(f"the gateway did not start: {told}")
-            yield found[1]
-        finally:
-            process.terminate()
-
-
-def environment() -> dict[str, str]:
-    """Return the environment in which the checkout's programs are found from any folder."""
-    return os.environ | {"PYTHONPATH": str(ROOT)}
-
-
 def fill(folder: Path, row: SparkRow, count: int) -> None:
     """Enqueue the row's messages in a new queue.
 
     Raises:
         BenchmarkError: the queue refused some.
     """
-    with gateway(folder) as url:
+    with gateway(folder, QUEUE, KEYS) as url:
         connection = http.client.HTTPConnection(urlsplit(url).netloc)
         source = payloads(row.payload_bytes, count)
         while batch := list(itertools.islice(source, REQUEST_MESSAGES)):
@@ -173,13 +147,13 @@ def ingest(filled: Path, folder: Path, count: int) -> Rate:
     # The copy's way to the disk is not what is measured.
     os.sync()
     output = folder / "messages"
-    with gateway(folder) as url:
+    with gateway(folder, QUEUE, KEYS) as url:
         program = [
             *(sys.executable, "-m", "penstock.spark_bridge", "--url", url, "--queue", QUEUE),
             *("--output", str(output), "--checkpoint", str(folder / "checkpoint")),
         ]
         ended = subprocess.run(
-            program, capture_output=True, text=True, check=False, env=environment()
+            program, capture_output=True, text=True, check=False, env=ENVIRONMENT
         )
     if ended.returncode:
         raise BenchmarkError(f"penstock spark: {ended.stderr.strip()}")

@@ -66,10 +66,15 @@ def _missing_capabilities() -> list[str]:
 
 
 def run_ip(*arguments: str, lines: str | None = None) -> str:
-    """Run `ip`.
+    """Run `ip`; as `run_tool`."""
+    return run_tool("ip", *arguments, lines=lines)
+
+
+def run_tool(*words: str, lines: str | None = None) -> str:
+    """Run a program of iproute2.
 
     Args:
-        arguments: its words.
+        words: its name and its arguments.
         lines: for ``-batch -``, one command a line.
 
     Returns:
@@ -79,14 +84,10 @@ def run_ip(*arguments: str, lines: str | None = None) -> str:
         NetemError: it failed; the text holds its words.
     """
     done = subprocess.run(  # noqa: S603 - the words are ours
-        ["ip", *arguments],  # noqa: S607 - where it is differs
-        input=lines,
-        capture_output=True,
-        text=True,
-        check=False,
+        words, input=lines, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        raise NetemError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+        raise NetemError(f"{' '.join(words)}: {done.stderr.strip()}")
     return done.stdout
 
 

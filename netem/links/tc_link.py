@@ -22,13 +22,12 @@ processor that sent it, and two of them overtake each other.
 from __future__ import annotations
 
 import os
-import subprocess
 from typing import Final
 
 from penstock.netem.errors import NetemError
 from penstock.netem.links.channel import Counts
 from penstock.netem.links.engines import instead_of_tc
-from penstock.netem.links.namespaces import run_ip
+from penstock.netem.links.namespaces import run_ip, run_tool
 from penstock.netem.links.profiles import Direction, Profile
 from penstock.netem.links.schedule import Schedule
 from penstock.netem.links.tc_commands import (
@@ -54,29 +53,8 @@ PROBES: Final = {
 
 
 def run_tc(namespace: str, *arguments: str, lines: str | None = None) -> str:
-    """Run `tc` in a namespace.
-
-    Args:
-        namespace: its name.
-        arguments: words.
-        lines: for ``-batch -``, one command a line.
-
-    Returns:
-        What it printed.
-
-    Raises:
-        NetemError: it failed; the text holds its words.
-    """
-    done = subprocess.run(  # noqa: S603 - the words are ours
-        ["tc", "-netns", namespace, *arguments],  # noqa: S607 - where it is differs
-        input=lines,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise NetemError(f"tc {' '.join(arguments)}: {done.stderr.strip()}")
-    return done.stdout
+    """Run `tc` in a namespace, by its name; as `run_tool`."""
+    return run_tool("tc", "-netns", namespace, *arguments, lines=lines)
 
 
 class Wires:

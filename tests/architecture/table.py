@@ -108,7 +108,7 @@ PACKAGE_ARROWS: Final = {
 
 MODULE_ARROWS: Final = {
     # How fast messages are stored can only be measured in the process that stores them.
-    "benchmarks.queue_throughput": ("benchmarks", "broker.message", "plugins.queue"),
+    "benchmarks.queue_throughput": ("benchmarks", "netem", "broker.message", "plugins.queue"),
     # Decisions can only be timed in the process that takes them.
     "benchmarks.decision_cost": (
         "benchmarks",
