@@ -112,16 +112,16 @@ class HostedBroker:
     ) -> Message:
         _check(validate_topic, topic)
         core = self._host.core
-        topic_bytes = topic.encode()
+        plan = core.tree.plan(topic, topic.encode())
         return Message(
             topic,
             core.keep(bytes(data)),
             qos=QoS.EXACTLY_ONCE if qos is None else qos,
             retain=retain,
-            arrived_at=now,
-            is_large=len(data) > core.tree.plan(topic, topic_bytes).threshold_s,
+            arrived_at=core.arrived_at(now, plan.sinks),
+            is_large=len(data) > plan.threshold_s,
             publisher=publisher,
-            topic_bytes=topic_bytes,
+            topic_bytes=plan.topic_bytes,
         )
 
     def create_offline_session(self, client_id: str) -> tuple[None, HostedSession]:

@@ -109,6 +109,7 @@ def _messages(
 ) -> dict[int, Message]:
     messages: dict[int, Message] = {}
     thresholds: dict[str, int] = {}
+    arrivals: dict[float, float] = {}  # messages share these numbers: see `Core.arrived_at`
     for row in rows:
         payload = b"" if row.payload is None else row.payload
         threshold_s = thresholds.get(row.topic)
@@ -123,7 +124,7 @@ def _messages(
             payload,
             qos=row.qos,
             retain=bool(row.retain),
-            arrived_at=row.arrived_at - epoch,
+            arrived_at=arrivals.setdefault(row.arrived_at, row.arrived_at - epoch),
             is_large=len(payload) > threshold_s,
             expires_at=None if row.expires_at is None else row.expires_at - epoch,
             properties=properties,

@@ -326,7 +326,7 @@ def _message(
         stored,
         qos=(first_byte >> 1) & 3,
         retain=bool(first_byte & 1),
-        arrived_at=now if plan.sinks else core.arrived_at(now),
+        arrived_at=core.arrived_at(now, plan.sinks),
         is_large=len(payload) > plan.threshold_s,
         expires_at=expires_at,
         properties=properties,

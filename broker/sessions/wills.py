@@ -81,8 +81,9 @@ def send_will(core: Core, session: Session, now: float) -> None:
     if will.topic.startswith("$SYS") and not may_publish_sys(session.client_id, will.topic):
         core.refuse(session.client_id, will.topic, ReasonCode.NOT_AUTHORIZED)
         return
-    threshold_s = core.tree.plan(will.topic, will.topic.encode()).threshold_s
-    message = will_message(will, session.client_id, now, threshold_s)
+    plan = core.tree.plan(will.topic, will.topic.encode())
+    message = will_message(will, session.client_id, now, plan.threshold_s)
+    message.arrived_at = core.arrived_at(now, plan.sinks)
     payload = core.guard.call(core.payload_store, core.keep, will.payload, otherwise=None)
     if payload is None:
         core.refuse(session.client_id, will.topic, ReasonCode.QUOTA_EXCEEDED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ from penstock.broker.mqtt.packets import (
     SubscriptionRequest,
 )
 from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.outbox.delivery import Delivery
+from penstock.broker.reports.client_reports import report
 from tests.broker.sending.test_sender import Sampler
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient
@@ -100,7 +103,14 @@ class Twins:
             assert one.session.incoming == two.session.incoming
             assert len(one.session.inflight) == len(two.session.inflight)
             assert one.session.inflight.n_bytes == two.session.inflight.n_bytes
-            assert one.session.outbox.n_messages == two.session.outbox.n_messages
+            assert _waiting(one.session.outbox.waiting()) == _waiting(two.session.outbox.waiting())
+            assert report(one.session, one.broker.now) == report(two.session, two.broker.now)
+
+    def check_inflight(self) -> None:
+        """See that the same is inflight; this ends the runs, so it comes last."""
+        for one, two in self.clients.values():
+            if not one.is_lost:
+                assert _waiting(one.session.inflight) == _waiting(two.session.inflight)
 
 
 def _state(thing: object) -> dict[str, Any]:
@@ -109,6 +119,20 @@ def _state(thing: object) -> dict[str, Any]:
 
 def _by_client(sampler: Sampler) -> list[tuple[Any, ...]]:
     return sorted(sampler.told, key=lambda call: str(call[1]))
+
+
+def _waiting(deliveries: Iterable[Delivery]) -> list[tuple[Any, ...]]:
+    """Return all that can be told of some deliveries and their messages."""
+    return [
+        (
+            (delivery.qos, delivery.retain, delivery.subscription_ids, delivery.packet_id),
+            (message.topic, message.topic_bytes, message.payload, message.qos, message.retain),
+            (message.arrived_at, message.expires_at, message.properties, message.publisher),
+            (message.is_large, message.size_bytes, message.memory_bytes),
+        )
+        for delivery in deliveries
+        for message in (delivery.message,)
+    ]
 
 
 def _of(client: VirtualClient, kind: type) -> list[Any]:
@@ -137,7 +161,7 @@ ANSWERED = st.tuples(
     ),
 )
 OTHER = st.tuples(
-    st.sampled_from(("lose", "pause", "resume", "wait", "qos")),
+    st.sampled_from(("lose", "pause", "resume", "wait", "moment", "moment", "qos")),
     st.sampled_from(("both", "all", "some", "publisher")),
 )
 
@@ -243,6 +267,8 @@ class Script:
                 client.broker.settle()
             case "wait":
                 client.broker.advance(0.5)
+            case "moment":
+                client.broker.advance(0.03)
 
 
 @pytest.mark.parametrize("version", [4, 5])
@@ -260,6 +286,7 @@ def test_a_run_does_what_its_packets_do_one_by_one(
         broker.core.turn.most_steps = sys.maxsize
     for step in steps:
         script.play(step)
+    script.twins.check_inflight()
 
 
 def publishes(n_messages: int, qos: int, first_packet_id: int = 1) -> bytes:
@@ -435,3 +462,29 @@ def test_runs_are_cut_where_the_client_may_send_no_more() -> None:
     publisher.send_bytes(publishes(11, 2))
     assert len(subscriber.payloads()) == 10
     assert publisher.is_lost
+
+
+@pytest.mark.mqtt5("3.3.2-5")
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("n_messages", [1, 3])
+def test_an_interval_runs_from_the_moment_in_which_a_message_came(
+    n_messages: int, qos: int
+) -> None:
+    """Though messages of an eighth of a second share the number for their arrival."""
+    broker = VirtualBroker()
+    publisher, subscriber = a_pair(broker)
+    subscriber.connection.pause_sending(broker.now)
+    for seconds in (0.1, 0.01):
+        broker.advance(seconds)
+        packets = [
+            Publish("t", b"x", qos, packet_id=number, properties={"message_expiry_interval": 1})
+            for number in ((0,) * n_messages if not qos else range(1, n_messages + 1))
+        ]
+        publisher.send_bytes(b"".join(write_packet(packet, 5) for packet in packets))
+        publisher.send(*(PubRel(number) for number in range(1, n_messages + 1) if qos == 2))
+    messages = [delivery.message for delivery in subscriber.session.outbox.waiting()]
+    assert [message.expires_at for message in messages] == [1001.1] * n_messages + (
+        [1001.11] * n_messages
+    )
+    assert len({id(message.arrived_at) for message in messages}) == 1
+    assert messages[0].arrived_at == 1000.0
