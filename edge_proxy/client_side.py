@@ -305,7 +305,7 @@ class ClientSide:
             if delivery is None:
                 break
             self._send(delivery, now)
-            if delivery.message.is_large and outbox.is_large(delivery.message):
+            if delivery.after is not None:
                 self.wants_pump = True
                 break
         else:

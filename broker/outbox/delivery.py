@@ -39,7 +39,9 @@ class Delivery(Storable):
         packet_id: set once it is inflight; 0 before and for QoS 0.
         withheld_since: monotonic seconds from which it has been withheld, moved on by the time that
             its client was away; None before.
-        after: of a large one: what stood last in the ready place of its QoS when it came, or None.
+        after: of one that is large for its subscriber: what stood last in the ready place of its
+            QoS when it came, or `NOTHING_BEFORE`. None of a small one. The outbox that takes it
+            asks the gate once, and says so here.
         sequence: order of arrival in its outbox; the same for those that came one after the other
             to the same ready place.
         share: topic filter of the shared subscription by which it came, or "".
@@ -93,6 +95,10 @@ class Delivery(Storable):
     def tell_sent(self, sampler: LinkSampler, link: Link, now: float) -> None:
         """Tell a sampler that it was handed to the connection, at QoS 1 or 2."""
         sampler.sent(link, self.packet_id, self.message.payload_bytes, now)
+
+
+NOTHING_BEFORE: Final = Delivery(Message("", b""), 0)
+"""What a large delivery goes after that waits for nothing before it."""
 
 
 class Repeat(Delivery):

@@ -17,7 +17,7 @@ from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 
-from penstock.broker.outbox.delivery import NO_QUEUE, Delivery, by_sequence
+from penstock.broker.outbox.delivery import NO_QUEUE, NOTHING_BEFORE, Delivery, by_sequence
 
 
 class LargeMessages:
@@ -112,7 +112,7 @@ class LargeMessages:
         unmarked = self._unmarked  # in order of arrival, in which they leave, too
         while unmarked and not unmarked[0].is_waiting:
             unmarked.popleft()
-        large.after = None
+        large.after = NOTHING_BEFORE
         chain = self.chains.pop(large.message.topic)
         chain.popleft()
         return chain

@@ -30,7 +30,14 @@ from typing import TYPE_CHECKING, Final
 from penstock.broker.extensions import Decision, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
-from penstock.broker.outbox.delivery import NO_QUEUE, Delivery, by_sequence, first_of, take_ready
+from penstock.broker.outbox.delivery import (
+    NO_QUEUE,
+    NOTHING_BEFORE,
+    Delivery,
+    by_sequence,
+    first_of,
+    take_ready,
+)
 from penstock.broker.outbox.large_messages import LargeMessages
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.rules import SWEEP_SECONDS, OutboxRules
@@ -154,6 +161,8 @@ class Outbox:
         """
         message = delivery.message
         is_large = message.is_large and self.is_large(message)
+        if is_large or delivery.after is not None:  # it may have been large for another subscriber
+            delivery.after = NOTHING_BEFORE if is_large else None
         if is_large and self._rules.supersedes and self._supersede(delivery):
             return True
         if not is_restored and self._why_full(message):
@@ -173,7 +182,7 @@ class Outbox:
         delivery.sequence = self._sequence
         self._enter(delivery)
         if behind is None or not (is_large or self._rules.keeps_topics):
-            self._place(delivery, is_large=is_large)
+            self._place(delivery)
             return True
         behind.append(delivery)
         if held is not None and is_large:
@@ -253,7 +262,7 @@ class Outbox:
         if behind is None or delivery.qos or behind[-1].qos:
             return False
         last = behind[-1]
-        if not (last.message.is_large and self.is_large(last.message)):
+        if last.after is None:
             return False
         self._remove(last)
         if self._why_full(message):
@@ -268,18 +277,19 @@ class Outbox:
         return True
 
     def is_large(self, message: Message) -> bool:
-        """Say whether a message is large for this subscriber.
+        """Say whether a message is large for this subscriber, who has not got it yet.
 
-        Its size class is that of the listener by which the subscriber is, or was last, connected.
+        Of a delivery the answer stands in `Delivery.after`: its size class is that of the listener
+        by which the subscriber was connected, or was last, when it came.
         """
         is_large = self._rules.is_large
         if not message.is_large or is_large is None:
             return message.is_large
         return is_large(message, self._link)
 
-    def _place(self, delivery: Delivery, *, is_large: bool = False) -> None:
+    def _place(self, delivery: Delivery) -> None:
         """Put a delivery, whose topic nothing holds back, where it belongs."""
-        if is_large:
+        if delivery.after is not None:
             if self._held is None:
                 self._held = LargeMessages()
             self._hold(self._held, delivery, deque((delivery,)))
@@ -296,7 +306,7 @@ class Outbox:
     def _hold(self, held: LargeMessages, large: Delivery, behind: deque[Delivery]) -> None:
         """Let a large message wait for its turn, with what is behind it on its topic."""
         ready = self._ready if large.qos else self._ready0
-        large.after = ready[-1] if ready else None
+        large.after = ready[-1] if ready else NOTHING_BEFORE
         held.put_first(large, behind)
 
     def link_changed(self) -> None:
@@ -342,8 +352,8 @@ class Outbox:
     def _is_next(self, large: Delivery) -> bool:
         """Say whether all that was ready before a large message, of its QoS, has left."""
         if large.after is not None and not large.after.is_waiting:
-            large.after = None
-        return large.after is None
+            large.after = NOTHING_BEFORE
+        return large.after is NOTHING_BEFORE
 
     def _may_leave(self, held: LargeMessages, large: Delivery, now: float) -> bool:
         """Ask the gate, unless nothing has changed since it was last asked."""
@@ -414,8 +424,12 @@ class Outbox:
         self._ask = True
 
     def lets(self, message: Message, now: float) -> bool:
-        """Say whether the gate would let a message go to this subscriber now, large or small."""
-        return not self.is_large(message) or self._decide(message, 0.0, now).deliver
+        """Say whether a message could go to this subscriber now, large or small."""
+        return not self.is_large(message) or self.releases(message, now)
+
+    def releases(self, message: Message, now: float) -> bool:
+        """Say whether the gate would let a message go now that is large for this subscriber."""
+        return self._decide(message, 0.0, now).deliver
 
     def _decide(self, message: Message, sojourn: float, now: float) -> Verdict:
         gate = self._rules.gate
@@ -438,7 +452,7 @@ class Outbox:
         for behind in rests:
             while behind:
                 delivery = behind[0]
-                if self.is_large(delivery.message):
+                if delivery.after is not None:
                     self._hold(held, delivery, behind)
                     break
                 self._place(behind.popleft())
@@ -504,7 +518,7 @@ class Outbox:
         if stand_ins and self._held is not None:
             for large in self._held.firsts:
                 if large.after in stand_ins:
-                    large.after = stand_ins[large.after]
+                    large.after = stand_ins[large.after] or NOTHING_BEFORE
         return list(stand_ins)
 
     def _take_held(

@@ -53,9 +53,9 @@ class PriorityOutbox(Outbox):
             self._sequence += 1
         return super().add(delivery, is_restored=is_restored)
 
-    def _place(self, delivery: Delivery, *, is_large: bool = False) -> None:
+    def _place(self, delivery: Delivery) -> None:
         if not self._is_first(delivery):
-            super()._place(delivery, is_large=is_large)
+            super()._place(delivery)
         elif delivery.qos:
             if self._first is NO_QUEUE:
                 self._first = deque()
@@ -90,10 +90,10 @@ class PriorityOutbox(Outbox):
                 self._first_bytes += delivery.link_bytes
             return delivery
 
-    def lets(self, message: Message, now: float) -> bool:
-        """Say whether a message could go now, for all that the gate has to say of it."""
+    def releases(self, message: Message, now: float) -> bool:
+        """Say whether a large message could go now; the gate is not asked about first ones."""
         is_first = self._rules.is_first
-        return (is_first is not None and is_first(message.topic)) or super().lets(message, now)
+        return (is_first is not None and is_first(message.topic)) or super().releases(message, now)
 
     def _most_passed(self) -> int:
         """Return how many bytes pass what waits in other places."""

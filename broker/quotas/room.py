@@ -225,7 +225,7 @@ class Room:
                 if own is None:
                     continue
                 target = own  # noqa: PLW2901 (what the loop is about)
-            if session.sends_at_once(message):
+            if not message.is_large and session.sends_at_once(min(message.qos, target.qos)):
                 continue
             n_waiting += 1
             if not target.qos:

@@ -99,13 +99,7 @@ class SharedSubscription:
             member = members[turn]
             turn += 1
             session = member.session
-            connection = session.connection
-            if (
-                session.is_direct
-                and connection is not None
-                and (not message.qos or connection.has_quota())
-                and session not in refused
-            ):
+            if session.sends_at_once(min(message.qos, member.qos)) and session not in refused:
                 if not message.is_large or session.outbox.lets(message, now):
                     self._turn = turn
                     return member

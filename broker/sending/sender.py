@@ -145,7 +145,7 @@ class Sender(Outgoing):
     def has_quota(self) -> bool:
         """Say whether one more QoS 1 or 2 message may be inflight to this client."""
         inflight = self.session.inflight
-        return len(inflight) < self.send_quota and inflight.n_bytes < self.send_quota_bytes
+        return inflight.n_messages < self.send_quota and inflight.n_bytes < self.send_quota_bytes
 
     def pause_sending(self, now: float) -> None:
         """The transport has too many unsent bytes: yield nothing until `resume_sending`."""
@@ -209,8 +209,7 @@ class Sender(Outgoing):
                     break
                 self._send_again(session.resend.popleft(), now)
                 continue
-            has_quota = len(inflight) < self.send_quota and inflight.n_bytes < self.send_quota_bytes
-            delivery = session.outbox.take(now, has_quota=has_quota)
+            delivery = session.outbox.take(now, has_quota=self.has_quota())
             if delivery is None:
                 if session.retained_due and not self.wants_more and send_due(session, now):
                     self.wants_more = True  # after others had their turn
@@ -219,7 +218,7 @@ class Sender(Outgoing):
                 else:
                     is_refilled = True
                 continue
-            is_large = delivery.message.is_large and session.outbox.is_large(delivery.message)
+            is_large = delivery.after is not None
             if is_large and self.core.breaking is not None:
                 self.core.breaking.send(self, delivery, now)
             else:

@@ -116,7 +116,7 @@ def _take_from(
         message = delivery.message
         if not message.is_large or not taker.outbox.is_large(message):
             return True
-        is_let = is_open and taker.outbox.lets(message, now)
+        is_let = is_open and taker.outbox.releases(message, now)
         has_refused |= is_open and not is_let
         is_open = False
         return is_let

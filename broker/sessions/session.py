@@ -172,17 +172,14 @@ class Session:
             else:
                 ledger.drop("offline")
             return
+        # As `sends_at_once`, which would cost a call for each message.
         if self.is_direct and not message.is_large and connection.out_bytes < DIRECT_BYTES:
             if not qos:
                 connection.send_qos0(
                     message, retain=retain, subscription_ids=subscription_ids, now=now
                 )
                 return
-            inflight = self.inflight
-            if (
-                len(inflight) < connection.send_quota
-                and inflight.n_bytes < connection.send_quota_bytes
-            ):
+            if connection.has_quota():
                 delivery = Delivery(
                     message, qos, retain=retain, subscription_ids=subscription_ids, share=share
                 )
@@ -203,15 +200,21 @@ class Session:
         ):
             self.core.turn.congested.append((connection, message.payload_bytes))
 
-    def sends_at_once(self, message: Message) -> bool:
-        """Say whether a QoS 1 or 2 message would be sent at once by `deliver`."""
+    def sends_at_once(self, qos: int) -> bool:
+        """Say whether a small message would be sent at once, past the outbox.
+
+        This is the rule for every way that a message takes: `deliver`, and `runs.deliver` for a run
+        of messages, are as fast as they are by asking the same in line.
+
+        Args:
+            qos: to deliver it with.
+        """
         connection = self.connection
         return (
             self.is_direct
             and connection is not None
-            and not message.is_large
             and connection.out_bytes < DIRECT_BYTES
-            and connection.has_quota()
+            and (not qos or connection.has_quota())
         )
 
     def has_room_for(self, message: Message, n_copies: int = 1) -> bool:

@@ -198,6 +198,22 @@ def test_the_limit_of_all_sessions_refuses_what_would_not_fit_for_all(
     check(broker)
 
 
+def test_a_subscriber_at_qos_0_needs_no_room_for_a_full_window() -> None:
+    """It gets the message at once, so that the one place that is left is the other's."""
+    broker = VirtualBroker(Limits(total_queued_messages=1))
+    away(broker)
+    modest = broker.connect("modest", properties={"receive_maximum": 1})
+    modest.subscribe("own", 1)
+    modest.subscribe("t", 0)
+    publisher = broker.connect("p")
+    publisher.publish("own", b"own", qos=1)
+    assert acknowledged(publisher) == {1: 0}
+    send(publisher, 2)
+    assert acknowledged(publisher) == {2: 0}
+    assert modest.payloads() == [b"own", b"2"]
+    check(broker)
+
+
 def test_a_member_of_a_share_with_room_gets_the_message() -> None:
     """It is refused only where none has."""
     broker = VirtualBroker(Limits(**SMALL))

@@ -54,7 +54,7 @@ class Twins:
     def __init__(self, version: int) -> None:
         self.version = version
         self.samplers = Sampler(), Sampler()
-        limits = Limits(receive_maximum=20, inflight_messages=30)
+        limits = Limits(receive_maximum=20, inflight_messages=30, inflight_bytes=1500)
         self.brokers = tuple(
             VirtualBroker(limits, samplers=[sampler], gate=SomeAreLarge())
             for sampler in self.samplers

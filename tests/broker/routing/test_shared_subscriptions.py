@@ -13,6 +13,7 @@ from penstock.broker.mqtt.packets import (
     SubscriptionRequest,
     Unsubscribe,
 )
+from penstock.broker.sessions.session import DIRECT_BYTES
 from tests.helpers.access import Access, finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
@@ -145,6 +146,35 @@ def test_who_has_no_room_is_passed_over() -> None:
     assert len(slow.payloads()) == 1
     assert len(free.payloads()) == 9
     assert not stuck.session.outbox.n_messages
+
+
+def test_a_full_window_is_no_reason_to_pass_over_a_member_at_qos_0() -> None:
+    """A member that was granted QoS 0 gets its turn: no Receive Maximum counts there."""
+    broker = VirtualBroker()
+    modest = broker.connect("modest", properties={"receive_maximum": 1})
+    other = broker.connect("other")
+    modest.subscribe("own", 1)
+    modest.subscribe(SHARE, 0)
+    other.subscribe(SHARE, 1)
+    publisher = broker.connect("p")
+    publisher.publish("own", b"own", qos=1)
+    for number in range(4):
+        publisher.publish("jobs", b"%d" % number, qos=1, packet_id=number + 1)
+    assert modest.payloads() == [b"own", b"0", b"2"]
+    assert other.payloads() == [b"1", b"3"]
+
+
+def test_a_member_that_is_still_given_much_is_passed_over() -> None:
+    """What has as much to send already as may pass the outbox at once would let a job wait."""
+    broker = VirtualBroker()
+    busy, free = workers(broker, 2)
+    busy.subscribe("pictures")
+    publisher = broker.connect("p")
+    picture = Publish("pictures", bytes(DIRECT_BYTES))
+    jobs = [Publish("jobs", b"%d" % n, qos=1, packet_id=n) for n in (1, 2)]
+    publisher.send(picture, *jobs)
+    assert free.payloads() == [b"1", b"2"]
+    assert len(busy.payloads()) == 1
 
 
 def test_where_nobody_has_room_the_least_busy_member_waits() -> None:
