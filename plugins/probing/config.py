@@ -16,20 +16,20 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 SourceName = Literal["tcp_info", "puback", "probe"]
 
 DEFAULT_PROBE_PERIOD = 1.0
-"""Seconds. A decision to withhold is as fresh as the estimate behind it (paper 002, figure 9:
-the shorter the better), and reading the kernel's sends nothing over the network."""
+"""Seconds. A decision to withhold is as fresh as the estimate behind it (paper 002, figure 9: the
+shorter the better), and to read the kernel's estimate sends nothing over the network."""
 
 DEFAULT_MAX_AGE_SECONDS = 10.0
-"""The shortest burst of congestion in paper 002: an estimate older than that may describe
-congestion that has come and gone."""
+"""The shortest burst of congestion in paper 002: an older estimate may describe congestion that has
+ended."""
 
 DEFAULT_MAX_TIMED_BYTES = 10_000
-"""The query of paper 002. What a larger packet takes depends on the path's rate more than on its
+"""The query of paper 002. The time of a larger packet depends on the path's rate more than on its
 congestion."""
 
 DEFAULT_PUBACK_SPACING_SECONDS = 0.1
-"""Ten samples a second describe any congestion that is worth withholding for; a fast stream pays
-for no more."""
+"""Ten samples a second describe any congestion that is worth withholding for; more would only cost.
+"""
 
 DEFAULT_PROBE_TOPIC = "latency"
 """The topic of the queries in paper 002."""
@@ -38,11 +38,11 @@ DEFAULT_PROBE_BYTES = 10_000
 """The query of paper 002; its latency profile begins there."""
 
 MAX_PROBE_BYTES = 1_000_000
-"""The large message of paper 002: as long as that, a probe makes the congestion it looks for."""
+"""The large message of paper 002: a probe of that length causes the congestion that it measures."""
 
 DEFAULT_WINDOW_SECONDS = 300.0
-"""As long as Linux keeps its own least RTT: many times a burst of congestion, and short enough
-to follow a client that has changed networks."""
+"""The window of Linux's own minimum RTT: many times a burst of congestion, and short enough to
+follow a client that has changed networks."""
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid", strict=True))
@@ -50,26 +50,25 @@ class ProbingConfig:
     """Where the RTT of subscribers comes from.
 
     Attributes:
-        sources: ``tcp_info``, the kernel's RTT of the connection; ``puback``, the time that
-            normal QoS 1 and 2 deliveries take until their acknowledgement; ``probe``, the
-            same of messages that are sent for nothing else. The first two by default: the
-            kernel knows the path also where nobody uses QoS 1, acknowledgements know it
-            behind a relay or proxy, and neither sends anything. Probes cost each of their
-            subscribers `probe_bytes` a period.
+        sources: ``tcp_info``, the kernel's RTT of the connection; ``puback``, the time that normal
+            QoS 1 and 2 deliveries take until their acknowledgement; ``probe``, the same for
+            messages that are sent only to be timed. The first two by default: the kernel knows the
+            path also without QoS 1, acknowledgements cover the path behind a relay or proxy, and
+            neither sends anything. Probes cost each of their subscribers `probe_bytes` a period.
         probe_period: seconds between two looks at each connected subscriber (T_Q of paper
             002). Give `withholding` the same.
-        probe_topic: Topic Name of probes. Who subscribes to it by this very name, at QoS 1 or
-            2, gets them; who does so by a wildcard does not ask for any.
+        probe_topic: Topic Name of probes. Clients that subscribe to it by this exact name, at QoS 1
+            or 2, get them; a subscription with a wildcard gets none.
         probe_bytes: payload of a probe.
-        estimator: what becomes `rtt_latest`: ``last`` sample, as in paper 002; ``ewma``, the
-            smoothed RTT of RFC 6298; ``minimum``, the least sample of the last
-            `max_age_seconds`, which no single spike can raise. The kernel's RTT is smoothed
-            already, so for it ``last`` and ``ewma`` are the same.
-        max_age_seconds: age at which an estimate does not count any more, and a timed packet
-            without answer makes way for another.
+        estimator: source of `rtt_latest`: ``last`` sample, as in paper 002; ``ewma``, the smoothed
+            RTT of RFC 6298; ``minimum``, the least sample of the last `max_age_seconds`, which no
+            single spike can raise. The kernel's RTT is smoothed already, so ``last`` and ``ewma``
+            are the same for it.
+        max_age_seconds: age at which an estimate no longer counts, and a timed packet without an
+            answer is given up for another.
         max_timed_bytes: payload bytes above which a packet's acknowledgement is not timed.
         puback_spacing_seconds: least time between a sample of ``puback`` and the next packet that
-            is timed; one is timed at a time. 0: every packet is, however many are on their way.
+            is timed; one is timed at a time. 0: every packet is timed, however many are in flight.
         window_seconds: length of the past from which the RTT of the uncongested path is
             learned, as its least and as its average.
     """
@@ -110,5 +109,5 @@ class ProbingConfig:
         if "probe" not in self.sources and set_up != (DEFAULT_PROBE_TOPIC, DEFAULT_PROBE_BYTES):
             raise ValueError("probe among sources, where probe_topic or probe_bytes is set")
         if self.max_age_seconds < self.probe_period:
-            # Estimates would be gone before the next look, and nothing ever withheld.
+            # Estimates would expire before the next look, and nothing would ever be withheld.
             raise ValueError("max_age_seconds of at least probe_period")

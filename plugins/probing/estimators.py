@@ -35,9 +35,9 @@ class SmoothedRtt:
 
         Args:
             rtt: seconds.
-            share: of alpha and beta that it has, 0 to 1. Where there are several samples in one
-                RTT, their shares sum up to 1, so that as long a past counts as with one (RFC 7323,
-                appendix G).
+            share: its fraction of alpha and beta, 0 to 1. Where there are several samples in one
+                RTT, their shares sum up to 1, so that the average covers the same time as with one
+                (RFC 7323, appendix G).
         """
         if self.srtt is None or self.rttvar is None:
             self.srtt = rtt
@@ -84,9 +84,9 @@ class WindowedMinimum:
 class MovingAverage:
     """Average of recent RTTs, each sample weighted by the time since the one before.
 
-    The plain mean of the first samples, then exponential with the window as time constant, so
-    that its value does not hang on how often samples come (paper 002: "moving average of the
-    recent RTTs"; it gives neither length nor weights).
+    The plain mean of the first samples, then exponential with the window as time constant, so that
+    its value does not depend on the rate of samples (paper 002: "moving average of the recent
+    RTTs"; it gives neither length nor weights).
 
     Attributes:
         value: seconds, or None before the first sample.
@@ -114,7 +114,7 @@ class MovingAverage:
 class RetransmitRatio:
     """Retransmissions among the data segments of the recent past, the older ones fading.
 
-    Fed with the kernel's totals since the connection began, which count modulo 2**32.
+    Its input is the kernel's totals since the connection began, modulo 2**32.
 
     Attributes:
         value: 0 to 1; None where no data segment was sent in the last `recent_seconds`.
@@ -133,7 +133,7 @@ class RetransmitRatio:
     def __init__(
         self, segments: int, retransmissions: int, now: float, recent_seconds: float
     ) -> None:
-        """Begin with the totals of the first look: when they grew is not known.
+        """Begin with the totals of the first look: their growth over time is not known.
 
         Args:
             segments: data segments, retransmissions included.
@@ -168,7 +168,7 @@ class RetransmitRatio:
 
 
 class SourceEstimates:
-    """What one source of samples says of one subscriber's path.
+    """What one source of samples knows of one subscriber's path.
 
     Attributes:
         name: the source, such as ``tcp_info``.
@@ -224,8 +224,8 @@ class SourceEstimates:
         """Take samples that came together.
 
         Args:
-            samples: at least one: (seconds, payload bytes of the packet it was timed on), the
-                oldest packet first; the last one becomes `latest` where that is the last sample.
+            samples: at least one: (seconds, payload bytes of the timed packet), the oldest packet
+                first; with the estimator ``last`` the last sample becomes `latest`.
             now: monotonic seconds.
         """
         since = math.inf if self.updated_at is None else now - self.updated_at

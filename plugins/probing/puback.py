@@ -1,24 +1,24 @@
 """RTT samples from the acknowledgements of normal QoS 1 and 2 deliveries.
 
-Theory of operation. A PUBLISH is timed from the moment it is handed to the connection until its
-PUBACK or PUBREC comes. That includes the time it queues behind bytes that were handed over
-before, here and in the kernel, and whatever the client does before it acknowledges: a message
-sent now would see the same, and that is what L_now asks for (paper 002, equation 1). So a sample
-taken behind a large message in transfer is high, on purpose: while one large message fills the
-path, the next should wait.
+Theory of operation. A PUBLISH is timed from the moment at which it is handed to the connection
+until its PUBACK or PUBREC comes. That includes the time in which it queues behind earlier bytes,
+here and in the kernel, and whatever the client does before it acknowledges. A message sent now
+would see the same, and that is what L_now asks for (paper 002, equation 1). So a sample taken
+behind a large message in transfer is high on purpose: while one large message fills the path, the
+next should wait.
 
-`OnePacketTimer` times one packet at a time, as TCP without timestamps does: a burst behind one
-loss gives one sample and not a hundred copies of it, and other packets cost one comparison. The
-packet that is timed is the first of a burst, so that the queue it stood in is the one before it.
+`OnePacketTimer` times one packet at a time, as TCP without timestamps does: a burst behind one loss
+gives one sample and not a hundred copies of it, and other packets cost one comparison. The timed
+packet is the first of a burst, so that its queueing time is that of the queue before the burst.
 
-`EveryPacketTimer` times each of them. A sample behind 99 others then holds the time those took too,
-which a message behind as many would see and a lone one would not; a loss delays all that was sent
-after it, and each says so. Packets that left together and were acknowledged together are still
-one sample: they say nothing that one of them does not.
+`EveryPacketTimer` times each packet. A sample behind 99 others then includes their time, too, as a
+message behind as many would see and a single one would not. A loss delays everything sent after it,
+and each packet shows that. Packets that left together and were acknowledged together are still one
+sample.
 
 Packets are matched by packet id and sent once in a connection, so a sample is never ambiguous
-between two transmissions. One that stays without answer is given up when a later one is timed, and
-its age then counts as a sample, being the least its RTT can be.
+between two transmissions. A packet that stays without an answer is given up when a later one is
+timed; its age then counts as a sample, as the lower bound of its RTT.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ class PubackSample(NamedTuple):
 
 
 class PubackTimer:
-    """Base of what times packets towards one subscriber.
+    """Base of the timers of packets towards one subscriber.
 
     Attributes:
         sent_at: monotonic seconds at which the oldest packet that is being timed was handed over;
             None while there is none.
         payload_bytes: of that packet.
-        next_at: monotonic seconds before which no packet is to be told of.
+        next_at: monotonic seconds before which no packet needs to be reported.
     """
 
     __slots__ = ("_give_up_seconds", "next_at", "payload_bytes", "sent_at")
 
     def __init__(self, give_up_seconds: float) -> None:
-        """Begin with nothing to time.
+        """Begin without a packet.
 
         Args:
-            give_up_seconds: age at which an unanswered packet makes way for a later one.
+            give_up_seconds: age at which an unanswered packet is given up for a later one.
         """
         self._give_up_seconds = give_up_seconds
         self.sent_at: float | None = None
@@ -66,7 +66,7 @@ class PubackTimer:
     def sent(
         self, first_packet_id: int, n_packets: int, payload_bytes: int, now: float
     ) -> PubackSample | None:
-        """Packets whose Packet Identifiers follow each other leave together, none before `next_at`.
+        """Packets with successive Packet Identifiers leave together, none before `next_at`.
 
         Args:
             first_packet_id: of the oldest.
@@ -75,7 +75,7 @@ class PubackTimer:
             now: monotonic seconds.
 
         Returns:
-            What a packet says that is given up for these.
+            The sample of a packet that is given up for these.
         """
         raise NotImplementedError
 
@@ -86,7 +86,7 @@ class PubackTimer:
         raise NotImplementedError
 
     def void(self) -> None:
-        """Forget what is being timed: its connection is gone."""
+        """Forget what is being timed: its connection has ended."""
         self.sent_at = None
         self.next_at = 0.0
 
@@ -97,11 +97,11 @@ class OnePacketTimer(PubackTimer):
     __slots__ = ("_packet_id", "_spacing_seconds")
 
     def __init__(self, give_up_seconds: float, spacing_seconds: float) -> None:
-        """Begin with nothing to time.
+        """Begin without a packet.
 
         Args:
-            give_up_seconds: age at which an unanswered packet makes way for the next.
-            spacing_seconds: least time between a sample and the next packet that is timed.
+            give_up_seconds: age at which an unanswered packet is given up for the next.
+            spacing_seconds: least time between a sample and the next timed packet.
         """
         super().__init__(give_up_seconds)
         self._spacing_seconds = spacing_seconds
@@ -137,14 +137,14 @@ class OnePacketTimer(PubackTimer):
 
 
 class EveryPacketTimer(PubackTimer):
-    """Times every packet until its answer: as many as may be unacknowledged."""
+    """Times every packet until its answer, as many as may be unacknowledged."""
 
     __slots__ = ("_unanswered",)
 
     def __init__(self, give_up_seconds: float) -> None:
         super().__init__(give_up_seconds)
-        # By packet id, oldest first: what left together has one and the same value. Of a plain
-        # dict the oldest would be found by passing all that were removed before it.
+        # By packet id, oldest first; packets that left together share one value. An OrderedDict, as
+        # a plain dict finds its first item by passing over all removed ones.
         self._unanswered: OrderedDict[int, tuple[float, int]] = OrderedDict()
 
     def sent(
@@ -167,7 +167,7 @@ class EveryPacketTimer(PubackTimer):
     def acknowledged(
         self, first_packet_id: int, n_packets: int, now: float
     ) -> Sequence[PubackSample]:
-        """Return a sample for each that left at another time or in another size."""
+        """Return a sample for each packet that left at another time or in another size."""
         samples = []
         pop = self._unanswered.pop
         before = None
@@ -180,7 +180,7 @@ class EveryPacketTimer(PubackTimer):
         return samples
 
     def void(self) -> None:
-        """Forget what is being timed: its connection is gone."""
+        """Forget what is being timed: its connection has ended."""
         super().void()
         self._unanswered.clear()
 

@@ -1,34 +1,39 @@
-"""One RTT estimate for each subscriber, out of sources that see different things.
+"""One RTT estimate for each subscriber, from sources that see different things.
 
 Theory of operation. The kernel (`tcp_info`) times every segment, whatever the QoS, and costs one
-system call a period; but its RTT ends at the next TCP endpoint, so behind a relay, a proxy or a
-load balancer it stays low however bad the rest of the path is. An acknowledgement (`puback`)
-has come from the client itself; but it exists only for QoS 1 and 2, and once large messages are
-withheld it may stay away. The acknowledgement of a `probe` comes in each period, from those who
-have subscribed to be probed. So none may overrule the others for good:
+system call a period. But its RTT ends at the next TCP endpoint: behind a relay, a proxy or a load
+balancer it stays low however bad the rest of the path is. An acknowledgement (`puback`) comes from
+the client itself. But it exists only for QoS 1 and 2, and may stop once large messages are
+withheld. The acknowledgement of a `probe` comes in each period, from clients that have subscribed
+to be probed. So no source may overrule the others permanently:
 
 1. Within one source, a newer estimate replaces the older one.
-2. An estimate counts for `max_age_seconds`. The kernel's is as old as the last look that found
-   something newly acknowledged, not as the last look.
-3. Of the estimates that count, the largest is `rtt_latest`. A relay's low RTT so never hides a
-   slow client, and a burst of losses that delays the acknowledgements of MQTT is seen although
-   the kernel leaves retransmitted segments out of its RTT. A high estimate that nothing renews
-   is gone after `max_age_seconds`, and the other sources speak alone.
-   One exception: the kernel's RTT is smoothed, so that on a quiet connection it stays high for
-   seconds after the path has become good, and is looked at but once in a period. An
-   acknowledgement of MQTT carries one of TCP, which was no slower: what came since the look is
-   newer, and what is lower shows the path as it is. While the kernel's falls from look to look,
-   each RTT that went into it was lower, too. So an estimate of the kernel does not count beside a
-   lower one that came since the look or, where that found it fallen, since the look before.
-4. Where none counts, `rtt_latest` is None: gates deliver, and what they deliver is the probe.
-5. The other fields of the link are those of the same source, so that the least RTT of a relay
-   is never compared with the RTT of the whole path. `rtt_bytes` is 0 for the kernel and the
-   payload size of the timed packet for an acknowledgement.
-6. What is overdue counts at once: `outstanding_since` is the oldest of the timed packet and the
-   probe without an answer and the stall of the connection (see `puback`, `probe` and `stall`).
 
-What else the kernel says of the connection, such as its delivery rate, stands in `Link.tcp`,
-written at each look. `Link.unsent_bytes` is the connection's to write, not ours.
+2. An estimate counts for `max_age_seconds`. The kernel's is as old as the last look that found
+something newly acknowledged, not as the last look.
+
+3. Of the estimates that count, the largest is `rtt_latest`. So a relay's low RTT never hides a slow
+client, and a burst of losses that delays the acknowledgements of MQTT is seen although the kernel
+leaves retransmitted segments out of its RTT. A high estimate that is not renewed expires after
+`max_age_seconds`, and only the other sources count. There is one exception. The kernel's RTT is
+smoothed, so on a quiet connection it stays high for seconds after the path has become good, and it
+is read only once in a period. An acknowledgement of MQTT carries one of TCP, which was no slower:
+one that came since the look is newer, and a lower one shows the path as it is. While the kernel's
+RTT falls from look to look, each RTT that went into it was lower, too. So an estimate of the kernel
+does not count beside a lower one that came since the look or, where that look found it fallen,
+since the look before.
+
+4. Where none counts, `rtt_latest` is None: gates deliver, and what they deliver is the probe.
+
+5. The other fields of the link come from the same source, so that the least RTT of a relay is never
+compared with the RTT of the whole path. `rtt_bytes` is 0 for the kernel and the payload size of the
+timed packet for an acknowledgement.
+
+6. What is overdue counts at once: `outstanding_since` is the oldest of the unanswered timed packet,
+the unanswered probe and the stall of the connection (see `puback`, `probe` and `stall`).
+
+The kernel's other figures of the connection, such as its delivery rate, are in `Link.tcp`, written
+at each look. `Link.unsent_bytes` is written by the connection.
 """
 
 from __future__ import annotations
@@ -56,11 +61,11 @@ from penstock.plugins.probing.tcp_info import (
 )
 
 KERNEL = "tcp_info"
-"""Name of the source whose RTTs are smoothed by somebody else."""
+"""Name of the source whose RTTs come smoothed."""
 
 
 class SubscriberPath:
-    """What is kept for one subscriber, beside its link.
+    """The records of one subscriber, beside its link.
 
     Attributes:
         sources: those that have had a sample.
@@ -68,8 +73,8 @@ class SubscriberPath:
         probe: of probes; None before the first.
         stall: of the connection.
         retransmits: of the connection; None before the first look.
-        falling_since: monotonic seconds of the look before which the kernel's RTT was last higher;
-            None where it has not fallen since.
+        falling_since: monotonic seconds of the look before the one that found the kernel's RTT
+            fallen; None where it has not fallen.
     """
 
     __slots__ = (
@@ -96,14 +101,14 @@ class SubscriberPath:
         self.falling_since: float | None = None
 
     def take_kernel(self, info: TcpInfo, now: float) -> None:
-        """Take an RTT of the kernel that is news."""
+        """Take a new RTT of the kernel."""
         source = self.source(KERNEL)
         before, looked_at = source.latest, source.updated_at
         source.add_smoothed(info.rtt, info.rttvar, now)
         self.falling_since = looked_at if source.latest < before else None
 
     def source(self, name: str) -> SourceEstimates:
-        """Return the estimates of a source, which has a sample."""
+        """Return the estimates of a source; create them with its first sample."""
         for source in self.sources:
             if source.name == name:
                 return source
@@ -142,7 +147,7 @@ class RttSampler(LinkSampler):
     Attributes:
         period: seconds between two looks at a subscriber (T_Q of paper 002).
         probe_topic: of probes; None where they are no source.
-        probe_payload: of each: bytes that no link can compress.
+        probe_payload: of each probe: random, so that no link can compress it.
     """
 
     is_sparing = True
@@ -153,7 +158,7 @@ class RttSampler(LinkSampler):
         self._logger = logger
         self._reads_kernel = "tcp_info" in config.sources
         self._max_age_seconds = config.max_age_seconds
-        # Nothing is as short as -1 byte: without the source no packet is timed.
+        # No payload is shorter than -1 byte: without the source no packet is timed.
         self._max_timed_bytes = config.max_timed_bytes if "puback" in config.sources else -1
         if "probe" in config.sources:
             self.probe_topic = config.probe_topic
@@ -162,7 +167,7 @@ class RttSampler(LinkSampler):
         self._paths: dict[Link, SubscriberPath] = {}
 
     def sample(self, link: Link, fileno: int, now: float) -> bool:
-        """Look at the connection's socket, and let estimates age."""
+        """Read the connection's TCP figures, and let estimates age."""
         path = self._paths.get(link) or self._path(link)
         if self._reads_kernel and fileno >= 0:
             info = read_tcp_info(fileno)
@@ -179,13 +184,13 @@ class RttSampler(LinkSampler):
         return self._write_estimate(link, path, now)
 
     def sent(self, link: Link, packet_id: int, payload_bytes: int, now: float) -> None:
-        """Time a QoS 1 or 2 PUBLISH, if it is its turn."""
+        """Time a QoS 1 or 2 PUBLISH, unless it is too early for one."""
         self.sent_run(link, packet_id, 1, payload_bytes, now)
 
     def sent_run(
         self, link: Link, first_packet_id: int, n_packets: int, payload_bytes: int, now: float
     ) -> None:
-        """Time those of the packets whose turn it is."""
+        """Time those of the packets that the timer wants."""
         if payload_bytes > self._max_timed_bytes:
             return
         path = self._paths.get(link) or self._path(link)
@@ -215,7 +220,7 @@ class RttSampler(LinkSampler):
     def acknowledged_run(
         self, link: Link, first_packet_id: int, n_packets: int, now: float
     ) -> bool:
-        """Take the samples of timed packets that are among these."""
+        """Take the samples of timed packets among these."""
         path = self._paths.get(link)
         if path is None:
             return False
@@ -233,7 +238,7 @@ class RttSampler(LinkSampler):
         return self._write_estimate(link, path, now) or has_news
 
     def connected(self, link: Link, now: float) -> None:
-        """Void what was outstanding; what is known of the path ages on."""
+        """Forget what was outstanding; what is known of the path ages on."""
         path = self._paths.get(link)
         if path is not None:
             path.timer.void()
@@ -247,7 +252,7 @@ class RttSampler(LinkSampler):
             self._write_estimate(link, path, now)
 
     def forget(self, link: Link) -> None:
-        """Drop what is kept for this subscriber."""
+        """Drop the records of this subscriber."""
         self._paths.pop(link, None)
 
     def _path(self, link: Link) -> SubscriberPath:
@@ -257,7 +262,7 @@ class RttSampler(LinkSampler):
         return path
 
     def _write_outstanding(self, link: Link, path: SubscriberPath) -> None:
-        """Write since when what is unanswered is on its way, and when the next packet is timed."""
+        """Write since when what is unanswered is in flight, and when the next packet is timed."""
         timer, probe = path.timer, path.probe
         link.quiet_until = timer.next_at
         since, n_bytes = path.stall.stalled_since, 0
@@ -271,7 +276,7 @@ class RttSampler(LinkSampler):
     def _write_look(
         self, link: Link, path: SubscriberPath, info: TcpInfo, fileno: int, now: float
     ) -> None:
-        """Write what the kernel says of the connection, news or not."""
+        """Write the kernel's figures of the connection, changed or not."""
         tcp = link.tcp
         retransmits = path.retransmits
         if tcp is None or retransmits is None:
@@ -301,7 +306,7 @@ class RttSampler(LinkSampler):
         n_packets: int,
         now: float,
     ) -> bool:
-        """Take acknowledgements while a probe is timed; return whether they are news."""
+        """Take acknowledgements while a probe is timed; return whether there is a new estimate."""
         rtt = probe.acknowledged(first_packet_id, n_packets, now)
         if probe.packet_id:
             return False
@@ -319,7 +324,7 @@ class RttSampler(LinkSampler):
             self._tell(link, f"has not acknowledged a probe for {age:.3g} s")
 
     def _tell(self, link: Link, what: str) -> None:
-        """Log a probe without answer: ever less often, as on bad networks there are many."""
+        """Log a probe without an answer, each doubling: on bad networks there are many."""
         self._n_overdue += 1
         if not self._n_overdue & (self._n_overdue - 1):
             self._logger.info(
@@ -330,7 +335,7 @@ class RttSampler(LinkSampler):
             )
 
     def _write_estimate(self, link: Link, path: SubscriberPath, now: float) -> bool:
-        """Write the estimate that counts now; return whether it is another than before."""
+        """Write the estimate that counts at present; return whether it has changed."""
         source = path.newest(now, self._max_age_seconds)
         if source is None:
             is_new = link.rtt_latest is not None
@@ -360,7 +365,7 @@ class ProbingPlugin(Plugin):
         self.sampler = RttSampler(config, context.logger)
 
     async def start(self) -> None:
-        """Check that this kernel has what the file asks for.
+        """Check that this kernel has what the policy file asks for.
 
         Raises:
             ConfigError: ``tcp_info`` is the only source and the kernel does not have it.

@@ -1,4 +1,4 @@
-"""Whether the kernel's RTT estimate is alive: a pure reading of two of its counters."""
+"""Detects a stalled connection, and a stale RTT estimate, from two of the kernel's counters."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from __future__ import annotations
 class StallDetector:
     """Follows the acknowledged bytes of one connection from look to look.
 
-    The kernel keeps its last RTT estimate for ever. It is news only while acknowledgements
-    come; where bytes wait and none is acknowledged between two looks, the oldest of them was
-    on its way for at least that long.
+    The kernel keeps its last RTT estimate without limit. It is new only while acknowledgements
+    come. Where bytes wait and none is acknowledged between two looks, the oldest of them was in
+    flight for at least that long.
 
     Attributes:
         stalled_since: monotonic seconds since which the same first byte waits for its
@@ -43,7 +43,7 @@ class StallDetector:
         return is_new
 
     def void(self) -> None:
-        """Forget the connection: it is gone."""
+        """Forget the connection: it has ended."""
         self._bytes_acked = None
         self._waiting_since = None
         self.stalled_since = None

@@ -1,6 +1,6 @@
-"""What the Linux kernel knows of a TCP connection: its RTT costs no probe traffic.
+"""The Linux kernel's figures of a TCP connection: its RTT costs no probe traffic.
 
-`parse_tcp_info` turns the kernel's structure into numbers, `read_tcp_info` gets it.
+`parse_tcp_info` decodes the kernel's structure, `read_tcp_info` gets it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import struct
 import sys
 from typing import NamedTuple
 
-# struct tcp_info of linux/tcp.h, with what is not read here as padding. The kernel only ever
-# appends to it; delivery_rate, the last one used, is there since Linux 4.9.
+# struct tcp_info of linux/tcp.h, with unused fields as padding. The kernel only ever appends to it;
+# delivery_rate, the last field used, exists since Linux 4.9.
 _LAYOUT = struct.Struct(
     "="
     "7xB16x"  # 7 delivery_rate_app_limited, a bit
@@ -29,25 +29,25 @@ _NO_MIN_RTT = 0xFFFF_FFFF
 _IS_LINUX = sys.platform == "linux"
 _TCP_INFO = 11
 _TCP_CONGESTION = 13
-"""Linux's numbers of the options; other systems have other structures under other numbers."""
+"""Linux's numbers of the options; other systems have other structures and numbers."""
 
 _NAME_BYTES = 16
 """TCP_CA_NAME_MAX of linux/tcp.h."""
 
 
 class TcpInfo(NamedTuple):
-    """The parts of struct tcp_info that tell of the path.
+    """The fields of struct tcp_info that describe the path.
 
     Attributes:
         rtt: smoothed RTT, seconds; 0 before the first sample.
         rttvar: its mean deviation, seconds.
-        min_rtt: least RTT of the last minutes (sysctl ``tcp_min_rtt_wlen``), seconds, or
-            None before the first sample.
+        min_rtt: least RTT of the last minutes (sysctl ``tcp_min_rtt_wlen``), seconds, or None
+            before the first sample.
         unacked: segments sent and not acknowledged.
         retrans: retransmitted segments that are not acknowledged.
         total_retrans: retransmissions since the connection began.
         bytes_acked: bytes acknowledged since the connection began.
-        notsent_bytes: bytes that the kernel has taken and not sent once.
+        notsent_bytes: bytes that the kernel has taken and never sent.
         data_segs_out: segments with data sent since the connection began, retransmissions included.
         delivery_rate: recent rate of acknowledged bytes, bytes per second; 0 before the first.
         is_app_limited: whether that rate was measured while there was too little to send.
@@ -67,10 +67,10 @@ class TcpInfo(NamedTuple):
 
 
 def parse_tcp_info(data: bytes) -> TcpInfo | None:
-    """Return the numbers in a struct tcp_info, or None where it is too short.
+    """Return the fields of a struct tcp_info, or None where it is too short.
 
     Args:
-        data: as getsockopt gave it; kernels before 4.9 give less than is needed.
+        data: from getsockopt; kernels before 4.9 return less than is needed.
     """
     if len(data) < _LAYOUT.size:
         return None
@@ -93,43 +93,40 @@ def parse_tcp_info(data: bytes) -> TcpInfo | None:
 
 
 def read_tcp_info(fileno: int) -> TcpInfo | None:
-    """Ask the kernel about a connection.
-
-    The descriptor stays open and as it was.
+    """Ask the kernel about a connection. The descriptor is not changed.
 
     Args:
         fileno: file descriptor of a socket.
 
     Returns:
-        None where the kernel has no answer: not Linux or older than 4.9, no TCP socket, or
-        closed.
+        None where the kernel has no answer: not Linux or older than 4.9, no TCP socket, or closed.
     """
     data = _option(fileno, _TCP_INFO, _READ_BYTES)
     return None if data is None else parse_tcp_info(data)
 
 
 def read_congestion_control(fileno: int) -> str:
-    """Ask the kernel what decides how fast it sends on a connection, such as ``cubic``.
+    """Return the name of a connection's congestion control, such as ``cubic``.
 
     Args:
-        fileno: file descriptor of a socket, which stays as it is.
+        fileno: file descriptor of a socket, which is not changed.
 
     Returns:
         "" where the kernel has no answer.
     """
     data = _option(fileno, _TCP_CONGESTION, _NAME_BYTES)
-    # One object for all connections, of which there may be many thousands.
+    # Interned: one object for all connections, of which there may be many thousands.
     return "" if data is None else sys.intern(data.partition(b"\0")[0].decode("ascii", "replace"))
 
 
 def _option(fileno: int, option: int, n_bytes: int) -> bytes | None:
-    """Return what the kernel says of a TCP connection, or None."""
+    """Return an option of a TCP connection, or None."""
     if not _IS_LINUX:
         return None
     try:
-        # Family and type are given so that Python does not ask the kernel for them; they have
-        # no effect on the option. detach() keeps the descriptor open. The class without
-        # Python's own part takes half as long.
+        # Family and type are given so that Python does not ask the kernel for them; they have no
+        # effect on the option. detach() keeps the descriptor open. The base class of socket.socket
+        # takes half as long.
         borrowed = socket.SocketType(socket.AF_INET, socket.SOCK_STREAM, 0, fileno)
     except OSError:
         return None
@@ -142,6 +139,6 @@ def _option(fileno: int, option: int, n_bytes: int) -> bytes | None:
 
 
 def is_tcp_info_supported() -> bool:
-    """Say whether this kernel gives what `read_tcp_info` needs."""
+    """Say whether this kernel has what `read_tcp_info` needs."""
     with socket.socket() as unconnected:
         return read_tcp_info(unconnected.fileno()) is not None

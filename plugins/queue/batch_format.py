@@ -1,4 +1,4 @@
-"""The batch format: how messages lie in a segment on disk and in a bulk answer over HTTP.
+"""The batch format: the encoding of messages in a segment on disk and in a bulk answer over HTTP.
 
 A body of content type ``application/vnd.penstock.batch`` is a row of *frames*; an empty body
 holds no messages. All numbers are little-endian. A frame is:
@@ -13,8 +13,8 @@ holds no messages. All numbers are little-endian. A frame is:
 5. in deliveries only: ``physical_queue`` and ``receive_count`` (n x u32 each), and
    ``receipt_handle``: lengths (n x u32), then bytes.
 
-Columns make it fast: a whole one is read with one call, and a topic is decoded once for all its
-messages. The reading side is in `penstock.plugins.queue.client`, which must stand alone.
+Columns make it fast: one call reads a whole column, and a topic is decoded once for all its
+messages. The decoder is in `penstock.plugins.queue.client`, which imports nothing of Penstock.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from penstock.plugins.queue.client import (
 )
 
 SEGMENT_MAX_MESSAGES = 256
-"""Messages of one frame at most: a message that is left undeleted keeps no more than these
-from giving their space back."""
+"""Messages of one frame at most: one undeleted message keeps at most so many deleted ones from
+giving their space back."""
 SEGMENT_MAX_BYTES = 256 * 1024
 """Payload bytes of one frame at most, unless one message alone is longer."""
 
@@ -75,10 +75,10 @@ def write_segment(
 
     Args:
         messages: at least one.
-        payloads: their payloads, as read from where they are kept.
+        payloads: their payloads, read from their store.
         properties: their properties as `properties_json`, "" for none.
         first_offset: offset of the first.
-        epoch: what to add to monotonic seconds to have seconds since the Unix epoch.
+        epoch: added to monotonic seconds to get seconds since the Unix epoch.
     """
     return write_batch(
         Batch(
@@ -94,7 +94,7 @@ def write_segment(
 
 
 def split_for_segments(messages: Sequence[Message]) -> Iterator[slice]:
-    """Yield the runs of `messages` that go into one segment each."""
+    """Yield the messages in runs of one segment each."""
     start, n_bytes = 0, 0
     for index, message in enumerate(messages):
         n_bytes += message.payload_bytes
@@ -112,7 +112,7 @@ def cut_frame(frame: bytes, wanted: int, max_messages: int) -> bytes:
     Args:
         frame: one whole frame.
         wanted: bit map of the records to keep, bit 0 for the first.
-        max_messages: how many of these to keep, the first ones.
+        max_messages: how many of these to keep, beginning with the first.
 
     Raises:
         ValueError: `frame` is not a whole frame.

@@ -1,7 +1,7 @@
-"""What reads and feeds a queue over HTTP; stands alone, so that a Spark executor needs no broker.
+"""The client of the queue's HTTP API; imports only the standard library.
 
-Only the standard library is imported. The reading side of the batch format stands here for the
-same reason; `penstock.plugins.queue.batch_format` documents the format and writes it.
+So a Spark executor needs no broker. The decoder of the batch format is here for the same reason;
+`penstock.plugins.queue.batch_format` documents the format and encodes it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ KIND_DELIVERIES: Final = 1
 
 
 class QueueError(Exception):
-    """A request that the queue refused, or could not be asked.
+    """A request that the queue refused or did not answer.
 
     Attributes:
         status: HTTP status; 0 where no answer came.
-        message: what the server said, or what stood in the way.
+        message: the server's message, or why there was no answer.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -69,9 +69,9 @@ class ReceivedMessage(NamedTuple):
 
     Attributes:
         receipt_handle: names this receive of the message; opaque.
-        receive_count: how often the message was received since the server started, this time
-            included.
-        physical_queue: number of the physical queue it lies in.
+        receive_count: how often the message was received since the server started, including this
+            time.
+        physical_queue: number of its physical queue.
         offset: its offset there.
         topic: Topic Name.
         payload: payload bytes.
@@ -203,13 +203,13 @@ def read_deliveries(body: bytes) -> list[ReceivedMessage]:
 
 
 class QueueClient:
-    """Talks to the queue's HTTP API on kept-alive connections, one for each thread.
+    """Client of the queue's HTTP API on kept-alive connections, one for each thread.
 
     May be shared by threads and pickled.
 
     Args:
-        url: where the API listens, such as ``http://127.0.0.1:8080``.
-        timeout_seconds: how long to wait for the server beyond what a request itself waits.
+        url: of the API, such as ``http://127.0.0.1:8080``.
+        timeout_seconds: how long to wait for the server, in addition to the wait of a request.
     """
 
     def __init__(self, url: str, timeout_seconds: float = 30) -> None:
@@ -235,7 +235,7 @@ class QueueClient:
             self._local.connection = None
 
     def queues(self) -> list[dict[str, Any]]:
-        """Return the logical queues with their figures, as ``GET /queues`` shows them.
+        """Return the logical queues with their figures, as ``GET /queues`` answers.
 
         Raises:
             QueueError: no answer, or a refusal.
@@ -248,19 +248,19 @@ class QueueClient:
     ) -> int:
         """Store messages; when this returns they are durable.
 
-        Not repeated by itself where the connection breaks: the messages may or may not have
-        been stored then.
+        It is not repeated when the connection breaks: the messages may or may not have been stored
+        then.
 
         Args:
             queue: name of the logical queue.
             messages: (topic, payload) pairs.
-            publisher: what to store as the publisher.
+            publisher: stored as the publisher.
 
         Returns:
             How many messages were stored.
 
         Raises:
-            QueueError: nothing is known to be stored.
+            QueueError: the messages may not have been stored.
         """
         rows = [
             {
@@ -277,9 +277,10 @@ class QueueClient:
     def dequeue(
         self, queue: str, n_max: int = 10, wait_seconds: float = 0
     ) -> list[ReceivedMessage]:
-        """Receive up to `n_max` messages; each is invisible to others for a while.
+        """Receive up to `n_max` messages; each is invisible to other receivers for a while.
 
-        Delete what was processed within the queue's visibility timeout, or it comes again.
+        Delete each processed message within the queue's visibility timeout, or it is delivered
+        again.
 
         Args:
             queue: name of the logical queue.
@@ -287,7 +288,7 @@ class QueueClient:
             wait_seconds: how long the server may wait for a first message.
 
         Returns:
-            The messages; an empty list when nothing came in time.
+            The messages; an empty list where none came in time.
 
         Raises:
             QueueError: no answer, or a refusal.
@@ -304,8 +305,8 @@ class QueueClient:
         """Delete processed messages; repeating it does no harm.
 
         Returns:
-            The handles that named no message: deleted before, or received again by someone
-            else after the visibility timeout.
+            The handles that named no message: it was deleted before, or received again by another
+            client after the visibility timeout.
 
         Raises:
             QueueError: nothing is known to be deleted.
@@ -318,8 +319,8 @@ class QueueClient:
     def offsets(self, queue: str) -> dict[int, tuple[int, int]]:
         """Return (earliest, next) for each physical queue.
 
-        `earliest` is the first offset that is still there, `next` the one that the next
-        message will get: the range ``[earliest, next)`` can be read now, and again.
+        `earliest` is the first existing offset, `next` that of the next message: the range
+        ``[earliest, next)`` can be read, repeatedly.
 
         Raises:
             QueueError: no answer, or a refusal.
@@ -402,8 +403,8 @@ class QueueClient:
             path: path below the URL that the client was made with.
             body: JSON value; None for none.
             accept: content type to ask for.
-            more_seconds: how long the request itself may take on top of the timeout.
-            repeat: whether to ask once more where a kept-alive connection broke.
+            more_seconds: how long the request itself may take, in addition to the timeout.
+            repeat: whether to repeat the request once where a kept-alive connection broke.
         """
         data = None if body is None else json.dumps(body).encode()
         headers = {"Accept": accept}
@@ -431,7 +432,7 @@ class QueueClient:
         """Return this thread's connection and whether it was used before."""
         connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
         if connection is not None and connection.sock is not None:
-            # Bytes without a request, or the end of the stream: the server has closed it.
+            # Readable without a request: the server has closed the connection.
             poll = select.poll()
             poll.register(connection.sock, select.POLLIN)
             if not poll.poll(0):
@@ -445,7 +446,7 @@ class QueueClient:
 
 
 def _refusal(answer: bytes) -> str:
-    """Return what an error answer says, whatever sent it."""
+    """Return the message of an error answer, whatever program sent it."""
     try:
         said = json.loads(answer)["error"]
     except (ValueError, KeyError, TypeError):

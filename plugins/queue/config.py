@@ -75,30 +75,28 @@ class LogicalQueueConfig:
     """One logical queue; the keys under `plugins.queue.queues.NAME`.
 
     Attributes:
-        topics: MQTT topic filters whose messages the queue takes; none for a queue that is
-            fed over HTTP alone.
-        physical_queues: how many queues the messages are spread over, in turn. A reader
-            that commits offsets, such as Spark, reads them side by side. When it is lowered,
+        topics: MQTT topic filters whose messages the queue takes; none for a queue that is fed over
+            HTTP only.
+        physical_queues: number of queues over which the messages are spread, round robin. A reader
+            that commits offsets, such as Spark, reads them in parallel. When the number is reduced,
             the surplus ones are still read until they are empty.
         readers: `dequeue` for back ends that receive and delete single messages, `offsets`
             for readers that read ranges and commit; the keys of dequeueing are then refused.
-        dequeue: `rds` keeps a request that found nothing and retries; `conventional` answers
-            at once (papers 000 and 001).
+        dequeue: `rds` holds a request that found nothing and retries; `conventional` answers at
+            once (papers 000 and 001).
         visibility_timeout: seconds for which a received message is invisible to others
             (paper 004). Long enough for a back end that writes a batch to a database.
         sleep_time: seconds between two retries of `rds`; 0.1 to 0.5 served best on real
             servers (paper 000).
-        max_queues_per_dequeue: physical queues that are tried for one request; 3 in the
-            papers.
+        max_queues_per_dequeue: physical queues that one request tries; 3 in the papers.
         n_max: most messages of one dequeue (N_max); 100 in the papers.
-        max_wait_seconds: longest time for which a client may ask `rds` to keep its request.
-        max_waiting_requests: requests that may be kept at a time; further ones are refused.
-        max_leased_messages: messages that may be received and not deleted; while there are
-            so many, a dequeue is refused. Bounds the memory of leases, 0.4 KB each.
-        max_messages: messages the queue may hold; a message that would be one more is
-            refused. None for no such limit.
+        max_wait_seconds: longest time for which a client may ask `rds` to hold its request.
+        max_waiting_requests: requests that may be held at a time; further ones are refused.
+        max_leased_messages: messages that may be received and not deleted; at the limit, a dequeue
+            is refused. Bounds the memory of leases, 0.4 KB each.
+        max_messages: messages that the queue may hold; further ones are refused. None for no limit.
         max_bytes: the same in bytes as stored.
-        retention_seconds: age after which a message leaves unread; None for never.
+        retention_seconds: age at which an unread message is removed; None for never.
     """
 
     topics: tuple[_TopicFilter, ...] = ()
@@ -117,7 +115,7 @@ class LogicalQueueConfig:
     retention_seconds: _PositiveSeconds | None = None
 
     def __post_init__(self) -> None:
-        """Refuse keys that would do nothing."""
+        """Refuse keys without an effect."""
         if self.readers == "dequeue":
             return
         for key in fields(self):
@@ -130,11 +128,10 @@ class QueueHttpLimits(HttpLimits):
     """What clients of the HTTP API may take; the keys under `plugins.queue.http_limits`.
 
     Attributes:
-        body_timeout_seconds: time for the whole body of a request, from its header on. The
-            largest comes in half of it over 1 Mbit/s.
-        body_bytes: of all bodies that are being received; above it clients are not read from
-            until others' requests are handled, and get 503 when their time is up. Sixteen of the
-            largest.
+        body_timeout_seconds: time for the whole body of a request, from its header on. The largest
+            body takes half of it over 1 Mbit/s.
+        body_bytes: of all bodies that are being received; above it clients are not read from until
+            other requests are handled, and get 503 after the timeout. Sixteen of the largest.
     """
 
     body_timeout_seconds: _PositiveSeconds = 60.0
@@ -155,18 +152,18 @@ class QueueConfig:
 
     Attributes:
         engine: `sqlite` keeps messages in a file, `memory` until the program ends.
-        path: the file of `sqlite`, made where it is missing; relative to the directory the
-            program was started in. Beside it lie ``PATH-wal``, ``PATH-shm``, ``PATH.lock``
-            and ``PATH.reserve``, space that is kept so that a full disk can be emptied.
-        durability: `full` acknowledges what is on the disk; `normal` what the operating
-            system has, which outlives the program and not a power cut.
-        http: ``HOST:PORT`` of the HTTP API, port 0 for any free one; null for none. Only
-            this machine by default, as the API asks for no password.
-        http_limits: what clients of the HTTP API may take.
-        max_request_bytes: largest body of an HTTP request. A picture of 1 MB in base64
-            passes, and reading one body does not hold up the broker for long.
-        commit_wait_seconds: how long the first message of a group waits for others before
-            it is committed. About the time that a disk needs to flush.
+        path: the file of `sqlite`, created where it is missing; relative to the directory in which
+            the program was started. Beside it lie ``PATH-wal``, ``PATH-shm``, ``PATH.lock`` and
+            ``PATH.reserve``, which reserves space so that a queue on a full disk can be drained.
+        durability: `full` acknowledges messages that are on the disk; `normal` those that the
+            operating system has, which survive the program but not a power cut.
+        http: ``HOST:PORT`` of the HTTP API, port 0 for any free one; null for none. Only this
+            machine by default, as the API needs no password.
+        http_limits: limits for clients of the HTTP API.
+        max_request_bytes: largest body of an HTTP request. A picture of 1 MB in base64 fits, and
+            reading one body does not block the broker for long.
+        commit_wait_seconds: how long the first message of a group waits for others before the
+            commit. About the time of a disk's flush.
         commit_max_messages: messages of one commit at most.
         max_pending_messages: messages that may wait for their commit, over all queues;
             further ones are refused.

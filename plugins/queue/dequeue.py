@@ -1,8 +1,8 @@
 """D-Ctrl: which physical queues a back end's request tries, and when (papers 000 and 001).
 
-A `DequeueRequest` is one request of a back-end system on its way: it names the physical queue
-to try, is told what was found, and in the end says whether to answer or when to try again. It
-waits for nothing itself. The HTTP API drives it with the real clock, a simulation with its own:
+A `DequeueRequest` is one request of a back-end system. It names the physical queue to try, is told
+what was found, and in the end says whether to answer or when to try again. It does not wait itself.
+The HTTP API drives it with the real clock, a simulation with its own:
 
     request = controller.begin(n_max, now, wait_seconds)
     while True:
@@ -22,10 +22,10 @@ from typing import Protocol
 
 
 class DequeueStrategy(Protocol):
-    """What becomes of a request whose tries are used up.
+    """What to do with a request after its tries.
 
     Attributes:
-        name: as the policy file has it.
+        name: in the policy file.
     """
 
     name: str
@@ -41,7 +41,7 @@ class DequeueStrategy(Protocol):
 
 
 class Conventional:
-    """Answer at once, even with nothing; the client's wait is of no account."""
+    """Answer at once, even with nothing; the client's wait is ignored."""
 
     name = "conventional"
 
@@ -51,7 +51,7 @@ class Conventional:
 
 
 class RetryDequeueRequest:
-    """RDS: keep a request that found nothing and retry it after `sleep_time`.
+    """RDS: hold a request that found nothing and retry it after `sleep_time`.
 
     The last retry is made when the client's wait ends.
 
@@ -65,7 +65,7 @@ class RetryDequeueRequest:
         self.sleep_time = sleep_time
 
     def retry_at(self, found: int, now: float, answer_by: float) -> float | None:
-        """Answer when something was found or the client waits no longer."""
+        """Answer when something was found or the client's wait is over."""
         if found or now >= answer_by:
             return None
         return min(now + self.sleep_time, answer_by)
@@ -77,7 +77,7 @@ class DequeueController:
     Invariant: every request that has begun is answered or waiting.
 
     Args:
-        physical_queues: their numbers, in the order in which they are tried.
+        physical_queues: their numbers, in the order of the tries.
         strategy: what to do when all tries have missed.
         max_queues_per_dequeue: physical queues that one round of tries may touch.
 
@@ -120,13 +120,13 @@ class DequeueController:
         return DequeueRequest(self, n_max, now + wait_seconds)
 
     def take_turn(self) -> int:
-        """Return the physical queue whose turn it is; all requests share one round."""
+        """Return the next physical queue, round robin over all requests."""
         number = self._physical_queues[self._turn]
         self._turn = (self._turn + 1) % len(self._physical_queues)
         return number
 
     def count_try(self, found: int) -> None:
-        """Book one try as hit or missed."""
+        """Count one try as hit or missed."""
         if found:
             self.hit_dequeues += 1
             self.messages += found
@@ -135,7 +135,7 @@ class DequeueController:
 
 
 class DequeueRequest:
-    """One request of a back-end system; see the module's text for how to drive it.
+    """One request of a back-end system; the module's docstring shows how to drive it.
 
     Attributes:
         missing: messages that may still be found.
@@ -180,7 +180,7 @@ class DequeueRequest:
         return retry_at
 
     def end(self) -> None:
-        """The request was answered or its client has gone; may be called again."""
+        """The request was answered or its client has left; may be called again."""
         if not self._has_ended:
             self._has_ended = True
             self._controller.waiting -= 1

@@ -1,7 +1,7 @@
-"""Space on the disk that is kept for readers, so that a full disk can still be emptied.
+"""Disk space that is reserved for readers, so that a queue on a full disk can be drained.
 
-Deleting needs space too: SQLite writes to its log first, and the log to the file later. Without
-a reserve, a queue that has filled its disk could be neither fed nor drained.
+Deleting needs space, too: SQLite writes to its log first, and the log to the file later. Without a
+reserve, a queue that has filled its disk could be neither fed nor drained.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class DiskReserve:
         self._is_held = False
 
     def hold(self) -> bool:
-        """Hold the space, where it is not held already; False where there is none.
+        """Reserve the space, unless it is reserved already; return False where there is none.
 
         Raises:
-            DatabaseFileError: there is a link, or no file, at the path.
+            DatabaseFileError: the path is a link or no regular file.
         """
         if self._is_held:
             return True
@@ -47,13 +47,13 @@ class DiskReserve:
         return True
 
     def spend(self) -> bool:
-        """Give the space to who needs it; False where it was given before."""
+        """Free the space for use; return False where it was free already."""
         was_held, self._is_held = self._is_held, False
         self._remove()
         return was_held
 
     def give_up(self) -> bool:
-        """Free what the last run has held; False where there is nothing."""
+        """Free what the last run had reserved; return False where there was nothing."""
         if not self._path.is_file() or self._path.is_symlink():
             return False
         self._is_held = False

@@ -1,20 +1,21 @@
-"""What a queue's engine promises; one contract for every implementation.
+"""The contract of a queue's engine, the same for every implementation.
 
 An engine keeps the messages of logical queues, each made of physical queues numbered from 0.
 
-* **Offsets.** A message stored in a physical queue gets the next offset there. Offsets only
-  grow, without gaps, and are never given again: not after deletes, not after a restart.
-* **Storing.** The future of `append` is done when the messages are as safe as the engine makes
-  them, or with a `StorageError` when none of them is kept. Messages of one call keep their order.
+* **Offsets.** A message stored in a physical queue gets the next offset there. Offsets only grow,
+  without gaps, and are never reused, not even after deletes or a restart.
+* **Storing.** The future of `append` completes when the messages are as safe as the engine makes
+  them, or fails with a `StorageError` when none of them is kept. Messages of one call keep their
+  order.
 * **Receiving.** `take` gives each visible message to one caller, the oldest first, and makes it
   invisible for the visibility timeout. What is not deleted in that time becomes visible again:
-  delivery is at least once. Leases need not survive a restart; after one, every message that was
-  not deleted is visible.
-* **Deleting.** When `delete` returns, the messages are gone for good.
+  delivery is at least once. Leases need not survive a restart; after a restart, every message that
+  was not deleted is visible.
+* **Deleting.** When `delete` returns, the messages are permanently gone.
 * **Reading.** `read_range` changes nothing: the same range holds the same messages until
   `commit` removes what is below an offset.
-* **Failing.** A method that raises has changed nothing that others can see. When the cause is
-  gone, the next call works; nothing need be opened anew.
+* **Failing.** A method that raises has changed nothing that other callers can see. When the cause
+  is gone, the next call works; nothing needs to be reopened.
 
 All methods are called on the event loop's thread and none blocks it.
 """
@@ -35,7 +36,7 @@ class EngineStartError(PenstockError):
 
 
 class StorageError(PenstockError):
-    """The engine's storage refused to read or write; what was acknowledged before is safe."""
+    """The engine's storage cannot be read or written; what was acknowledged before is safe."""
 
 
 class StorageFullError(StorageError):
@@ -43,7 +44,7 @@ class StorageFullError(StorageError):
 
 
 class BrokenSegmentError(StorageError):
-    """A segment cannot be read; what lies behind it can, once it is set aside.
+    """A segment cannot be read; those after it can, once it is set aside.
 
     Attributes:
         key: logical queue and number of the physical queue.
@@ -61,7 +62,7 @@ class BrokenSegmentError(StorageError):
 
 
 class RangeGoneError(PenstockError):
-    """A range begins below the earliest offset: it was committed, or its messages were too old.
+    """A range begins below the earliest offset: it was committed, or its messages expired.
 
     Attributes:
         earliest: first offset that can be read.
@@ -79,10 +80,10 @@ class OffsetError(PenstockError):
 
 
 class QueueLayout(NamedTuple):
-    """What an engine must know of a logical queue.
+    """What an engine needs to know of a logical queue.
 
     Attributes:
-        physical_queues: how many physical queues new messages go to.
+        physical_queues: number of physical queues for new messages.
         visibility_timeout: seconds.
     """
 
@@ -94,9 +95,9 @@ class Usage(NamedTuple):
     """What a physical queue holds.
 
     Attributes:
-        earliest: first offset that may still be there; everything below has left.
+        earliest: first offset that may still exist; everything below is gone.
         next: offset of the next message.
-        messages: messages that are there, invisible ones included.
+        messages: existing messages, invisible ones included.
         stored_bytes: bytes that they take in the storage.
     """
 
@@ -107,12 +108,12 @@ class Usage(NamedTuple):
 
 
 class AppendResult(NamedTuple):
-    """What became of the messages of one `append`.
+    """The result of one `append`.
 
     Attributes:
-        stored: how many are safe.
-        unreadable: indexes of those that are not stored: their payload could not be read
-            back from its `PayloadStore`, or their properties are no JSON.
+        stored: how many messages are safe.
+        unreadable: indexes of those that are not stored: their payload could not be read back from
+            its `PayloadStore`, or their properties are not JSON.
     """
 
     stored: int
@@ -120,24 +121,24 @@ class AppendResult(NamedTuple):
 
 
 class Engine(Protocol):
-    """See the module's text for what every engine promises."""
+    """See the module's docstring for the contract."""
 
     async def open(self, queues: Mapping[str, QueueLayout]) -> None:
-        """Make the queues ready; nothing else may be called before.
+        """Prepare the queues; must be called first.
 
-        Physical queues that are there beyond a layout's number are kept and can be read.
+        Existing physical queues beyond a layout's number are kept and can be read.
 
         Raises:
-            EngineStartError: with what stands in the way.
+            EngineStartError: says why the engine cannot be opened.
         """
 
     async def close(self) -> None:
-        """Finish what was begun and free everything; may be called again."""
+        """Finish running work and free everything; may be called again."""
 
     def append(
         self, queue: str, physical_queue: int, messages: Sequence[Message]
     ) -> asyncio.Future[AppendResult]:
-        """Store messages at the end of a physical queue; see `Storing` in the module's text."""
+        """Store messages at the end of a physical queue; the module says when they are safe."""
 
     async def take(
         self, queue: str, physical_queue: int, n_max: int, max_bytes: int
@@ -149,10 +150,10 @@ class Engine(Protocol):
         """
 
     def give_back(self, queue: str, deliveries: Sequence[ReceivedMessage]) -> None:
-        """Make messages visible again whose receiver has gone before it got them."""
+        """Make messages visible again whose receiver has left before it got them."""
 
     async def delete(self, queue: str, receipt_handles: Sequence[str]) -> list[str]:
-        """Remove received messages; return the handles that name none.
+        """Remove received messages; return the handles that name no message.
 
         Raises:
             StorageError: none of them is removed; they are visible again.
@@ -185,9 +186,9 @@ class Engine(Protocol):
         """
 
     async def expire(self, queue: str, enqueued_before: float) -> int:
-        """Remove messages that are older; return how many.
+        """Remove older messages; return how many.
 
-        Only whole segments go, and none behind a younger one.
+        Only whole segments are removed, and none after a younger one.
 
         Args:
             queue: name of the logical queue.
@@ -207,4 +208,4 @@ class Engine(Protocol):
         """Return how many messages could not be read and are kept out of the queue."""
 
     def failure(self) -> str | None:
-        """Return why the storage refuses to write or to read; None where it does not."""
+        """Return why the storage cannot be written or read; None where it works."""

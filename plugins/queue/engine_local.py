@@ -1,7 +1,7 @@
 """The engine of one process: a store, a thread that writes, leases in memory.
 
-Reads run on threads of their own, writes on that of `GroupCommit`; everything else happens on
-the event loop's thread.
+Reads run on threads of their own, writes on that of `GroupCommit`; everything else runs on the
+event loop's thread.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from penstock.plugins.queue.store import Key, Mark, Store, StoredSegment, wanted
 T = TypeVar("T")
 
 PAGE_BYTES = 1024 * 1024
-"""What is read ahead of a physical queue at a time."""
+"""Bytes of a physical queue that are read ahead at a time."""
 PAGE_MESSAGES = 1024
 RANGE_BYTES = 4 * 1024 * 1024
 """Size at which the answer to a range is cut."""
 
 
 class LocalEngine:
-    """See `plugins.queue.engine` for what its methods promise.
+    """See `plugins.queue.engine` for the contract of its methods.
 
     Args:
-        store: where messages are kept; opened and closed by the engine.
-        clock: monotonic seconds.
+        store: keeps the messages; opened and closed by the engine.
+        clock: returns monotonic seconds.
         commit_max_messages: messages of one commit at most.
-        logger: told what goes wrong.
+        logger: gets faults.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class LocalEngine:
         self._queues: dict[Key, PhysicalQueue] = {}
         self._locks: dict[Key, asyncio.Lock] = {}
         self._numbers: dict[str, list[int]] = {}
-        # Never the same twice, also over restarts: an old handle must not name a new receive.
+        # Unique also across restarts: an old handle must not name a new receive.
         self._lease_ids = itertools.count(time.time_ns())
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="penstock-queue-reader")
         self._commits: GroupCommit | None = None
         self._read_failures: dict[Key, str] = {}
 
     async def open(self, queues: Mapping[str, QueueLayout]) -> None:
-        """Open the store and make the queues ready."""
+        """Open the store and prepare the queues."""
         numbers = {name: layout.physical_queues for name, layout in queues.items()}
         await asyncio.to_thread(self._store.open, numbers)
         if self._store.tightened:
@@ -126,7 +126,7 @@ class LocalEngine:
     async def take(
         self, queue: str, physical_queue: int, n_max: int, max_bytes: int
     ) -> list[ReceivedMessage]:
-        """Receive messages: first those that are visible again, then the oldest others."""
+        """Receive messages: first those that have become visible again, then the oldest others."""
         key = (queue, physical_queue)
         waiting = self._queues[key]
         async with self._locks[key]:
@@ -150,13 +150,13 @@ class LocalEngine:
         return [_delivery(physical_queue, message, lease) for message, lease in taken]
 
     def give_back(self, queue: str, deliveries: Sequence[ReceivedMessage]) -> None:
-        """Make messages visible again whose receiver has gone."""
+        """Make messages visible again whose receiver has left."""
         for delivery in deliveries:
             number, offset, lease_id = _parse_handle(delivery.receipt_handle)
             self._queues[queue, number].leases.release(offset, lease_id)
 
     async def delete(self, queue: str, receipt_handles: Sequence[str]) -> list[str]:
-        """Remove received messages; return the handles that name none."""
+        """Remove received messages; return the handles that name no message."""
         unknown: list[str] = []
         leases: list[tuple[Key, Lease]] = []
         for handle in receipt_handles:
@@ -183,7 +183,7 @@ class LocalEngine:
             return _cut_to_range(key, segments, start, end, max_messages)
 
         frames = await self._read(key, read)
-        # What was committed while this read may be missing from it.
+        # A commit during the read may have removed some of its messages.
         self._check_range(key, start, end)
         return frames
 
@@ -197,7 +197,7 @@ class LocalEngine:
         return n_removed
 
     async def expire(self, queue: str, enqueued_before: float) -> int:
-        """Remove messages that are older."""
+        """Remove older messages."""
         n_expired = 0
         for number in self._numbers[queue]:
             key = (queue, number)
@@ -230,7 +230,7 @@ class LocalEngine:
         return self._commits
 
     async def _read(self, key: Key, read: Callable[[], T]) -> T:
-        """Run a read of a physical queue on a thread; what is broken on its way is set aside.
+        """Run a read of a physical queue on a thread; set aside any broken segment that it meets.
 
         Raises:
             StorageError: it failed.
@@ -250,10 +250,10 @@ class LocalEngine:
             raise
 
     async def _set_aside(self, broken: BrokenSegmentError) -> None:
-        """Take a broken segment out of the way of those behind it.
+        """Remove a broken segment, so that those after it can be read.
 
         Raises:
-            StorageError: it stands where it is.
+            StorageError: it could not be removed.
         """
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._writer().submit(SetAside(broken.key, broken.first_offset, future))
@@ -278,7 +278,7 @@ class LocalEngine:
     async def _take_again(
         self, key: Key, again: Sequence[Lease], max_bytes: int
     ) -> list[tuple[ReadMessage, Lease]]:
-        """Read messages that are visible again and lease them anew."""
+        """Read messages that have become visible again, and lease them."""
         leases = self._queues[key].leases
         wanted = {lease.offset: lease for lease in again}
 
@@ -313,7 +313,7 @@ class LocalEngine:
         return taken
 
     async def _delete(self, leases: Sequence[tuple[Key, Lease]]) -> None:
-        """Delete for good; the messages are visible again where that fails."""
+        """Delete messages; make them visible again where that fails."""
         bits: dict[tuple[Key, int, int], int] = {}
         for key, lease in leases:
             segment = (key, lease.segment, lease.segment_count)
@@ -328,7 +328,7 @@ class LocalEngine:
 
         future.add_done_callback(settled)
         self._writer().submit(Delete(marks, future))
-        # The one who asked may go away; the delete is under way and must be booked.
+        # The caller may be cancelled; the delete is running and must be recorded.
         await asyncio.shield(future)
 
     async def _truncate(self, key: Key, below: int) -> int:
@@ -363,7 +363,7 @@ class LocalEngine:
 
 
 def _parse_handle(handle: str) -> tuple[int, int, int]:
-    """Return (physical queue, offset, lease id); (-1, -1, -1) for what is no handle."""
+    """Return (physical queue, offset, lease id); (-1, -1, -1) for a text that is no handle."""
     try:
         number, offset, lease_id = handle.split(".")
         return int(number), int(offset), int(lease_id, 16)
@@ -393,7 +393,7 @@ def _read_messages(
     """Return the messages of segments that lie in ``[start, end)`` and are not deleted.
 
     Raises:
-        BrokenSegmentError: a segment is no frame of its messages.
+        BrokenSegmentError: a segment's frame does not hold its messages.
     """
     messages: list[ReadMessage] = []
     for first, n_messages, gone, frame in segments:
@@ -410,10 +410,10 @@ def _read_messages(
 
 
 def _batch(key: Key, first: int, n_messages: int, frame: bytes) -> Batch:
-    """Return what a segment's frame says.
+    """Decode a segment's frame.
 
     Raises:
-        BrokenSegmentError: it does not say these messages.
+        BrokenSegmentError: the frame does not hold the segment's messages.
     """
     try:
         batch = read_batch(frame)
@@ -429,10 +429,11 @@ def _batch(key: Key, first: int, n_messages: int, frame: bytes) -> Batch:
 def _cut_to_range(
     key: Key, segments: Sequence[StoredSegment], start: int, end: int, max_messages: int
 ) -> list[bytes]:
-    """Return the frames of segments, without what is deleted or outside ``[start, end)``.
+    """Return the frames of segments, without messages that are deleted or outside ``[start, end)``.
 
     Raises:
-        BrokenSegmentError: a segment is no frame of its messages: its reader could not go on.
+        BrokenSegmentError: a segment's frame does not hold its messages, so that its reader could
+            not go on.
     """
     frames: list[bytes] = []
     for first, n_messages, gone, frame in segments:

@@ -10,12 +10,12 @@ from penstock.plugins.queue.store import Key, Mark, NewSegment, StoredSegment, w
 
 
 class MemoryStore:
-    """Segments in dictionaries; see `Store` for what its methods promise.
+    """Segments in dictionaries; see `Store` for the contract of its methods.
 
     Attributes:
         usage: what each physical queue holds.
         aside: messages that are set aside.
-        tightened: nothing: it has no files.
+        tightened: empty, as there are no files.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class MemoryStore:
         self._lock = threading.Lock()
 
     def open(self, queues: Mapping[str, int]) -> None:
-        """Make the physical queues."""
+        """Create the physical queues."""
         for name, physical_queues in queues.items():
             for number in range(physical_queues):
                 self.usage[name, number] = Usage(0, 0, 0, 0)
@@ -62,7 +62,7 @@ class MemoryStore:
             return before - usage.messages
 
     def set_aside(self, key: Key, first_offset: int) -> int:
-        """Drop a segment: there is nothing to be mended in memory."""
+        """Drop a segment: in memory it cannot be repaired."""
         with self._lock:
             before = self.usage[key].messages
             held = self._segments[key].get(first_offset)
@@ -89,7 +89,7 @@ class MemoryStore:
     def read(
         self, key: Key, start: int, end: int, max_messages: int, max_bytes: int
     ) -> list[StoredSegment]:
-        """Return the segments that hold offsets in a range."""
+        """Return the segments with offsets in a range."""
         found: list[StoredSegment] = []
         with self._lock:
             for segment, gone in self._segments[key].values():

@@ -1,14 +1,14 @@
 """A store in an SQLite file: durable, on one machine, for one process.
 
-The write-ahead log is flushed on each commit that stores messages (``synchronous=FULL``), so
-these survive a power cut. One that only deletes is flushed with the next of those: it survives
-the end of the process, and a power cut at worst brings deleted messages back, which delivery at
-least once allows. One process has the file at a time, held by a lock on ``PATH.lock``:
-leases live in memory, and two processes would give one message to two receivers. Other programs may
-look into the file while it is open. Once it is deleted or replaced, nothing more is taken.
+The write-ahead log is flushed on each commit that stores messages (``synchronous=FULL``), so these
+survive a power cut. A commit that only deletes is flushed with the next one that stores: it
+survives the end of the process, and a power cut at worst brings deleted messages back, which
+at-least-once delivery allows. A lock on ``PATH.lock`` gives the file to one process at a time:
+leases are in memory, and two processes would give one message to two receivers. Other programs may
+read the file while it is open. Once it is deleted or replaced, no more messages are accepted.
 
-On a full disk messages are refused, and readers go on with the space of a `DiskReserve`. Until
-that space can be held again, no message is taken.
+On a full disk messages are refused, and readers go on with the space of a `DiskReserve`. Until that
+space can be reserved again, no message is accepted.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from penstock.plugins.queue.store import Key, Mark, NewSegment, StoredSegment, w
 T = TypeVar("T")
 
 RESERVE_BYTES: Final = 3 * CHECKPOINT_PAGES * PAGE_BYTES
-"""Enough for what the write-ahead log may hold when the disk is full, up to twice its usual
-size, and for the deletes after that."""
+"""Enough for the write-ahead log when the disk is full, up to twice its usual size, and for the
+deletes after that."""
 TRUNCATE_SEGMENTS: Final = 256
-"""Segments that one transaction deletes at most, some 64 MiB: a reader that commits a long
-range does not hold up what is to be stored meanwhile."""
+"""Segments that one transaction deletes at most, some 64 MiB, so that a reader that commits a long
+range does not delay the storing of messages."""
 _READ: Final = """
     SELECT first_offset, n_messages, bits, frame
     FROM segment LEFT JOIN gone USING (physical_queue, first_offset)
@@ -60,12 +60,13 @@ _ASIDE: Final = """CREATE TABLE IF NOT EXISTS set_aside (
     n_missing INTEGER NOT NULL,
     PRIMARY KEY (physical_queue, first_offset)
 )"""
-"""Segments that could not be read, in the columns of `segment`, and how many messages the queue
-lacks for each. Made with the first of them; who does not know it passes it over."""
+"""Segments that could not be read, with the columns of `segment`, and the number of messages that
+the queue lacks for each. Created with the first of them; a program that does not know the table
+ignores it."""
 
 
 class SqliteStore:
-    """Segments in an SQLite file; see `Store` for what its methods promise.
+    """Segments in an SQLite file; see `Store` for the contract of its methods.
 
     Args:
         path: name of the file.
@@ -75,7 +76,7 @@ class SqliteStore:
     Attributes:
         usage: what each physical queue holds.
         aside: messages of each physical queue that are set aside.
-        tightened: names of its files that others could read, and no longer can.
+        tightened: names of its files that other users could read until now.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class SqliteStore:
         self._durability = durability
         self._busy_seconds = busy_seconds
         self._synchronous = ""
-        # Beside the file itself, where a link may lead to another disk.
+        # Beside the file itself, as a link may lead to another disk.
         self._reserve = DiskReserve(f"{behind_links(path)}.reserve", RESERVE_BYTES)
         self._ids: dict[Key, int] = {}
         self._file: DatabaseFile | None = None
@@ -98,14 +99,14 @@ class SqliteStore:
         self._readers: list[sqlite3.Connection] = []
 
     def open(self, queues: Mapping[str, int]) -> None:
-        """Open the file, or make it."""
+        """Open the file, or create it."""
         try:
             self._file = DatabaseFile(self._path)
             self.tightened = self._file.tightened
             try:
                 self._prepare(queues)
             except (sqlite3.Error, StorageError):
-                # On a full disk not even the log's index can be made without the reserve.
+                # On a full disk even the log's index needs the space of the reserve.
                 if not self._reserve.give_up():
                     raise
                 self._prepare(queues)
@@ -136,7 +137,7 @@ class SqliteStore:
         self._count_aside(self._writer)
 
     def close(self) -> None:
-        """Close the file and let go of its lock."""
+        """Close the file and release its lock."""
         for connection in (*self._readers, self._writer):
             if connection is not None:
                 # A last checkpoint may fail on a full disk; the log is read at the next start.
@@ -150,7 +151,7 @@ class SqliteStore:
             self._file = None
 
     def why_lost(self) -> str:
-        """Say which file was deleted or replaced; "" for none."""
+        """Name the file that was deleted or replaced; "" for none."""
         lost = "" if self._file is None else self._file.why_lost()
         return f"queue database {self._path}: {lost}" if lost else ""
 
@@ -168,7 +169,7 @@ class SqliteStore:
                 f"{self._reserve.n_bytes:,} bytes left that are kept for readers"
             )
         self._with_space(lambda: self._write(segments, marks), is_for_readers=not segments)
-        self._check_there()  # else what it was written to is gone with the process
+        self._check_there()  # else the messages would be lost at the end of the process
 
     def _write(self, segments: Sequence[NewSegment], marks: Sequence[Mark]) -> None:
         changed: dict[Key, Usage] = {}
@@ -194,7 +195,7 @@ class SqliteStore:
         self.usage.update(changed)
 
     def truncate(self, key: Key, below: int) -> int:
-        """Delete messages below an offset, a bounded number of segments in one transaction."""
+        """Delete messages below an offset, a limited number of segments in one transaction."""
         self._check_there()
         return self._with_space(lambda: self._truncate(key, below), is_for_readers=True)
 
@@ -243,7 +244,7 @@ class SqliteStore:
         return n_removed
 
     def set_aside(self, key: Key, first_offset: int) -> int:
-        """Move a segment into a table of its own; where SQLite cannot, it is passed over."""
+        """Move a segment into a table of its own; where SQLite cannot, it is skipped."""
         self._check_there()
         place = (self._ids[key], first_offset)
         where = "physical_queue = ?1 AND first_offset = ?2"
@@ -280,7 +281,7 @@ class SqliteStore:
         return n_messages
 
     def _count_aside(self, connection: sqlite3.Connection) -> None:
-        """Count what former runs have set aside."""
+        """Count the messages that earlier runs have set aside."""
         known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'set_aside'")
         if known.fetchone() is not None:
             for key, row_id in self._ids.items():
@@ -327,7 +328,7 @@ class SqliteStore:
             singly = self._read_singly(key, statement, place)
             try:
                 for segment in _wanted(singly, start, end, max_messages, max_bytes):
-                    found.append(segment)  # noqa: PERF402 (what comes before an error counts)
+                    found.append(segment)  # noqa: PERF402 (rows before an error are kept)
             except BrokenSegmentError:
                 if not found:
                     raise
@@ -340,7 +341,7 @@ class SqliteStore:
 
         Raises:
             BrokenSegmentError: SQLite finds the next one damaged.
-            sqlite3.DatabaseError: more than frames is damaged.
+            sqlite3.DatabaseError: the damage is not limited to frames.
         """
         reader = self._reader()
         without_frames = statement.replace("bits, frame", "bits, NULL", 1)
@@ -358,7 +359,7 @@ class SqliteStore:
         """Return this thread's own connection for reading."""
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
-            self._check_there()  # else it would be made anew
+            self._check_there()  # else SQLite would create it
             connection = connect(self._path, self._busy_seconds)
             connection.execute("PRAGMA query_only = ON")
             self._local.connection = connection
@@ -367,7 +368,7 @@ class SqliteStore:
 
     def _make_queues(self, connection: sqlite3.Connection, queues: Mapping[str, int]) -> None:
         wanted = [(name, number) for name, n in queues.items() for number in range(n)]
-        # Begins with a write, so that a file that cannot be written is refused at the start.
+        # Take the write lock, so that a read-only file is refused at the start.
         with self._transaction():
             connection.executemany(
                 "INSERT INTO physical_queue (queue, number) VALUES (?, ?) ON CONFLICT DO NOTHING",
@@ -419,10 +420,10 @@ class SqliteStore:
 
     @contextmanager
     def _transaction(self, *, must_flush: bool = False) -> Iterator[sqlite3.Connection]:
-        """Run a block in one transaction, all of it or nothing.
+        """Run a block in one transaction.
 
         Args:
-            must_flush: with `durability: full`, what is written survives a power cut.
+            must_flush: with `durability: full`, the changes survive a power cut.
 
         Raises:
             StorageError: SQLite refused; nothing has changed.
@@ -440,7 +441,7 @@ class SqliteStore:
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:
-                # Some errors have rolled back by themselves.
+                # SQLite rolls back by itself after some errors.
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
@@ -449,14 +450,14 @@ class SqliteStore:
             raise (StorageFullError if is_full else StorageError)(self._explain(error)) from error
 
     def _with_space(self, change: Callable[[], T], *, is_for_readers: bool) -> T:
-        """Make a change; where the disk is full, with what space can be found for it.
+        """Make a change; where the disk is full, with any space that can be found for it.
 
         Args:
             change: run again when there is more space.
             is_for_readers: whether the reserve may be spent on it.
 
         Raises:
-            StorageError: it is not made.
+            StorageError: the change was not made.
         """
         try:
             return change()
@@ -470,10 +471,10 @@ class SqliteStore:
         return change()
 
     def _hold_reserve(self) -> bool:
-        """Say whether there is space for messages beside that for readers.
+        """Say whether there is space for messages in addition to the reserve.
 
         Raises:
-            StorageError: something else is in its place.
+            StorageError: the reserve's path is not usable.
         """
         try:
             if self._reserve.hold():
@@ -484,7 +485,7 @@ class SqliteStore:
             raise StorageError(f"queue database {self._path}: {error}") from error
 
     def _shorten_log(self) -> None:
-        """Move what the write-ahead log holds into the file, and give its space back."""
+        """Move the write-ahead log's contents into the file, and free its space."""
         if self._writer is not None:
             with suppress(sqlite3.Error):
                 self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -508,7 +509,7 @@ def _wanted(
     max_messages: int,
     max_bytes: int,
 ) -> Iterator[StoredSegment]:
-    """Yield the segments among rows that hold messages in a range, until it is enough."""
+    """Yield the segments among rows that hold messages in a range, up to the limits."""
     for first_offset, n_messages, bits, frame in rows:
         gone = int.from_bytes(bits or b"", "little")
         wanted = wanted_bits(first_offset, n_messages, gone, start, end)
@@ -522,6 +523,6 @@ def _wanted(
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
-    """Say whether SQLite found what it reads damaged, or the disk did."""
+    """Say whether SQLite or the disk reported damaged data."""
     code = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF == sqlite3.SQLITE_CORRUPT or code == sqlite3.SQLITE_IOERR_READ

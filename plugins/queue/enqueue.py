@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class EnqueueController:
-    """Deals messages out to the physical queues of one logical queue, round robin.
+    """Distributes messages over the physical queues of one logical queue, round robin.
 
     Args:
         physical_queues: how many there are, at least 1; they are numbered from 0.
@@ -20,10 +20,9 @@ class EnqueueController:
         self._turn = 0
 
     def deal(self, messages: Sequence[T]) -> dict[int, Sequence[T]]:
-        """Return the messages by the number of their physical queue, order kept in each.
+        """Return the messages by the number of their physical queue, in order within each.
 
-        A message's place depends on all that were dealt before it, however they were grouped
-        into calls.
+        A message's place depends on all messages before it, however they were grouped into calls.
         """
         n = self._n
         dealt = {

@@ -1,7 +1,7 @@
-"""The program ``penstock queue``: the queue's HTTP API alone, without a broker.
+"""The program ``penstock queue``: the queue's HTTP API without a broker.
 
-It serves the `plugins.queue` section of a policy file. With the `sqlite` engine it is for the
-time when no broker has the file, to drain or fill its queues.
+It serves the `plugins.queue` section of a policy file. With the `sqlite` engine it is for times
+when no broker has the file, to drain or fill its queues.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Gateway:
         self._plugin = plugin
 
     async def start(self) -> None:
-        """Open the engine and the HTTP API; what a failed start has opened is closed."""
+        """Open the engine and the HTTP API; a failed start closes what it opened."""
         try:
             await self._plugin.start()
         except BaseException:
@@ -43,7 +43,7 @@ class Gateway:
             raise
 
     async def stop(self) -> None:
-        """Answer who waits and close the engine."""
+        """Answer waiting requests and close the engine."""
         await self._plugin.close()
 
 
@@ -63,7 +63,7 @@ def _plugin(path: str) -> QueuePlugin:
     """Make the plugin that the file describes.
 
     Raises:
-        ConfigError: the file has no queue, or one without an HTTP address.
+        ConfigError: the file has no queue, or no HTTP address.
     """
     policy = load_policy(path)
     if "queue" not in policy.plugins:
@@ -80,7 +80,7 @@ def _plugin(path: str) -> QueuePlugin:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the gateway until it is told to stop by SIGINT or SIGTERM.
+    """Run the gateway until SIGINT or SIGTERM.
 
     Args:
         argv: arguments after the program's name; None for those of the process.

@@ -1,7 +1,7 @@
-"""One thread that writes: all that has come while it wrote goes into the next commit.
+"""One thread that writes: everything that comes during one commit goes into the next.
 
-A commit costs one flush of the disk however many messages it holds. Under load the groups grow
-by themselves; a single message waits for nobody but `commit_wait_seconds` of its sink.
+A commit costs one flush of the disk however many messages it holds. Under load the groups grow by
+themselves; a single message waits only for its sink's `commit_wait_seconds`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.plugins.queue.engine import AppendResult, StorageError
 from penstock.plugins.queue.store import Key, Mark, NewSegment, Store
 
 LOG_PERIOD_SECONDS = 10.0
-"""How often a storage that refuses, at times or for long, is logged."""
+"""Time between two log lines while the storage refuses, at times or permanently."""
 
 
 @dataclass(eq=False, slots=True)
@@ -44,7 +44,7 @@ class Delete:
 
 @dataclass(eq=False, slots=True)
 class Truncate:
-    """Delete all below an offset; the future's result is the number of messages."""
+    """Delete all messages below an offset; the future's result is the number of messages."""
 
     key: Key
     below: int
@@ -63,7 +63,7 @@ class SetAside:
 
 Request: TypeAlias = Append | Delete | Truncate | SetAside
 Outcome: TypeAlias = tuple[asyncio.Future[Any], Any, StorageError | None]
-"""A request's future, its result, and the error that stands in its place."""
+"""A request's future, its result, and an error in place of the result."""
 
 
 class GroupCommit:
@@ -71,13 +71,13 @@ class GroupCommit:
 
     Args:
         store: an open store.
-        loop: on whose thread the futures are settled, once for each commit.
-        clock: monotonic seconds, as in `Message.arrived_at`.
+        loop: its thread completes the futures, once for each commit.
+        clock: returns monotonic seconds, as in `Message.arrived_at`.
         max_messages: messages of one commit; a request is never split.
-        logger: told when the storage begins and ceases to refuse.
+        logger: gets lines when the storage begins and ceases to refuse.
 
     Attributes:
-        failure: why messages, or else deletes, were refused last; None once they are not.
+        failure: why messages, or else deletes, were last refused; None once they succeed.
     """
 
     def __init__(
@@ -103,14 +103,14 @@ class GroupCommit:
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        """Have a request written; its future is settled on the loop's thread."""
+        """Queue a request; its future is completed on the loop's thread."""
         self._requests.put(request)
 
     async def close(self) -> None:
         """Write everything that was submitted, then end the thread; may be called again."""
         self._requests.put(None)
         await asyncio.to_thread(self._thread.join)
-        # The last futures are settled by a callback that stands before this one.
+        # The callback that completes the last futures is queued before this one.
         await asyncio.sleep(0)
 
     def _run(self) -> None:
@@ -118,7 +118,7 @@ class GroupCommit:
             pass
 
     def _commit(self) -> bool:
-        """Commit a group; return False when all is done. Nothing of it is kept for the next."""
+        """Commit a group; return False when all is done. No reference to it is kept afterwards."""
         group = self._next_group()
         if not group:
             return False
@@ -150,7 +150,7 @@ class GroupCommit:
         return group
 
     def _truncate(self, group: Sequence[Request]) -> list[Outcome]:
-        """Do a step of each truncation; what is left of it comes behind what waits now."""
+        """Do one step of each truncation; the rest is queued after what waits now."""
         outcomes: list[Outcome] = []
         for request in group:
             if not isinstance(request, Truncate):
@@ -215,7 +215,7 @@ class GroupCommit:
     def _delete_alone(
         self, deleted: list[Outcome], marks: Sequence[Mark], error: StorageError | None
     ) -> list[Outcome]:
-        """Delete without the messages that could not be stored: it makes room for others."""
+        """Delete without the messages that could not be stored, as deletes make room."""
         if error is None and marks:
             try:
                 self._store.write((), marks)
@@ -237,7 +237,7 @@ class GroupCommit:
             )
 
     def _succeeded(self, *, is_storing: bool) -> None:
-        # On a full disk deletes go on while messages are refused.
+        # On a full disk deletes still succeed while messages are refused.
         if self.failure is None or (self._n_refused and not is_storing):
             return
         if self._is_failure_logged:
@@ -250,7 +250,7 @@ class GroupCommit:
 
 
 class _Readable:
-    """What a group appends to one physical queue, as far as it can be read."""
+    """What a group appends to one physical queue, without messages that cannot be read."""
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
@@ -285,10 +285,10 @@ class _Readable:
 
 
 def _bare(error: StorageError) -> StorageError:
-    """Return an error that does not hold the frame which took it, and with it a whole group.
+    """Return an error without its traceback, whose frames would hold a whole group.
 
-    The frame holds the error: only Python's collector, which waits for quiet moments, would free
-    them, while on a full disk each group that comes is refused.
+    A frame and the error that it raised refer to each other. Only the cycle collector, which runs
+    when the program is idle, would free them, while on a full disk each group is refused.
     """
     return error.with_traceback(None)
 
@@ -303,5 +303,5 @@ def _settle(outcomes: list[Outcome]) -> None:
             continue
         if error is None:
             future.set_result(result)
-        else:  # one for each: who awaits it gives it a traceback
+        else:  # a copy for each: whoever awaits it adds a traceback
             future.set_exception(type(error)(*error.args))

@@ -64,8 +64,8 @@ MAX_DELETE_HANDLES = 10_000
 MAX_RANGE_MESSAGES = 100_000
 
 RANGES_AT_A_TIME = 4
-"""Answers of some megabytes that are made side by side; each is on its way before the next begins,
-which there may be no room for then (`penstock.plugins.web.guard`)."""
+"""Answers of some megabytes that are made concurrently. Each is handed over before the next one
+begins, for which there may be no room then (`penstock.plugins.web.guard`)."""
 
 _STATUS: tuple[tuple[type[PenstockError], int], ...] = (
     (RangeGoneError, 410),
@@ -82,8 +82,8 @@ class _Outcome:
 
     Attributes:
         refused: how many were not stored.
-        reason_code: why, of the last one.
-        done: set when all are settled.
+        reason_code: of the last refusal.
+        done: set when all messages are settled.
     """
 
     def __init__(self, n_messages: int) -> None:
@@ -93,7 +93,7 @@ class _Outcome:
         self._n_open = n_messages
 
     def settle(self, reason_code: int) -> None:
-        """Take one message's outcome."""
+        """Take the outcome of one message."""
         if reason_code >= ReasonCode.UNSPECIFIED_ERROR:
             self.refused += 1
             self.reason_code = reason_code
@@ -103,15 +103,15 @@ class _Outcome:
 
 
 class QueueApi:
-    """The routes and what they answer.
+    """The routes and their answers.
 
     Args:
         queues: the logical queues by name.
-        intakes: where each queue's HTTP enqueues go.
-        published: where what each queue gets from the broker comes in.
+        intakes: take each queue's HTTP enqueues.
+        published: take what each queue gets from the broker.
         engine: asked for its health.
-        clock: monotonic seconds.
-        logger: told of what should not happen.
+        clock: returns monotonic seconds.
+        logger: gets what should not happen.
         bodies: of requests that are being received.
     """
 
@@ -193,7 +193,7 @@ class QueueApi:
         intake = self._intakes[self._queue(request).name]
         body = await read_object(request, self._bodies, MESSAGE_KEYS | {"messages"})
         messages = read_messages(body, self._clock(), MAX_ENQUEUE_MESSAGES)
-        del body  # its text may be as large as all payloads, and the commit takes a while
+        del body  # frees the text, which may be as large as all payloads, before the commit
         outcome = _Outcome(len(messages))
         for message in messages:
             intake.accept(message, outcome)

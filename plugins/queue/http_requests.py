@@ -1,4 +1,4 @@
-"""From HTTP requests to checked values; every error says what was read and what is allowed."""
+"""HTTP requests to checked values; every error says what was read and what is allowed."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ async def read_object(
     """Return the JSON object in a request's body.
 
     Args:
-        request: whose body is read.
+        request: with the body.
         bodies: those that are being received.
-        keys: the keys it may have.
+        keys: the allowed keys.
 
     Raises:
         RequestError: another content type, a compressed body, no JSON, no object, or an unknown
             key.
     """
-    # A page in a browser may send any other type to this machine without asking first.
+    # A page in a browser may send other types to this machine without a preflight request.
     if request.content_type != "application/json":
         read = request.headers.get("Content-Type", "none")
         raise RequestError(f"Content-Type: read {show(read)}; allowed: application/json", 415)
@@ -57,7 +57,7 @@ def read_messages(body: Mapping[str, Any], now: float, max_messages: int) -> lis
         max_messages: how many are allowed.
 
     Raises:
-        RequestError: something in it is wrong.
+        RequestError: something in it is not valid.
     """
     rows = body.get("messages", [body])
     if not isinstance(rows, list) or not 1 <= len(rows) <= max_messages:
@@ -125,7 +125,7 @@ def read_handles(body: Mapping[str, Any], max_handles: int) -> list[str]:
     """Return the receipt handles of a delete.
 
     Raises:
-        RequestError: no list of that many texts.
+        RequestError: not a list of as many texts as allowed.
     """
     handles = body.get("receipt_handles")
     is_list = isinstance(handles, list) and len(handles) <= max_handles
@@ -144,7 +144,7 @@ def read_offsets(body: Mapping[str, Any]) -> dict[int, int]:
     """Return the offsets of a commit, by number of physical queue.
 
     Raises:
-        RequestError: no object of numbers to offsets.
+        RequestError: not an object of numbers to offsets.
     """
     offsets = body.get("offsets")
     if not isinstance(offsets, dict):
@@ -163,7 +163,7 @@ def seconds(name: str, value: Any, most: float) -> float:
     """Return a duration from 0 to `most` seconds.
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is not such a duration.
     """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= most:

@@ -1,4 +1,4 @@
-"""From messages to commits: bounded, batched, each message's outcome reported once."""
+"""Messages to commits: bounded and in groups; each message's outcome is reported once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DROP_REASONS: Final = {
     "storage_error": "the storage refused to write",
     "unreadable": "its payload store could not read it back, or its properties are no JSON",
 }
-"""Every reason for which a message may not be stored, and what it means."""
+"""Every reason for which a message may not be stored, and its meaning."""
 
 _REASON_CODES: Final = {
     "closing": ReasonCode.SERVER_SHUTTING_DOWN,
@@ -35,7 +35,7 @@ _REASON_CODES: Final = {
 
 
 class PendingBudget:
-    """What may wait for its commit, over all queues.
+    """Limits of messages that wait for their commit, over all queues.
 
     Args:
         max_messages: messages at most.
@@ -55,7 +55,7 @@ class PendingBudget:
         self.n_bytes = 0
 
     def take(self, n_bytes: int) -> bool:
-        """Take room for one message; False where there is none."""
+        """Take room for one message; return False where there is none."""
         has_room = self.n_messages < self._max_messages and (
             self.n_bytes + n_bytes <= self._max_bytes or not self.n_messages
         )
@@ -71,7 +71,7 @@ class PendingBudget:
 
 
 class Intake:
-    """Takes messages for one logical queue and hands them to the engine in groups.
+    """Takes messages for one logical queue and passes them to the engine in groups.
 
     Args:
         queue: the logical queue.
@@ -79,10 +79,10 @@ class Intake:
         budget: shared by all intakes of the program.
         commit_wait_seconds: how long the first message of a group waits for others.
         commit_max_messages: size at which a group waits no longer.
-        logger: told of what is refused.
+        logger: gets refusals.
 
     Attributes:
-        counts: the books.
+        counts: the sink's ledger.
     """
 
     def __init__(
@@ -112,8 +112,7 @@ class Intake:
 
         Args:
             message: to be stored.
-            receipt: settled on the loop's thread, after this call has returned; None where
-                nobody waits for the outcome.
+            receipt: settled on the loop's thread after this call has returned; None for no report.
         """
         counts = self.counts
         counts.matched += 1
@@ -133,7 +132,7 @@ class Intake:
             self._flush_handle = self._call_later(self._flush)
 
     async def close(self) -> None:
-        """Refuse what comes now, and wait until all before it is stored or refused."""
+        """Refuse further messages, and wait until all earlier ones are stored or refused."""
         self._is_closing = True
         self._flush()
         if self._commits:
@@ -146,7 +145,7 @@ class Intake:
         return loop.call_soon(call)
 
     def _refusal(self, n_bytes: int) -> str | None:
-        """Return why a message cannot be taken; where it can, its room is taken."""
+        """Return why a message cannot be taken; "" after its room was taken."""
         if self._is_closing:
             return "closing"
         if self._queue.is_full(n_bytes):
@@ -171,7 +170,7 @@ class Intake:
         dealt: Sequence[tuple[Message, Receipt | None]],
         future: asyncio.Future[AppendResult],
     ) -> None:
-        """Book what became of one physical queue's part of a group."""
+        """Record the outcome of one physical queue's part of a group."""
         self._commits.discard(future)
         n_bytes = sum(message.payload_bytes for message, _ in dealt)
         self._budget.give_back(len(dealt), n_bytes)
@@ -197,11 +196,11 @@ class Intake:
         try:
             receipt.settle(reason_code)
         except Exception:
-            # One publisher's receipt must not keep the others waiting.
+            # An error in one publisher's receipt must not stop the others.
             self._logger.exception("queue %s: a receipt failed", self._queue.name)
 
     def _drop(self, reason: str) -> None:
-        """Count a message that is not stored; tell the log of the 1st, 10th, 100th and so on."""
+        """Count a message that is not stored; log the 1st, 10th, 100th and so on."""
         n_dropped = self.counts.dropped.get(reason, 0) + 1
         self.counts.dropped[reason] = n_dropped
         if n_dropped == 10 ** (len(str(n_dropped)) - 1):

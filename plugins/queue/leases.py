@@ -1,8 +1,8 @@
-"""Visibility timeout: who has received which message, and until when (paper 004).
+"""Visibility timeout: which message was received, and until when it is invisible (paper 004).
 
-A received message is invisible to others until its visibility timeout has passed; a delete in
-that time removes it, else it becomes visible again. A delete that comes late still counts as
-long as nobody has received the message anew: then nobody else works on it.
+A received message is invisible to other receivers until its visibility timeout has passed. A delete
+in that time removes it; otherwise it becomes visible again. A late delete still counts as long as
+the message was not received again, as no other receiver works on it then.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class Lease:
 
     Attributes:
         offset: of the message in its physical queue.
-        segment: first offset of the segment that holds it.
+        segment: first offset of its segment.
         segment_count: messages that the segment held when it was written.
-        lease_id: names the newest receive; None when that one was given back.
+        lease_id: names the newest receive; None after that one was given back.
         receive_count: how often it was received.
         expires_at: monotonic seconds at which it becomes visible; None when it is visible.
     """
@@ -62,7 +62,7 @@ class LeaseTable:
         return len(self._leases)
 
     def lease(self, lease: Lease, lease_id: int, now: float) -> None:
-        """Book a receive: a first one with a new `Lease`, or one that was visible again."""
+        """Record a receive: a new `Lease`, or one that had become visible again."""
         lease.lease_id = lease_id
         lease.receive_count += 1
         lease.expires_at = now + self.visibility_timeout
@@ -70,7 +70,7 @@ class LeaseTable:
         self._invisible[lease.offset] = lease
 
     def expire(self, now: float) -> int:
-        """Make visible what was not deleted in time; return how many messages that were."""
+        """Make messages visible that were not deleted in time; return how many."""
         n_expired = 0
         while self._invisible:
             lease = next(iter(self._invisible.values()))
@@ -83,8 +83,8 @@ class LeaseTable:
     def visible_again(self, n_max: int) -> list[Lease]:
         """Take up to `n_max` visible leases out, the oldest messages first.
 
-        Each must then be given to `lease`, unless `is_current` says that it was deleted
-        meanwhile, or back to `put_back`.
+        Each must then be passed to `lease`, unless `is_current` says that it was deleted meanwhile,
+        or to `put_back`.
         """
         taken: list[Lease] = []
         while self._visible and len(taken) < n_max:
@@ -125,7 +125,7 @@ class LeaseTable:
         return lease
 
     def drop_below(self, offset: int) -> None:
-        """Forget all messages below `offset`: they have left the queue."""
+        """Forget all messages below `offset`: they are gone from the queue."""
         self._drop([held for held in self._leases if held < offset])
 
     def drop_segment(self, first_offset: int) -> None:

@@ -1,4 +1,4 @@
-"""One logical queue as its readers see it: the controllers driven with the real clock."""
+"""One logical queue as its readers see it: the controllers, driven with the real clock."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from penstock.plugins.queue.engine import Engine, QueueLayout, StorageError
 from penstock.plugins.queue.enqueue import EnqueueController
 
 ANSWER_BYTES = 4 * 1024 * 1024
-"""Payload bytes of one dequeue's answer, unless one message alone is longer. Bounds the time
-for which writing an answer keeps the loop from its other work."""
+"""Payload bytes of one dequeue's answer, unless one message alone is longer. Bounds the time for
+which writing an answer blocks the loop."""
 
 
 class WrongReaderError(PenstockError):
-    """A call that is for the queue's other kind of readers."""
+    """A call that is only for the queue's other kind of readers."""
 
 
 class BusyError(PenstockError):
-    """So much is under way that the request was not begun; it may be repeated later."""
+    """Too much is running to begin the request; it may be repeated later."""
 
 
 class LogicalQueue:
-    """A logical queue; `start` comes first, once the engine is open.
+    """A logical queue; `start` must be called first, once the engine is open.
 
     Args:
         name: its name.
         config: its keys in the policy file.
-        engine: where its messages are.
-        clock: monotonic seconds.
+        engine: holds its messages.
+        clock: returns monotonic seconds.
 
     Attributes:
         name: its name.
         config: its keys in the policy file.
-        enqueue_controller: deals messages out to the physical queues.
-        pending_messages: messages that wait for their commit, wherever they came from.
+        enqueue_controller: distributes messages over the physical queues.
+        pending_messages: messages that wait for their commit, from any source.
         pending_bytes: their payload bytes.
         deleted: messages that readers deleted or committed.
         expired: messages that were removed for their age.
@@ -74,11 +74,11 @@ class LogicalQueue:
 
     @property
     def layout(self) -> QueueLayout:
-        """What the engine must know of this queue."""
+        """What the engine needs to know of this queue."""
         return QueueLayout(self.config.physical_queues, self.config.visibility_timeout)
 
     def start(self) -> None:
-        """Take the physical queues that the engine has for this queue."""
+        """Take over the physical queues that the engine has for this queue."""
         config = self.config
         strategy: DequeueStrategy = Conventional()
         if config.dequeue == "rds":
@@ -89,11 +89,11 @@ class LogicalQueue:
         )
 
     def close(self) -> None:
-        """Have waiting requests answered now."""
+        """Answer waiting requests now."""
         self._closing.set()
 
     def is_full(self, n_bytes: int) -> bool:
-        """Say whether there is no room for one more message, of so many payload bytes."""
+        """Say whether there is no room for one more message with this payload size."""
         max_messages, max_bytes = self.config.max_messages, self.config.max_bytes
         if max_messages is None and max_bytes is None:
             return False
@@ -106,13 +106,13 @@ class LogicalQueue:
         return max_bytes is not None and held_bytes + self.pending_bytes + n_bytes > max_bytes
 
     async def dequeue(self, n_max: int, wait_seconds: float) -> list[ReceivedMessage]:
-        """Receive messages as the queue's strategy has it.
+        """Receive messages by the queue's strategy.
 
-        Where the caller is cancelled, what was found becomes visible again at once.
+        If the caller is cancelled, the messages found become visible again at once.
 
         Args:
             n_max: most messages.
-            wait_seconds: how long the client waits for a first one.
+            wait_seconds: how long the client waits for a first message.
 
         Raises:
             WrongReaderError: the queue is for readers that commit offsets.
@@ -170,10 +170,10 @@ class LogicalQueue:
             try:
                 raise failed
             finally:
-                failed = None  # or it and this frame, with the request, would hold each other
+                failed = None  # breaks the cycle of the error and this frame
 
     async def delete(self, receipt_handles: Sequence[str]) -> list[str]:
-        """Delete received messages; return the handles that name none.
+        """Delete received messages; return the handles that name no message.
 
         Raises:
             WrongReaderError: the queue is for readers that commit offsets.
@@ -215,7 +215,7 @@ class LogicalQueue:
         self.deleted += await self._engine.commit(self.name, offsets)
 
     async def expire_old(self) -> None:
-        """Remove what is older than the queue's retention.
+        """Remove messages older than the queue's retention.
 
         Raises:
             StorageError: the storage cannot be written.
@@ -225,7 +225,7 @@ class LogicalQueue:
             self.expired += await self._engine.expire(self.name, before)
 
     def figures(self) -> dict[str, Any]:
-        """Return what the queue holds and what its readers did, for people and monitors."""
+        """Return what the queue holds and what its readers did, as ``GET /queues`` answers."""
         usage = self._engine.usage(self.name)
         controller = self._controller()
         return {

@@ -1,8 +1,8 @@
-"""What an engine of one process knows of a physical queue beside its storage.
+"""The receiving state of a physical queue, beside its storage.
 
 Messages are read ahead a page at a time, in the order of their offsets, so that a dequeue of a
-hundred messages costs no read. Everything below the cursor was read ahead once: it waits in
-`_ready`, is leased, or is gone. Only what becomes visible again is read a second time.
+hundred messages costs no read. Every message below the cursor was read ahead once: it waits in
+`_ready`, is leased, or is gone. Only messages that become visible again are read a second time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ReadMessage(NamedTuple):
         enqueued_at: seconds since the Unix epoch.
         properties: JSON, or "".
         segment: first offset of its segment.
-        segment_count: messages that the segment was stored with.
+        segment_count: messages in the segment when it was stored.
     """
 
     offset: int
@@ -44,13 +44,13 @@ class PhysicalQueue:
     """The receiving side of one physical queue.
 
     Args:
-        earliest: first offset that may still be there.
+        earliest: first offset that may still exist.
         visibility_timeout: seconds.
 
     Attributes:
-        earliest: everything below has left the queue.
+        earliest: everything below is gone from the queue.
         cursor: next offset to be read ahead.
-        leases: what was received and not deleted.
+        leases: messages received and not deleted.
     """
 
     def __init__(self, earliest: int, visibility_timeout: float) -> None:
@@ -67,8 +67,8 @@ class PhysicalQueue:
         """Take a page that was read ahead.
 
         Args:
-            messages: what is not deleted of it.
-            cursor: the offset behind the page.
+            messages: those of the page that are not deleted.
+            cursor: the offset after the page.
         """
         self._ready.extend(message for message in messages if message.offset >= self.earliest)
         self.cursor = max(self.cursor, cursor)
@@ -89,13 +89,13 @@ class PhysicalQueue:
         return taken
 
     def lease(self, message: ReadMessage, lease_id: int, now: float) -> Lease:
-        """Book the first receive of a message."""
+        """Record the first receive of a message."""
         lease = Lease(message.offset, message.segment, message.segment_count)
         self.leases.lease(lease, lease_id, now)
         return lease
 
     def drop_below(self, offset: int) -> None:
-        """Forget everything below `offset`: it has left the queue."""
+        """Forget everything below `offset`: it is gone from the queue."""
         self.earliest = max(self.earliest, offset)
         self.cursor = max(self.cursor, offset)
         self.leases.drop_below(offset)

@@ -22,17 +22,17 @@ from penstock.plugins.web.bodies import Bodies
 from penstock.plugins.web.service import HttpServer
 
 RETENTION_STEPS = 10
-"""A message leaves at most a tenth of its retention late."""
+"""A message is removed at most a tenth of its retention late."""
 LONGEST_RETENTION_STEP_SECONDS = 60.0
 
 
 class QueueSink(MessageSink):
-    """The route target that stands for one logical queue.
+    """The route target of one logical queue.
 
     Args:
         name: unique among the broker's sinks.
         topic_filters: MQTT topic filters.
-        intake: where its messages go.
+        intake: takes its messages.
 
     Attributes:
         name: unique among the broker's sinks.
@@ -52,12 +52,12 @@ class QueueSink(MessageSink):
 
 
 class QueuePlugin(Plugin):
-    """Stores what is published to the queues' topics and serves it over HTTP.
+    """Stores messages published to the queues' topics and serves them over HTTP.
 
     Attributes:
         queues: the logical queues by name.
-        engine: where their messages are.
-        http_url: where the HTTP API listens once started; None without one.
+        engine: holds their messages.
+        http_url: of the HTTP API once started; None without one.
     """
 
     Config = QueueConfig
@@ -124,7 +124,7 @@ class QueuePlugin(Plugin):
             self.context.logger.info("queue API listens on %s", self.http_url)
 
     async def close(self) -> None:
-        """Answer who waits, store what was accepted, free everything; may be called again."""
+        """Answer waiting requests, store accepted messages and stop; may be called again."""
         for queue in self.queues.values():
             queue.close()
         if self._http is not None:
@@ -151,7 +151,7 @@ class QueuePlugin(Plugin):
         return intake
 
     async def _keep_retention(self, queue: LogicalQueue) -> None:
-        """Remove what is too old, again and again."""
+        """Remove expired messages periodically."""
         retention = queue.config.retention_seconds or 0.0
         step = min(retention / RETENTION_STEPS, LONGEST_RETENTION_STEP_SECONDS)
         faults: dict[str, int] = {}
@@ -160,7 +160,7 @@ class QueuePlugin(Plugin):
                 await queue.expire_old()
             except StorageError as error:
                 self.context.logger.warning("queue %s: cannot expire: %s", queue.name, error)
-            except Exception as error:  # noqa: BLE001 (its next try must come, whatever it was)
+            except Exception as error:  # noqa: BLE001 (the next attempt must follow any error)
                 note_fault(self.context.logger, faults, f"retention of queue {queue.name}", error)
             await asyncio.sleep(step)
 

@@ -1,4 +1,4 @@
-"""The file of the SQLite store: its format, how it is set up and checked."""
+"""The file of the SQLite store: its format, creation and checks."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Final
 from penstock.plugins.queue.engine import EngineStartError
 
 APPLICATION_ID: Final = 0x50455154
-"""Stands in the file's header, so that no other program's database is taken for a queue."""
+"""In the file's header, so that another program's database is not taken for a queue."""
 SCHEMA_VERSION: Final = 1
 PAGE_BYTES: Final = 8192
-"""Half the default's pages for the same segments, and fewer links between them."""
+"""Half as many pages as the default for the same segments, and fewer links between them."""
 CHECKPOINT_PAGES: Final = 1000
-"""8 MiB of write-ahead log: a checkpoint then holds up the commit behind it for some ten
-milliseconds, not hundreds."""
+"""8 MiB of write-ahead log: a checkpoint then delays the commit after it by some ten milliseconds,
+not hundreds."""
 LOG_LIMIT_BYTES: Final = 64 * 1024 * 1024
-"""What the write-ahead log is cut to after a reader has let it grow."""
+"""Size to which the write-ahead log is cut after a reader has made it grow."""
 BUSY_SECONDS: Final = 5.0
-"""How long a write waits for another program, such as one that makes a copy."""
+"""How long a write waits for another program that has locked the file, such as a backup."""
 
 _SCHEMA: Final = (
     """CREATE TABLE physical_queue (
@@ -39,7 +39,7 @@ _SCHEMA: Final = (
         frame BLOB NOT NULL,
         PRIMARY KEY (physical_queue, first_offset)
     )""",
-    # Beside the segments, because to change a row SQLite writes all of it.
+    # In a table of its own, because SQLite rewrites the whole row on a change.
     """CREATE TABLE gone (
         physical_queue INTEGER NOT NULL,
         first_offset INTEGER NOT NULL,
@@ -68,7 +68,7 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
     """Set a new file up, or check that it is one of ours.
 
     Raises:
-        EngineStartError: it is not, or lies where it cannot be used.
+        EngineStartError: it is not, or its file system cannot be used.
         sqlite3.Error: it cannot be read or written.
     """
     connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -92,7 +92,7 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
         )
     connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
     connection.execute(f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES}")
-    # Some builds overwrite what is deleted, which doubles the writes.
+    # Some builds overwrite deleted data, which doubles the writes.
     connection.execute("PRAGMA secure_delete = OFF")
     if not n_tables:
         connection.execute("BEGIN IMMEDIATE")

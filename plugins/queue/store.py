@@ -1,9 +1,9 @@
-"""Where an engine of one process keeps its segments: what `engine_local` asks of a storage.
+"""The storage of an engine of one process: what `engine_local` needs of it.
 
-Messages lie in *segments*: runs of up to a few hundred messages of one physical queue, encoded
-as one frame of the batch format. One write of a segment costs about as much as one of a single
-message, and a range is read without looking at its messages. What is deleted from the middle of
-a segment is kept as a bit map until the whole segment can go.
+Messages are stored in *segments*: runs of up to a few hundred messages of one physical queue,
+encoded as one frame of the batch format. Writing a segment costs about as much as writing a single
+message, and a range is read without decoding its messages. Deletes in the middle of a segment are
+kept as a bit map until the whole segment can be deleted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Mark(NamedTuple):
     Attributes:
         key: its physical queue.
         first_offset: of the segment.
-        n_messages: messages that the segment was stored with.
+        n_messages: messages in the segment when it was stored.
         bits: bit i stands for the message with offset ``first_offset + i``.
     """
 
@@ -56,7 +56,7 @@ class StoredSegment(NamedTuple):
 
     Attributes:
         first_offset: offset of its first message.
-        n_messages: messages it was stored with.
+        n_messages: messages in it when it was stored.
         gone: bit map of those that were deleted, as in `Mark`.
         frame: its messages, deleted ones included.
     """
@@ -68,7 +68,7 @@ class StoredSegment(NamedTuple):
 
 
 def wanted_bits(first_offset: int, n_messages: int, gone: int, start: int, end: int) -> int:
-    """Return the bit map of a segment's messages that lie in ``[start, end)`` and are there."""
+    """Return the bit map of a segment's existing messages in ``[start, end)``."""
     below = max(0, min(start - first_offset, n_messages))
     behind = max(0, min(end - first_offset, n_messages))
     in_range = (1 << behind) - (1 << below) if behind > below else 0
@@ -81,9 +81,9 @@ class Store(Protocol):
     `write`, `truncate` and `set_aside` are called by one thread at a time, `read` by any.
 
     Attributes:
-        usage: what each physical queue holds; entries are replaced when a change is safe.
+        usage: what each physical queue holds; an entry is replaced when a change is safe.
         aside: messages of each physical queue that are set aside, where there are any.
-        tightened: names of its files that others could read, and no longer can.
+        tightened: names of its files that other users could read until now.
     """
 
     usage: dict[Key, Usage]
@@ -91,13 +91,13 @@ class Store(Protocol):
     tightened: Sequence[str]
 
     def open(self, queues: Mapping[str, int]) -> None:
-        """Open the storage and make the physical queues that are missing.
+        """Open the storage and create missing physical queues.
 
         Args:
             queues: logical queue to its number of physical queues.
 
         Raises:
-            EngineStartError: with what stands in the way.
+            EngineStartError: says why the storage cannot be opened.
         """
 
     def close(self) -> None:
@@ -106,8 +106,8 @@ class Store(Protocol):
     def write(self, segments: Sequence[NewSegment], marks: Sequence[Mark]) -> None:
         """Store segments and delete messages, all or nothing; safe when it returns.
 
-        Segments of one physical queue come in the order of their offsets. A mark on a
-        segment that is not there does nothing.
+        Segments of one physical queue come in the order of their offsets. A mark on a missing
+        segment does nothing.
 
         Raises:
             StorageError: nothing has changed.
@@ -116,25 +116,25 @@ class Store(Protocol):
     def truncate(self, key: Key, below: int) -> int:
         """Delete messages of a physical queue below an offset; return how many.
 
-        It may stop on the way; ``usage[key].earliest`` then says how far it came, and is at
-        least `below` when it is done.
+        It may stop early; ``usage[key].earliest`` then says how far it came, and is at least
+        `below` when it is done.
 
         Raises:
             StorageError: nothing has changed.
         """
 
     def set_aside(self, key: Key, first_offset: int) -> int:
-        """Take a segment that cannot be read out of its physical queue, and keep what it is.
+        """Take a segment that cannot be read out of its physical queue, and keep its bytes.
 
         Returns:
-            Messages that are set aside by this; 0 where the segment is not there any more.
+            Messages that were set aside; 0 where the segment no longer exists.
 
         Raises:
             StorageError: nothing has changed.
         """
 
     def why_lost(self) -> str:
-        """Say which file was deleted or replaced under the store; "" for none."""
+        """Name the file that was deleted or replaced while the store was open; "" for none."""
 
     def older_than(self, key: Key, enqueued_before: float) -> int:
         """Return the offset below which every segment is older; the earliest where none is.

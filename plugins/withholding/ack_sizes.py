@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class AckSizes(LinkSampler):
-    """A `LinkSampler` that writes no link: what it learns is for the gate of its plugin."""
+    """A `LinkSampler` that writes no link: what it learns is for its plugin's gate."""
 
     def __init__(self, gate: WithholdingGate) -> None:
         self._gate = gate
         self._times: dict[Link, AckTimes] = {}
 
     def sent(self, link: Link, packet_id: int, payload_bytes: int, now: float) -> None:
-        """Time a message, if its time would say something of its size alone."""
+        """Time a message, if its time would depend on its size alone."""
         times = self._times.get(link)
         if times is None:
             times = self._times[link] = AckTimes()
@@ -35,7 +35,7 @@ class AckSizes(LinkSampler):
     def sent_run(
         self, link: Link, first_packet_id: int, n_packets: int, payload_bytes: int, now: float
     ) -> None:
-        """Time the first of the messages; the others leave behind it."""
+        """Time the first of the messages; the others queue behind it."""
         self.sent(link, first_packet_id, payload_bytes, now)
         if n_packets > 1 and payload_bytes > LARGE_BYTES:
             self.sent(link, first_packet_id + n_packets - 1, payload_bytes, now)
@@ -50,18 +50,18 @@ class AckSizes(LinkSampler):
     def acknowledged_run(
         self, link: Link, first_packet_id: int, n_packets: int, now: float
     ) -> bool:
-        """Take the times of those that are among these."""
+        """Take the times of those among these messages that are being timed."""
         times = self._times.get(link)
         if times is not None:
             times.acknowledged_run(first_packet_id, n_packets, now)
         return False
 
     def connected(self, link: Link, now: float) -> None:  # noqa: ARG002 (the contract's)
-        """Forget what was on its way; what is known of the path stays until it is known better."""
+        """Forget what was in flight; what was learned of the path stays."""
         times = self._times.get(link)
         if times is not None:
             times.void()
 
     def forget(self, link: Link) -> None:
-        """Drop what is kept for this subscriber."""
+        """Drop the records of this subscriber."""
         self._times.pop(link, None)

@@ -1,36 +1,36 @@
-"""Our own policy: wait as long as this subscriber's own past says that waiting pays.
+"""Our own policy: wait as long as this subscriber's past shows that waiting pays.
 
-Theory of operation. A large message meets congestion at RTT level R. Sent now it takes
-``L = R / 2``; sent once the path is seen calm it takes ``C``, half the RTT that this subscriber
-has shown after a calm sample. In between lies an unknown time, of which the lengths of earlier
-congestion are the best evidence there is: those of them that are longer than the present one has
-lasted are, equally likely, its length.
+Theory of operation. A large message meets congestion at RTT level R. Sent now it takes ``L = R /
+2``. Sent once the path is seen to be calm it takes ``C``, half the RTT that this subscriber has
+shown after a calm sample. In between lies an unknown time, for which the lengths of earlier
+congestion are the best evidence: each of them that is longer than the present congestion has lasted
+is equally likely to be its length.
 
-A plan is a time w: "send when a sample shows calm, and after w at the latest". Of each length
-that remains, ending in r seconds, a plan costs
+A plan is a time w: "send when a sample shows calm, and after w at the latest". For each remaining
+length, which ends in r seconds, a plan costs
 
-* ``r + lag + C`` where the end is seen by then, ``lag`` being how late samples are;
-* ``w + C`` where it has ended by then, unseen;
+* ``r + lag + C`` where the end is seen by then, ``lag`` being the delay of samples;
+* ``w + C`` where congestion has ended by then, unseen;
 * ``w + L`` where it goes on.
 
-The plan with the least mean cost is taken; ``w = 0`` is to send now. While the level stays, no
-rule can do better than some w: until calm is seen, nothing is learned by waiting but that it
-still lasts, which each plan has counted in. Only the ends need to be tried as w, since between
-two of them a plan's cost but rises.
+The plan with the least mean cost is chosen; ``w = 0`` means to send now. While the level stays, no
+rule can do better than some w: until calm is seen, waiting teaches only that congestion still
+lasts, and each plan has counted that in. Only the ends need to be tried as w, since between two of
+them a plan's cost only rises.
 
-Where few lengths are left one more is added: as long again as it has lasted so far. It stands for
-congestion unlike any before, decides alone once all lengths are outlived, and lets waiting pay
-ever less.
+Where few lengths are left, one more is added: the time that congestion has lasted so far, again. It
+stands for congestion unlike any before. It decides alone once all lengths are exceeded, and makes
+waiting pay ever less.
 
-L and C are more where the kernel knows better (TCP_INFO). A packet that is lost is not in its RTT,
-but a transfer of B bytes waits for each of them: L is at least B times the seconds for a byte, by
-the delivery rate of what is being sent, or, where that is little, by the retransmissions of it, RTT
-and RTT variance in the TCP throughput equation. C is at least B times those of calm: where the path
-is never faster, there is nothing to wait for. Unsent bytes before the message count with
-it; being kept few, they weigh little. None of these says whether there *is* congestion: samples
-above threshold_l do.
+L and C are larger where the kernel has evidence (TCP_INFO). A lost packet does not show in its RTT,
+but a transfer of B bytes waits for each one. So L is at least B times the seconds for a byte, taken
+from the delivery rate of what is being sent, or, where little is being sent, from its
+retransmissions, RTT and RTT variance by the TCP throughput equation. C is at least B times the
+seconds for a byte in calm: where the path is never faster, there is nothing to wait for. Unsent
+bytes before the message count with it; as they are kept few, they weigh little. None of these shows
+whether there *is* congestion: samples above threshold_l do.
 
-No parameter describes the network. A bound on the hold is a fuse, not a part of the rule.
+No parameter describes the network. The bound on the hold is a fuse, not a part of the rule.
 """
 
 from __future__ import annotations
@@ -44,22 +44,23 @@ from penstock.plugins.withholding.history import CongestionHistory
 from penstock.plugins.withholding.policy import Judgement, Policy, Situation
 
 MAX_ENDS = 16
-"""Of longer lengths than these, every second or third is taken: a decision costs some microseconds,
-and of many lengths the middle ones say little that their neighbours do not."""
+"""Of more lengths than these, only every second or third is used: a decision takes some
+microseconds, and the middle ones of many lengths add little to their neighbours."""
 
 FEW_ENDS = 8
-"""With fewer lengths left than these, congestion may well be of a kind not met before."""
+"""With fewer lengths left than these, congestion may well be of a new kind."""
 
 _NO_LAG = 1e-6
-"""Seconds; an end that is seen at once is seen after the plan that sends at it."""
+"""Seconds; with it, an end that is seen at once is seen after the plan that sends at that time."""
 
 OVERDUE_RATIO = 2.0
-"""Expected RTT of a packet over the time for which it is unanswered: half its wait is over."""
+"""Expected RTT of a packet over the time for which it has been unanswered: on average, half of its
+wait is over."""
 
 FUSE_RATIO = 2.0
-"""Longest hold over the user's `max_withhold`. A wait ends because the lengths say so; cut at D, as
-long as a common congestion, it would often end just before the path is calm, or as a second
-congestion follows the first."""
+"""Longest hold over the user's `max_withhold`. A wait should end because the lengths say so. Cut at
+D, as long as common congestion lasts, it would often end just before the path is calm, or as a
+second congestion follows the first."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class AdaptivePolicy(Policy):
         level = max(history.level, overdue)
         recent_seconds = situation.probe_period
         if overdue and (history.began_at is None or history.is_off_level(level)):
-            # Another congestion than the last: how bad it is, only this packet tells.
+            # This is a new congestion: only the overdue packet shows how bad it is.
             level = max(level, OVERDUE_RATIO * overdue)
             recent_seconds = min(recent_seconds, overdue)
         to_latency = situation.size_ratio / 2
@@ -131,15 +132,15 @@ def best_wait(
     """Return the mean latency of sending now, that of the best wait, and that wait.
 
     Args:
-        ends: when congestion ends, in seconds from now, ascending, each equally likely; what is
-            below 0 has ended unseen.
+        ends: when congestion ends, in seconds from now, ascending, each equally likely; an end
+            below 0 has passed unseen.
         lag: seconds from an end until it is seen.
         congested: latency of a message sent in congestion, seconds.
         calm: latency of a message sent after it, seconds.
 
     Returns:
-        (at once, waiting, wait): three times in seconds; ``waiting`` is infinite where there is
-        no end to wait for or nothing to gain.
+        (at once, waiting, wait): three times in seconds; ``waiting`` is infinite where there is no
+        end to wait for or nothing to gain.
     """
     n_ends = n_unseen = len(ends)
     gain = congested - calm
@@ -150,7 +151,7 @@ def best_wait(
     lag = max(lag, _NO_LAG)
     least, wait = math.inf, 0.0
     seen_seconds, next_seen = 0.0, ends[0] + lag
-    # For each end that is ahead: the mean over all ends, but for what all plans have in common.
+    # For each end ahead: the mean over all ends, without the terms that all plans share.
     for latest in ends[n_over:]:
         n_over += 1
         while next_seen <= latest:

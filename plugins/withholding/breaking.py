@@ -1,19 +1,19 @@
-"""When the sending of a large message is broken off, how often, and what is held after it.
+"""When a large message in transfer is broken off, how often, and what is held afterwards.
 
-Theory of operation. To break a message off costs what was sent of it, and some seconds until the
-client is back. So it must have been leaving for `break_off_after` seconds, and would take longer
-than that again at the rate at which it left lately; by less, it is soon out of the way. What the
-new connection has to repeat first must be little beside what is spared.
+Theory of operation. To break a message off costs the part of it that was sent, and some seconds
+until the client has reconnected. So the message must have been leaving for `break_off_after`
+seconds, and must need more than that again at its recent rate; otherwise it will soon be done. What
+the new connection has to repeat first must be small compared with what is spared.
 
-A policy that reads the kernel's losses and rates takes the new connection, of which nothing is
-known, for better than the old one was. So what is large is held for that subscriber until an RTT
-estimate shows that its path is calm, for as long as the policy holds a message at most.
+A policy that reads the kernel's losses and rates knows nothing of the new connection, and so takes
+it for better than the old one. Therefore large messages are held for that subscriber until an RTT
+estimate shows that its path is calm, but no longer than the policy holds a message at most.
 
 A path that is always bad must not keep a large message from ever arriving. A message is broken off
-only while the gate would hold it, and the gate holds none for ever; the sojourn that counts begins,
-at the latest, when it is broken off for the first time. Besides, a subscriber is left alone for a
-*pause* each time: `max_withhold` seconds at first, twice as long each time that the next one
-follows soon after. In the end there is one in which any message gets through.
+only while the gate would hold it, and each hold is bounded; the sojourn that counts begins, at the
+latest, when the message is first broken off. Besides, after each time a subscriber is left alone
+for a *pause*: `max_withhold` seconds at first, and twice as long each time the next one follows
+soon after. In the end a pause is long enough for any message.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from typing import Final, NamedTuple
 from penstock.broker.link import Link
 
 REPEATED_RATIO: Final = 2.0
-"""Bytes left of the message must be so many times those that a new connection begins with."""
+"""The unsent bytes of the message must be at least so many times those that a new connection
+repeats first."""
 
 CALM_RATIO: Final = 8.0
-"""After so many pauses without another, a subscriber is as one that was never broken off."""
+"""After so many pauses without another break, a subscriber counts as never broken off."""
 
 
 class _Pause(NamedTuple):
@@ -34,7 +35,7 @@ class _Pause(NamedTuple):
 
     Attributes:
         began_at: monotonic seconds.
-        seconds: how long it lasts.
+        seconds: its length.
     """
 
     began_at: float
@@ -49,12 +50,12 @@ class Breaking:
     """
 
     def __init__(self, after: float, least_pause: float, most_hold: float) -> None:
-        """Begin with nobody in a pause.
+        """Begin without pauses.
 
         Args:
             after: break_off_after, seconds.
-            least_pause: seconds from one time to the next of a subscriber.
-            most_hold: seconds for which what is large is held after it, unless calm is seen.
+            least_pause: least seconds between two breaks for one subscriber.
+            most_hold: seconds for which large messages are held after a break, unless calm is seen.
         """
         self.after = after
         self._least_pause = least_pause
@@ -64,13 +65,13 @@ class Breaking:
     def pays(
         self, *, seconds: float, left_bytes: int, bytes_per_second: float, repeated_bytes: int
     ) -> bool:
-        """Say whether others would gain by it.
+        """Say whether other messages would gain by a break.
 
         Args:
             seconds: for which the message has been leaving.
-            left_bytes: that have not left yet.
-            bytes_per_second: at which they did lately.
-            repeated_bytes: that a new connection begins with.
+            left_bytes: its unsent bytes.
+            bytes_per_second: its recent rate.
+            repeated_bytes: what a new connection repeats first.
         """
         return (
             seconds >= self.after
@@ -79,23 +80,23 @@ class Breaking:
         )
 
     def is_in_pause(self, link: Link, now: float) -> bool:
-        """Say whether a subscriber is to be left alone now."""
+        """Say whether a subscriber is in a pause."""
         pause = self._pauses.get(link)
         return pause is not None and now - pause.began_at < pause.seconds
 
     def held_until(self, link: Link, now: float, *, is_calm: bool) -> float | None:
-        """Return until when what is large is held for a subscriber at the most.
+        """Return until when large messages for a subscriber are held at most.
 
-        What the kernel knew of the old connection, its losses and its rate, is gone with it, so
-        that a policy would take the path for better than it has just been seen to be.
+        The kernel's knowledge of the old connection, its losses and rate, is gone with it, so a
+        policy would take the path for better than it has just been seen to be.
 
         Args:
             link: of the subscriber.
             now: monotonic seconds.
-            is_calm: the path is, by the newest RTT estimate.
+            is_calm: whether the path is calm, by the newest RTT estimate.
 
         Returns:
-            Monotonic seconds; None where it is not, as nothing was broken off lately or the path
+            Monotonic seconds; None where nothing is held, as there was no recent break or the path
             was seen to be calm since.
         """
         pause = self._pauses.get(link)
@@ -105,7 +106,7 @@ class Breaking:
         return until if now < until else None
 
     def begin_pause(self, link: Link, now: float) -> None:
-        """A message to this subscriber is broken off now."""
+        """A message to this subscriber is being broken off."""
         seconds = self._least_pause
         last = self._pauses.get(link)
         if last is not None and now - last.began_at < CALM_RATIO * last.seconds:
@@ -113,5 +114,5 @@ class Breaking:
         self._pauses[link] = _Pause(now, seconds)
 
     def forget(self, link: Link) -> None:
-        """Drop what is kept for a subscriber."""
+        """Drop the record of a subscriber."""
         self._pauses.pop(link, None)

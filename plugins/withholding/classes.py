@@ -1,6 +1,6 @@
-"""Classes of messages: large or small (paper 002, "Message size classification"), and first.
+"""Classes of messages: large or small (paper 002, "Message size classification"), and priority.
 
-What is first leaves before the rest whatever its size; see
+Priority messages leave before all others whatever their size; see
 `penstock.broker.outbox.priority_outbox`.
 """
 
@@ -13,10 +13,10 @@ from typing import Final
 from penstock.broker.mqtt.topics import matches
 
 MAX_TOPICS: Final = 10_000
-"""Topics whose class is remembered: a publisher that makes up topics must not fill the memory."""
+"""Topics whose class is cached, so that a publisher that makes up topics cannot fill the memory."""
 
 LONGEST_KNOWN: Final = 256
-"""Characters of a topic that is remembered: 10,000 of the longest there are would take 650 MB."""
+"""Characters of a cached topic: 10,000 of the longest possible ones would take 650 MB."""
 
 
 class FirstTopics:
@@ -25,12 +25,12 @@ class FirstTopics:
     __slots__ = ("_known", "_topic_filters")
 
     def __init__(self, topic_filters: Sequence[str]) -> None:
-        """Keep valid topic filters."""
+        """Take valid topic filters."""
         self._topic_filters = tuple(topic_filters)
         self._known: dict[str, bool] = {}
 
     def has(self, topic: str) -> bool:
-        """Say whether a topic is one of them."""
+        """Say whether a topic matches one of the filters."""
         known = self._known.get(topic)
         if known is None:
             known = any(matches(topic_filter, topic) for topic_filter in self._topic_filters)
@@ -42,13 +42,12 @@ class FirstTopics:
 
 
 class SizeClasses:
-    """threshold_s for every topic and every listener that subscribers connect to.
+    """threshold_s for every topic and every listener of subscribers.
 
-    The first topic filter that matches decides, in the order in which they were given, whatever
-    the listener: it says what the messages are, an alarm or a picture. First match, not most
-    specific: what stands first wins, and nobody has to rank ``a/+/c`` against ``a/b/#``. Where
-    none matches, the subscriber's listener decides, which says what networks are behind it; then
-    the general threshold.
+    The first topic filter that matches decides, in the given order and whatever the listener: it
+    tells what the messages are, such as alarms or pictures. First match and not most specific, so
+    that ``a/+/c`` and ``a/b/#`` need no ranking. Where none matches, the subscriber's listener
+    decides, which tells what networks are behind it; then the general threshold.
 
     Attributes:
         has_listeners: whether any listener has a threshold of its own.
@@ -62,12 +61,11 @@ class SizeClasses:
         by_topic: Mapping[str, int | None],
         by_listener: Mapping[str, int | None] = MappingProxyType({}),
     ) -> None:
-        """Keep the thresholds.
+        """Take the thresholds.
 
         Args:
             threshold_s: payload bytes above which a message is large; None for never.
-            by_topic: valid topic filter to threshold_s, in order of precedence; None for
-                never.
+            by_topic: valid topic filter to threshold_s, in order of precedence; None for never.
             by_listener: name of a listener to the threshold_s of its subscribers.
         """
         self._threshold_s = threshold_s
@@ -89,7 +87,7 @@ class SizeClasses:
 
         Args:
             topic: Topic Name.
-            listener: the subscriber's, by its name; "" for one that has none of its own.
+            listener: name of the subscriber's listener; "" for one without a threshold of its own.
         """
         for topic_filter, threshold_s in self._by_topic:
             if matches(topic_filter, topic):

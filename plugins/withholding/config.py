@@ -20,7 +20,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PerSecond = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bytes = Annotated[Size, Field(ge=0)]
 AS_ABOVE = -1
-"""Default of a listener's keys, where nobody can write it: that of all listeners holds."""
+"""Default of a listener's keys, not valid in a file: the common value applies."""
 
 Ordering = Literal["topic", "none"]
 PolicyName = Literal["none", "conservative", "probabilistic", "historic", "adaptive"]
@@ -42,10 +42,10 @@ DEFAULT_MARGIN_RATIO = 3.0
 least. A threshold_l that is too small withholds without need (its first recommendation)."""
 
 DEFAULT_FLOOR_SECONDS = 0.05
-"""On a local network an RTT varies by many times its least value without anybody waiting."""
+"""On a local network the RTT varies by many times its least value without congestion."""
 
 LEARNED = "learned"
-"""The `profile` that every subscriber has its own of."""
+"""The `profile` that is learned for each subscriber."""
 
 DEFAULT_PROFILE = {10_000: 1.0, 1_000_000: 10.0}
 """Paper 002: a 1 MB message takes ten times as long as the 10 KB query."""
@@ -66,10 +66,10 @@ def _read_threshold_l(value: Any) -> Any:
 
 
 def _check_filters(topic_filters: Iterable[str], where: str) -> None:
-    """Check topic filters that are no subscriptions.
+    """Check topic filters that are not subscriptions.
 
     Raises:
-        ValueError: one is wrong; with what is allowed.
+        ValueError: one is not valid; says what is allowed.
     """
     for topic_filter in topic_filters:
         try:
@@ -91,7 +91,7 @@ _STRICT = ConfigDict(extra="forbid", strict=True)
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class ListenerThresholds:
-    """What holds for subscribers that connect to one listener.
+    """Thresholds for subscribers that connect to one listener.
 
     Attributes:
         threshold_s: as in `WithholdingConfig`; null (None in Python) for never large.
@@ -108,18 +108,18 @@ class WithholdingConfig:
 
     Attributes:
         policy: ``none`` (deliver always), ``conservative``, ``probabilistic``, ``historic`` or
-            ``adaptive``. Adaptive by default: it learns how long this subscriber's congestion lasts
-            and what its path carries, and needs to be told nothing.
+            ``adaptive``. Adaptive by default: it learns how long each subscriber's congestion lasts
+            and what its path carries, and needs no parameters.
         threshold_s: payload bytes above which, strictly, a message is large.
         threshold_s_by_topic: topic filter to threshold_s; the first filter that matches
             decides, over `listeners` and `threshold_s`; null means never large.
         threshold_l: RTT of the uncongested path, seconds, for a packet no larger than the
             first row of `profile`; ``auto`` (None in Python) learns it for each subscriber.
         threshold_l_by_client: pattern of client ids (``*``, ``?``, ``[...]``) to seconds or
-            ``auto``; the first pattern that matches decides, over all that follows.
-        threshold_l_by_user: the same of user names. What a subscriber says itself, in the user
-            property ``threshold_l`` of its CONNECT, decides over all that follows.
-        listeners: name of a listener to what holds for its subscribers, over `threshold_s` and
+            ``auto``; the first pattern that matches decides, before all sources below.
+        threshold_l_by_user: the same for user names. Next comes what a subscriber gives itself, in
+            the user property ``threshold_l`` of its CONNECT.
+        listeners: name of a listener to values for its subscribers, before `threshold_s` and
             `threshold_l`.
         learned_from: what ``auto`` learns from: ``minimum``, the least recent RTT, or
             ``average``, the moving average of paper 002. The minimum by default: a minute of
@@ -131,21 +131,21 @@ class WithholdingConfig:
         max_withhold: D in seconds, for `conservative` and `probabilistic`; `adaptive` withholds
             twice as long at most. For all policies it is also the most that one overdue
             acknowledgement can say of the RTT.
-        congestion_rate: λ in 1/s, one over the mean duration of congestion, for
+        congestion_rate: λ in 1/s, the inverse of the mean duration of congestion, for
             `probabilistic`.
         profile: payload bytes to relative latency, at least one row; see `LatencyProfile`. Or the
-            name of a file with such a table, from the directory the program was started in. Or
-            ``learned``: for each subscriber from its acknowledgements, and the default table until
-            there are enough.
+            name of a file with such a table, relative to the directory in which the program was
+            started. Or ``learned``: for each subscriber from its acknowledgements, with the default
+            table until there are enough of them.
         priority: topic filters; messages of their topics, large or small, leave before all others
             and are not withheld.
-        ordering: ``topic``: what comes after a withheld message on its topic waits behind it, as
-            MQTT has it; ``none``: small messages pass it.
-        supersede: a large message of QoS 0 that waits is dropped for the next one of its topic.
-            Off by default: nothing is lost that nobody has asked to lose.
+        ordering: ``topic``: messages after a withheld one on the same topic wait behind it, as MQTT
+            requires; ``none``: small messages pass it.
+        supersede: a large message of QoS 0 that waits is dropped when the next one of its topic
+            arrives. Off by default: messages are lost only on request.
         break_off_after: seconds; a large message that has been leaving for so long in congestion,
-            and would for as long again, is broken off for those behind it; null (None in Python)
-            for never. Never by default: the client has to connect again.
+            and would need as long again, is broken off for those behind it; null (None in Python)
+            for never. Never by default, as the client has to connect again.
     """
 
     policy: PolicyName = "adaptive"
@@ -196,7 +196,7 @@ class WithholdingConfig:
         return profile
 
     def size_classes(self) -> SizeClasses:
-        """Return what finds threshold_s."""
+        """Return the object that decides threshold_s."""
         by_listener = {
             name: own.threshold_s
             for name, own in self.listeners.items()
@@ -205,7 +205,7 @@ class WithholdingConfig:
         return SizeClasses(self.threshold_s, self.threshold_s_by_topic, by_listener)
 
     def thresholds(self) -> Thresholds:
-        """Return what finds threshold_l."""
+        """Return the object that decides threshold_l."""
         return Thresholds(
             fixed=self.threshold_l,
             by_client=self.threshold_l_by_client,

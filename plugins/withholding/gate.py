@@ -1,22 +1,21 @@
-"""The delivery gate: asks the policy about one message, one subscriber, now.
+"""The delivery gate: asks the policy about one message for one subscriber at one time.
 
-Theory of operation. What is known of a subscriber stands in its `Link`, how long a message waits is
-the outbox's to know, and both come with the question. Where the policy learns, the gate keeps one
+Theory of operation. What is known of a subscriber is in its `Link`; how long a message has waited
+is known to the outbox. Both come with the question. Where the policy learns, the gate keeps one
 `CongestionHistory` for each link that has had an estimate, until the broker forgets the link.
 
 L_now is half the RTT (paper 002, equation 1), scaled by the latency profile from the size of the
-packet that was timed to the size of the message; threshold_l is scaled from the profile's first
-row to the size of the message. Where the paper and the methods page are silent:
+packet that was timed to the size of the message. threshold_l is scaled from the profile's first row
+to the size of the message. Where the paper and the methods page are silent:
 
-* No RTT estimate, or none that is recent: deliver. There is no evidence of congestion, and the
-  delivery itself brings the next estimate; withholding would bring none.
-* A packet that is overdue: its RTT is at least as long as it has been unanswered, so that
-  `max(rtt_latest, now - outstanding_since)` stands for the RTT. Estimates dry up exactly when a
-  path fails, and the newest one would still be good. Because this bound grows without end where
-  a client never answers, and `historic` has no D, it counts up to `max_withhold`: every hold
-  has a bound.
-* ΔS must be greater than what releases a message, not equal, so the gate asks to be asked
-  again a little after that.
+* No RTT estimate, or no recent one: deliver. There is no evidence of congestion, and the delivery
+  itself brings the next estimate; withholding would bring none.
+* A packet that is overdue: its RTT is at least as long as it has been unanswered, so
+  `max(rtt_latest, now - outstanding_since)` stands for the RTT. Estimates stop exactly when a path
+  fails, and the newest one would still be good. As this bound grows without end where a client
+  never answers, and `historic` has no D, it counts up to `max_withhold`: every hold has a bound.
+* ΔS must be greater than the value that releases a message, not equal, so the gate asks for the
+  next look a little later than that.
 """
 
 from __future__ import annotations
@@ -52,22 +51,22 @@ STRICTLY_AFTER_SECONDS = 0.001
 """Added to a release time; far above the rounding of clocks, far below any RTT that matters."""
 
 MOST_HOLD_RATIO = 2.0
-"""Longest hold after a message was broken off, over `max_withhold`, where a policy has no bound."""
+"""Longest hold after a break over `max_withhold`, where a policy has no bound."""
 
 _NOT_CALM_SINCE = "one was broken off, and the path was not seen to be calm since"
 
 _NOTHING_KNOWN = CongestionHistory()
-"""Of a subscriber without estimates; never fed."""
+"""The history of a subscriber without estimates; never changed."""
 
 
 class WithholdingGate(DeliveryGate):
     """The `DeliveryGate` of this plugin.
 
     Attributes:
-        policy: the object that decides; it has no state, so a simulation may ask it too.
+        policy: the object that decides; it has no state, so that a simulation can ask it, too.
         histories: what the policy learns from, by link; empty where it does not learn.
-        profile: latency by message size; that of a file is put here once it was read.
-        fits: the same by link, over `profile`, where it is learned; `AckSizes` puts them here.
+        profile: latency by message size; replaced when a profile's file is read.
+        fits: learned profiles by link, used in place of `profile`; `AckSizes` adds them.
     """
 
     def __init__(self, config: WithholdingConfig) -> None:
@@ -78,7 +77,7 @@ class WithholdingGate(DeliveryGate):
         )
         self.keeps_topics = config.ordering == "topic"
         self.supersedes = config.supersede
-        if config.priority:  # without, the broker is not to ask
+        if config.priority:  # without priorities the broker must not call it
             self.is_first = FirstTopics(config.priority).has  # type: ignore[method-assign]
         self._classes = config.size_classes()
         self._thresholds = config.thresholds()
@@ -97,22 +96,22 @@ class WithholdingGate(DeliveryGate):
         self._most_hold = most_hold
 
     def threshold_s(self, topic: str) -> int | None:
-        """Return the payload bytes above which messages of `topic` are large for somebody."""
+        """Return the least threshold_s of `topic` for any subscriber; None for never large."""
         return self._classes.least_threshold_s(topic)
 
     def is_large(self, message: Message, link: Link) -> bool:
-        """Say whether a message is large for subscribers of this one's listener."""
+        """Say whether a message is large for subscribers of this link's listener."""
         if message.is_large and not self._classes.has_listeners:
-            return True  # for everybody
+            return True  # for every subscriber
         return self._classes.is_large(message.topic, message.payload_bytes, link.listener)
 
     def connected(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> str:
-        """Take the threshold_l that the subscriber asks for, in its newest CONNECT."""
+        """Take the threshold_l in the subscriber's newest CONNECT."""
         link.asked_threshold_l, problem = read_asked(user_properties)
         return problem
 
     def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
-        """Ask the policy; small messages always go."""
+        """Ask the policy; small messages are always delivered."""
         if not self.is_large(message, link):
             return Verdict(deliver=True, reason="small")
         rtt = self._rtt(link)
@@ -148,7 +147,7 @@ class WithholdingGate(DeliveryGate):
         return self._thresholds.threshold_l(link)
 
     def observe(self, link: Link) -> None:
-        """Take a new RTT estimate into the subscriber's history, if the policy learns."""
+        """Add a new RTT estimate to the subscriber's history, if the policy learns."""
         if not self.policy.learns:
             return
         history = self.histories.get(link)
@@ -167,7 +166,7 @@ class WithholdingGate(DeliveryGate):
             history.observe_look(link.tcp)
 
     def breaks_off(self, transfer: Transfer, link: Link, now: float) -> str:
-        """Break off what gets on so slowly that the policy would rather hold it."""
+        """Break off a transfer that is so slow that the policy would rather hold the message."""
         breaking = self._breaking
         pays = breaking.pays(
             seconds=transfer.seconds,
@@ -198,7 +197,7 @@ class WithholdingGate(DeliveryGate):
         return max(rtt, self._overdue(link, now)) <= self._thresholds.threshold_l(link)
 
     def _relative(self, link: Link, payload_bytes: int) -> float:
-        """Return the latency of a size over that of the smallest, on the path to a subscriber."""
+        """Return the latency of a size over that of the smallest, on a subscriber's path."""
         fit = self.fits.get(link)
         learned = None if fit is None else fit.relative(payload_bytes, self._floor_seconds)
         return self.profile.relative(payload_bytes) if learned is None else learned
@@ -210,7 +209,7 @@ class WithholdingGate(DeliveryGate):
         return link.rtt_latest / self._relative(link, link.rtt_bytes)
 
     def _overdue(self, link: Link, now: float) -> float:
-        """Return the least that RTT can be by what is unanswered, seconds; 0 for nothing."""
+        """Return a lower bound of the RTT from what is unanswered, seconds; 0 for nothing."""
         if link.outstanding_since is None:
             return 0.0
         age = min(now - link.outstanding_since, self._max_overdue)
@@ -246,7 +245,7 @@ class WithholdingGate(DeliveryGate):
 
 
 def _bytes_to_send(message: Message, link: Link) -> int:
-    """Return the bytes of a message and of what waits before it; 0 where no kernel was asked."""
+    """Return the bytes of a message and of those before it; 0 where the kernel gives none."""
     if link.tcp is None:
         return 0
     return message.payload_bytes + link.unsent_bytes + link.tcp.unsent_bytes
@@ -256,7 +255,7 @@ def _read_profile(name: str, policy_file: str) -> dict[int, float]:
     """Return the table of a profile's file, which a policy file names.
 
     Raises:
-        ConfigError: it cannot be read or used.
+        ConfigError: the file cannot be read or is not valid.
     """
     text = read_text(name, named_by=NamedBy(policy_file, "plugins.withholding.profile"))
     if is_csv(name):
@@ -286,18 +285,18 @@ class WithholdingPlugin(Plugin):
             self.sampler = AckSizes(self.gate)
 
     async def start(self) -> None:
-        """Read the profile, if it stands in a file.
+        """Read the profile, if it is in a file.
 
         Raises:
-            ConfigError: it cannot be read or used.
+            ConfigError: the file cannot be read or is not valid.
         """
         await self.reload()
 
     async def reload(self) -> list[str]:
-        """Read the profile's file again, and return it behind its key.
+        """Read the profile's file again; return it as a ``key file`` text.
 
         Raises:
-            ConfigError: it cannot be read or used; the profile stays as it is.
+            ConfigError: the file cannot be read or is not valid; the profile stays as it is.
         """
         name = self.config.profile
         if not isinstance(name, str) or name == LEARNED:

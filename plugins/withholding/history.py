@@ -1,27 +1,27 @@
-"""What congestion has been like on the path to one subscriber.
+"""The history of congestion on the path to one subscriber.
 
 Theory of operation. RTT samples arrive; one above threshold_l belongs to congestion. Four things
 are learned from them, in constant memory:
 
-* *Lengths*: from the first sample of a congestion to the first one after it. The last
-  `MAX_LENGTHS` are kept. They begin with `PRIOR_LENGTHS`, each twice the one before, which say
-  "it lasts about as long again as it has so far" until the subscriber has shown better.
+* *Lengths*: from the first sample of a congestion to the first one after it. The last `MAX_LENGTHS`
+  are kept. They begin with `PRIOR_LENGTHS`, each twice the one before, which say "it lasts about as
+  long again as it has so far" until the subscriber has shown better.
 * *Level*: the mean RTT of the present congestion. A sample far off the level begins a new
-  congestion: another cause, whose length has nothing to do with the one before. Far is four mean
-  deviations, where RFC 6298 takes a segment for lost. A lone one, after which all is as before,
-  was a packet that was lost and sent again: then the old congestion has never ended.
-* *After calm*: the mean RTT of the samples that followed a calm one, which is what a message
-  meets that is sent because the last sample was good. It includes the next congestion that began
-  in between, and so the harm of rare samples.
+  congestion: it has another cause, whose length is unrelated to the one before. Far is four mean
+  deviations, where RFC 6298 regards a segment as lost. A single such sample, after which all is as
+  before, was a packet that was lost and retransmitted: then the old congestion has not ended.
+* *After calm*: the mean RTT of the samples that followed a calm one, which is what a message meets
+  that is sent because the last sample was good. It includes congestion that began in between, and
+  so the harm of rare samples.
 * *Seconds for each byte*: where packets are lost, a transfer is slow although RTTs are not. The
-  kernel's rate tells of it if it was measured while there was enough to send (a full pipe): the
-  newest such rate is what counts until the next look, and those of calm are what to wait for.
-  Between small messages the kernel's retransmissions tell, by the TCP throughput equation. They
-  are counted among what was sent in congestion alone: a megabyte sent before it would hide them.
-  The next congestion begins with what the last one ended with.
+  kernel's rate shows it if it was measured while there was enough to send (a full pipe): the newest
+  such rate counts until the next look, and those of calm are what to wait for. Between small
+  messages the kernel's retransmissions show it, by the TCP throughput equation. They are counted
+  relative to what was sent in congestion only: a megabyte sent before it would hide them. The next
+  congestion begins with the values at the end of the last one.
 
-A path whose samples vary without memory has after a calm sample the same RTT as after any other:
-then nothing is gained by waiting for a calm one, and `adaptive` sees that.
+A path whose samples vary without memory has the same RTT after a calm sample as after any other.
+Then nothing is gained by waiting for a calm one, and `adaptive` sees that.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from penstock.broker.link import TcpLook
 from penstock.plugins.withholding.tcp_rate import seconds_per_byte
 
 MAX_LENGTHS = 48
-"""Lengths remembered: enough that some are left when most have been outlived, in 400 bytes."""
+"""Lengths that are kept: enough that some are left when most have been exceeded, in 400 bytes."""
 
 PRIOR_LENGTHS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-"""Seconds; what is supposed of a subscriber of which nothing is known."""
+"""Seconds; assumed for a subscriber without a history."""
 
 GAIN = 1 / 8
 """Least weight of a new sample in level and deviation (alpha of RFC 6298)."""
@@ -46,23 +46,24 @@ FAR_DEVIATIONS = 4.0
 """Deviations from the level at which another congestion has begun (K of RFC 6298)."""
 
 NEAR_RATIO = 1 / 8
-"""A sample this close to the level, as a part of it, is of the same congestion however steady that
-has been: a message would hardly feel the difference."""
+"""A sample this close to the level, as a fraction of it, belongs to the same congestion however
+steady that has been: a message would hardly feel the difference."""
 
 SUPPOSED_CALM = 8
-"""Samples that are supposed to have followed the first calm one, all like it: one congestion right
-after it does not say that calm is worth nothing."""
+"""Samples that are assumed to have followed the first calm one, all equal to it, so that one
+congestion right after it does not make calm worthless."""
 
 SUPPOSED_SEGMENTS = 10.0
 SUPPOSED_LOST = 0.3
-"""What a subscriber is supposed to have been sent in congestion before the first, and lost of it:
-else a large message would be sent in the second before a loss is seen."""
+"""Segments that a subscriber is assumed to have been sent in congestion before its first, and those
+lost of them; otherwise a large message would be sent in the second before a loss is seen."""
 
 REMEMBERED_SEGMENTS = 50.0
-"""Sent in congestion, of which losses are remembered: enough to tell a fifth from a twentieth."""
+"""Segments sent in congestion over which losses are averaged: enough to tell a fifth from a
+twentieth."""
 
 MOST_SEGMENTS = 10.0
-"""What one look counts for at most, as what a bad path carries in a second: hundreds that passed
+"""What one look counts for at most, as a bad path carries in a second. Hundreds that were sent
 while a backlog was its own congestion say nothing of the next bad phase."""
 
 AFTER_CALM_GAIN = 1 / 256
@@ -85,21 +86,23 @@ class CongestionHistory:
     All RTTs are those of a packet of the latency profile's first row.
 
     Attributes:
-        lengths: lengths of past congestion, ascending, seconds; one at least.
+        lengths: lengths of past congestion, ascending, seconds; at least one.
         began_at: monotonic seconds of the first sample of the present congestion, or None while
             the path is calm.
-        sampled_at: monotonic seconds at which the newest sample was sent, or None before it.
-        known_at: monotonic seconds at which it was known.
-        lag_seconds: how long after it was sent the newest calm sample was known.
+        sampled_at: monotonic seconds at which the newest sample's packet was sent, or None before
+            the first.
+        known_at: monotonic seconds at which its RTT was known.
+        lag_seconds: from sending to knowing of the newest calm sample.
         level: mean RTT of the present congestion or, in calm, of the last one, seconds; 0 before
             the first.
-        after_calm: mean RTT of samples that followed a calm one, seconds, or None before those.
-        seconds_per_byte: of a long transfer in congestion, by what was lost in it so far; 0 before
-            the first look in one, and where the kernel cannot be asked.
+        after_calm: mean RTT of samples that followed a calm one, seconds, or None before the first.
+        seconds_per_byte: of a long transfer in congestion, from its losses so far; 0 before the
+            first look in congestion, and where the kernel cannot be asked.
         full_rate: newest rate of a full pipe, bytes per second; None before the first.
         full_rate_at: monotonic seconds of the look that found it.
         best_rate: the best of these, forgotten slowly.
-        calm_seconds_per_byte: mean time for a byte by those of calm; None before the first.
+        calm_seconds_per_byte: mean time for a byte from the full-pipe rates of calm; None before
+            the first.
     """
 
     __slots__ = (
@@ -155,14 +158,14 @@ class CongestionHistory:
         Args:
             rtt: seconds.
             sent_at: monotonic seconds at which the timed packet was sent.
-            known_at: monotonic seconds at which its answer was known; never before that of the
+            known_at: monotonic seconds at which its answer was known; never earlier than for the
                 sample before.
             threshold_l: seconds above which the path is congested.
         """
         if self.sampled_at is not None:
             if self.began_at is None:
                 self._follow_calm(rtt)
-            # Of two packets whose answers overtake each other, the later answer is the news.
+            # Answers may overtake each other; the later answer is the newer sample.
             sent_at = max(sent_at, self.sampled_at)
         self.sampled_at = sent_at
         self.known_at = known_at
@@ -175,12 +178,12 @@ class CongestionHistory:
             self._observe_congested(rtt, sent_at)
 
     def observe_look(self, look: TcpLook) -> None:
-        """Take what the kernel said of the connection, once for each look; after `observe`."""
+        """Take the kernel's figures, once for each look; after `observe`."""
         if look.looked_at <= self._looked_at:
             return
         self._looked_at = look.looked_at
         rate = look.delivery_rate
-        # The kernel keeps that of a full pipe until one is faster: the same one is no news.
+        # The kernel keeps a full pipe's rate until a faster one: the same rate is not a new sample.
         if rate is not None and not look.is_app_limited and rate != self.full_rate:
             self.full_rate = rate
             self.full_rate_at = look.looked_at
@@ -199,8 +202,8 @@ class CongestionHistory:
 
         Args:
             now: monotonic seconds.
-            recent_seconds: for which a full pipe's rate tells of the path as it is.
-            level: RTT in this congestion, seconds, for what is supposed before the first look.
+            recent_seconds: age up to which a full pipe's rate describes the path.
+            level: RTT in this congestion, seconds, for the assumption before the first look.
         """
         if self.full_rate is not None and now - self.full_rate_at <= recent_seconds:
             return 1 / self.full_rate
@@ -211,19 +214,19 @@ class CongestionHistory:
     def calm_slowness(self) -> float:
         """Return the time for a byte of a long transfer in calm, seconds; 0 where it is unknown.
 
-        Where no such transfer was ever seen in calm, as on a link that a large message fills, it is
-        that of the best one.
+        Where no such transfer was seen in calm, as on a link that a large message fills, it is that
+        of the fastest one.
         """
         if self.calm_seconds_per_byte is not None:
             return self.calm_seconds_per_byte
         return 1 / self.best_rate if self.best_rate is not None else 0.0
 
     def is_off_level(self, rtt: float) -> bool:
-        """Say whether such an RTT would not belong to the present congestion."""
+        """Say whether an RTT is too far off to belong to the present congestion."""
         return abs(rtt - self.level) > self._far_from(self.level)
 
     def lose_sight(self) -> None:
-        """There is no recent sample: how long the present congestion lasts will not be known."""
+        """There is no recent sample: the length of the present congestion will not be known."""
         self.began_at = None
         self.sampled_at = None
         self._suspended = None
@@ -234,10 +237,10 @@ class CongestionHistory:
         self.after_calm = before + max(1 / self._n_after_calm, AFTER_CALM_GAIN) * (rtt - before)
 
     def _follow_losses(self, look: TcpLook) -> None:
-        """Count what was sent and lost since the look before, if that was in congestion too."""
+        """Count what was sent and lost since the last look, if that was in congestion, too."""
         before, self._counted = self._counted, (look.segments, look.retransmissions)
         if before is not None and not self._is_own_queue(look.looked_at):
-            # After a new connection there are fewer than before.
+            # A new connection's counters begin at 0 again.
             n_sent = max(0, look.segments - before[0])
             n_lost = min(n_sent, max(0, look.retransmissions - before[1]))
             counted = min(1.0, MOST_SEGMENTS / n_sent) if n_sent else 0.0
@@ -247,12 +250,12 @@ class CongestionHistory:
             self._n_lost = kept * (self._n_lost + counted * n_lost)
         rtt = look.rtt or 0.0
         if self._n_sent == SUPPOSED_SEGMENTS:
-            rtt = max(rtt, self.level)  # the kernel's own has but begun to rise
+            rtt = max(rtt, self.level)  # the kernel's smoothed RTT has only begun to rise
         loss_ratio = self._n_lost / self._n_sent
         self.seconds_per_byte = seconds_per_byte(rtt, look.rttvar or 0.0, loss_ratio)
 
     def _is_own_queue(self, now: float) -> bool:
-        """Say whether what is being sent is about as fast as ever: its own congestion."""
+        """Say whether the present transfer is about as fast as ever: it is its own congestion."""
         rate, best = self.full_rate, self.best_rate
         is_fast = rate is not None and best is not None and rate > best / 2
         return is_fast and self.full_rate_at == now
@@ -276,16 +279,16 @@ class CongestionHistory:
         self.level = before + max(1 / self._n_level, GAIN) * (rtt - before)
 
     def _suspend(self, began_at: float, ended_at: float) -> None:
-        """Let the present congestion have ended, as it seems by one sample.
+        """End the present congestion on trial, as one sample suggests.
 
-        If it is itself but one sample, it is forgotten, and what that one ended is still suspended.
+        If it has only one sample itself, it is forgotten, and the one before stays suspended.
         """
         if self._suspended is None:
             self._suspended = _Suspended(began_at, ended_at, self.level, self._n_level)
         self.began_at = None
 
     def _resume(self, rtt: float) -> bool:
-        """Go on with what is suspended, if the sample rather belongs to it."""
+        """Continue the suspended congestion, if the sample is closer to it."""
         old = self._suspended
         if old is None:
             return False
@@ -297,7 +300,7 @@ class CongestionHistory:
         return True
 
     def _end_suspended(self) -> None:
-        """There is a second sample of another level, or calm: it has ended."""
+        """The suspended congestion has ended: a second sample shows another level, or calm."""
         if self._suspended is not None:
             self._remember(self._suspended.ended_at - self._suspended.began_at)
             self._suspended = None

@@ -1,24 +1,24 @@
-"""Latency by message size, learned from what one subscriber has acknowledged.
+"""Latency by message size, learned from the acknowledgements of one subscriber.
 
-Theory of operation. In calm a message takes ``fixed + per_byte * bytes``: the least that a path
-needs, and its rate. Both are lower quartiles. What goes wrong only adds to a time, as when
-congestion catches a message on its way, or when it leaves behind another; of up to three in four
-samples that does no harm.
+Theory of operation. In calm a message takes ``fixed + per_byte * bytes``: the minimum of a path,
+and its rate. Both are lower quartiles. Disturbances only add to a time, such as congestion that a
+message meets in transfer, or another message that it queues behind; up to three in four disturbed
+samples do no harm.
 
-* ``fixed`` is the quartile of small messages' times, whose rate part is nothing.
+* ``fixed`` is the quartile of small messages' times, whose rate part is negligible.
 * ``per_byte`` is the weighted quartile of ``(time - fixed) / bytes`` of large ones, each weighted
   by its bytes: the slope of the quantile regression through ``fixed``.
 
-What is timed: one small message and one large one at a time, from the moment it is handed to the
-connection until its PUBACK or PUBREC, and only
+One small message and one large one at a time are timed, from the moment at which the message is
+handed to the connection until its PUBACK or PUBREC, and only
 
-* if the path was calm when it left. On its way a large message raises the RTT itself, so that
-  later looks say nothing;
-* a large one, if the connection has sent all that it had before, and no other large one is
+* if the path was calm when the message left. In transfer a large message raises the RTT itself, so
+  that later looks say nothing;
+* a large one, if the connection has sent everything before it, and no other large one is
   unacknowledged; a small one, if no large one is.
 
-Before there are `ENOUGH_SAMPLES` of both, and of sizes far beyond those seen, nothing is said, and
-the default table holds.
+Before there are `ENOUGH_SAMPLES` of both, and for sizes far beyond those seen, there is no answer,
+and the default table applies.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ SMALL_BYTES = 1_000
 
 LARGE_BYTES = 10_000
 """Payloads above this show the rate of a path: the default of threshold_s, and the size of the
-paper's query, which says something of now and not of sizes."""
+paper's query, which measures the present state and not the effect of size."""
 
 MAX_BEYOND = 10
-"""Messages larger than the largest sample by more than this are not said anything of: what varies
-in a small one's time would count as many times as much in theirs."""
+"""There is no answer for messages larger than the largest sample by more than this factor: the
+variation in a small one's time would be multiplied as many times."""
 
 MAX_SAMPLES = 15
 """Of each kind: the newest. The quartile of so few follows a client to a faster network after four
@@ -47,14 +47,14 @@ ENOUGH_SAMPLES = 5
 QUANTILE = 0.25
 
 SPACING_SECONDS = 0.1
-"""Least time between two small messages that are timed: of a fast stream nobody needs more."""
+"""Least time between two timed small messages: more samples of a fast stream add nothing."""
 
 GIVE_UP_SECONDS = 60.0
-"""A timed message without answer makes way for another after this."""
+"""A timed message without an answer is given up for another one after this."""
 
 MAX_RATIO = 100.0
-"""Where a large message takes longer than so many small ones, the path's rate is what it waits
-for, and a longer RTT does not lengthen that in proportion."""
+"""A large message that takes longer than so many small ones is limited by the path's rate, and a
+longer RTT does not lengthen it in proportion."""
 
 _LEAST_FIXED = 1e-6
 
@@ -64,7 +64,7 @@ class SizeFit:
 
     Attributes:
         fixed: seconds of a small message, or None before there are enough samples.
-        per_byte: seconds that each payload byte adds; only where `fixed` is not None.
+        per_byte: seconds that each payload byte adds; valid where `fixed` is not None.
     """
 
     __slots__ = ("_bytes", "_large", "_small", "fixed", "per_byte")
@@ -77,7 +77,7 @@ class SizeFit:
         self.per_byte = 0.0
 
     def add(self, payload_bytes: int, seconds: float) -> None:
-        """Take the time of one message; of a size between small and large it says nothing."""
+        """Take the time of one message; sizes between small and large are ignored."""
         if payload_bytes <= SMALL_BYTES:
             _keep(self._small, seconds)
         elif payload_bytes > LARGE_BYTES:
@@ -97,8 +97,8 @@ class SizeFit:
 
         Args:
             payload_bytes: of the message.
-            floor_seconds: a small message counts as taking so long at least: on a local network
-                the RTT varies by many times what it is, and says nothing.
+            floor_seconds: minimum time counted for a small message: on a local network the RTT
+                varies by many times its value, and says nothing.
 
         Returns:
             None before there are enough samples, and for sizes far beyond them.
@@ -116,7 +116,7 @@ def _keep(samples: array[float], value: float) -> None:
 
 
 def weighted_quantile(weighted: Iterable[tuple[float, float]]) -> float:
-    """Return the least value that, with all below it, has `QUANTILE` of the weight.
+    """Return the least value that, together with all below it, has `QUANTILE` of the weight.
 
     Args:
         weighted: (value, weight), at least one; weights are above 0.
@@ -127,14 +127,14 @@ def weighted_quantile(weighted: Iterable[tuple[float, float]]) -> float:
         below -= weight
         if below <= 0:
             return value
-    return rising[-1][0]  # by rounding alone
+    return rising[-1][0]  # reached only by rounding
 
 
 class AckTimes:
     """Times messages towards one subscriber until they are acknowledged.
 
     Attributes:
-        fit: what their times say.
+        fit: learned from their times.
     """
 
     __slots__ = (
@@ -156,7 +156,7 @@ class AckTimes:
         self.void()
 
     def void(self) -> None:
-        """Forget what is being timed: its connection is gone."""
+        """Forget what is being timed: its connection has ended."""
         self._small_id = self._large_id = self._last_large_id = 0
         self._small_bytes = self._large_bytes = 0
         self._small_at = self._large_at = self._last_large_at = 0.0
@@ -177,7 +177,7 @@ class AckTimes:
             packet_id: Packet Identifier.
             payload_bytes: of its payload.
             now: monotonic seconds.
-            is_timed: whether its time will say something; `wants` has said yes.
+            is_timed: whether its time is usable; `wants` has returned True.
         """
         if payload_bytes > LARGE_BYTES:
             self._last_large_id = packet_id
@@ -188,7 +188,7 @@ class AckTimes:
             self._small_id, self._small_bytes, self._small_at = packet_id, payload_bytes, now
 
     def acknowledged(self, packet_id: int, now: float) -> None:
-        """A message was acknowledged, whether it was timed or not."""
+        """A message was acknowledged, timed or not."""
         if packet_id == self._small_id:
             self._small_id = 0
             self._small_next_at = now + SPACING_SECONDS
@@ -200,7 +200,7 @@ class AckTimes:
             self._last_large_id = 0
 
     def acknowledged_run(self, first_packet_id: int, n_packets: int, now: float) -> None:
-        """Messages whose Packet Identifiers follow each other were acknowledged."""
+        """Messages with successive Packet Identifiers were acknowledged."""
         for packet_id in {self._small_id, self._large_id, self._last_large_id}:
             if packet_id and first_packet_id <= packet_id < first_packet_id + n_packets:
                 self.acknowledged(packet_id, now)

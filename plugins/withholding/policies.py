@@ -13,18 +13,18 @@ from penstock.plugins.withholding.policy import Judgement, Policy, Situation
 
 @dataclass(frozen=True)
 class PaperPolicy(Policy):
-    """What the paper's policies share: deliver if ``L_now < limit`` or ``ΔS > D``."""
+    """Common to the paper's policies: deliver if ``L_now < limit`` or ``ΔS > D``."""
 
     @abstractmethod
     def latency_limit(self, situation: Situation) -> float:
         """Return the latency in seconds that L_now must be below."""
 
-    def release_sojourn(self, situation: Situation) -> float:  # noqa: ARG002 (others use it)
+    def release_sojourn(self, situation: Situation) -> float:  # noqa: ARG002 (subclasses use it)
         """Return the ΔS in seconds above which a withheld message is delivered."""
         return self.max_withhold
 
     def judge(self, situation: Situation) -> Judgement:
-        """Hold L_now against the limit."""
+        """Compare L_now with the limit."""
         l_now, limit = situation.l_now, self.latency_limit(situation)
         delivers = l_now < limit or situation.sojourn > self.max_withhold
         return Judgement(delivers, l_now, limit, self.release_sojourn(situation))
@@ -36,7 +36,7 @@ class NonePolicy(PaperPolicy):
 
     name: ClassVar[str] = "none"
 
-    def latency_limit(self, situation: Situation) -> float:  # noqa: ARG002 (any is low enough)
+    def latency_limit(self, situation: Situation) -> float:  # noqa: ARG002 (any latency is below the limit)
         """Return infinity."""
         return math.inf
 

@@ -1,4 +1,4 @@
-"""What every withholding policy is given, and what it answers.
+"""The input and output of every withholding policy.
 
 Notation (paper 002): L_now is the expected one-way latency of the message if it is sent now,
 `RTT_latest / 2` (equation 1); ΔS the sojourn, T_Q the `probe_period`, D `max_withhold`, λ
@@ -16,7 +16,7 @@ from penstock.plugins.withholding.history import CongestionHistory
 
 
 class Situation(NamedTuple):
-    """What a policy decides on; times are in seconds.
+    """The input of a policy; times are in seconds.
 
     Attributes:
         l_now: L_now, scaled to the message's size.
@@ -25,11 +25,11 @@ class Situation(NamedTuple):
         probe_period: T_Q, time until the next RTT estimate.
         now: monotonic seconds.
         size_ratio: latency of the message over that of the packets in `history`.
-        overdue: least RTT that a packet of `history` has now, by the age of what is unanswered; 0
-            where that is no more than threshold_l.
-        n_bytes: of the message and of what is still unsent before it; 0 where nothing is known of
-            the connection, as in a simulation.
-        history: what is known of this subscriber's congestion, for policies that learn.
+        overdue: least RTT of a packet of `history` at present, from the age of what is unanswered;
+            0 where that is not above threshold_l.
+        n_bytes: of the message and of unsent data before it; 0 where nothing is known of the
+            connection, as in a simulation.
+        history: this subscriber's congestion, for policies that learn.
     """
 
     l_now: float
@@ -44,14 +44,14 @@ class Situation(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """A policy's answer; all in seconds.
+    """A policy's answer; all times in seconds.
 
     Attributes:
-        delivers: whether the message goes now.
-        latency: what is expected of a message sent now.
-        limit: what `latency` was held against.
-        release_sojourn: ΔS above which a withheld message is delivered, while nothing new is
-            known: a new RTT estimate is a reason to decide again earlier.
+        delivers: whether the message is delivered now.
+        latency: expected latency of a message sent now.
+        limit: what `latency` was compared with.
+        release_sojourn: ΔS above which a withheld message is delivered, unless a new RTT estimate
+            causes an earlier decision.
     """
 
     delivers: bool
@@ -62,13 +62,13 @@ class Judgement(NamedTuple):
 
 @dataclass(frozen=True)
 class Policy(ABC):
-    """What all policies share: deliver if a latency is below a limit or ``ΔS > D``.
+    """Common to all policies: deliver if a latency is below a limit or ``ΔS > D``.
 
     A policy is a frozen object: the broker, the proxy and the simulation ask the same one. All
     inequalities are strict.
 
     Attributes:
-        name: as policy files spell it.
+        name: in policy files.
         max_withhold: D, seconds; infinite for policies without it.
     """
 
@@ -79,4 +79,4 @@ class Policy(ABC):
 
     @abstractmethod
     def judge(self, situation: Situation) -> Judgement:
-        """Say whether a large message is delivered now, and why."""
+        """Decide whether a large message is delivered now, and why."""

@@ -1,4 +1,4 @@
-"""Latency by message size: what the RTT of one size says of another (paper 002, figure 3)."""
+"""Latency by message size: converts an RTT from one size to another (paper 002, figure 3)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Mapping
 from typing import Final
 
 MOST_RELATIVE: Final = 1e9
-"""No message takes longer than so many small ones: two rows that lie close together may be
-continued to numbers that there are none of."""
+"""Upper bound of a relative latency: two rows that lie close together could extrapolate to an
+overflow."""
 
 
 def table_problem(table: Mapping[int, float]) -> tuple[int | None, str] | None:
-    """Say what keeps a table from being a profile.
+    """Return why a table is not a profile.
 
     Args:
         table: payload bytes to latency.
 
     Returns:
-        (payload bytes of the row that is wrong, or None where there are no rows; what is
-        allowed), or None where nothing is wrong.
+        (payload bytes of the wrong row, or None where there are no rows; what is allowed), or None
+        where the table is valid.
     """
     if not table:
         return None, "at least one row of payload bytes: latency"
@@ -39,10 +39,10 @@ def table_problem(table: Mapping[int, float]) -> tuple[int | None, str] | None:
 class LatencyProfile:
     """Relative latency by payload size.
 
-    Between two rows of the table it is interpolated on logarithmic axes, where measured
-    latency is close to straight: a fixed part for small messages, in proportion to the size
-    for large ones. Below the first row the first row's value holds, since a path has a least
-    latency. Above the last row the last two rows are continued.
+    Between two rows of the table it is interpolated on logarithmic axes, where measured latency is
+    close to straight: a fixed part for small messages, in proportion to the size for large ones.
+    Below the first row the first row's value applies, since a path has a least latency. Above the
+    last row the line through the last two rows is extended.
     """
 
     __slots__ = ("_log_latencies", "_log_sizes", "_slopes", "reference_bytes")

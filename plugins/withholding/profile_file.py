@@ -1,6 +1,6 @@
 """Latency profiles from files: lines of ``payload bytes,latency``, or a YAML mapping.
 
-Each mistake is told with the place it stands at.
+Each error names its place in the file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CSV_SUFFIXES: Final = (".csv",)
 YAML_SUFFIXES: Final = (".yaml", ".yml")
 
 _MOST_DIGITS: Final = 18
-"""Of payload bytes: far more than a message has, and as Python reads them."""
+"""Of payload bytes: far more than any message has."""
 
 _ROW: Final = "payload bytes, a comma and a latency, such as 10000,1.0"
 _KEY: Final = "payload bytes, such as 10000 or 10 kB"
@@ -29,7 +29,7 @@ def is_csv(name: str) -> bool:
     """Say whether a profile's file has lines of CSV.
 
     Raises:
-        ValueError: its name tells of neither form.
+        ValueError: its suffix is neither of CSV nor of YAML.
     """
     suffix = PurePath(name).suffix.lower()
     if suffix in (*CSV_SUFFIXES, *YAML_SUFFIXES):
@@ -39,17 +39,16 @@ def is_csv(name: str) -> bool:
 
 
 def parse_csv_profile(text: str, file: str) -> dict[int, float]:
-    """Return the table that a CSV text holds.
+    """Return the table in a CSV text.
 
-    Lines that are empty or begin with ``#`` say nothing, and the first of the others may name its
-    columns.
+    Empty lines and lines that begin with ``#`` are ignored; the first other line may be a header.
 
     Args:
         text: of the file.
         file: its name, for errors.
 
     Raises:
-        ConfigError: with every wrong line.
+        ConfigError: names every wrong line.
     """
     table: dict[int, float] = {}
     lines: dict[int, int] = {}
@@ -80,15 +79,15 @@ def parse_csv_profile(text: str, file: str) -> dict[int, float]:
 def table_of_mapping(
     mapping: Mapping[Any, Any], file: str, read_size: Callable[[object], int | None]
 ) -> dict[int, float]:
-    """Return the table that a YAML mapping holds.
+    """Return the table in a YAML mapping.
 
     Args:
-        mapping: as it was read.
+        mapping: from the file.
         file: its name, for errors.
-        read_size: returns the bytes that a key stands for, or None for none.
+        read_size: returns the bytes that a key stands for, or None where it is no size.
 
     Raises:
-        ConfigError: with every wrong key or value.
+        ConfigError: names every wrong key or value.
     """
     problems = []
     table: dict[int, float] = {}
@@ -124,10 +123,10 @@ def _number_in(text: str) -> float | None:
 
 
 def _check(table: Mapping[int, float], file: str, places: Mapping[int, str]) -> None:
-    """Check what the rows say together.
+    """Check the rows together.
 
     Raises:
-        ConfigError: they are no profile.
+        ConfigError: they are not a profile.
     """
     problem = table_problem(table)
     if problem is None:

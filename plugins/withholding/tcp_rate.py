@@ -1,4 +1,4 @@
-"""How fast TCP is on a path that loses packets: the equation of TFRC (RFC 5348, section 3.1)."""
+"""The rate of TCP on a path that loses packets: the equation of TFRC (RFC 5348, section 3.1)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SEGMENT_BYTES = 1448
 """Of a full segment: a packet of 1,500 bytes without the headers of IPv4 and TCP (RFC 7323)."""
 
 LEAST_RTO_SECONDS = 0.2
-"""Linux waits at least so much longer than an RTT before it takes a segment for lost."""
+"""Linux waits at least this much longer than an RTT before it regards a segment as lost."""
 
 
 def seconds_per_byte(rtt: float, rttvar: float, loss_ratio: float) -> float:
@@ -20,7 +20,7 @@ def seconds_per_byte(rtt: float, rttvar: float, loss_ratio: float) -> float:
     Args:
         rtt: R, smoothed, seconds.
         rttvar: its mean deviation, seconds; t_RTO is R and four of these, as in RFC 6298.
-        loss_ratio: p, share of the segments that are lost, 0 to 1. 0 gives 0: nothing limits.
+        loss_ratio: p, fraction of lost segments, 0 to 1. 0 gives 0: no limit.
     """
     p = loss_ratio
     rto = rtt + max(4 * rttvar, LEAST_RTO_SECONDS)

@@ -1,15 +1,16 @@
 """threshold_l: the RTT of the uncongested path to one subscriber (paper 002).
 
-Four may say what it is; the first of them that does decides:
+There are four sources; the first that has a value decides:
 
-1. The operator about this subscriber: a pattern of client ids, then one of user names.
+1. The operator for this subscriber: a pattern of client ids, then one of user names.
 2. The subscriber itself, in its CONNECT: it knows what network it is on.
-3. The operator about all that come by its listener, then about all.
-4. What the sampler has written into the link. The paper learns the moving average of recent RTTs.
-   The least recent RTT is offered beside it, because an average takes long congestion for the
-   normal state, and a minimum does not.
+3. The operator for all subscribers of its listener, then for all subscribers.
+4. The value that the sampler has learned, in the link. The paper learns the moving average of
+   recent RTTs. The least recent RTT is offered beside it, because an average takes long
+   congestion for the normal state, and a minimum does not.
 
-In the place of seconds, the operator may say that it is learned, and so overrule what follows.
+In place of seconds, the operator may say that the value is learned, which overrules the sources
+below.
 
 Fixed or learned, it is the RTT of a packet no larger than the first row of the latency profile.
 """
@@ -27,32 +28,32 @@ from penstock.broker.link import Link
 LearnedFrom = Literal["minimum", "average"]
 
 USER_PROPERTY = "threshold_l"
-"""Name of the user property of CONNECT by which a subscriber gives its own, in seconds."""
+"""User property of CONNECT with which a subscriber gives its own value, in seconds."""
 
 MAX_ASKED_SECONDS = 900.0
-"""Linux gives a TCP connection up that has been without acknowledgement for that long
-(`tcp_retries2`): no RTT is longer."""
+"""Linux gives up a TCP connection after so long without an acknowledgement (`tcp_retries2`), so no
+RTT is longer."""
 
 _SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{0,12})?|\.[0-9]{1,12}", re.ASCII)
 
 MAX_KNOWN = 10_000
-"""Subscribers whose pattern is remembered: each new estimate of each of them asks for it, and a
+"""Subscribers whose pattern is cached: it is needed for each new estimate of each of them, and a
 hundred patterns take 25 us."""
 
 LONGEST_KNOWN = 256
-"""Characters of client id and user name that are remembered: strangers may make up long ones."""
+"""Characters of client id and user name that are cached, as clients may make up long ones."""
 
 _MOST_SHOWN = 40
 
 
 def read_asked(user_properties: Sequence[tuple[str, str]]) -> tuple[float | None, str]:
-    """Find the threshold_l that a subscriber asks for.
+    """Return the threshold_l that a subscriber gives.
 
     Args:
         user_properties: of its CONNECT.
 
     Returns:
-        (seconds, or None where it asks for none; what is wrong with it, or "").
+        (seconds, or None where it gives none; what is wrong with it, or "").
     """
     values = [value for name, value in user_properties if name == USER_PROPERTY]
     if not values:
@@ -72,19 +73,19 @@ def read_asked(user_properties: Sequence[tuple[str, str]]) -> tuple[float | None
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Finds threshold_l for each subscriber.
+    """Decides threshold_l for each subscriber.
 
-    A pattern is that of a shell: ``*``, ``?``, ``[...]``, case sensitive; the first match wins.
-    None in the place of seconds is to learn.
+    A pattern is that of a shell: ``*``, ``?``, ``[...]``, case sensitive; the first match decides.
+    None in place of seconds means learned.
 
     Attributes:
-        fixed: seconds for subscribers of which nothing else is said.
+        fixed: seconds for subscribers without a more specific value.
         by_client: pattern of client ids to seconds.
         by_user: pattern of user names to seconds; a subscriber without a user name matches none.
         by_listener: name of a listener to seconds.
-        learned_from: what the link holds that is learned from.
-        margin_ratio: a learned RTT times this is the threshold, so that normal variation
-            around it is no congestion.
+        learned_from: which value of the link is learned from.
+        margin_ratio: factor from the learned RTT to the threshold, so that normal variation is no
+            congestion.
         floor_seconds: least learned threshold.
     """
 
@@ -102,7 +103,7 @@ class Thresholds:
     def threshold_l(self, link: Link) -> float:
         """Return threshold_l for this subscriber in seconds.
 
-        Before there is anything to learn from it is the floor.
+        Before anything is learned it is the floor.
         """
         given = self._given(link)
         if given is not None:
@@ -113,7 +114,7 @@ class Thresholds:
         return max(self.floor_seconds, learned * self.margin_ratio)
 
     def _given(self, link: Link) -> float | None:
-        """Return what somebody has said, seconds, or None where it is to be learned."""
+        """Return the given value, seconds, or None where it is to be learned."""
         if self.by_client or self.by_user:
             found = self._known.get((link.client_id, link.username))
             if found is None:
@@ -125,7 +126,7 @@ class Thresholds:
         return self.by_listener.get(link.listener, self.fixed)
 
     def _find(self, client_id: str, username: str | None) -> tuple[float | None, ...]:
-        """Return what the first pattern that matches says; nothing where none does."""
+        """Return the value of the first pattern that matches; an empty tuple without a match."""
         said = [s for pattern, s in self.by_client.items() if fnmatchcase(client_id, pattern)]
         if not said and username is not None:
             said = [s for pattern, s in self.by_user.items() if fnmatchcase(username, pattern)]
