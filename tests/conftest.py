@@ -1,12 +1,39 @@
 from __future__ import annotations
 
+import gc
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests.conformance.plugin import ConformancePlugin
 
-WAITING = ("tests/system/test_spark", "tests/spark_bridge/", "tests/benchmarks/", "tests/system/")
-"""Tests that wait for programs, the longest first."""
+SLOW = (
+    "tests/system/test_spark_exactly_once.py",
+    "tests/spark_bridge/",
+    "tests/system/test_netem_scenarios.py",
+    "tests/system/test_breaking_off.py",
+    "tests/system/test_demo.py",
+    "tests/benchmarks/test_curves.py",
+    "tests/benchmarks/faults/",
+    "tests/benchmarks/test_spark_ingest.py",
+    "tests/benchmarks/test_lossy_links.py",
+    "tests/system/test_persistence.py",
+    "tests/system/test_netem_run.py",
+    "tests/plugins/memory/test_spill_broker.py",
+    "tests/plugins/queue/test_gateway.py",
+    "tests/fuzz/",
+    "tests/benchmarks/",
+    "tests/system/",
+)
+"""What takes long, the longest first: started last, it would run alone at the end."""
+
+TOGETHER = ("tests/spark_bridge/",)
+"""Folders whose files share something dear in one process: one Spark for all of them."""
+
+APART = ("tests/system/test_breaking_off.py", "tests/system/test_demo.py")
+"""Files whose tests share nothing and take long: any process may run any of them."""
 
 
 # How long an example takes is the machine's affair: the suite asserts no times. Examples are the
@@ -24,10 +51,36 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the tests that wait for programs: a long one at the end would run alone."""
+    """Start with the tests that take long."""
 
     def place(item: pytest.Item) -> int:
-        begins = [n for n, path in enumerate(WAITING) if item.nodeid.startswith(path)]
-        return min(begins, default=len(WAITING))
+        begins = [n for n, path in enumerate(SLOW) if item.nodeid.startswith(path)]
+        return min(begins, default=len(SLOW))
 
     items.sort(key=place)
+
+
+class Shares(LoadFileScheduling):
+    """Gives processes one file at a time, `TOGETHER` as one, and `APART` test by test."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(APART):
+            return nodeid
+        together = next((path for path in TOGETHER if nodeid.startswith(path)), None)
+        return together or super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    """Share the tests out among the processes of `--dist loadfile`."""
+    return Shares(config, log)
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After each file, hide what stays from the collector, which took a quarter of all time.
+
+    The items of the whole suite alone are hundreds of thousands of objects.
+    """
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()

@@ -23,7 +23,7 @@ EXTRAS_OF: Final = {
 }
 """Folder to the extras whose requirements it may import, beside the core's."""
 
-IMPORTED_AS: Final = {"paho-mqtt": "paho", "pyyaml": "yaml"}
+IMPORTED_AS: Final = {"paho-mqtt": "paho", "pytest-xdist": "xdist", "pyyaml": "yaml"}
 """Requirement to the name that it is imported by, where that is another."""
 
 PART_OF: Final = {"pydantic_core": "pydantic", "py4j": "pyspark"}
@@ -35,7 +35,6 @@ NOT_IMPORTED: Final = {
     "py-spy": "a program",
     "pytest-asyncio": "a plugin of pytest",
     "pytest-timeout": "a plugin of pytest",
-    "pytest-xdist": "a plugin of pytest",
     "ruff": "a program",
     "setuptools": "builds the wheel",
     "sqlalchemy": "aMQTT's persistence plugin imports it",
