@@ -10,18 +10,8 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks import (
-    acknowledged,
-    fan_out,
-    field_memory,
-    latency,
-    many_clients,
-    matching,
-    memory,
-    small_state,
-    throughput,
-)
 from benchmarks.errors import BenchmarkError
+from benchmarks.loads.wire import WireError
 from benchmarks.peers import PEERS, Peer, commanded_peer, running
 from benchmarks.program import (
     DEFAULT_REPEATS,
@@ -32,7 +22,18 @@ from benchmarks.program import (
     tell,
     write_json,
 )
-from benchmarks.report import (
+from benchmarks.rows import (
+    acknowledged,
+    fan_out,
+    field_memory,
+    latency,
+    many_clients,
+    matching,
+    memory,
+    small_state,
+    throughput,
+)
+from benchmarks.rows.report import (
     COMPARED,
     Result,
     format_value,
@@ -42,8 +43,7 @@ from benchmarks.report import (
     to_json,
     to_markdown,
 )
-from benchmarks.rows import FULL, QUICK, Measurement, Row, Scale
-from benchmarks.wire import WireError
+from benchmarks.rows.row import FULL, QUICK, Measurement, Row, Scale
 from penstock.netem.errors import NetemError
 
 ROWS: Final = {

@@ -2,9 +2,10 @@
 
 Rerun: ``python -m benchmarks.bystanders``; ``--cases`` and ``--peers`` choose.
 
-A pair sends a message every 15 ms on a topic of its own, on a schedule (`benchmarks.paced`). Beside
-it stands a case: something that one client, or a few, may do within the limits of the example
-policy. What is told is how late the pair's messages are, without the case and with it.
+A pair sends a message every 15 ms on a topic of its own, on a schedule
+(`benchmarks.loads.paced`). Beside it stands a case: something that one client, or a few, may do
+within the limits of the example policy. The result is how late the pair's messages are, without the
+case and with it.
 
 `retained_*`: 100,000 messages are retained, and clients subscribe to all of them, by ``#``, which
 matches the pair's topic too, or by ``r/#``, which does not.
@@ -32,12 +33,12 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks import wire
-from benchmarks.latency import MICROSECOND, Lateness, Pacing, flooded_subscriber
-from benchmarks.paced import Schedule
+from benchmarks.loads import wire
+from benchmarks.loads.paced import Schedule
+from benchmarks.loads.stream import Shape
 from benchmarks.peers import PEERS, RunningPeer, running
 from benchmarks.program import Program, choose, describe_run, tell
-from benchmarks.stream import Shape
+from benchmarks.rows.latency import MICROSECOND, Lateness, Pacing, flooded_subscriber
 
 INTERVAL_SECONDS: Final = 0.015
 DEFAULT_SECONDS: Final = 4.0

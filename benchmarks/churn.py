@@ -32,9 +32,9 @@ from typing import Annotated, Any, Final, TypeVar
 import psutil
 import typer
 
+from benchmarks.loads.wire import connect_packet, frame, publish_packet, subscribe_packet
 from benchmarks.peers import PEERS, Peer, RunningPeer, Setting, running
 from benchmarks.program import Program, Quick, choose, describe_run, tell
-from benchmarks.wire import connect_packet, frame, publish_packet, subscribe_packet
 
 T = TypeVar("T")
 

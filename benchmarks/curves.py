@@ -23,16 +23,16 @@ from typing import Annotated, Any, Final
 import typer
 
 from benchmarks.__main__ import measure
-from benchmarks.acknowledged import INFLIGHT_MESSAGES, measure_windowed
-from benchmarks.latency import Pacing
-from benchmarks.matching import CLIENTS
-from benchmarks.paced import Schedule
+from benchmarks.loads.paced import Schedule
+from benchmarks.loads.stream import FILTERS_OF_A_TOPIC, TOPIC_STEP, Shape
+from benchmarks.loads.windowed import Plan
 from benchmarks.peers import PEERS, ROOT, Peer, RunningPeer
 from benchmarks.program import Program, choose, describe_run
-from benchmarks.rows import FULL, QUICK, Measurement, Row, Scale, Target
-from benchmarks.stream import FILTERS_OF_A_TOPIC, TOPIC_STEP, Shape
-from benchmarks.throughput import measure_qos0
-from benchmarks.windowed import Plan
+from benchmarks.rows.acknowledged import INFLIGHT_MESSAGES, measure_windowed
+from benchmarks.rows.latency import Pacing
+from benchmarks.rows.matching import CLIENTS
+from benchmarks.rows.row import FULL, QUICK, Measurement, Row, Scale, Target
+from benchmarks.rows.throughput import measure_qos0
 
 PEER_NAMES: Final = ("penstock", "mosquitto")
 DATA_FILE: Final = ROOT / "docs/images/curves.json"

@@ -28,9 +28,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from benchmarks import throughput
-from benchmarks.acknowledged import INFLIGHT_MESSAGES
-from benchmarks.load import Load
+from benchmarks.loads.load import Load
+from benchmarks.loads.stream import Shape
+from benchmarks.loads.windowed import Plan, WindowedLoad
 from benchmarks.paired import Bursts, Interval, interval_of, measure_start
 from benchmarks.peers import (
     PEERS,
@@ -39,8 +39,8 @@ from benchmarks.peers import (
     penstock_peer,
 )
 from benchmarks.program import Program, Quick, choose, describe_run, tell
-from benchmarks.stream import Shape
-from benchmarks.windowed import Plan, WindowedLoad
+from benchmarks.rows import throughput
+from benchmarks.rows.acknowledged import INFLIGHT_MESSAGES
 from penstock.broker.link import Link, TcpLook
 from penstock.broker.message import Message
 from penstock.plugins.withholding.config import WithholdingConfig

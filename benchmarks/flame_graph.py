@@ -35,7 +35,7 @@ from benchmarks.__main__ import ROWS
 from benchmarks.errors import BenchmarkError
 from benchmarks.peers import PEERS, RunningPeer, running
 from benchmarks.program import Program, choose, describe_run
-from benchmarks.rows import FULL, Measurement, Row, Scale
+from benchmarks.rows.row import FULL, Measurement, Row, Scale
 from penstock.netem.runs.broker_process import find_program
 
 SAMPLES_PER_SECOND: Final = 200

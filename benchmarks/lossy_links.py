@@ -38,7 +38,7 @@ import typer
 import yaml
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.lossy_load import PORT, STREAMS, read_arrivals
+from benchmarks.loads.lossy_load import PORT, STREAMS, read_arrivals
 from benchmarks.lossy_report import Outcome, compare, to_markdown, verdict
 from benchmarks.peers import EXAMPLE_POLICY, without_queue_limits
 from benchmarks.program import JsonFile, Program, choose, describe_run, tell, write_json
@@ -238,7 +238,7 @@ class Site:
         return BenchmarkError(f"{self.name}: the {name} has failed: {words}")
 
     def _start_load(self, name: str, host: Host, *words: str) -> None:
-        self._start(name, host, [sys.executable, "-m", "benchmarks.lossy_load", *words])
+        self._start(name, host, [sys.executable, "-m", "benchmarks.loads.lossy_load", *words])
 
     def _start(self, name: str, host: Host, command: list[str]) -> None:
         with (self._directory / f"{name}.log").open("wb") as log:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from benchmarks.lossy_load import LARGE, SMALL, STREAMS, Arrival
+from benchmarks.loads.lossy_load import LARGE, SMALL, STREAMS, Arrival
 from penstock.netem.links.profiles import GOOD
 
 THE_PAPERS: Final = ("conservative", "probabilistic", "historic")

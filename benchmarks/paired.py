@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.errors import BenchmarkError
+from benchmarks.loads.wire import WireError
 from benchmarks.peers import Peer, RunningPeer, running
-from benchmarks.rates import Runnable
-from benchmarks.wire import WireError
+from benchmarks.rows.rates import Runnable
 
 _PROCESSOR_CLOCK: Final = 2
 """CPUCLOCK_SCHED of Linux: what the scheduler counted, in nanoseconds, for all threads."""

@@ -217,7 +217,7 @@ def _amqtt(directory: Path, setting: Setting) -> list[str]:
 
 
 def _relay(_directory: Path, setting: Setting) -> list[str]:
-    command = [sys.executable, "-m", "benchmarks.relay", str(setting.port)]
+    command = [sys.executable, "-m", "benchmarks.loads.relay", str(setting.port)]
     if (certificate := setting.certificate) is not None:
         command += [str(certificate.certificate_file), str(certificate.key_file)]
     return command

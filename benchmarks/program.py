@@ -17,8 +17,8 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
+from benchmarks.loads.wire import WireError
 from benchmarks.peers import Peer
-from benchmarks.wire import WireError
 from penstock.netem.errors import NetemError, RunError
 from penstock.netem.runs.provenance import commit, machine, python
 

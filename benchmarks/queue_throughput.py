@@ -39,7 +39,7 @@ import typer
 import uvloop
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.gateway import FILE, gateway
+from benchmarks.loads.gateway import FILE, gateway
 from benchmarks.program import (
     DEFAULT_REPEATS,
     JsonFile,

@@ -23,14 +23,14 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.program import DEFAULT_REPEATS, Program, Quick, Repeats, describe_run, tell
-from benchmarks.wire import (
+from benchmarks.loads.wire import (
     connect_packet,
     expect,
     publish_packet,
     receive_exactly,
     subscribe_packet,
 )
+from benchmarks.program import DEFAULT_REPEATS, Program, Quick, Repeats, describe_run, tell
 from penstock.netem.runs.broker_process import (
     ANONYMOUS,
     RunningBroker,

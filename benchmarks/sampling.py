@@ -25,8 +25,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import wire
 from benchmarks.errors import BenchmarkError
+from benchmarks.loads import wire
 from benchmarks.peers import Peer, Setting, allow_open_files, running
 from benchmarks.program import DEFAULT_REPEATS, Program, Quick, Repeats, describe_run, tell
 from penstock.netem.runs.broker_process import ANONYMOUS, penstock_command

@@ -36,7 +36,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from benchmarks import wire
+from benchmarks.loads import wire
 from benchmarks.lossy_report import quantile
 from benchmarks.peers import (
     PEERS,

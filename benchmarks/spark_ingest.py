@@ -39,7 +39,7 @@ import typer
 from pyarrow import parquet
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.gateway import gateway
+from benchmarks.loads.gateway import gateway
 from benchmarks.program import (
     DEFAULT_REPEATS,
     JsonFile,

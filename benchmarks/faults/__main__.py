@@ -23,10 +23,10 @@ from benchmarks.faults.memory import MEMORY
 from benchmarks.faults.silence import SILENCE
 from benchmarks.faults.subject import subject
 from benchmarks.faults.users import GUESSING, REVOKED
+from benchmarks.loads.wire import WireError
 from benchmarks.peers import PEERS, allow_open_files
 from benchmarks.program import JsonFile, Program, choose, describe_run, tell, write_json
-from benchmarks.report import format_value
-from benchmarks.wire import WireError
+from benchmarks.rows.report import format_value
 from penstock.netem.errors import NetemError
 
 FAULTS: Final = {

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Final
 
-from benchmarks import wire
 from benchmarks.faults.case import Effort, Fault, Finding
 from benchmarks.faults.subject import Subject
+from benchmarks.loads import wire
 
 OPEN_FILES: Final = 256
 N_CLIENTS: Final = 600

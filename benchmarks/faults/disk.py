@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Final
 
-from benchmarks import wire
 from benchmarks.faults.case import PENSTOCK, Effort, Fault, Finding
 from benchmarks.faults.subject import Subject
+from benchmarks.loads import wire
 from penstock.netem.errors import RunError
 
 N_MESSAGES: Final = 4_000

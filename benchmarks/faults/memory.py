@@ -13,9 +13,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
-from benchmarks import wire
 from benchmarks.faults.case import Effort, Fault, Finding
 from benchmarks.faults.subject import Subject
+from benchmarks.loads import wire
 
 LIMIT_BYTES: Final = 128 * 1024 * 1024
 LIMIT_SCALE: Final = 10.0

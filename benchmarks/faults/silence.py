@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Final
 
-from benchmarks import wire
 from benchmarks.faults.case import Effort, Fault, Finding
 from benchmarks.faults.subject import Subject
+from benchmarks.loads import wire
 
 N_CLIENTS: Final = 200
 KEEP_ALIVE_SECONDS: Final = 2

@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from benchmarks import wire
 from benchmarks.faults.case import Effort, Fault, Finding
 from benchmarks.faults.subject import Subject
+from benchmarks.loads import wire
 from penstock.netem.runs.broker_process import ANONYMOUS, find_program
 
 N_CLIENTS: Final = 50

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import bystanders
 from benchmarks.bystanders import CASES, Found, main, measure, overlapping_filters, to_markdown
-from benchmarks.latency import Lateness
+from benchmarks.rows.latency import Lateness
 from penstock.broker.mqtt.topics import matches
 
 

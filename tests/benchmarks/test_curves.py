@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import curves
 from benchmarks.curves import CURVES, PEER_NAMES, filters_shape
-from benchmarks.stream import Traffic
+from benchmarks.loads.stream import Traffic
 
 PNG = b"\x89PNG"
 

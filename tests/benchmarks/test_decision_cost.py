@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import acknowledged, decision_cost, throughput
+from benchmarks import decision_cost
 from benchmarks.decision_cost import (
     COMPARISONS,
     POLICIES,
@@ -13,6 +13,7 @@ from benchmarks.decision_cost import (
 )
 from benchmarks.errors import BenchmarkError
 from benchmarks.paired import Interval
+from benchmarks.rows import acknowledged, throughput
 from penstock.plugins.withholding.config import WithholdingConfig
 from penstock.plugins.withholding.gate import WithholdingGate
 from penstock.plugins.withholding.history import MAX_LENGTHS

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.lossy_load import Arrival
+from benchmarks.loads.lossy_load import Arrival
 from benchmarks.lossy_report import (
     FEW_PIECES,
     Outcome,

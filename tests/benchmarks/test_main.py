@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import __main__ as program
 from benchmarks.peers import PEERS, Peer
-from benchmarks.rows import Measurement, Row, Scale
+from benchmarks.rows.row import Measurement, Row, Scale
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_further_broker_is_measured_by_its_command(
 ) -> None:
     """A broker that nobody here knows stands in the table beside the others."""
     monkeypatch.setattr(program, "QUICK", Scale(seconds=0.02, warm_up_messages=100))
-    relay = f"relay@1.0={sys.executable} -m benchmarks.relay {{port}}"
+    relay = f"relay@1.0={sys.executable} -m benchmarks.loads.relay {{port}}"
     arguments = ["--rows", "qos0_1to1", "--quick", "--command", relay]
     assert program.main([*arguments, "--peers", "mosquitto"]) == 0
     shown = capfd.readouterr()

@@ -9,12 +9,12 @@ from typing import Self
 
 import pytest
 
-from benchmarks import wire
 from benchmarks.errors import BenchmarkError
+from benchmarks.loads import wire
+from benchmarks.loads.wire import WireError
 from benchmarks.paired import Bursts, Interval, interval_of, measure_start, processor_seconds
 from benchmarks.peers import PEERS, RunningPeer
-from benchmarks.rates import Run
-from benchmarks.wire import WireError
+from benchmarks.rows.rates import Run
 
 
 class Connects:

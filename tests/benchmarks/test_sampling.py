@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import sampling, wire
+from benchmarks import sampling
+from benchmarks.loads import wire
 from benchmarks.sampling import main
 
 

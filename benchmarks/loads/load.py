@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import IO, Any, Self, cast
 
 from benchmarks.errors import BenchmarkError
+from benchmarks.loads.stream import Shape
 from benchmarks.peers import ROOT, RunningPeer
-from benchmarks.rates import Run
-from benchmarks.stream import Shape
+from benchmarks.rows.rates import Run
 
 
 class Side:
@@ -83,8 +83,8 @@ class Load:
             "" if certificate is None else certificate.authority_file,
         )
         try:
-            self._receiving = self._start("benchmarks.subscribers", *arguments)
-            self._sending = self._start("benchmarks.publisher", *arguments)
+            self._receiving = self._start("benchmarks.loads.subscribers", *arguments)
+            self._sending = self._start("benchmarks.loads.publisher", *arguments)
         except BenchmarkError:
             self.close()
             raise

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from benchmarks.peers import RunningPeer
-from benchmarks.rows import Measurement, Scale
+from benchmarks.rows.row import Measurement, Scale
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, Protocol, Self
 
-from benchmarks import wire
-from benchmarks.rates import Run
+from benchmarks.loads import wire
+from benchmarks.rows.rates import Run
 
 BUFFER_BYTES: Final = 1 << 17
 SEND_BUFFER_BYTES: Final = 1 << 20

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from benchmarks.paced import Schedule, packet, quantile, receive_schedule
-from benchmarks.wire import WireError
+from benchmarks.loads.paced import Schedule, packet, quantile, receive_schedule
+from benchmarks.loads.wire import WireError
 
 TIMES = Schedule(clients=3, interval_seconds=0.1, seconds=1.0).times()
 

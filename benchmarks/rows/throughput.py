@@ -18,11 +18,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from benchmarks.load import Load
+from benchmarks.loads.load import Load
+from benchmarks.loads.stream import Shape
 from benchmarks.peers import RunningPeer
-from benchmarks.rates import measure_run
-from benchmarks.rows import Measurement, Row, Scale, Target
-from benchmarks.stream import Shape
+from benchmarks.rows.rates import measure_run
+from benchmarks.rows.row import Measurement, Row, Scale, Target
 
 UNIFORM: Final = Shape(least_bytes=100, most_bytes=100)
 MIXED: Final = Shape(least_bytes=50, most_bytes=150, topics=20)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.__main__ import ROWS
-from benchmarks.report import (
+from benchmarks.rows.report import (
     Result,
     conclude,
     format_value,
@@ -12,7 +12,7 @@ from benchmarks.report import (
     results_of,
     to_markdown,
 )
-from benchmarks.rows import Measurement, Target
+from benchmarks.rows.row import Measurement, Target
 
 ROW = ROWS["qos0_1to1"]
 OURS = Result(ROW, "penstock", [Measurement(300.0), Measurement(100.0), Measurement(900.0, lost=2)])

@@ -26,13 +26,13 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final, Self
 
-from benchmarks import wire
-from benchmarks.load import Load, Side
-from benchmarks.paced import Schedule
+from benchmarks.loads import wire
+from benchmarks.loads.load import Load, Side
+from benchmarks.loads.paced import Schedule
+from benchmarks.loads.stream import TOPIC_FILTER, Shape
 from benchmarks.peers import RunningPeer
-from benchmarks.rows import Figure, Measurement, Row, Scale, Target
-from benchmarks.stream import TOPIC_FILTER, Shape
-from benchmarks.throughput import UNIFORM
+from benchmarks.rows.row import Figure, Measurement, Row, Scale, Target
+from benchmarks.rows.throughput import UNIFORM
 
 LEAD_SECONDS: Final = 0.05
 """Between the word to start and the start: both processes have to be ready by then."""
@@ -87,7 +87,7 @@ class Pacing:
 
     def _start(self, stack: ExitStack, role: str, port: int) -> Side:
         described = json.dumps(asdict(self._schedule))
-        side = Side("benchmarks.paced", role, port, described)
+        side = Side("benchmarks.loads.paced", role, port, described)
         stack.callback(side.close)
         side.answer()
         return side
@@ -181,7 +181,7 @@ def flooded_subscriber(
     with wire.open_client(peer.port, "bench-flooded") as sock, ExitStack() as stack:
         wire.subscribe(sock, topic_filter, 0)
         sock.settimeout(chunk_seconds)
-        publisher = Side("benchmarks.publisher", peer.port, json.dumps(asdict(shape)), "")
+        publisher = Side("benchmarks.loads.publisher", peer.port, json.dumps(asdict(shape)), "")
         stack.callback(publisher.close)
         publisher.answer()
         publisher.stand_back()

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks import wire
+from benchmarks.loads import wire
 
 TOPIC: Final = "bench/paced"
 PAYLOAD_BYTES: Final = 64

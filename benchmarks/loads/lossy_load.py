@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.wire import (
+from benchmarks.loads.wire import (
     PUBACK,
     PUBLISH,
     PUBLISH_QOS1,

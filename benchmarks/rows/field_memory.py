@@ -20,10 +20,10 @@ import time
 from contextlib import ExitStack
 from typing import Final
 
-from benchmarks import wire
-from benchmarks.memory import MEGABYTE, RECEIVE_BUFFER_BYTES, PeakSampler, wait_until_steady
+from benchmarks.loads import wire
 from benchmarks.peers import RunningPeer
-from benchmarks.rows import Measurement, Row, Scale, Target
+from benchmarks.rows.memory import MEGABYTE, RECEIVE_BUFFER_BYTES, PeakSampler, wait_until_steady
+from benchmarks.rows.row import Measurement, Row, Scale, Target
 
 SUBSCRIBERS: Final = 77
 CONGESTED_BYTES_PER_SECOND: Final = 10_000

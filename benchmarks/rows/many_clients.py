@@ -20,10 +20,10 @@ from collections import deque
 from contextlib import ExitStack
 from typing import Final, Self
 
-from benchmarks import wire
+from benchmarks.loads import wire
 from benchmarks.peers import RunningPeer
-from benchmarks.rates import Meter, Run, measure_run
-from benchmarks.rows import Measurement, Row, Scale, Target
+from benchmarks.rows.rates import Meter, Run, measure_run
+from benchmarks.rows.row import Measurement, Row, Scale, Target
 
 PAYLOAD_BYTES: Final = 64
 VARIANTS: Final = 8

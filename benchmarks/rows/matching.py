@@ -12,12 +12,12 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Final
 
-from benchmarks import wire
-from benchmarks.load import Load
+from benchmarks.loads import wire
+from benchmarks.loads.load import Load
+from benchmarks.loads.stream import Shape, wildcard_filters
 from benchmarks.peers import RunningPeer
-from benchmarks.rates import Meter, measure_run
-from benchmarks.rows import Measurement, Row, Scale, Target
-from benchmarks.stream import Shape, wildcard_filters
+from benchmarks.rows.rates import Meter, measure_run
+from benchmarks.rows.row import Measurement, Row, Scale, Target
 
 CLIENTS: Final = 100
 FILTERS: Final = 10_000

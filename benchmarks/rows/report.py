@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from benchmarks.rows import Measurement, Row, Target
+from benchmarks.rows.row import Measurement, Row, Target
 
 OURS: Final = "penstock"
 STOCK: Final = "penstock-stock"

@@ -16,8 +16,8 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks import wire
-from benchmarks.stream import CHUNK_BYTES, Shape, Subscription, Traffic
+from benchmarks.loads import wire
+from benchmarks.loads.stream import CHUNK_BYTES, Shape, Subscription, Traffic
 
 WAKE_UP_BYTES: Final = 1 << 10
 """With this, mosquitto delivers most per processor second: with less, each of its packets wakes

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmarks import wire
-from benchmarks.windowed import Plan, Subscriber
+from benchmarks.loads import wire
+from benchmarks.loads.windowed import Plan, Subscriber
 
 PLAN = Plan(pairs=1, window=4, payload_bytes=10, qos=1)
 PAYLOADS = [bytes([i]) * 10 for i in range(8)]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from benchmarks.stream import (
+from benchmarks.loads.stream import (
     BLOCK_BYTES,
     CHUNK_BYTES,
     Shape,

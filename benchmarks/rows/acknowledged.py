@@ -13,11 +13,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from benchmarks import wire
+from benchmarks.loads import wire
+from benchmarks.loads.windowed import Plan, WindowedLoad
 from benchmarks.peers import RunningPeer
-from benchmarks.rates import measure_run
-from benchmarks.rows import Measurement, Row, Scale, Target
-from benchmarks.windowed import Plan, WindowedLoad
+from benchmarks.rows.rates import measure_run
+from benchmarks.rows.row import Measurement, Row, Scale, Target
 
 WAKE_UP_PACKETS: Final = 10
 """Of a window of 100: the other nine tenths keep the broker busy while a side sleeps."""

@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
-from benchmarks import wire
+from benchmarks.loads import wire
 from benchmarks.peers import RunningPeer
-from benchmarks.rows import Figure, Measurement, Row, Scale, Target
+from benchmarks.rows.row import Figure, Measurement, Row, Scale, Target
 
 TOPIC: Final = "bench/stalled"
 LATE_PAYLOAD_BYTES: Final = 100_000

@@ -15,8 +15,8 @@ import ssl
 import sys
 import time
 
-from benchmarks import wire
-from benchmarks.stream import Shape, Traffic
+from benchmarks.loads import wire
+from benchmarks.loads.stream import Shape, Traffic
 
 
 class Sending:

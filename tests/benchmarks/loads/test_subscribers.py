@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmarks import wire
-from benchmarks.stream import CHUNK_BYTES, TOPIC_FILTER, Shape, Traffic
-from benchmarks.subscribers import Subscriber, receive_run
+from benchmarks.loads import wire
+from benchmarks.loads.stream import CHUNK_BYTES, TOPIC_FILTER, Shape, Traffic
+from benchmarks.loads.subscribers import Subscriber, receive_run
 from tests.helpers.process import SECONDS
 
 SUBSCRIPTION = Traffic(Shape(least_bytes=8, most_bytes=12, topics=3)).subscriptions[0]

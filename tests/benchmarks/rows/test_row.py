@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.__main__ import ROWS, measure
 from benchmarks.peers import PEERS, RunningPeer, running
-from benchmarks.rows import Measurement, Row, Scale
+from benchmarks.rows.row import Measurement, Row, Scale
 
 TINY: Final = Scale(
     seconds=0.02,

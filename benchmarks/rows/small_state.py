@@ -18,13 +18,13 @@ import socket
 from contextlib import ExitStack
 from typing import Final
 
-from benchmarks import wire
 from benchmarks.errors import BenchmarkError
-from benchmarks.memory import wait_until_steady
+from benchmarks.loads import wire
+from benchmarks.loads.stream import wildcard_filters
+from benchmarks.loads.windowed import Plan, Publisher, Subscriber, serve
 from benchmarks.peers import RunningPeer
-from benchmarks.rows import Figure, Measurement, Row, Scale, Target
-from benchmarks.stream import wildcard_filters
-from benchmarks.windowed import Plan, Publisher, Subscriber, serve
+from benchmarks.rows.memory import wait_until_steady
+from benchmarks.rows.row import Figure, Measurement, Row, Scale, Target
 
 KEEP_ALIVE_SECONDS: Final = 600
 SPARE_FILES: Final = 200

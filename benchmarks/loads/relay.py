@@ -17,7 +17,7 @@ import ssl
 import sys
 from typing import Any, Final
 
-from benchmarks import wire
+from benchmarks.loads import wire
 
 BUFFER_BYTES: Final = 1 << 18
 HEAD_BYTES: Final = 256

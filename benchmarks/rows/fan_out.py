@@ -16,10 +16,10 @@ import time
 from contextlib import ExitStack
 from typing import Final
 
-from benchmarks import wire
+from benchmarks.loads import wire
 from benchmarks.peers import RunningPeer
-from benchmarks.rates import Meter
-from benchmarks.rows import Measurement, Row, Scale, Target
+from benchmarks.rows.rates import Meter
+from benchmarks.rows.row import Measurement, Row, Scale, Target
 
 PAYLOAD_BYTES: Final = 1 << 20
 MEGABYTE: Final = 1_000_000

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks import wire
+from benchmarks.loads import wire
 
 BLOCK_BYTES: Final = 1 << 20
 """What one call sends: large enough that calls do not count, small enough for the cache."""

@@ -1,0 +1,1 @@
+"""The rows of ``penstock bench``: each asks every peer one question."""
