@@ -82,7 +82,6 @@ class Server:
         self._host: AmqttHost | None = None
         self._state: PersistentState | None = None
         self._plugins = LoadedPlugins()
-        self._started_plugins: list[str] = []
         self._listeners: Mapping[str, Listener] = {}
         self._listening: list[Listening] = []
         self._reception: Reception

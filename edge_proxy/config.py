@@ -168,20 +168,17 @@ def load_proxy_config(path: str | Path) -> ProxyConfig:
     Raises:
         ConfigError: with every wrong place that was found.
     """
-    return _checked(read_mapping(path), str(path))
+    return parse_proxy_config(read_mapping(path), str(path))
 
 
-def parse_proxy_config(text: str, file: str) -> ProxyConfig:
-    """Check a proxy file given as YAML text.
+def parse_proxy_config(document: str | Mapping[str, Any], file: str) -> ProxyConfig:
+    """Check a proxy file given as YAML text or as a mapping.
 
     Raises:
         ConfigError: as `load_proxy_config`.
     """
-    return _checked(parse_mapping(text, file), file)
-
-
-def _checked(document: Mapping[str, Any], file: str) -> ProxyConfig:
-    keys = validate_config(ProxyKeys, document, file, "")
+    mapping = parse_mapping(document, file) if isinstance(document, str) else document
+    keys = validate_config(ProxyKeys, mapping, file, "")
     listen_host, listen_port = _split(keys.listener.bind)
     broker_host, broker_port = _split(keys.upstream.address)
     assert broker_host is not None  # noqa: S101 (checked by UpstreamKeys)

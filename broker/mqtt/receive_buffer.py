@@ -13,7 +13,6 @@ comes, as to join 16 MB takes 15 ms, in which nobody is served.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from io import BytesIO
 
 from penstock.broker.errors import MalformedPacketError, ProtocolError
@@ -145,31 +144,6 @@ class ReceiveBuffer:
             self._large.write(tail)
         else:
             self._chunks.append(tail)
-
-    def frames(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield (first byte, body) of each whole frame, then keep the rest.
-
-        To be run to its end: the rest is kept only then.
-
-        Args:
-            data: what `receive_data` returned last.
-
-        Raises:
-            MalformedPacketError: as `unread`.
-            ProtocolError: as `unread`, for whole frames too.
-        """
-        position = 0
-        size = len(data)
-        while position < size:
-            body_start, body_bytes = read_remaining_length(data, position)
-            end = body_start + body_bytes
-            if not body_start or end > size:
-                break
-            if end - position > self._maximum_packet_size:
-                raise packet_too_large(end - position, self._maximum_packet_size)
-            yield data[position], data[body_start:end]
-            position = end
-        self.unread(data, position)
 
 
 def read_remaining_length(data: bytes, position: int) -> tuple[int, int]:

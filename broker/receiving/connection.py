@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.broker import run_now
 from penstock.broker.counters import count
 from penstock.broker.errors import PeerError, ProtocolError
-from penstock.broker.mqtt.enums import MQTT_5, PacketType, ProtocolVersion
+from penstock.broker.mqtt.enums import MQTT_5, ProtocolVersion
 from penstock.broker.mqtt.packets import Disconnect
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
@@ -45,8 +45,6 @@ from penstock.broker.timers import Timer
 if TYPE_CHECKING:
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
-
-_CONNECT_BYTE: Final = PacketType.CONNECT << 4
 
 _NONE_INHERITED: Final[frozenset[int]] = frozenset()
 

@@ -48,10 +48,6 @@ class _Bucket:
         return missing if missing > _ROUNDING else 0.0
 
 
-def _bucket(rate: float | None, burst_seconds: float, now: float) -> _Bucket | None:
-    return None if rate is None else _Bucket(rate, max(1.0, rate * burst_seconds), now)
-
-
 class RateLimit:
     """One publisher's buckets.
 

@@ -235,13 +235,6 @@ class _Node(dict[str, "_Node"]):
             self.held = None
         return True
 
-    def subscriptions(self) -> Iterable[Subscription]:
-        """Return the subscriptions to the filter that ends here."""
-        held = self.held
-        if held is None:
-            return ()
-        return (held,) if isinstance(held, Subscription) else held.values()
-
     def is_empty(self) -> bool:
         return not self and self.held is None and not self.shares
 
@@ -454,11 +447,6 @@ class TopicTree:
                 return []
             node = below
         return list(node)
-
-    def match(self, topic: str) -> Iterator[Subscription]:
-        """Yield every subscription, none of them shared, whose filter matches a topic."""
-        for node in self._matching_nodes(topic):
-            yield from node.subscriptions()
 
     def subscriptions_of(self, session: Session, topic: str) -> list[Subscription]:
         """Return a session's own subscriptions, none of them shared, that match a topic.

@@ -15,16 +15,15 @@ from typing import NamedTuple
 _LAYOUT = struct.Struct(
     "="
     "7xB16x"  # 7 delivery_rate_app_limited, a bit
-    "I8xI"  # 24 unacked; 36 retrans
-    "28xII"  # 68 rtt; 72 rttvar
+    "I"  # 24 unacked
+    "40xII"  # 68 rtt; 72 rttvar
     "24xI"  # 100 total_retrans
     "16xQ"  # 120 bytes_acked
-    "16xII"  # 144 notsent_bytes; 148 min_rtt
-    "4xIQ"  # 156 data_segs_out; 160 delivery_rate
+    "16xI"  # 144 notsent_bytes
+    "8xIQ"  # 156 data_segs_out; 160 delivery_rate
 )
 _READ_BYTES = 256
 _APP_LIMITED_BIT = 0x01 if sys.byteorder == "little" else 0x80
-_NO_MIN_RTT = 0xFFFF_FFFF
 
 _IS_LINUX = sys.platform == "linux"
 _TCP_INFO = 11
@@ -41,10 +40,7 @@ class TcpInfo(NamedTuple):
     Attributes:
         rtt: smoothed RTT, seconds; 0 before the first sample.
         rttvar: its mean deviation, seconds.
-        min_rtt: least RTT of the last minutes (sysctl ``tcp_min_rtt_wlen``), seconds, or None
-            before the first sample.
         unacked: segments sent and not acknowledged.
-        retrans: retransmitted segments that are not acknowledged.
         total_retrans: retransmissions since the connection began.
         bytes_acked: bytes acknowledged since the connection began.
         notsent_bytes: bytes that the kernel has taken and never sent.
@@ -55,9 +51,7 @@ class TcpInfo(NamedTuple):
 
     rtt: float
     rttvar: float
-    min_rtt: float | None
     unacked: int
-    retrans: int
     total_retrans: int
     bytes_acked: int
     notsent_bytes: int
@@ -74,15 +68,13 @@ def parse_tcp_info(data: bytes) -> TcpInfo | None:
     """
     if len(data) < _LAYOUT.size:
         return None
-    flags, unacked, retrans, rtt, rttvar, total_retrans, acked, notsent, min_rtt, segs, rate = (
-        _LAYOUT.unpack_from(data)
+    flags, unacked, rtt, rttvar, total_retrans, acked, notsent, segs, rate = _LAYOUT.unpack_from(
+        data
     )
     return TcpInfo(
         rtt / 1e6,
         rttvar / 1e6,
-        None if min_rtt == _NO_MIN_RTT else min_rtt / 1e6,
         unacked,
-        retrans,
         total_retrans,
         acked,
         notsent,

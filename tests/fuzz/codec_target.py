@@ -9,6 +9,7 @@ from penstock.broker.errors import PeerError
 from penstock.broker.mqtt.reader import answer_version, read_packet
 from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.mqtt.writer import write_packet
+from tests.helpers.frames import frames_of
 
 MAXIMUM_PACKET_SIZE = 4096
 
@@ -42,7 +43,7 @@ def frames(received: bytes, step: int) -> list[tuple[int, bytes]]:
     try:
         for start in range(0, len(received), step):
             data = buffer.receive_data(received[start : start + step])
-            for frame in buffer.frames(data) if data else ():
+            for frame in frames_of(buffer, data) if data else ():
                 found.append(frame)  # noqa: PERF402 (what came before an error counts)
     except PeerError as error:
         assert error.reason_code >= 0x80  # noqa: PT017 (of the error, not that it comes)

@@ -18,6 +18,7 @@ from penstock.edge_proxy.config import ProxyLimits
 from penstock.edge_proxy.direction import Direction
 from penstock.edge_proxy.pair import Pair
 from penstock.edge_proxy.shared import Shared
+from tests.helpers.frames import frames_of
 
 UP = Direction.UPSTREAM
 DOWN = Direction.DOWNSTREAM
@@ -59,7 +60,7 @@ class SwitchGate(DeliveryGate):
 def packets_in(data: bytes, version: int) -> list[Packet]:
     """Return the packets that some bytes hold, all whole."""
     buffer = ReceiveBuffer(268_435_460)
-    packets = [read_packet(b, body, version) for b, body in buffer.frames(data)]
+    packets = [read_packet(b, body, version) for b, body in frames_of(buffer, data)]
     assert not buffer.pending_bytes, "the last packet is not whole"
     return packets
 

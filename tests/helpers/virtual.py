@@ -27,6 +27,7 @@ from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.receiving.connection import Connection
 from penstock.broker.sessions.core import Core
 from penstock.broker.sessions.session import Session
+from tests.helpers.frames import frames_of
 
 Kind = TypeVar("Kind")
 
@@ -160,7 +161,7 @@ class VirtualClient:
             self.room_bytes -= len(data)
             if self.room_bytes <= 0 and not self.connection.is_paused:
                 self.connection.pause_sending(self.broker.now)
-        for first_byte, body in self._buffer.frames(self._buffer.receive_data(data)):
+        for first_byte, body in frames_of(self._buffer, self._buffer.receive_data(data)):
             self.inbox.append(read_packet(first_byte, body, self.version))
         return bool(data)
 

@@ -23,6 +23,7 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.mqtt.writer import write_packet
+from tests.helpers.frames import frames_of
 
 SECONDS: Final = 30.0
 """The longest wait for something that must happen, on a machine that is busy."""
@@ -108,7 +109,7 @@ class WireClient:
                 data = await self.read()
                 if not data:
                     return None
-                frames = self._buffer.frames(self._buffer.receive_data(data))
+                frames = frames_of(self._buffer, self._buffer.receive_data(data))
                 self._packets += [read_packet(first, body, self.version) for first, body in frames]
         return self._packets.popleft()
 

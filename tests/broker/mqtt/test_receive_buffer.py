@@ -18,6 +18,7 @@ from penstock.broker.mqtt.receive_buffer import (
 from penstock.broker.mqtt.writer import write_packet
 from tests.broker.mqtt.strategies import packets
 from tests.broker.mqtt.vectors import VECTORS
+from tests.helpers.frames import frames_of
 
 LARGE = write_packet(Publish("t", bytes(range(256)) * 4096), 4)
 """A PUBLISH of one MiB."""
@@ -28,7 +29,7 @@ MAXIMUM = 2 * 1024 * 1024
 def read_all(buffer: ReceiveBuffer, chunk: bytes, version: int) -> list[Packet]:
     """Read the packets that a chunk completes."""
     data = buffer.receive_data(chunk)
-    return [read_packet(first_byte, body, version) for first_byte, body in buffer.frames(data)]
+    return [read_packet(first_byte, body, version) for first_byte, body in frames_of(buffer, data)]
 
 
 def chunks_of(data: bytes, size_bytes: int) -> list[bytes]:
@@ -101,7 +102,7 @@ def test_large_frame_is_handed_out_at_once(payload_bytes: int, size_bytes: int) 
     frame = write_packet(Publish("t", bytes(range(256)) * (payload_bytes // 256)), 4)
     buffer = ReceiveBuffer(len(frame))
     first, *others, last = chunks_of(frame, size_bytes)
-    assert list(buffer.frames(buffer.receive_data(first))) == []
+    assert list(frames_of(buffer, buffer.receive_data(first))) == []
     kept = size_bytes
     for chunk in others:
         assert buffer.receive_data(chunk) == b""
@@ -204,8 +205,8 @@ def test_small_rest_does_not_keep_a_large_chunk() -> None:
 def test_frame_of_the_largest_size_is_taken() -> None:
     """The limit is on the whole packet, and is itself allowed."""
     buffer = ReceiveBuffer(len(LARGE))
-    assert [first for first, _ in buffer.frames(buffer.receive_data(LARGE))] == [0x30]
-    assert list(buffer.frames(buffer.receive_data(LARGE[:10]))) == []
+    assert [first for first, _ in frames_of(buffer, buffer.receive_data(LARGE))] == [0x30]
+    assert list(frames_of(buffer, buffer.receive_data(LARGE[:10]))) == []
     assert buffer.receive_data(LARGE[10:]) == LARGE
 
 
@@ -213,14 +214,14 @@ def test_frame_too_large_is_refused_when_it_is_announced() -> None:
     """The header is enough to refuse a packet (3.1.2.11.4)."""
     buffer = ReceiveBuffer(len(LARGE) - 1)
     with pytest.raises(ProtocolError, match=r"allowed: at most 1048582") as refusal:
-        list(buffer.frames(buffer.receive_data(LARGE[:4])))
+        list(frames_of(buffer, buffer.receive_data(LARGE[:4])))
     assert refusal.value.reason_code == ReasonCode.PACKET_TOO_LARGE
 
 
 def test_whole_frame_too_large_is_refused() -> None:
     """The limit holds for frames that came in one chunk, and not for those before."""
     buffer = ReceiveBuffer(len(SMALL))
-    frames = buffer.frames(SMALL + write_packet(Publish("t", b"xy"), 4))
+    frames = frames_of(buffer, SMALL + write_packet(Publish("t", b"xy"), 4))
     assert next(frames) == (0x30, SMALL[2:])
     with pytest.raises(ProtocolError) as refusal:
         next(frames)
@@ -232,7 +233,7 @@ def test_length_of_five_bytes_is_malformed(data: bytes) -> None:
     """A Remaining Length has four bytes at most (2.1.4)."""
     buffer = ReceiveBuffer(MAXIMUM)
     with pytest.raises(MalformedPacketError):
-        list(buffer.frames(data))
+        list(frames_of(buffer, data))
     with pytest.raises(MalformedPacketError):
         buffer.unread(data, 0)
 
@@ -264,7 +265,7 @@ def test_random_bytes_raise_only_errors_of_the_peer(chunks: list[bytes]) -> None
     position = 0
     try:
         for chunk in chunks:
-            for first_byte, body in buffer.frames(buffer.receive_data(chunk)):
+            for first_byte, body in frames_of(buffer, buffer.receive_data(chunk)):
                 assert first_byte == stream[position]
                 position, size_bytes = read_remaining_length(stream, position)
                 assert body == stream[position : position + size_bytes]

@@ -9,6 +9,7 @@ from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.sessions.message_run import MessageRun
+from tests.helpers.frames import frames_of
 
 MESSAGES = [("a", b"1"), ("a", b"2"), ("long/topic", b"x" * 200), ("a", b""), ("a", b"")]
 SEGMENTS = [2, 1, 2]
@@ -43,7 +44,7 @@ def test_packets_get_identifiers_that_follow_each_other(version: int) -> None:
     """Nothing else of them changes."""
     data = make_run(version).renumbered(254)
     buffer = ReceiveBuffer(1000)
-    packets = [read_packet(first, body, version) for first, body in buffer.frames(bytes(data))]
+    packets = [read_packet(first, body, version) for first, body in frames_of(buffer, bytes(data))]
     assert packets == [
         Publish(topic, payload, qos=1, packet_id=254 + index)
         for index, (topic, payload) in enumerate(MESSAGES)

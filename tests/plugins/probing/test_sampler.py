@@ -545,7 +545,7 @@ def counting(*events: tuple[str, float, float]) -> float:
     path = SubscriberPath(ProbingConfig())
     for source, rtt, now in events:
         if source == KERNEL:
-            path.take_kernel(TcpInfo(rtt, 0.01, None, 0, 0, 0, 0, 0, 0, 0, False), now)
+            path.take_kernel(TcpInfo(rtt, 0.01, 0, 0, 0, 0, 0, 0, False), now)
         else:
             path.source(source).add(rtt, 100, now)
     newest = path.newest(60.0, 10.0)
