@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 
@@ -76,19 +75,3 @@ class ConfigError(PenstockError):
         super().__init__("\n".join(f"{file}: {problem}" for problem in problems))
         self.file = file
         self.problems = problems
-
-
-OLD_NAMES: Final = ("broker", "edge_proxy", "models", "netem", "plugins", "spark_bridge")
-"""Packages that a plugin must import from `penstock`, not as top-level names."""
-
-
-def import_hint(error: BaseException | None) -> str:
-    """Return what to import in place of a top-level name of `OLD_NAMES`; "" for other errors.
-
-    Args:
-        error: raised by the import of a plugin.
-    """
-    name = getattr(error, "name", None)
-    if not isinstance(error, ImportError) or str(name).partition(".")[0] not in OLD_NAMES:
-        return ""
-    return f"; Penstock's own packages are below penstock: import penstock.{name}"

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from penstock.broker.access_control import AccessControl, Authenticator
 from penstock.broker.config.policy import suggest, validate_config
 from penstock.broker.contracts import breaches, callback_breaches
-from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError, import_hint
+from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.events import Callbacks
 from penstock.broker.extensions import (
     ClientReports,
@@ -28,6 +28,7 @@ from penstock.broker.extensions import (
     PluginContext,
 )
 from penstock.broker.faults import Guard
+from penstock.broker.old_names import import_hint
 
 ENTRY_POINT_GROUP = "penstock.plugins"
 

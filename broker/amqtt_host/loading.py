@@ -25,7 +25,8 @@ from dacite.exceptions import (
 
 from penstock.broker.config.checked_yaml import show
 from penstock.broker.config.policy import Policy, suggest
-from penstock.broker.errors import ConfigError, ConfigProblem, import_hint
+from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.old_names import import_hint
 
 NAMESPACE: Final = "amqtt.broker.plugins"
 """aMQTT's name for its broker's loggers and its group of entry points."""
@@ -127,7 +128,7 @@ def _problems(path: str, plugin_path: str, error: Exception) -> list[ConfigProbl
             return [ConfigProblem(place, show(cause.value), allowed)]
     if isinstance(error, PluginImportError):
         allowed = "the dotted path of a plugin that can be imported"
-        read = _causes(cause or error) + import_hint(cause)
+        read = _causes(cause or error) + import_hint(cause, plugin_path.rpartition(".")[0])
         return [ConfigProblem(path, read, allowed)]
     if isinstance(error, PluginInitError):
         return [ConfigProblem(path, _causes(cause or error), "a configuration it can start with")]

@@ -39,6 +39,7 @@ CONTRACT: Final = frozenset(
         "faults",
         "link",
         "message",
+        "old_names",
         "payload",
         "records",
         "run_now",

@@ -54,13 +54,29 @@ async def test_a_plugin_in_the_users_folder_plugins_is_hosted(
             assert await client.subscribe("t") == 0
 
 
-def test_a_name_of_before_is_told_beside_the_new_one(tmp_path: Path) -> None:
-    """A user's plugin that imports `broker` ends the start; the line says what to write."""
-    (tmp_path / "mine.py").write_text("from broker.extensions import Plugin\n")
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("broker.extensions", "penstock.broker.extensions"),
+        ("plugins.withholding.policies", "penstock.plugins.withholding.policies"),
+        ("penstock.broker.session_journal", "penstock.broker.durable.session_journal"),
+    ],
+)
+def test_a_name_of_before_is_told_beside_the_new_one(tmp_path: Path, old: str, new: str) -> None:
+    """A user's aMQTT plugin that imports it ends the start; the line says what to write."""
+    (tmp_path / "mine.py").write_text(f"from {old} import X\n")
     broker = BrokerProcess(anonymous_policy(plugins={"mine.Bell": {}}), tmp_path)
     assert broker.wait() == 2
     assert "plugins.mine.Bell: " in broker.log
-    assert "below penstock: import penstock.broker" in broker.log
+    assert f": import {new};" in broker.log
+
+
+def test_an_amqtt_file_with_a_name_of_before_is_told_the_new_one(tmp_path: Path) -> None:
+    """A dotted path of ours in the file itself."""
+    plugins: dict[str, Any] = {"plugins.queue.client.QueueClient": {}}
+    broker = BrokerProcess(anonymous_policy(plugins=plugins), tmp_path)
+    assert broker.wait() == 2
+    assert ": import penstock.plugins.queue.client;" in broker.log
 
 
 @pytest.mark.parametrize("program", [name for name in PROGRAMS if name != "bench"])
