@@ -45,8 +45,8 @@ class Message(Storable):
             early where no sink gets it.
         expires_at: monotonic seconds, or None where it never expires (MQTT 5.0, 3.3.2.3.3).
         properties: PUBLISH properties that subscribers get; empty for most messages.
-        encoded_properties: encoding of those properties that are the same for all subscribers,
-            after their length; set when the message is first sent with properties; see
+        encoded_properties: those properties that are the same for all subscribers, encoded with
+            their length before them; set when the message is first sent with properties; see
             `penstock.broker.sending.outgoing_properties`.
         publisher: Client Identifier of the publisher; "" for the broker itself.
         more_bytes: what counts towards limits of bytes besides the payload: properties that are not

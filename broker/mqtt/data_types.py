@@ -1,8 +1,8 @@
 """The data types of the wire format (MQTT 5.0 section 1.5; MQTT 3.1.1 has the first four).
 
 Each reader takes the bytes of one packet and a position, and returns the value and the position
-after it. It raises `MalformedPacketError` where the bytes end too early or are not of the type.
-Each writer returns bytes and raises ValueError where the value does not fit the type.
+after it. It raises `MalformedPacketError` where the bytes are truncated or not of the type. Each
+writer returns bytes and raises ValueError where the value does not fit the type.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from penstock.broker.errors import MalformedPacketError
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MAX_STRING_BYTES
 
 Buffer: TypeAlias = "bytes | memoryview"
-"""What packets are read from."""
+"""The bytes of packets."""
 
 
 def read_byte(data: Buffer, start: int) -> tuple[int, int]:
@@ -66,7 +66,7 @@ def read_utf8_string(data: Buffer, start: int) -> tuple[str, int]:
 
     Raises:
         MalformedPacketError: it is not UTF-8, encodes a surrogate [MQTT-1.5.4-1] or U+0000
-            [MQTT-1.5.4-2], or ends too early.
+            [MQTT-1.5.4-2], or is truncated.
     """
     begin = start + 2
     if begin > len(data):
@@ -171,5 +171,5 @@ def _write_integer(value: int, size_bytes: int) -> bytes:
 
 
 def _truncated(kind: str, start: int) -> MalformedPacketError:
-    """Return the error for a value that goes on after the end of its packet."""
+    """Return the error for a value that is truncated by the end of its packet."""
     return MalformedPacketError(f"{kind} at byte {start} goes on after the end of the packet")

@@ -7,7 +7,7 @@ SUBACK.
 
 A packet id of 0 stands for none [MQTT-2.2.1-2].
 
-PUBLISH and its answers, and what each connection begins and ends with, are immutable by agreement
+PUBLISH and its answers, and the first and last packets of a connection, are immutable by agreement
 and not frozen: there is one for each message or client, and a frozen one takes three times as long
 to build.
 """
@@ -44,16 +44,16 @@ class Connect:
     """A client asks for a connection (section 3.1).
 
     Attributes:
-        client_id: Client Identifier; "" asks the server to assign one. That MQTT 3.1.1 allows
-            this with `clean_start` only [MQTT-3.1.3-8] is for the server to answer.
+        client_id: Client Identifier; "" asks the server to assign one. MQTT 3.1.1 allows this with
+            `clean_start` only [MQTT-3.1.3-8], which the server checks.
         protocol_version: 3 (MQTT 3.1), 4 (MQTT 3.1.1) or 5.
         clean_start: Clean Start, or Clean Session in MQTT 3.1.1.
         keep_alive: seconds, 0 to 65,535; 0 turns it off.
         username: User Name, or None.
         password: Password, or None; in MQTT 3.1.1 only together with a user name.
         will: the Will Message, or None.
-        is_bridge: the client is another broker's bridge, which its protocol level says by the
-            highest bit, as mosquitto and others that are not of MQTT 5.0 set it.
+        is_bridge: the client is another broker's bridge: the highest bit of its protocol level is
+            set, as mosquitto and others do below MQTT 5.0.
     """
 
     packet_type: ClassVar = PacketType.CONNECT
@@ -91,7 +91,7 @@ class Publish:
     """An Application Message (section 3.3).
 
     Attributes:
-        topic: Topic Name; "" where a Topic Alias stands for it.
+        topic: Topic Name; "" where a Topic Alias replaces it.
         payload: the Application Message's payload.
         qos: 0, 1 or 2.
         retain: RETAIN.
@@ -157,15 +157,15 @@ class PubComp:
 class SubscriptionRequest(NamedTuple):
     """A Topic Filter and its Subscription Options (3.8.3.1); MQTT 3.1.1 has only the QoS.
 
-    A tuple, as one SUBSCRIBE may have thousands: it is made in a third of the time.
+    A tuple, as one SUBSCRIBE may have thousands: it is built in a third of the time.
 
     Attributes:
         topic_filter: as sent, ``$share/NAME/`` included.
         qos: Maximum QoS.
         no_local: do not send back what this client publishes.
         retain_as_published: keep the RETAIN flag that messages were published with.
-        retain_handling: retained messages are sent 0: at each subscribe, 1: where the
-            subscription is new, 2: not at all.
+        retain_handling: retained messages are sent 0: at each SUBSCRIBE, 1: for a new subscription,
+            2: never.
     """
 
     topic_filter: str
@@ -177,7 +177,7 @@ class SubscriptionRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """A client asks for subscriptions, one at least [MQTT-3.8.3-2] (section 3.8)."""
+    """A client asks for subscriptions, at least one [MQTT-3.8.3-2] (section 3.8)."""
 
     packet_type: ClassVar = PacketType.SUBSCRIBE
 
@@ -199,7 +199,7 @@ class SubAck:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """A client gives up subscriptions, one at least [MQTT-3.10.3-2] (section 3.10)."""
+    """A client ends subscriptions, at least one [MQTT-3.10.3-2] (section 3.10)."""
 
     packet_type: ClassVar = PacketType.UNSUBSCRIBE
 
@@ -224,7 +224,7 @@ class UnsubAck:
 
 @dataclass(frozen=True, slots=True)
 class PingReq:
-    """A client asks for a sign of life (section 3.12)."""
+    """A client asks for a PINGRESP (section 3.12)."""
 
     packet_type: ClassVar = PacketType.PINGREQ
 

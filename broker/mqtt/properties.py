@@ -1,8 +1,8 @@
 """The properties of MQTT 5.0 (section 2.2.2): one table, one reader, one writer.
 
-A set of properties is a dict of names as the specification has them, in snake_case. Values are
-int, str or bytes; `user_property` is a list of (name, value) in their order, and
-`subscription_identifier` a list of int, since both may stand more than once.
+A set of properties is a dict of the specification's names, in snake_case. Values are int, str or
+bytes; `user_property` is a list of (name, value) in their order, and `subscription_identifier` a
+list of int, since both may occur more than once.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Properties: TypeAlias = Mapping[str, Any]
 Check: TypeAlias = Callable[[str, Any], None]
 
 WILL: Final = 0
-"""Carrier of the Will Properties, beside the packet types; no packet has type 0."""
+"""Carrier of the Will Properties, besides the packet types; no packet has type 0."""
 
 
 class DataType(NamedTuple):
-    """How values of one type are read and written."""
+    """Reader and writer of one type."""
 
     read: Callable[[Buffer, int], tuple[Any, int]]
     write: Callable[[Any], bytes]
@@ -51,8 +51,8 @@ class Property(NamedTuple):
         name: name in snake_case.
         data_type: type of its value.
         carriers: packet types that may carry it, and `WILL`.
-        check: raises `ProtocolError` for values of the type that are not allowed; None where
-            all are.
+        check: raises `ProtocolError` for values of the type that are not allowed; None where all
+            values are.
         repeats: whether one packet may hold several; the value is then a list.
     """
 
@@ -71,13 +71,13 @@ def _check_flag(name: str, value: int) -> None:
 
 
 def _check_not_zero(name: str, value: int) -> None:
-    """Allow all but 0."""
+    """Allow all values but 0."""
     if value == 0:
         raise ProtocolError(f"property {name}: read 0; allowed: 1 or more")
 
 
 def _check_topic_alias(name: str, value: int) -> None:
-    """Allow all but 0 [MQTT-3.3.2-8]."""
+    """Allow all values but 0 [MQTT-3.3.2-8]."""
     if value == 0:
         raise ProtocolError(
             f"property {name}: read 0; allowed: 1 or more", ReasonCode.TOPIC_ALIAS_INVALID
@@ -93,7 +93,7 @@ def _check_response_topic(name: str, value: str) -> None:
 
 
 def _table() -> tuple[Property, ...]:
-    """Return Table 2-4 of MQTT 5.0, with the limits of the sections it refers to."""
+    """Return Table 2-4 of MQTT 5.0, with the limits from the sections that it refers to."""
     p = PacketType
     acknowledgements = {p.PUBACK, p.PUBREC, p.PUBREL, p.PUBCOMP, p.SUBACK, p.UNSUBACK}
     message = frozenset({p.PUBLISH, WILL})
@@ -168,22 +168,22 @@ _BY_NAME: Final = {
 def read_properties(
     data: Buffer, start: int, carrier: int, most_properties: int = sys.maxsize
 ) -> tuple[dict[str, Any], int]:
-    """Read a Property Length and the properties that it announces.
+    """Read a Property Length and the properties after it.
 
     Args:
         data: bytes of the packet.
-        start: where the Property Length stands.
+        start: position of the Property Length.
         carrier: packet type, or `WILL`.
-        most_properties: User Properties that it may have. A server adds as many Subscription
-            Identifiers as subscriptions match; those of a client are counted by their bytes.
+        most_properties: maximum number of User Properties. A server adds as many Subscription
+            Identifiers as subscriptions match; those of a client are limited by their bytes.
 
     Returns:
         (properties, position after them).
 
     Raises:
-        MalformedPacketError: an identifier that is unknown or not for this carrier (2.2.2.2),
-            or a value that is not of its type or goes on after the Property Length.
-        ProtocolError: a property stands twice or too often, or its value is not allowed.
+        MalformedPacketError: an identifier that is unknown or not for this carrier (2.2.2.2), or a
+            value that is not of its type or extends beyond the Property Length.
+        ProtocolError: a property occurs twice or too often, or its value is not allowed.
     """
     size_bytes, position = data_types.read_variable_byte_integer(data, start)
     end = position + size_bytes
@@ -223,24 +223,24 @@ def read_properties(
 def _read_user_properties(
     data: Buffer, start: int, end: int, pairs: list[tuple[str, str]], most: int
 ) -> int:
-    """Read User Properties that follow each other, of which a packet may hold very many.
+    """Read successive User Properties, of which a packet may hold very many.
 
     Args:
         data: bytes of the packet.
-        start: where the identifier of the first stands.
-        end: where the properties end.
-        pairs: to which name and value of each are added.
-        most: no more are read once `pairs` has more.
+        start: position of the first identifier.
+        end: position after the properties.
+        pairs: gets name and value of each.
+        most: reading stops once `pairs` has more.
 
     Returns:
-        The position after the last that was read.
+        The position after the last one that was read.
 
     Raises:
         MalformedPacketError: one is not of its type.
     """
     position = start
     while position < end and data[position] == _USER_PROPERTY and len(pairs) <= most:
-        try:  # as `read_string_pair`, in a third of the time
+        try:  # inlined `read_string_pair`, in a third of the time
             name_at = position + 3
             name_end = name_at + (data[position + 1] << 8 | data[position + 2])
             value_at = name_end + 2
@@ -253,7 +253,7 @@ def _read_user_properties(
         except (IndexError, UnicodeDecodeError):
             is_good = False
         if not is_good:
-            data_types.read_string_pair(data, position + 1)  # says what is wrong
+            data_types.read_string_pair(data, position + 1)  # raises the specific error
             raise MalformedPacketError("the last property goes on after the property length")
         pairs.append((name, value))
         position = value_end
@@ -266,9 +266,9 @@ def read_publish_properties(
     """Read the properties of a PUBLISH.
 
     Args:
-        data: bytes that hold the packet; more may follow it, and the caller then checks that
-            the position returned is inside the packet.
-        start: where the Property Length stands.
+        data: bytes that hold the packet; if more bytes follow it, the caller checks that the
+            returned position is inside the packet.
+        start: position of the Property Length.
         most_properties: as in `read_properties`.
 
     Returns:
@@ -316,14 +316,14 @@ def write_properties(properties: Properties, carrier: int) -> bytes:
 
 
 def _unwanted(identifier: int, carrier: int) -> MalformedPacketError:
-    """Return the error for an identifier that this carrier may not hold (2.2.2.2)."""
+    """Return the error for an identifier that is not for this carrier (2.2.2.2)."""
     names = (row.name for row in PROPERTIES if row.identifier == identifier)
     what = next(names, f"0x{identifier:02X}")
     return MalformedPacketError(f"property {what} in {_carrier_name(carrier)} is not allowed")
 
 
 def _too_many(carrier: int, most_properties: int) -> ProtocolError:
-    """Return the error for more User Properties than are taken."""
+    """Return the error for too many User Properties."""
     return ProtocolError(
         f"{_carrier_name(carrier)}: more properties user_property than are allowed: "
         f"{most_properties}",
@@ -332,5 +332,5 @@ def _too_many(carrier: int, most_properties: int) -> ProtocolError:
 
 
 def _carrier_name(carrier: int) -> str:
-    """Return a carrier in words."""
+    """Return a carrier's name for errors."""
     return "will properties" if carrier == WILL else PacketType(carrier).name

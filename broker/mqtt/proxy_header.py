@@ -1,8 +1,8 @@
-"""The PROXY protocol, versions 1 and 2: who a connection behind a load balancer comes from.
+"""The PROXY protocol, versions 1 and 2: the client's address behind a load balancer.
 
 A proxy writes one header before the client's first byte (haproxy.org, "The PROXY protocol").
-Version 1 is a line of text, version 2 binary, with a checksum and what the proxy knows of the
-client's TLS where it sends them along.
+Version 1 is a line of text. Version 2 is binary, and may have a checksum and the proxy's
+information about the client's TLS.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 from penstock.broker.errors import PenstockError
 
 MAX_V1_BYTES: Final = 107
-"""Of a line with its end, by the specification (section 2.1)."""
+"""Of a line with its end, from the specification (section 2.1)."""
 
 MAX_V2_BYTES: Final = 16 + 4096
-"""Of a whole header. The addresses take at most 216; what stands behind them is short, though the
-format would let a stranger announce 64 KiB."""
+"""Of a whole header. The addresses take at most 216 bytes, and the extensions after them are short,
+though the format would let a stranger announce 64 KiB."""
 
 _SIGNATURE_1: Final = b"PROXY "
 _SIGNATURE_2: Final = b"\r\n\r\n\x00\r\nQUIT\n"
@@ -28,7 +28,7 @@ _PROXY: Final = 1
 _IPV4: Final = 1
 _IPV6: Final = 2
 _ADDRESS_BYTES: Final = {0: 0, _IPV4: 12, _IPV6: 36, 3: 216}
-"""Address family (unspecified, IPv4, IPv6, Unix) to the bytes its addresses take."""
+"""Address family (unspecified, IPv4, IPv6, Unix) to the bytes of its addresses."""
 
 _TLV_CRC32C: Final = 0x03
 _TLV_SSL: Final = 0x20
@@ -38,15 +38,15 @@ _CLIENT_CERTIFICATE: Final = 0x02 | 0x04
 
 
 class ProxyHeaderError(PenstockError):
-    """What a connection begins with is no header of the PROXY protocol."""
+    """A connection does not begin with a valid header of the PROXY protocol."""
 
 
 class ProxyHeader(NamedTuple):
     """A whole header.
 
     Attributes:
-        n_bytes: it takes; what follows is the client's.
-        address: of the client; "" where the proxy does not know it or speaks for itself.
+        n_bytes: its length; the bytes after it are the client's.
+        address: of the client; "" where the proxy does not know it or sends the header for itself.
         port: of the client, or 0.
         common_name: of the client's certificate, where the proxy has verified one; or None.
     """
@@ -58,16 +58,16 @@ class ProxyHeader(NamedTuple):
 
 
 def read_proxy_header(data: bytes) -> ProxyHeader | None:
-    """Read the header that a connection begins with.
+    """Read the header at the beginning of a connection.
 
     Args:
-        data: all bytes that have come so far.
+        data: all bytes received so far.
 
     Returns:
-        The header, or None where more must come to tell.
+        The header, or None where more bytes are needed.
 
     Raises:
-        ProxyHeaderError: this is none, or a broken one.
+        ProxyHeaderError: there is no header, or an invalid one.
     """
     beginning = data[: len(_SIGNATURE_2)]
     if _SIGNATURE_1.startswith(beginning[: len(_SIGNATURE_1)]):
@@ -85,7 +85,7 @@ def _read_version_1(data: bytes) -> ProxyHeader | None:
         return None
     n_bytes = len(line) + 2
     words = line.split(b" ")
-    if words[1] == b"UNKNOWN":  # and whatever follows it
+    if words[1] == b"UNKNOWN":  # the rest of the line is ignored
         return ProxyHeader(n_bytes)
     if words[1] not in (b"TCP4", b"TCP6") or len(words) != 6:
         raise ProxyHeaderError(f"version 1: read {line!r}; allowed: TCP4, TCP6 or UNKNOWN")
@@ -94,9 +94,9 @@ def _read_version_1(data: bytes) -> ProxyHeader | None:
     try:
         address = kind(source.decode("ascii"))
         kind(destination.decode("ascii"))
-    except ValueError as error:  # no ASCII is one, too
+    except ValueError as error:  # non-ASCII text raises a ValueError, too
         raise ProxyHeaderError(f"version 1: read {line!r}; allowed: two addresses") from error
-    if b"%" in line:  # an interface is no part of an address that comes from elsewhere
+    if b"%" in line:  # a remote address has no interface
         raise ProxyHeaderError(f"version 1: read {line!r}; allowed: addresses without a zone")
     for port in ports:
         if not port.isdigit() or len(port) > 5 or int(port) > 65_535:
@@ -135,10 +135,10 @@ def _read_version_2(data: bytes) -> ProxyHeader | None:
 
 
 def _read_extensions(header: bytes, start: int) -> str | None:
-    """Check what stands behind the addresses; return the common name of a verified certificate.
+    """Check the extensions after the addresses; return the common name of a verified certificate.
 
     Raises:
-        ProxyHeaderError: the checksum is wrong, or an extension reaches over the end.
+        ProxyHeaderError: the checksum is wrong, or an extension goes beyond the end.
     """
     common_name = None
     for kind, begin, end in _extensions(header, start, len(header)):
@@ -169,7 +169,7 @@ def _extensions(header: bytes, start: int, stop: int) -> list[tuple[int, int, in
     """Return (type, first byte of the value, end of the value) of each extension.
 
     Raises:
-        ProxyHeaderError: one reaches over the end.
+        ProxyHeaderError: one goes beyond the end.
     """
     found = []
     while start < stop:
@@ -196,7 +196,7 @@ _CRC32C: Final = _crc32c_table()
 
 
 def crc32c(data: bytes) -> int:
-    """Return the checksum with Castagnoli's polynomial (RFC 3720, B.4)."""
+    """Return the checksum with the Castagnoli polynomial (RFC 3720, B.4)."""
     value = 0xFFFFFFFF
     for byte in data:
         value = (value >> 8) ^ _CRC32C[(value ^ byte) & 0xFF]

@@ -1,9 +1,9 @@
 """Bytes to packets: a table of first bytes to `read_<packet>`.
 
-A packet that is returned keeps every rule that can be checked on it alone, of either direction.
-What depends on the connection is the caller's: which packets may come from this side and when,
+A returned packet complies with every rule that can be checked on it alone, in either direction. The
+caller checks what depends on the connection: which packets may come from this side and when,
 whether a client's PUBLISH may hold a Subscription Identifier [MQTT-3.3.4-6], the limits that the
-two sides have told each other. Only `PeerError` is raised, whatever the bytes.
+two sides have announced. Only `PeerError` is raised, whatever the bytes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ CONNACK_REASON_CODES: Final = (
     ReasonCode.BAD_USER_NAME_OR_PASSWORD,
     ReasonCode.NOT_AUTHORIZED,
 )
-"""What the return codes 0 to 5 of an MQTT 3.1.1 CONNACK say in MQTT 5.0."""
+"""MQTT 5.0 reason codes of the return codes 0 to 5 in an MQTT 3.1.1 CONNACK."""
 
 _BRIDGES: Final = frozenset(
     {BRIDGE_BIT | ProtocolVersion.MQTT_3_1, BRIDGE_BIT | ProtocolVersion.MQTT_3_1_1}
@@ -76,37 +76,37 @@ def read_packet(
 
     Args:
         first_byte: packet type and flags.
-        body: all that follows the Remaining Length; a `Publish` keeps no reference to it.
-        version: 3, 4 or 5, as the connection's CONNECT has it; a CONNECT itself says which.
-        most_properties: how many it may have, and its will.
+        body: the bytes after the Remaining Length; a `Publish` keeps no reference to it.
+        version: 3, 4 or 5, from the connection's CONNECT; ignored for a CONNECT itself.
+        most_properties: maximum number of properties, of the packet and of its will.
 
     Raises:
         MalformedPacketError: it cannot be parsed.
-        ProtocolError: it can, and is not allowed.
+        ProtocolError: it can be parsed but is not allowed.
     """
     return _READERS[first_byte](first_byte, body, version, most_properties)
 
 
 def may_be_connect(data: bytes) -> bool:
-    """Say whether received bytes, one at least, may be the beginning of a CONNECT.
+    """Say whether received bytes, at least one, may be the beginning of a CONNECT.
 
-    Its first byte has flags in MQTT 3.1, where they mean nothing. A TLS connection begins as a
-    CONNECT of three bytes would.
+    In MQTT 3.1 its first byte may have flags, without a meaning. A TLS connection begins like a
+    CONNECT of three bytes.
     """
     return data[0] >> 4 == PacketType.CONNECT and not data.startswith(b"\x16\x03")
 
 
 def answer_version(connect_body: Buffer) -> int:
-    """Return the version in which a CONNECT is answered, however wrong the CONNECT is.
+    """Return the version in which a CONNECT is answered, even an invalid one.
 
-    To be asked before it is read: an error of the reader does not say it.
+    Call it before the CONNECT is read, as an error of the reader does not tell the version.
 
     Args:
-        connect_body: all that follows the Remaining Length.
+        connect_body: the bytes after the Remaining Length.
 
     Returns:
-        5 for "MQTT" of level 5 and above; 4 for all else, since a client of MQTT 3.1 or 3.1.1
-        knows no other CONNACK [MQTT-3.1.2-2].
+        5 for "MQTT" of level 5 and above; 4 otherwise, since a client of MQTT 3.1 or 3.1.1 knows no
+        other CONNACK [MQTT-3.1.2-2].
     """
     start = bytes(connect_body[:7])
     is_mqtt_5 = start[:6] == b"\0\4MQTT" and start[6:] >= b"\5" and start[6] not in _BRIDGES
@@ -240,21 +240,21 @@ def read_subscribe(_first_byte: int, body: Buffer, version: int, most_properties
     )
     subscriptions = []
     while position < len(body):
-        try:  # as `read_utf8_string` and `read_byte`, in half the time
+        try:  # inlined `read_utf8_string` and `read_byte`, in half the time
             end = position + 2 + (body[position] << 8 | body[position + 1])
             topic_filter, options = str(body[position + 2 : end], "utf-8"), body[end]
         except (IndexError, UnicodeDecodeError):
-            read_byte(body, read_utf8_string(body, position)[1])  # says what is wrong
+            read_byte(body, read_utf8_string(body, position)[1])  # raises the specific error
             raise
         position = end + 1
         validate_filter_read(topic_filter)
-        if options > 2:  # most have a QoS and nothing else
+        if options > 2:  # most have only a QoS
             _check_subscription_options(topic_filter, options, version)
             no_local, as_published = bool(options & 0x04), bool(options & 0x08)
             subscription = SubscriptionRequest(
                 topic_filter, options & 0x03, no_local, as_published, options >> 4
             )
-        else:  # in half the time that its class takes
+        else:  # in half the time of a call of its class
             subscription = _new_tuple(SubscriptionRequest, (topic_filter, options, False, False, 0))
         subscriptions.append(subscription)
     if not subscriptions:
@@ -356,9 +356,9 @@ def read_auth(_first_byte: int, body: Buffer, version: int, most_properties: int
 
 
 def _read_unlisted(first_byte: int, body: Buffer, version: int, most_properties: int) -> Packet:
-    """Read what only MQTT 3.1 has: flags that a packet does not use may be set.
+    """Read packets that are valid in MQTT 3.1 only: flags that a packet does not use may be set.
 
-    So may DUP of PUBREL, SUBSCRIBE and UNSUBSCRIBE, which are sent again.
+    The same goes for DUP of PUBREL, SUBSCRIBE and UNSUBSCRIBE, which may be repeated.
 
     Raises:
         MalformedPacketError: the packet type or its flags do not exist [MQTT-2.1.3-1].
@@ -370,7 +370,7 @@ def _read_unlisted(first_byte: int, body: Buffer, version: int, most_properties:
 
 
 def _is_connect_3_1(body: Buffer) -> bool:
-    """Say whether this is the body of a CONNECT of MQTT 3.1, which says its version itself."""
+    """Say whether this is the body of a CONNECT of MQTT 3.1, from its own version field."""
     start = bytes(body[:9])
     return start[:8] == b"\0\6MQIsdp" and start[8:] in (b"\3", bytes((BRIDGE_BIT | MQTT_3_1,)))
 
@@ -425,16 +425,16 @@ USED_FIRST_BYTES_3_1: Final = {
     for first_byte in (0x10, 0x20, 0x40, 0x50, 0x62, 0x70, 0x82, 0x90, 0xA2, 0xB0, 0xC0, 0xD0, 0xE0)
     for flags in ((0x1, 0x8, 0x9) if first_byte & 0x02 else range(0x01, 0x10))
 }
-"""First byte with flags set that MQTT 3.1 does not use in this packet, to the one without.
+"""First byte with flags that MQTT 3.1 does not use in this packet, to the byte without them.
 
-PUBREL, SUBSCRIBE and UNSUBSCRIBE have QoS 1."""
+PUBREL, SUBSCRIBE and UNSUBSCRIBE have QoS 1.
+"""
 
 
 def _used_connect_flags_3_1(flags: int) -> int:
-    """Return the Connect Flags of MQTT 3.1 that mean something, and 0 for the others.
+    """Return the Connect Flags that MQTT 3.1 uses, and 0 for the others.
 
-    Bit 0 is not used, and Will QoS and Will Retain are disregarded without a Will (3.1 of MQTT
-    3.1).
+    Bit 0 is not used, and Will QoS and Will Retain are ignored without a Will (3.1 of MQTT 3.1).
     """
     return flags & 0xFE if flags & 0x04 else flags & 0xC6
 
@@ -479,7 +479,7 @@ def _read_packet_id(body: Buffer, start: int) -> tuple[int, int]:
 def _read_packet_id_and_properties(
     body: Buffer, version: int, packet_type: PacketType, most_properties: int
 ) -> tuple[int, dict[str, Any], int]:
-    """Read what SUBSCRIBE, SUBACK, UNSUBSCRIBE and UNSUBACK begin with."""
+    """Read the common beginning of SUBSCRIBE, SUBACK, UNSUBSCRIBE and UNSUBACK."""
     packet_id, position = _read_packet_id(body, 0)
     if version != MQTT_5:
         return packet_id, {}, position

@@ -1,4 +1,4 @@
-"""MQTT 5 reason codes and what MQTT 3.1.1 says in their place."""
+"""MQTT 5 reason codes and their counterparts in MQTT 3.1.1."""
 
 from __future__ import annotations
 
@@ -70,15 +70,15 @@ CONNACK_RETURN_CODES: Final[dict[int, int]] = {
     ReasonCode.BANNED: 5,
     ReasonCode.BAD_AUTHENTICATION_METHOD: 5,
 }
-"""MQTT 5 reason code of CONNACK to MQTT 3.1.1 return code; one that is missing here has no
-3.1.1 counterpart and the connection closes without a CONNACK."""
+"""MQTT 5 reason code of CONNACK to MQTT 3.1.1 return code. A code that is missing here has no
+counterpart in 3.1.1: the connection closes without a CONNACK."""
 
 SUBACK_FAILURE_3_1_1: Final = 0x80
-"""What an MQTT 3.1.1 SUBACK says for every refusal."""
+"""The return code for every refusal in an MQTT 3.1.1 SUBACK."""
 
 
 def describe_reason_code(code: int) -> str:
-    """Return a reason code in words and hexadecimal, such as ``quota exceeded (0x97)``.
+    """Return a reason code as text with its number, such as ``quota exceeded (0x97)``.
 
     Args:
         code: 0 to 255; a value that MQTT does not define is named "unknown".

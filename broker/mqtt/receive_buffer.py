@@ -1,14 +1,14 @@
-"""Bytes as they come in, cut into frames.
+"""Received bytes, cut into frames.
 
-A frame is the bytes of one packet: a first byte, the Remaining Length as a variable byte
-integer, and as many bytes as that says.
+A frame is the bytes of one packet: a first byte, the Remaining Length as a variable byte integer,
+and as many bytes as that says.
 
-Theory of operation: whoever reads scans the bytes itself, frame by frame, and gives back what
-it could not complete. `receive_data` hands out bytes that always start at a frame boundary, so
-a scanner needs no state of its own. Most chunks end at a boundary and pass through untouched. A
-frame larger than a chunk is collected and joined once, when its last byte is there: N bytes
-cost one copy of N, however many chunks they come in. A *large* frame is put together while it
-comes, as to join 16 MB takes 15 ms, in which nobody is served.
+Theory of operation. The caller scans the bytes itself, frame by frame, and gives back an incomplete
+end. `receive_data` returns bytes that always start at a frame boundary, so a scanner needs no state
+of its own. Most chunks end at a boundary and pass through unchanged. A frame larger than a chunk is
+collected and joined once, when its last byte is there: N bytes cost one copy of N, however many
+chunks they come in. A *large* frame is assembled while it arrives, as joining 16 MB at the end
+takes 15 ms, in which no client is served.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from penstock.broker.errors import MalformedPacketError, ProtocolError
 from penstock.broker.mqtt.reason_codes import ReasonCode
 
 SMALL_CHUNK_BYTES = 1024
-"""Chunks below this are appended to one array: a peer that sends a large frame byte by byte
-costs its bytes and not an object for each."""
+"""Chunks below this are appended to one array: a peer that sends a large frame byte by byte costs
+its bytes and not an object for each."""
 
 LARGE_FRAME_BYTES = 2 * 1024 * 1024
-"""A frame of more is put together while it comes. That takes a third longer in all, as the memory
-is made larger many times; shorter frames are joined in 2 ms."""
+"""A larger frame is assembled while it arrives. That takes a third longer in all, as the array is
+reallocated many times; shorter frames are joined in 2 ms."""
 
 _NOTHING = BytesIO()
 
 
 class ReceiveBuffer:
-    """What has been received and is not yet a whole frame.
+    """Received bytes that are not yet a whole frame.
 
-    Invariant: what is kept begins with the first byte of a frame.
+    Invariant: the kept bytes begin with the first byte of a frame.
 
     Attributes:
-        is_large: so is the frame which is kept. Whoever hands over no more than `missing_bytes`
-            then is given the frame alone, which need not be copied again.
-        pending_bytes: that are kept until more come.
+        is_large: the kept frame is large. A caller that then passes no more than `missing_bytes`
+            gets the frame alone, which need not be copied again.
+        pending_bytes: kept until more bytes come.
     """
 
     __slots__ = (
@@ -50,10 +50,10 @@ class ReceiveBuffer:
     )
 
     def __init__(self, maximum_packet_size: int) -> None:
-        """Begin with nothing.
+        """Begin without bytes.
 
         Args:
-            maximum_packet_size: bytes of the largest frame to take, fixed header included, as
+            maximum_packet_size: bytes of the largest accepted frame, fixed header included, as
                 Maximum Packet Size of MQTT 5.0 counts (3.1.2.11.4).
         """
         self._maximum_packet_size = maximum_packet_size
@@ -65,15 +65,15 @@ class ReceiveBuffer:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes that the frame which is kept is known to need still; until then they are kept."""
+        """Bytes that the kept frame is known to need; until they come, bytes are kept."""
         return self._needed_bytes - self.pending_bytes if self.pending_bytes else 0
 
     def receive_data(self, chunk: bytes) -> bytes:
-        """Take a chunk and return what can be scanned now.
+        """Take a chunk and return the bytes that can be scanned now.
 
         Returns:
-            Bytes that start at a frame boundary, no longer kept here: the caller scans them and
-            gives an incomplete end back by `unread`. Empty while a frame is known to need more.
+            Bytes that start at a frame boundary and are no longer kept here: the caller scans them
+            and gives an incomplete end back by `unread`. Empty while a frame is known to need more.
         """
         if not self.pending_bytes:
             return chunk
@@ -98,9 +98,9 @@ class ReceiveBuffer:
         return b""
 
     def _receive_large(self, chunk: bytes) -> bytes:
-        """Add to a large frame; return it, with what stands behind it in the chunk, if it is whole.
+        """Add to a large frame; if it is whole, return it with the bytes after it in the chunk.
 
-        The bytes are not copied for that: nobody else has them.
+        The array is returned without a copy, as nothing else refers to it.
         """
         self._large.write(chunk)
         if self.pending_bytes < self._needed_bytes:
@@ -110,14 +110,14 @@ class ReceiveBuffer:
         return data
 
     def clear(self) -> None:
-        """Drop what is kept: nothing more is received."""
+        """Drop the kept bytes: no more are received."""
         self._chunks.clear()
         self._large = _NOTHING
         self.is_large = False
         self.pending_bytes = 0
 
     def unread(self, data: bytes, position: int) -> None:
-        """Keep the end of scanned bytes, where a frame begins that is not complete.
+        """Keep the end of scanned bytes, beginning with an incomplete frame.
 
         Args:
             data: what `receive_data` returned last.
@@ -125,7 +125,7 @@ class ReceiveBuffer:
 
         Raises:
             MalformedPacketError: its Remaining Length has more than four bytes [MQTT-1.5.5].
-            ProtocolError: packet too large: it announces more than the largest frame to take.
+            ProtocolError: packet too large: it announces more bytes than are accepted.
         """
         tail = data[position:]
         if not tail:
@@ -170,7 +170,7 @@ def read_remaining_length(data: bytes, position: int) -> tuple[int, int]:
 
 
 def packet_too_large(size_bytes: int, maximum_packet_size: int) -> ProtocolError:
-    """Return the error for a frame of more bytes than are taken (MQTT 5.0, 3.1.2.11.4)."""
+    """Return the error for a frame of more bytes than are accepted (MQTT 5.0, 3.1.2.11.4)."""
     return ProtocolError(
         f"packet of {size_bytes} bytes; allowed: at most {maximum_packet_size}",
         ReasonCode.PACKET_TOO_LARGE,

@@ -1,9 +1,9 @@
 """Acknowledgements of four bytes, and Packet Identifiers of PUBLISH packets, many at a time.
 
 PUBACK, PUBREC, PUBREL and PUBCOMP that report success are a first byte, the length 2 and a Packet
-Identifier (MQTT 5.0, 3.4 to 3.7; the same in MQTT 3.1.1). Where identifiers follow each other, the
-packets of each kind are a part of one constant string, in which they are compared and from which
-they are sent without a step for each of them.
+Identifier (MQTT 5.0, 3.4 to 3.7; the same in MQTT 3.1.1). With successive identifiers, the packets
+of each kind are a slice of one constant string. They are compared with it and sent from it without
+a step for each packet.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ALL_PUBCOMP: Final = _all_packets(0x70)
 
 
 def packets_from(packets: bytes, first_packet_id: int, n_packets: int) -> bytes:
-    """Return packets with Packet Identifiers that follow each other.
+    """Return packets with successive Packet Identifiers.
 
     Args:
         packets: one of the `ALL_...`.
@@ -46,14 +46,14 @@ def packets_from(packets: bytes, first_packet_id: int, n_packets: int) -> bytes:
 def n_equal_packets(
     packets: bytes, first_packet_id: int, n_packets: int, data: bytes, position: int
 ) -> int:
-    """Return how many of the packets that are due stand in `data`, in order and whole.
+    """Return how many of the expected packets are in `data`, in order and whole.
 
     Args:
         packets: one of the `ALL_...`.
-        first_packet_id: of the packets that are due.
-        n_packets: that are due, at most.
+        first_packet_id: of the expected packets.
+        n_packets: how many are expected, at most.
         data: received bytes.
-        position: where the first may stand.
+        position: where the first may begin.
     """
     most = min(n_packets, (len(data) - position) // PACKET_BYTES)
     start = first_packet_id * PACKET_BYTES
@@ -86,12 +86,12 @@ def answers(first_byte: int, packet_ids: bytes | bytearray) -> bytearray:
 def number_packets(
     packets: bytearray, packet_id_at: int, stop: int, packet_bytes: int, first_packet_id: int
 ) -> None:
-    """Give packets of one form Packet Identifiers that follow each other.
+    """Give packets of one form successive Packet Identifiers.
 
     Args:
-        packets: that are changed.
-        packet_id_at: where the identifier of the first stands.
-        stop: where the last ends.
+        packets: changed in place.
+        packet_id_at: position of the first identifier.
+        stop: where the last packet ends.
         packet_bytes: of each.
         first_packet_id: of the new ones; the last one is at most 65,535.
     """

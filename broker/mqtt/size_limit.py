@@ -1,4 +1,4 @@
-"""Packets that are made to fit what the client takes."""
+"""Makes packets fit the limits of a client."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from penstock.broker.mqtt.packets import Packet, PingReq, PingResp
 from penstock.broker.mqtt.writer import write_packet
 
 _EXPENDABLE: Final = ("user_property", "reason_string")
-"""What a packet can do without, the first to go first."""
+"""Properties that a packet can do without, in the order of removal."""
 
 _ALWAYS_EXPLAINED: Final = frozenset(
     {PacketType.CONNACK, PacketType.PUBLISH, PacketType.DISCONNECT}
 )
-"""The packets that may hold a Reason String and User Properties whatever a client has asked."""
+"""Packets that may hold a Reason String and User Properties whatever a client has asked for."""
 
 
 MAX_REASON: Final = 256
@@ -23,18 +23,18 @@ MAX_REASON: Final = 256
 
 
 def explained(reason: str) -> dict[str, Any]:
-    """Return the properties that tell a client a reason; none for an empty one."""
+    """Return the properties that give a client a reason; none for an empty one."""
     if not reason:
         return {}
     return {"reason_string": reason[:MAX_REASON].replace("\0", "\N{REPLACEMENT CHARACTER}")}
 
 
 def fit_packet(packet: Packet, version: int, maximum: int, *, is_explained: bool) -> bytes | None:
-    """Return a packet as the client takes it.
+    """Return a packet that fits the client's limits.
 
-    Reason String and User Properties are left out where the client wants none [MQTT-3.1.2-29],
-    and as far as the packet would be too large with them: [MQTT-3.2.2-19], [MQTT-3.2.2-20] and
-    their like for each packet.
+    Reason String and User Properties are left out where the client does not want them
+    [MQTT-3.1.2-29], and as far as the packet would be too large with them: [MQTT-3.2.2-19],
+    [MQTT-3.2.2-20] and their like for each packet.
 
     Args:
         packet: any but PUBLISH.

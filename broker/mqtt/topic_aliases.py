@@ -1,12 +1,11 @@
 """Topic Aliases: integers that stand for a topic on one network connection (MQTT 5.0, 3.3.2.3.4).
 
-Theory of operation. What a client may use is a table of `topic_alias_maximum` places, filled by
-the client. What the broker uses towards a subscriber is its own choice, and is made to save
-bytes: the first message of a topic with an alias is three bytes longer, each later one is
-shorter by the topic without three bytes. While there are aliases left, every topic of more than
-three bytes gets one. Then the topic that was used least recently gives its alias up, but only to
-a topic that has come twice since: a client that is sent more topics in turn than it has aliases
-keeps those that it has, instead of an alias that changes with every message.
+Theory of operation. A client fills a table of `topic_alias_maximum` places. Towards a subscriber
+the broker chooses aliases itself, to save bytes: the first message of a topic with an alias is
+three bytes longer, each later one is shorter by the topic less three bytes. While there are free
+aliases, every topic of more than three bytes gets one. Then the least recently used topic loses its
+alias, but only to a topic that has come twice since. So where a client gets more topics in turn
+than it has aliases, the aliases stay, and do not change with every message.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from penstock.broker.errors import ProtocolError
 from penstock.broker.mqtt.reason_codes import ReasonCode
 
 PROPERTY_BYTES: Final = 3
-"""What the property costs; a topic that is not longer gains nothing by an alias."""
+"""Bytes of the property; a topic that is not longer gains nothing by an alias."""
 
 
 class IncomingAliases:
-    """What the Topic Aliases of one client's connection stand for.
+    """The topics of the Topic Aliases of one client's connection.
 
     Invariant: no alias is above the maximum or 0.
 
@@ -36,24 +35,24 @@ class IncomingAliases:
         """Make an empty table.
 
         Args:
-            maximum: Topic Alias Maximum as the client was told; 0 for none.
+            maximum: Topic Alias Maximum that the client was sent; 0 for none.
         """
         self._maximum = maximum
         self._topics: dict[int, bytes] = {}
         self.n_bytes = 0
 
     def resolve(self, alias: int, topic_bytes: bytes) -> bytes:
-        """Return the topic that a PUBLISH with a Topic Alias is about.
+        """Return the topic of a PUBLISH with a Topic Alias.
 
-        A topic that comes with the alias is what the alias stands for from now on.
+        A topic that comes with the alias is the alias's topic from now on.
 
         Args:
             alias: as received.
-            topic_bytes: Topic Name in UTF-8, as received; b"" where the alias stands for it.
+            topic_bytes: Topic Name in UTF-8, as received; b"" where the alias replaces it.
 
         Raises:
             ProtocolError: topic alias invalid: above the maximum [MQTT-3.2.2-17] or 0
-                [MQTT-3.3.2-8]; protocol error: one that stands for nothing (3.3.4).
+                [MQTT-3.3.2-8]; protocol error: an alias without a topic (3.3.4).
         """
         if topic_bytes:
             if not 0 < alias <= self._maximum:
@@ -109,12 +108,11 @@ class OutgoingAliases:
         self._n_messages = 0
 
     def use(self, topic_bytes: bytes) -> tuple[int, bool]:
-        """Choose the alias of the message that is sent next.
+        """Choose the alias of the next message.
 
         Returns:
             (alias, or 0 for none; whether the client knows it, so that the topic is left out).
-            Where the client does not know it and the message is not sent after all, call
-            `forget`.
+            Where the client does not know it and the message is not sent after all, call `forget`.
         """
         self._n_messages += 1
         use = self._uses.get(topic_bytes)
@@ -130,7 +128,7 @@ class OutgoingAliases:
         return alias, False
 
     def _unused(self) -> int:
-        """Return an alias that stands for nothing yet; 0 for none."""
+        """Return a free alias; 0 for none."""
         if self._free:
             return self._free.pop()
         if self._highest == self.maximum:
@@ -139,7 +137,7 @@ class OutgoingAliases:
         return self._highest
 
     def _taken_over(self, topic_bytes: bytes) -> int:
-        """Return the alias of the least recently used topic, if that is used less than this one."""
+        """Return the alias of the least recently used topic, if this one came twice since."""
         candidates = self._candidates
         seen_at = candidates.pop(topic_bytes, None)
         least_used, use = next(iter(self._uses.items()))
@@ -152,5 +150,5 @@ class OutgoingAliases:
         return 0
 
     def forget(self, topic_bytes: bytes) -> None:
-        """Give back an alias that the client was not told of."""
+        """Free an alias that was not sent to the client."""
         self._free.append(self._uses.pop(topic_bytes).alias)

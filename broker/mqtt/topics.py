@@ -1,8 +1,8 @@
 """Topic Names, Topic Filters and how they match (section 4.7 of both versions).
 
-Both are case sensitive, compared level by level, never normalised [MQTT-4.7.3-4]. A name or
-filter that breaks the rules is a malformed packet; one that is well formed and not wanted here
-is another matter, with reason codes of its own (0x8F, 0x90), which the broker decides.
+Both are case sensitive, compared level by level, never normalised [MQTT-4.7.3-4]. A name or filter
+that breaks the rules is a malformed packet. For one that is well formed and not allowed here the
+broker has other reason codes (0x8F, 0x90).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SHARE_PREFIX = "$share/"
 
 
 class Share(NamedTuple):
-    """A topic filter as subscribed, taken apart.
+    """A subscribed topic filter, split.
 
     Attributes:
         share_name: ShareName of a Shared Subscription, or "" for any other.
@@ -42,7 +42,7 @@ def validate_topic(name: str) -> None:
 
 
 def validate_topic_filter(topic_filter: str) -> None:
-    """Check a Topic Filter, that of a Shared Subscription included.
+    """Check a Topic Filter, also one of a Shared Subscription.
 
     Raises:
         MalformedPacketError: it is empty, too long, holds U+0000, has a # that is not the whole
@@ -56,7 +56,7 @@ def validate_topic_filter(topic_filter: str) -> None:
 def validate_filter_read(topic_filter: str) -> None:
     """Check a Topic Filter that was read as UTF-8 after its length.
 
-    So it has no surrogate and is not too long; a packet may have thousands.
+    Such a filter has no surrogate and is not too long; a packet may have thousands.
 
     Raises:
         MalformedPacketError: as `validate_topic_filter`.
@@ -91,7 +91,7 @@ def _misplaced_wildcard(topic_filter: str) -> MalformedPacketError:
 
 
 def parse_share(topic_filter: str) -> Share:
-    """Take the ``$share/{ShareName}/`` off a topic filter, if it has one.
+    """Split ``$share/{ShareName}/`` off a topic filter, if it has one.
 
     The filter inside is not checked; `validate_topic_filter` does both.
 
@@ -138,7 +138,7 @@ def matches(topic_filter: str, topic: str) -> bool:
 
 
 def _validate_text(kind: str, text: str) -> None:
-    """Check what names and filters have in common."""
+    """Check the rules that names and filters share."""
     if not text:
         raise MalformedPacketError(
             f"{kind} is empty; allowed: one character or more [MQTT-4.7.3-1]"
@@ -165,5 +165,5 @@ def _validate_text(kind: str, text: str) -> None:
 
 
 def _shorten(text: str) -> str:
-    """Return the text quoted for a message, cut where it is long."""
+    """Return the text quoted for an error, truncated where it is long."""
     return repr(text if len(text) <= 80 else f"{text[:77]}...")

@@ -1,10 +1,10 @@
 """Packets to bytes: a table of packet class to `write_<packet>`.
 
-The payload of a PUBLISH is the one thing that is large, so the broker asks for what stands
-before it (`publish_header`) and hands header and payload to the transport apart.
+Only the payload of a PUBLISH is large, so the broker asks for the bytes before it
+(`publish_header`) and passes header and payload to the transport separately.
 
-MQTT 3.1.1 has no properties: they are left out. Whatever else it cannot say is a ValueError,
-since to leave that out would change what the packet means.
+MQTT 3.1.1 has no properties: they are left out. Anything else that it does not have is a
+ValueError, since to leave that out would change the meaning of the packet.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def publish_header(
     properties: Properties | bytes = NO_PROPERTIES,
     version: int = MQTT_5,
 ) -> bytes:
-    """Return all of a PUBLISH that stands before its payload.
+    """Return the bytes of a PUBLISH before its payload.
 
     Args:
         topic_bytes: valid Topic Name in UTF-8; b"" where `properties` hold a Topic Alias.
@@ -80,11 +80,12 @@ def publish_header(
         retain: RETAIN.
         dup: DUP; False with QoS 0 [MQTT-3.3.1-2].
         packet_id: 1 to 65,535 with QoS 1 and 2; unused with QoS 0.
-        properties: left out with MQTT 3.1.1; bytes are those of properties after their length.
+        properties: left out with MQTT 3.1.1; bytes are encoded properties with their length before
+            them.
         version: 3, 4 or 5.
 
     Raises:
-        ValueError: the packet is longer than the format allows, or a property is wrong.
+        ValueError: the packet is longer than the format allows, or a property is not valid.
     """
     topic_size = len(topic_bytes)
     first_byte = 0x30 | dup << 3 | qos << 1 | retain
@@ -103,7 +104,7 @@ def publish_header(
         header = _pack_header(first_byte, remaining & 0x7F | 0x80, remaining >> 7, topic_size)
         return header + topic_bytes + packet_id_bytes + encoded
     header = first_byte.to_bytes(1) + write_variable_byte_integer(remaining)
-    # Properties may be long: they are copied once.
+    # Properties may be long, so they are copied only once.
     return b"".join((header, topic_size.to_bytes(2), topic_bytes, packet_id_bytes, encoded))
 
 
@@ -111,12 +112,12 @@ def write_packet(packet: Packet, version: int) -> bytes:
     """Return a whole packet.
 
     Args:
-        packet: of any class; what it holds is taken as valid, as `penstock.broker.mqtt.reader`
-            checks it.
-        version: 3, 4 or 5; a CONNECT is written by its own `protocol_version`.
+        packet: of any class; its values are assumed valid, as `penstock.broker.mqtt.reader` checks
+            them.
+        version: 3, 4 or 5; a CONNECT is written in its own `protocol_version`.
 
     Raises:
-        ValueError: a field does not fit its place on the wire, or MQTT 3.1.1 cannot say it.
+        ValueError: a field does not fit its place on the wire, or MQTT 3.1.1 does not have it.
     """
     return _WRITERS[type(packet)](packet, version)
 
@@ -150,7 +151,7 @@ def write_connect(packet: Connect, _version: int) -> bytes:
 
 
 def write_connack(packet: ConnAck, version: int) -> bytes:
-    """Write a CONNACK (section 3.2); MQTT 3.1.1 says its reason in five return codes."""
+    """Write a CONNACK (section 3.2); MQTT 3.1.1 has five return codes."""
     code = packet.reason_code
     if version != MQTT_5:
         if code not in CONNACK_RETURN_CODES:
@@ -295,7 +296,7 @@ _WRITERS: Final[dict[type, Callable[[Any, int], bytes]]] = {
 def _packet_id_and_properties(
     packet: Subscribe | SubAck | Unsubscribe | UnsubAck, version: int
 ) -> bytes:
-    """Write what these four begin with."""
+    """Write the common beginning of these four."""
     _check_packet_id(packet.packet_id)
     encoded = packet.packet_id.to_bytes(2)
     if version != MQTT_5:
@@ -331,5 +332,5 @@ def _check_packet_id(packet_id: int) -> None:
 
 
 def _unspeakable(packet_name: str, code: int) -> ValueError:
-    """Return the error for a reason code that MQTT 3.1.1 has no bytes for."""
+    """Return the error for a reason code that MQTT 3.1.1 does not have."""
     return ValueError(f"MQTT 3.1.1 has no {packet_name} that says {describe_reason_code(code)}")

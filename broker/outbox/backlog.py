@@ -1,11 +1,11 @@
-"""What waits in all outboxes of one broker together, and how much that may be.
+"""The backlog: what waits in all outboxes of one broker together, and its limits.
 
-Theory of operation. A message is stored once for all of its subscribers, so that it counts once
-here, from the first outbox that takes it to the last that gives it away, with all that it takes of
-the memory (`Message.memory_bytes`); each outbox's own limit counts its payload in full. What takes
-memory for each subscriber is the reference to it, a `Delivery`: of small messages with very many
-subscribers that is nearly everything. To know the first outbox from the last, a message counts
-those it waits in.
+Theory of operation. A message is stored once for all of its subscribers. So it counts once here,
+from the first outbox that takes it to the last that gives it away, with all its memory
+(`Message.memory_bytes`); each outbox's own limit counts its payload in full. For each subscriber,
+memory is taken by the reference to the message, a `Delivery`: for small messages with very many
+subscribers that is nearly everything. To tell the first outbox from the last, a message counts the
+outboxes in which it waits.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from typing import Final
 from penstock.broker.message import Message
 
 DELIVERY_BYTES: Final = 144
-"""What a delivery that waits takes in CPython, with its place in a queue."""
+"""What a waiting delivery takes in CPython, with its place in a queue."""
 
 LARGE_DELIVERY_BYTES: Final = 1200
-"""The same of a large message, which may be the first of a topic: that has a queue of its own."""
+"""The same for a large message, which may be the first of a topic: such a topic has a queue of its
+own."""
 
 _MOST_TEXT_BYTES: Final = 512 * 1024
-"""More than a message without properties ever takes beside its payload: its topic at its longest,
-four bytes a character, and once more as it is sent."""
+"""More than a message without properties takes besides its payload: its longest topic, with four
+bytes a character, and once more as UTF-8."""
 
 
 class Backlog:
     """The messages that wait in the outboxes of one broker.
 
     Attributes:
-        n_messages: deliveries that wait, a message counted for each subscriber.
-        n_bytes: about what these and their messages take of the memory.
+        n_messages: waiting deliveries; a message counts once for each subscriber.
+        n_bytes: approximate memory of these and their messages.
         most_messages: limit of `n_messages`.
         most_bytes: limit of `n_bytes`; with `drops_oldest` it is exceeded by one message at most.
-        over_half: it is in this set while it is more than half of what it may be.
+        over_half: the set that contains the backlog while more than half of a limit waits.
     """
 
     __slots__ = (
@@ -60,7 +61,7 @@ class Backlog:
 
     @classmethod
     def of(cls, most_messages: int | None, most_bytes: int | None) -> Backlog | None:
-        """Return one with these limits, None for none; None where neither is set."""
+        """Return a backlog with these limits, None for no limit; None where there is neither."""
         if most_messages is None and most_bytes is None:
             return None
         return cls(
@@ -80,7 +81,7 @@ class Backlog:
             self.over_half.add(self)
 
     def leave(self, message: Message) -> None:
-        """An outbox gives a message away that it has taken."""
+        """An outbox gives a message away."""
         self.n_messages -= 1
         n_bytes = LARGE_DELIVERY_BYTES if message.is_large else DELIVERY_BYTES
         message.n_waiting -= 1
@@ -95,7 +96,7 @@ class Backlog:
             self.over_half.discard(self)
 
     def is_full_for(self, message: Message) -> bool:
-        """Say whether an outbox cannot take a message; of one that waits already, the reference."""
+        """Say whether an outbox cannot take a message; one that waits already adds a reference."""
         if self.n_messages >= self.most_messages:
             return True
         if self.n_bytes + message.payload_bytes < self._near_bytes and not message.properties:
@@ -108,7 +109,7 @@ class Backlog:
         Args:
             message: to be routed.
             n_deliveries: how many outboxes.
-            is_copied: each has a copy of the payload.
+            is_copied: whether each gets a copy of the payload.
         """
         n_bytes = n_deliveries * (LARGE_DELIVERY_BYTES if message.is_large else DELIVERY_BYTES)
         n_bytes += message.memory_bytes * (n_deliveries if is_copied else 1)
@@ -118,24 +119,24 @@ class Backlog:
         )
 
     def is_too_small_for(self, message: Message) -> bool:
-        """Say whether an outbox could not take a message if nothing else waited."""
+        """Say whether an outbox could not take a message even if nothing else waited."""
         n_bytes = LARGE_DELIVERY_BYTES if message.is_large else DELIVERY_BYTES
         return message.memory_bytes + n_bytes > self.most_bytes
 
     def _cost(self, message: Message) -> int:
-        """Return the bytes that come with one more delivery of a message."""
+        """Return the bytes that one more delivery of a message adds."""
         n_bytes = LARGE_DELIVERY_BYTES if message.is_large else DELIVERY_BYTES
         return n_bytes if message.n_waiting else n_bytes + message.memory_bytes
 
     def takes_in_exchange(self, message: Message, n_bytes: int) -> bool:
-        """Say whether a message may take the place of others that an outbox has given away.
+        """Say whether a message may replace others that an outbox has given away.
 
-        They may be waiting elsewhere, as copies of one message do, so that nothing is free yet: the
+        Those may also wait elsewhere, as copies of one message do, so that nothing is free yet: the
         other outboxes will give theirs away for the same message.
 
         Args:
             message: to be taken.
-            n_bytes: that the messages which were given away for it take of the memory.
+            n_bytes: memory of the messages that were given away for it.
         """
         return (
             n_bytes >= message.memory_bytes
@@ -144,7 +145,7 @@ class Backlog:
         )
 
     def frees_nothing(self, oldest: Message, message: Message) -> bool:
-        """Say whether an outbox would give its oldest message away for another one in vain."""
+        """Say whether giving the oldest message of an outbox away for another one frees nothing."""
         return (
             self.n_messages < self.most_messages
             and self.n_bytes > self.most_bytes

@@ -1,4 +1,4 @@
-"""One message on its way to one subscriber, and the queue that stands for none."""
+"""One message to be delivered to one subscriber, and the shared empty queue."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from penstock.broker.records import Storable
 
 
 class _NoQueue(deque[Any]):
-    """An empty queue that stays empty: what is put into the one of all clients would be lost."""
+    """An empty queue that stays empty, as one object stands for the queues of all clients."""
 
     def append(self, _item: object) -> None:
-        """Take nothing."""
+        """Ignore the item."""
         raise RuntimeError("NO_QUEUE takes nothing: put a queue in its place")
 
     appendleft = extend = extendleft = append
 
 
 NO_QUEUE: Final = _NoQueue()
-"""What stands for a client's queue while nothing was ever in it: an empty one takes 760 bytes, and
-of a client that is idle there would be five. Nothing can be put into it: who has something to
-queue puts a new one in its place."""
+"""Stands for a client's queue that was never used: an empty deque takes 760 bytes, and an idle
+client would have five. Nothing can be put into it; code that queues something first replaces it by
+a new deque."""
 
 
 class Delivery(Storable):
-    """One message on its way to one subscriber.
+    """One message to be delivered to one subscriber.
 
     Attributes:
         message: what is delivered.
@@ -37,17 +37,18 @@ class Delivery(Storable):
         retain: RETAIN flag of the outgoing PUBLISH.
         subscription_ids: Subscription Identifiers to send (MQTT 5.0, 3.3.2.3.8).
         packet_id: set once it is inflight; 0 before and for QoS 0.
-        withheld_since: monotonic seconds from which it has been withheld, moved on by the time that
-            its client was away; None before.
-        after: of one that is large for its subscriber: what stood last in the ready place of its
-            QoS when it came, or `NOTHING_BEFORE`. None of a small one. The outbox that takes it
-            asks the gate once, and says so here.
-        sequence: order of arrival in its outbox; the same for those that came one after the other
-            to the same ready place.
+        withheld_since: monotonic seconds from which it has been withheld, moved forward by the time
+            for which its client was away; None before.
+        after: for a delivery that is large for its subscriber: the last item in the ready place of
+            its QoS when it came, or `NOTHING_BEFORE`; None for a small one. The outbox that takes
+            it asks the gate once, and records the answer here.
+        sequence: order of arrival in its outbox; equal for those that came one after the other to
+            the same ready place.
         share: topic filter of the shared subscription by which it came, or "".
-        is_waiting: in an outbox now.
-        is_stored: whether the journal of a durable session stores it; so for all of a class.
-        is_repeat: whether it may have been sent before it was inflight; so for all of a class.
+        is_waiting: whether it is in an outbox.
+        is_stored: whether the journal of a durable session stores it; the same for all of a class.
+        is_repeat: whether it may have been sent before it was inflight; the same for all of a
+            class.
     """
 
     is_stored: ClassVar[bool] = True
@@ -89,23 +90,23 @@ class Delivery(Storable):
 
     @property
     def link_bytes(self) -> int:
-        """About what it takes of the link: messages without a payload have at least a topic."""
+        """Approximate bytes on the link: a message without a payload has at least a topic."""
         return len(self.message.topic_bytes) + self.message.payload_bytes
 
     def tell_sent(self, sampler: LinkSampler, link: Link, now: float) -> None:
-        """Tell a sampler that it was handed to the connection, at QoS 1 or 2."""
+        """Tell a sampler that the delivery was handed to the connection, at QoS 1 or 2."""
         sampler.sent(link, self.packet_id, self.message.payload_bytes, now)
 
 
 NOTHING_BEFORE: Final = Delivery(Message("", b""), 0)
-"""What a large delivery goes after that waits for nothing before it."""
+"""Value of `after` for a large delivery that waits for nothing before it."""
 
 
 class Repeat(Delivery):
-    """A delivery that waited when the process before ended, and may have left since its commit.
+    """A delivery that waited when the last process ended, and may have been sent since its commit.
 
-    It has DUP when it is sent [MQTT-3.3.1-1], under a packet identifier of its own: the one that it
-    may have had is not known.
+    It is sent with DUP [MQTT-3.3.1-1], under a new packet identifier: the one that it may have had
+    is not known.
     """
 
     is_repeat: ClassVar[bool] = True
@@ -114,14 +115,14 @@ class Repeat(Delivery):
 
 
 def by_sequence(delivery: Delivery) -> int:
-    """Return what deliveries are sorted by: their order of arrival."""
+    """Sort key of deliveries: their order of arrival."""
     return delivery.sequence
 
 
 def first_of(
     ready0: deque[Delivery], ready: deque[Delivery], *, has_quota: bool
 ) -> deque[Delivery] | None:
-    """Return which of two ready places is to yield the next message, or None.
+    """Return which of two ready places yields the next message, or None.
 
     Args:
         ready0: of QoS 0.
@@ -138,16 +139,16 @@ def first_of(
 def take_ready(
     ready: deque[Delivery], is_wanted: Callable[[Delivery], bool], n_messages: int
 ) -> dict[Delivery, Delivery | None]:
-    """Take messages out of a ready place, wherever they stand in it.
+    """Take messages out of a ready place, wherever they are in it.
 
     Args:
         ready: the place.
-        is_wanted: says of a message whether it goes.
+        is_wanted: says whether a message is to be taken.
         n_messages: how many at most.
 
     Returns:
-        Each message that was taken, in order of arrival, to the last one before it that stays;
-        None where none does.
+        Each message that was taken, in order of arrival, to the last remaining one before it; None
+        where there is none.
     """
     taken: dict[Delivery, Delivery | None] = {}
     passed: list[Delivery] = []

@@ -1,11 +1,11 @@
-"""The large messages of one outbox, and what waits behind them on their topics.
+"""The large messages of one outbox, and the messages that wait behind them on their topics.
 
-Theory of operation. Of each topic that has a large message the messages stand in a *chain*, the
-oldest large one first; with `ordering: none` only the large ones. The first of all chains, sorted
-by arrival, are what may be offered to the gate.
+Theory of operation. For each topic with a large message, its messages form a *chain*, the oldest
+large one first; with `ordering: none` the chain has only the large ones. The first messages of all
+chains, sorted by arrival, may be offered to the gate.
 
 Each large message has a sojourn of its own, from the first time that the gate refused it or another
-one before it: so the bound of a policy holds for each, however many wait. It does not go on while
+one before it. So the bound of a policy applies to each, however many wait. The sojourn stops while
 the subscriber is away.
 """
 
@@ -27,10 +27,11 @@ class LargeMessages:
     order of arrival; so is each chain, and it has messages of its topic alone.
 
     Attributes:
-        firsts: the oldest large message of each topic, oldest first.
-        chains: topic to what waits of it: the large message that is among `firsts`, and what came
-            after it.
-        away_since: monotonic seconds since when the subscriber is away; None while it is there.
+        firsts: the oldest large message of each topic, in order of arrival.
+        chains: topic to its waiting messages: the large one that is in `firsts`, and those after
+            it.
+        away_since: monotonic seconds since which the subscriber is away; None while it is
+            connected.
     """
 
     __slots__ = ("_unmarked", "away_since", "chains", "firsts")
@@ -60,11 +61,11 @@ class LargeMessages:
         insort(self.firsts, large, key=by_sequence)
 
     def put_back(self, large: Delivery, behind: list[Delivery]) -> None:
-        """Let a message that has been released wait again, before all that waits of its topic.
+        """Let a released message wait again, before all waiting messages of its topic.
 
         Args:
             large: its sojourn has begun.
-            behind: what came between it and what waits of its topic, in order of arrival.
+            behind: messages between it and the waiting ones of its topic, in order of arrival.
         """
         chain = self.chains.get(large.message.topic, ())
         if chain:
@@ -72,20 +73,20 @@ class LargeMessages:
         self.put_first(large, deque((large, *behind, *chain)))
 
     def await_mark(self, large: Delivery) -> None:
-        """Note a large message that has come just now: its sojourn has not begun."""
+        """Note a large message that has just come: its sojourn has not begun."""
         if self._unmarked is NO_QUEUE:
             self._unmarked = deque()
         self._unmarked.append(large)
 
     def mark(self, refused: Delivery, now: float) -> int:
-        """Begin the sojourn of each that has none: the gate holds the first of them.
+        """Begin the sojourn of each message without one: the gate holds the first of them.
 
         Args:
             refused: that first one.
             now: monotonic seconds.
 
         Returns:
-            How many these are.
+            How many sojourns began.
         """
         unmarked = self._unmarked
         n_marked = 0
@@ -97,7 +98,7 @@ class LargeMessages:
         return n_marked
 
     def count_absence(self, now: float) -> None:
-        """Take the time for which the subscriber was away off each sojourn."""
+        """Subtract the time for which the subscriber was away from each sojourn."""
         if self.away_since is None:
             return
         for chain in self.chains.values():
@@ -107,9 +108,9 @@ class LargeMessages:
         self.away_since = None
 
     def release(self, large: Delivery) -> deque[Delivery]:
-        """Take out one of `firsts`, which waits no more; return what was behind it."""
+        """Remove one of `firsts`; return the messages behind it."""
         del self.firsts[bisect_left(self.firsts, large.sequence, key=by_sequence)]
-        unmarked = self._unmarked  # in order of arrival, in which they leave, too
+        unmarked = self._unmarked  # in order of arrival, which is also the order of leaving
         while unmarked and not unmarked[0].is_waiting:
             unmarked.popleft()
         large.after = NOTHING_BEFORE
@@ -120,19 +121,20 @@ class LargeMessages:
     def take_where(
         self, is_wanted: Callable[[Delivery], bool], n_messages: int
     ) -> tuple[list[Delivery], list[deque[Delivery]]]:
-        """Take out messages wherever they stand, the oldest first where not all may go.
+        """Take out messages wherever they are, the oldest first where `n_messages` limits them.
 
-        Where all may, they are asked for topic by topic, beginning with the oldest large message.
+        Without that limit, they are visited topic by topic, beginning with the oldest large
+        message.
 
         Args:
-            is_wanted: says of a message whether it goes.
+            is_wanted: says whether a message is to be taken.
             n_messages: how many at most.
 
         Returns:
-            (what is taken, the rests of chains whose first is gone).
+            (the taken messages, the rests of chains whose first message is gone).
         """
         may_all_go = n_messages >= sum(map(len, self.chains.values()))
-        # A client with thousands of chains that comes and goes must not cost 30 ms each time.
+        # A client with thousands of chains that reconnects must not cost 30 ms each time.
         oldest_first = (self.chains[large.message.topic] for large in self.firsts)
         held = itertools.chain.from_iterable(oldest_first) if may_all_go else self.waiting()
         taken = list(itertools.islice(filter(is_wanted, held), n_messages))
@@ -169,7 +171,7 @@ class LargeMessages:
             assert sequences == sorted(sequences), "order of a topic"  # noqa: S101
 
     def check_order(self, ready: Iterable[Delivery]) -> None:
-        """Raise AssertionError where a message that is ready came after one held of its topic."""
+        """Raise AssertionError where a ready message came after a held one of its topic."""
         since = {large.message.topic: large.sequence for large in self.firsts}
         for delivery in ready:
             first = since.get(delivery.message.topic)

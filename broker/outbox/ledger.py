@@ -1,4 +1,4 @@
-"""Where every message of one subscriber is: the books that must balance."""
+"""The ledger: where every message of one subscriber is; its sums must balance."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from __future__ import annotations
 class Ledger:
     """One subscriber's account of the messages that matched its subscriptions.
 
-    Invariant, at any moment: ``matched == delivered + expired + moved + sum(dropped.values())
-    + what its outbox holds (queued and withheld) + what is inflight``.
+    Invariant, at any moment: ``matched == delivered + expired + moved + sum(dropped.values()) +
+    messages in its outbox (queued and withheld) + inflight messages``.
 
     Attributes:
-        matched: messages that the subscriber was to get.
+        matched: messages to be delivered to the subscriber.
         delivered: QoS 0: handed to the connection; QoS 1 and 2: acknowledged.
-        expired: left because their Message Expiry Interval had passed.
-        moved: left for another member of their shared subscription, for whom they are matched
-            anew.
-        dropped: left for another reason, by its name; see `DROP_REASONS`.
-        withheld_total: large messages that the gate has refused, or that have waited behind one
-            which it had; no place of its own in the sum, as each of them is in another.
+        expired: removed as their Message Expiry Interval had passed.
+        moved: moved to another member of their shared subscription, where they count as matched
+            again.
+        dropped: removed for another reason, by its name; see `DROP_REASONS`.
+        withheld_total: large messages that the gate has refused, or that have waited behind such a
+            one; not part of the sum, as each of them is counted in another place.
         released_total: those of them that left through the gate.
     """
 
@@ -82,4 +82,4 @@ DROP_REASONS = {
     "share_refused": "moved from a member of a share to none: the others may not receive it",
     "superseded": "QoS 0, large and waiting when the next large one of its topic came",
 }
-"""Every reason for which a message may be dropped, and what it means."""
+"""Every reason for which a message may be dropped, and its meaning."""

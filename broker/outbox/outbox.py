@@ -1,21 +1,21 @@
-"""What waits for one subscriber.
+"""The outbox: what waits for one subscriber.
 
-Theory of operation. Messages of one topic never overtake each other [MQTT-4.6.0-6]; messages
-of different topics may. An outbox therefore keeps three places:
+Theory of operation. Messages of one topic never overtake each other [MQTT-4.6.0-6]; messages of
+different topics may. An outbox therefore has three places:
 
-* `_ready0` and `_ready`: QoS 0, and QoS 1 and 2, that may leave now, in order of arrival.
-  They are apart because a full inflight window holds only the second.
-* `_held`: large messages, oldest first, with what came after them on their topics. Only the oldest
-  is ever offered to the gate, so that withheld messages leave one at a time, with a fresh decision
-  after each. There is none before the first of them comes.
+* `_ready0` and `_ready`: messages of QoS 0, and of QoS 1 and 2, that may leave now, in order of
+  arrival. They are separate because a full inflight window holds only the second.
+* `_held`: large messages, oldest first, with later messages on their topics. Only the oldest is
+  ever offered to the gate, so that withheld messages leave one at a time, with a new decision after
+  each. It is created with the first large message.
 
-Small messages pass a waiting large one, but for each large message that could leave at most
-as many bytes as its payload has: then the gate is asked about it first. A busy stream of
-small messages so delays a large one and cannot starve it. A large one in turn passes nothing of its
-own QoS that was ready before it came (`Delivery.after`): that may be of its topic.
+Small messages pass a waiting large one. But a large message that could leave is passed by at most
+as many bytes as its payload has; then the gate is asked about it first. So a busy stream of small
+messages delays a large one but cannot starve it. A large message in turn passes no message of its
+own QoS that was ready before it came (`Delivery.after`), as that may be of its topic.
 
-An outbox has no clock, sends nothing and knows no connection. Its owner asks `take` for the
-next delivery while the connection has room, and at `look_again_at`.
+An outbox has no clock, sends nothing and knows no connection. Its owner asks `take` for the next
+delivery while the connection has room, and at `look_again_at`.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ if TYPE_CHECKING:
 _GATE_FAILED: Final = Verdict(deliver=True, reason="the gate failed")
 
 MIN_LOOK_AGAIN_SECONDS: Final = 0.001
-"""A gate that wants to look again at once, for a rounding error maybe, is not asked sooner."""
+"""Least time until the gate is asked again, even if it wants to be asked at once, for example
+because of a rounding error."""
 
 MIN_SWEEP_MESSAGES: Final = 64
-"""While fewer messages wait, those of them that have expired are not looked for."""
+"""While fewer messages wait, there is no search for expired ones."""
 
 
 class Outbox:
@@ -66,8 +67,8 @@ class Outbox:
         n_bytes: payload bytes that wait.
         look_again_at: monotonic seconds at which the gate wants to be asked again, or None.
         last_decision: the gate's newest answer, or None before the first.
-        journal: told of each QoS 1 and 2 delivery that comes or leaves; None where nothing of
-            the session is stored. Every way in and out passes `_enter` and `_remove`.
+        journal: notified of each QoS 1 and 2 delivery that comes or leaves; None where nothing of
+            the session is stored. Every path in and out passes `_enter` and `_remove`.
     """
 
     __slots__ = (
@@ -95,8 +96,8 @@ class Outbox:
 
         Args:
             link: the subscriber's path, passed to the gate.
-            ledger: what expired, was dropped, withheld or released is counted in it.
-            rules: what holds for all outboxes.
+            ledger: counts expired, dropped, withheld and released messages.
+            rules: common to all outboxes.
         """
         self._link = link
         self._ledger = ledger
@@ -118,12 +119,12 @@ class Outbox:
 
     @property
     def n_withheld(self) -> int:
-        """Messages held by the gate: large ones that wait for it, and what waits behind them."""
+        """Messages held by the gate: large ones that wait for it, and those behind them."""
         return 0 if self._held is None else self._held.n_withheld
 
     @property
     def is_withholding(self) -> bool:
-        """Whether the large message that is next to leave waits because of the gate."""
+        """Whether the next large message waits because of the gate."""
         large = self._next_large()
         return large is not None and large.withheld_since is not None
 
@@ -142,12 +143,12 @@ class Outbox:
         return "waiting for room"
 
     def waiting(self) -> Iterator[Delivery]:
-        """Yield every delivery that waits, in no promised order."""
+        """Yield every waiting delivery, in any order."""
         held = () if self._held is None else self._held.chains.values()
         return chain(self.ready(), *held)
 
     def ready(self) -> Iterator[Delivery]:
-        """Yield what nothing but the connection holds up, in no promised order."""
+        """Yield the deliveries that wait only for the connection, in any order."""
         return chain(*self._lanes())
 
     def _lanes(self) -> tuple[deque[Delivery], ...]:
@@ -157,7 +158,8 @@ class Outbox:
     def add(self, delivery: Delivery, *, is_restored: bool = False) -> bool:
         """Let a message wait; return False where the outbox is full: it was dropped and counted.
 
-        No limit holds where `is_restored`: it waited before a restart, as its publisher was told.
+        With `is_restored` there is no limit: the message waited before a restart, and its publisher
+        has its acknowledgement.
         """
         message = delivery.message
         is_large = message.is_large and self.is_large(message)
@@ -190,7 +192,7 @@ class Outbox:
         return True
 
     def _why_full(self, message: Message) -> str:
-        """Return the reason for which there is no room for a message; "" where there is."""
+        """Return why there is no room for a message; "" where there is room."""
         rules = self._rules
         if (
             self.n_messages >= rules.max_messages
@@ -203,9 +205,9 @@ class Outbox:
     def _make_room_for(self, delivery: Delivery) -> str:
         """Drop what need not be kept; return why there is still no room, "" where there is.
 
-        What has waited longest is pushed out, if the rules say so: QoS 0 that waits for room goes
-        first, and QoS 0 pushes out nothing but QoS 0. None of it was sent, so no packet identifier
-        stands for it and no order is lost.
+        If the rules say so, the messages that have waited longest are evicted: QoS 0 that waits for
+        room first, and QoS 0 evicts only QoS 0. None of them was sent, so no packet identifier
+        refers to them and no order is lost.
         """
         message = delivery.message
         rules = self._rules
@@ -233,7 +235,7 @@ class Outbox:
         return ""
 
     def _oldest_for(self, delivery: Delivery) -> tuple[Delivery | None, deque[Delivery] | None]:
-        """Return what is to be pushed out for a delivery, and its ready place; or None for none."""
+        """Return the message to evict for a delivery, with its ready place; None without one."""
         source: deque[Delivery] | None = self._ready0 or self._ready or None
         oldest = source[0] if source is not None else None
         large = self._next_large()
@@ -248,14 +250,14 @@ class Outbox:
         return oldest, source
 
     def _supersede(self, delivery: Delivery) -> bool:
-        """Let a large message take the place of the last one held of its topic, if it may.
+        """Let a large message replace the last one held of its topic, if it may.
 
-        It may where both are of QoS 0 and the rules say so. It takes over the wait, too: were the
-        newest to wait from its own arrival on, a topic with a message every few seconds would
-        never be released. A full outbox needs no room for it.
+        It may where both are of QoS 0 and the rules say so. It takes over the sojourn, too: if the
+        newest one waited from its own arrival, a topic with a message every few seconds would never
+        be released. A full outbox needs no room for it.
 
         Returns:
-            False where it is to stand behind the others of its topic.
+            False where it must wait behind the others of its topic.
         """
         message = delivery.message
         behind = self._held.chains.get(message.topic) if self._held is not None else None
@@ -277,10 +279,10 @@ class Outbox:
         return True
 
     def is_large(self, message: Message) -> bool:
-        """Say whether a message is large for this subscriber, who has not got it yet.
+        """Say whether a message is large for this subscriber, before it is in the outbox.
 
-        Of a delivery the answer stands in `Delivery.after`: its size class is that of the listener
-        by which the subscriber was connected, or was last, when it came.
+        For a delivery the answer is in `Delivery.after`: its size class is that of the listener of
+        the subscriber's newest connection when it came.
         """
         is_large = self._rules.is_large
         if not message.is_large or is_large is None:
@@ -288,7 +290,7 @@ class Outbox:
         return is_large(message, self._link)
 
     def _place(self, delivery: Delivery) -> None:
-        """Put a delivery, whose topic nothing holds back, where it belongs."""
+        """Put a delivery, whose topic is not held, where it belongs."""
         if delivery.after is not None:
             if self._held is None:
                 self._held = LargeMessages()
@@ -304,7 +306,7 @@ class Outbox:
             self._ready0.append(delivery)
 
     def _hold(self, held: LargeMessages, large: Delivery, behind: deque[Delivery]) -> None:
-        """Let a large message wait for its turn, with what is behind it on its topic."""
+        """Let a large message wait, with the messages behind it on its topic."""
         ready = self._ready if large.qos else self._ready0
         large.after = ready[-1] if ready else NOTHING_BEFORE
         held.put_first(large, behind)
@@ -350,7 +352,7 @@ class Outbox:
         return None
 
     def _is_next(self, large: Delivery) -> bool:
-        """Say whether all that was ready before a large message, of its QoS, has left."""
+        """Say whether all messages of its QoS that were ready before a large one have left."""
         if large.after is not None and not large.after.is_waiting:
             large.after = NOTHING_BEFORE
         return large.after is NOTHING_BEFORE
@@ -385,11 +387,11 @@ class Outbox:
         return False
 
     def connection_lost(self, now: float, *, keeps_qos0: bool = False) -> None:
-        """The subscriber is away: what waits at QoS 0 is dropped, and no sojourn goes on.
+        """The subscriber is away: QoS 0 messages are dropped, and sojourns stop.
 
         Args:
             now: monotonic seconds.
-            keeps_qos0: nothing is dropped: it is to come back soon.
+            keeps_qos0: nothing is dropped, as the subscriber is expected back soon.
         """
         if not keeps_qos0:
             self.drop_qos0("connection_lost")
@@ -398,16 +400,16 @@ class Outbox:
             held.away_since = now
 
     def put_back(self, large: Delivery, why: str, now: float) -> None:
-        """Let a large message that had left and was not sent wait again, before all of its topic.
+        """Let a large message that had left unsent wait again, before all others of its topic.
 
         Args:
             large: of a topic without priority; held from now on.
-            why: it was not sent, in words.
+            why: the reason why it was not sent, as text.
             now: monotonic seconds.
         """
         topic, n_bytes = large.message.topic, large.message.payload_bytes
         behind: list[Delivery] = []
-        if self._rules.keeps_topics:  # what it held up has been let go
+        if self._rules.keeps_topics:  # the messages behind it were released
             for ready in self._lanes():
                 behind += self._take_ready(ready, lambda d: d.message.topic == topic, sys.maxsize)
             behind.sort(key=by_sequence)
@@ -424,11 +426,11 @@ class Outbox:
         self._ask = True
 
     def lets(self, message: Message, now: float) -> bool:
-        """Say whether a message could go to this subscriber now, large or small."""
+        """Say whether a message could be sent to this subscriber now, large or small."""
         return not self.is_large(message) or self.releases(message, now)
 
     def releases(self, message: Message, now: float) -> bool:
-        """Say whether the gate would let a message go now that is large for this subscriber."""
+        """Say whether the gate would now deliver a message that is large for this subscriber."""
         return self._decide(message, 0.0, now).deliver
 
     def _decide(self, message: Message, sojourn: float, now: float) -> Verdict:
@@ -438,14 +440,14 @@ class Outbox:
         )
 
     def _leave_large(self, large: Delivery) -> None:
-        """Take the oldest large message out and free what waited behind it on its topic."""
+        """Remove the oldest large message and release those behind it on its topic."""
         held = self._held
         assert held is not None  # noqa: S101 (it holds this one)
         self._remove(large)
         self._free(held, (held.release(large),))
 
     def _free(self, held: LargeMessages, rests: Iterable[deque[Delivery]]) -> None:
-        """Let go on what was behind large messages that are gone, up to the next large ones."""
+        """Release the messages behind large ones that are gone, up to the next large ones."""
         self.look_again_at = None
         self._passed_bytes = 0
         self._ask = True
@@ -492,14 +494,14 @@ class Outbox:
     def take_where(
         self, is_wanted: Callable[[Delivery], bool], n_messages: int = sys.maxsize
     ) -> list[Delivery]:
-        """Take out messages that are for somebody else now, the oldest first.
+        """Take out messages that are to go to another subscriber, the oldest first.
 
         Args:
-            is_wanted: says of a delivery whether it goes.
-            n_messages: how many at most. What stands before them is looked at each time.
+            is_wanted: says whether a delivery is to be taken.
+            n_messages: how many at most. Those before them are visited in each call.
 
         Returns:
-            Deliveries that have left the outbox; the caller books them.
+            Deliveries that have left the outbox; the caller counts them.
         """
         taken: list[Delivery] = []
         for ready in self._lanes():
@@ -511,7 +513,7 @@ class Outbox:
     def _take_ready(
         self, ready: deque[Delivery], is_wanted: Callable[[Delivery], bool], n_messages: int
     ) -> list[Delivery]:
-        """Take messages out of a ready place, wherever they stand in it."""
+        """Take messages out of a ready place, wherever they are in it."""
         stand_ins = take_ready(ready, is_wanted, n_messages)
         for delivery in stand_ins:
             self._remove(delivery)
@@ -527,7 +529,7 @@ class Outbox:
         is_wanted: Callable[[Delivery], bool],
         n_messages: int = sys.maxsize,
     ) -> list[Delivery]:
-        """Take out large messages, and what waits behind them."""
+        """Take out large messages, and those behind them."""
         taken, rests = held.take_where(is_wanted, n_messages)
         for delivery in taken:
             self._remove(delivery)
@@ -536,12 +538,12 @@ class Outbox:
         return taken
 
     def drop_qos0(self, reason: str) -> None:
-        """Drop what waits at QoS 0: the connection it was for has ended."""
+        """Drop waiting messages of QoS 0: their connection has ended."""
         n_before = self.n_messages
         for ready in self._lanes():
-            if ready and not ready[0].qos:  # and so are the others
-                # Of 100,000 that wait nothing is done for each. No large message goes by one of
-                # these (`Delivery.after`): those of QoS 0 leave, too.
+            if ready and not ready[0].qos:  # the others are not, either
+                # No work for each of 100,000 messages. No remaining `Delivery.after` refers to one
+                # of these: large messages of QoS 0 are dropped, too.
                 self._leave_backlog(ready)
                 self.n_messages -= len(ready)
                 if self.n_messages:
@@ -555,7 +557,7 @@ class Outbox:
         self._ledger.drop(reason, n_before - self.n_messages)
 
     def drop_expired(self, now: float) -> None:
-        """Make room by dropping what has expired, if anything has [MQTT-3.3.2-5]."""
+        """Make room by dropping expired messages [MQTT-3.3.2-5]."""
         if now < self._next_expiry or now < self._next_sweep:
             return
         self._next_sweep = now + SWEEP_SECONDS * self.n_messages
@@ -572,7 +574,7 @@ class Outbox:
         self._clear()
 
     def _leave_backlog(self, deliveries: Iterable[Delivery]) -> None:
-        """Take what is dropped off the sum of all outboxes."""
+        """Subtract dropped messages from the backlog."""
         backlog = self._rules.backlog
         if backlog is not None:
             for delivery in deliveries:

@@ -1,10 +1,10 @@
 """The outbox of a broker in which messages of some topics leave before all others.
 
-Theory of operation. Messages of such topics, large or small, stand in ready places of their own
-and leave from there in order of arrival; the gate is not asked about them. As all of a topic stand
-there, the order of each topic is kept. What waits beside them is not starved: after so many bytes
-as `PASSED_BYTES` of them, and four times as many as the oldest large message has where that is what
-waits, one of the others has its turn.
+Theory of operation. Messages of priority topics, large or small, have ready places of their own and
+leave from there in order of arrival; the gate is not asked about them. As all messages of such a
+topic are there, the order of each topic is kept. The other messages are not starved: after
+`PASSED_BYTES` of priority messages, and four times the payload of the oldest large message where
+only that waits, one of the others is sent.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from penstock.broker.outbox.outbox import Outbox
 from penstock.broker.outbox.rules import OutboxRules
 
 PASSED_BYTES: Final = 65_536
-"""Bytes that pass a message of another topic: at 1 Mbit/s, which alarms alone will hardly
-fill, half a second. Without a bound a flood on one topic would hold up a subscriber's others."""
+"""Bytes that pass a message of another topic: half a second at 1 Mbit/s, which alarms alone will
+hardly fill. Without a bound, a flood on one topic would delay a subscriber's others."""
 
 
 PASSED_RATIO: Final = 4
-"""The same for each payload byte of a large message that waits: it gets a fifth of a link that
-first topics fill, and takes no more of it than that."""
+"""Bytes that pass for each payload byte of a waiting large message: it gets a fifth of a link that
+priority topics fill, and no more."""
 
 
 class PriorityOutbox(Outbox):
-    """An outbox with first places."""
+    """An outbox with places for priority messages."""
 
     __slots__ = ("_first", "_first0", "_first_bytes")
 
@@ -48,7 +48,7 @@ class PriorityOutbox(Outbox):
         return self._first, self._first0, *super()._lanes()
 
     def add(self, delivery: Delivery, *, is_restored: bool = False) -> bool:
-        """Let a message wait, in an order of arrival that holds across all places."""
+        """Let a message wait, with an order of arrival over all places."""
         if self._is_first(delivery):
             self._sequence += 1
         return super().add(delivery, is_restored=is_restored)
@@ -66,7 +66,7 @@ class PriorityOutbox(Outbox):
             self._first0.append(delivery)
 
     def _oldest_for(self, delivery: Delivery) -> tuple[Delivery | None, deque[Delivery] | None]:
-        """Return what is to be pushed out: of first places nothing for a message of another."""
+        """Return the message to evict; a priority message is never evicted for another topic's."""
         oldest, source = super()._oldest_for(delivery)
         if oldest is None and self._is_first(delivery):
             source = self._first0 or (self._first if delivery.qos else None)
@@ -91,12 +91,12 @@ class PriorityOutbox(Outbox):
             return delivery
 
     def releases(self, message: Message, now: float) -> bool:
-        """Say whether a large message could go now; the gate is not asked about first ones."""
+        """Say whether a large message could leave now; priority ones do not ask the gate."""
         is_first = self._rules.is_first
         return (is_first is not None and is_first(message.topic)) or super().releases(message, now)
 
     def _most_passed(self) -> int:
-        """Return how many bytes pass what waits in other places."""
+        """Return how many bytes pass the messages in other places."""
         large = self._next_large()
         if large is None or self._ready or self._ready0:
             return PASSED_BYTES
@@ -104,6 +104,6 @@ class PriorityOutbox(Outbox):
 
 
 def make_outbox(link: Link, ledger: Ledger, rules: OutboxRules) -> Outbox:
-    """Return an empty outbox of the kind that the rules ask for."""
+    """Return an empty outbox of the class that the rules need."""
     kind = Outbox if rules.is_first is None else PriorityOutbox
     return kind(link, ledger, rules)

@@ -1,4 +1,4 @@
-"""What holds for every outbox of one broker: its limits, its gate and its order."""
+"""The rules of all outboxes of one broker: limits, gate and order."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from penstock.broker.outbox.outbox import Outbox
 
 SWEEP_SECONDS: Final = 0.00002
-"""For each message that waits, so long there is no further look for expired ones, which takes 0.4 %
-of it. A look whenever one has expired, ten times a second in 12 full outboxes of 100,000, would
-take all of the time."""
+"""For each waiting message, the time without a further search for expired ones, which takes 0.4 %
+of it. A search whenever one has expired, ten times a second in 12 full outboxes of 100,000, would
+take all the time."""
 
 
 class OutboxRules:
@@ -29,16 +29,17 @@ class OutboxRules:
     Attributes:
         max_messages: limit of messages that wait in one outbox.
         max_bytes: the same in payload bytes.
-        drops_oldest: at a limit, what has waited longest goes, and not what comes.
+        drops_oldest: at a limit, the message that has waited longest is dropped, not the new one.
         gate: asked about large messages.
         guard: for calls of the gate; where it raises, the message is delivered.
         backlog: counts what waits in all of them; None where that has no limit.
         half_messages: half of `max_messages`.
         half_bytes: half of `max_bytes`.
-        over_half: outboxes, and the backlog, of which more than half of what may wait does.
+        over_half: outboxes, and the backlog, that are more than half full.
         keeps_topics: a small message waits behind a withheld large one of its topic.
-        supersedes: a large message of QoS 0 takes the place of the one before on its topic.
-        on_dropped: told of what was dropped for want of room: link, reason, how many, about now.
+        supersedes: a large message of QoS 0 replaces the one before on its topic.
+        on_dropped: called for messages dropped for want of room, with link, reason, number and
+            approximate time.
         is_first: the gate's; None where it has none.
         is_large: the same.
         observe: the same.
@@ -91,11 +92,11 @@ class OutboxRules:
         self.observe = guard.over(gate, overridden(gate.observe, DeliveryGate.observe), None)
 
     def is_over_half(self, outbox: Outbox) -> bool:
-        """Say whether more than half of what may wait in an outbox does."""
+        """Say whether an outbox is more than half full."""
         return outbox.n_messages > self.half_messages or outbox.n_bytes > self.half_bytes
 
     def left(self, outbox: Outbox) -> None:
-        """See whether an outbox from which messages have left is still more than half full."""
+        """Check whether an outbox that messages have left is still more than half full."""
         if not self.is_over_half(outbox):
             self.over_half.discard(outbox)
 
@@ -106,7 +107,7 @@ class OutboxRules:
             link: of the subscriber.
             ledger: of the same.
             reason: for the ledger.
-            message: that came, and for which there was none.
+            message: the dropped message.
         """
         ledger.drop(reason)
         if self.on_dropped is not None:
