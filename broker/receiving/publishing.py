@@ -234,7 +234,8 @@ def _deliver_run(
             core.refuse(connection.session.client_id, plan.topic, ReasonCode.QUOTA_EXCEEDED)
         else:
             for session in sessions:
-                session.deliver(message, 0, retain=False, subscription_ids=(), now=now)
+                own = core.for_one(message) if core.copies_payloads else message
+                session.deliver(own, 0, retain=False, subscription_ids=(), now=now)
         if core.turn.steps >= core.turn.most_steps:
             break
     return run[:position], n_messages
@@ -355,9 +356,8 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
     if message.qos == 0:
         if message.retain:
             core.retain(message)
-        core.route(message, plan.targets, plan.sinks, None, now)
-        for share, member in choose_members(message, plan.shares, now):
-            core.deliver_shared(message, share, member, now)
+        chosen = choose_members(message, plan.shares, now) if plan.shares else ()
+        core.route(message, plan.targets, chosen, plan.sinks, None, now)
         if core.turn.congested:
             connection.throttle.wait_for_congested(now)
         return None
@@ -388,16 +388,12 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
     if plan.sinks or connection.receipts:
         receipt = book_receipt(connection, packet_id, message.qos, len(plan.sinks) + 1)
         receipt.reason_code = taken(connection, plan)
-        core.route(message, plan.targets, plan.sinks, receipt, now)
-        for share, member in chosen:
-            core.deliver_shared(message, share, member, now)
+        core.route(message, plan.targets, chosen, plan.sinks, receipt, now)
         settle_when_safe(receipt, journal, n_changes, connection.session, plan, message)
         return connection.throttle.wait_for_congested(now)
     if message.qos == 2:
         check_receive_maximum(connection)
-    core.route(message, plan.targets, (), None, now)
-    for share, member in chosen:
-        core.deliver_shared(message, share, member, now)
+    core.route(message, plan.targets, chosen, (), None, now)
     if journal is not None and (
         journal.n_changes != n_changes
         or (message.qos == 2 and connection.session.journal is not None)

@@ -67,9 +67,7 @@ async def route_allowed(
     if receipt is not None:
         receipt.wait_for(len(plan.sinks))
         receipt.reason_code = taken(receipt.connection, plan)
-    core.route(message, targets, plan.sinks, receipt, now)
-    for share, member in chosen:
-        core.deliver_shared(message, share, member, now)
+    core.route(message, targets, chosen, plan.sinks, receipt, now)
     connection.throttle.wait_for_congested(now)
     if receipt is not None:
         settle_when_safe(receipt, core.journal, n_changes, session, plan, message)

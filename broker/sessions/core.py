@@ -119,7 +119,8 @@ class Core:
             callbacks keep up; None where no callback falls behind.
         is_restricted: each PUBLISH is checked for what the broker does not offer.
         takes_runs: QoS 1 and 2 packets may be handled in runs (`penstock.broker.receiving.runs`).
-        copy_maximum: bytes of the largest packet that may go on as it came, past the payload store.
+        copy_maximum: bytes of the largest packet that may go on as it came, past the payload store:
+            any size by reference, one that is read at once, or one whose payload is never copied.
         is_plain: no callback and no access control looks at single messages or packets.
     """
 
@@ -171,7 +172,6 @@ class Core:
         self.spares = len(self.timing) == 1 and self.timing[0].is_sparing
         store = self.payload_store = PayloadStore() if payload_store is None else payload_store
         self.copies_payloads = overridden(store.copy, PayloadStore.copy) is not None
-        self._own_copy = self._copy if self.copies_payloads else None
         keeps = overridden(store.keep, PayloadStore.keep)
         self.is_by_reference = keeps is None and not self.copies_payloads
         self.sinks = tuple(sinks)
@@ -221,7 +221,9 @@ class Core:
         self.catch_up: Callable[[], Coroutine[Any, Any, None] | None] | None = None
         self.is_restricted = is_restricted(options)
         self.takes_runs = self.is_plain and not self.is_restricted
-        self.copy_maximum = MAX_REMAINING_LENGTH + 5 if self.is_by_reference else PIECE_BYTES
+        self.copy_maximum = STORED_ABOVE_BYTES if self.copies_payloads else PIECE_BYTES
+        if self.is_by_reference:
+            self.copy_maximum = MAX_REMAINING_LENGTH + 5
         self.breaking = BreakingOff.of(self)
         self.turn = Turn(wake)
         self.journal: Journal | None = None
@@ -316,23 +318,25 @@ class Core:
         self,
         message: Message,
         targets: Sequence[Target],
+        chosen: Sequence[tuple[SharedSubscription, Target]],
         sinks: Sequence[MessageSink],
         receipt: Receipt | None,
         now: float,
     ) -> None:
-        """Give a message to its targets and sinks.
+        """Give a message to all who get it, each with a payload of its own where the store copies.
 
         Args:
             message: what to deliver.
             targets: sessions, with what they subscribed.
+            chosen: shared subscriptions, each with the member that gets the message.
             sinks: each settles `receipt` once.
             receipt: for the publisher of a QoS 1 or 2 message; None for QoS 0.
             now: monotonic seconds.
         """
         qos = message.qos
         publisher = message.publisher
-        own_copy = self._own_copy
-        self.turn.steps += len(targets)
+        copies_payloads = self.copies_payloads
+        self.turn.steps += len(targets) + len(chosen)
         for target in targets:
             session = target.session
             if publisher and session.client_id == publisher:
@@ -341,16 +345,19 @@ class Core:
                     continue
                 target = own  # noqa: PLW2901 (what the loop is about)
             session.deliver(
-                message if own_copy is None else message.with_payload(own_copy),
+                self.for_one(message) if copies_payloads else message,
                 min(qos, target.qos),
                 retain=message.retain and target.retain_as_published,
                 subscription_ids=target.subscription_ids,
                 now=now,
             )
         for sink in sinks:
-            taken = self.guard.call(sink.name, sink.accept, message, receipt, otherwise=False)
+            copy = self.for_one(message)
+            taken = self.guard.call(sink.name, sink.accept, copy, receipt, otherwise=False)
             if taken is False and receipt is not None:
                 receipt.settle(0x80)
+        for share, member in chosen:
+            self.deliver_shared(self.for_one(message), share, member, now)
 
     def deliver_shared(
         self, message: Message, share: SharedSubscription, member: Target, now: float
@@ -440,6 +447,10 @@ class Core:
         )
         return answer
 
+    def for_one(self, message: Message) -> Message:
+        """Return a message for one subscriber: the message itself, unless the store copies."""
+        return message.with_payload(self._copy) if self.copies_payloads else message
+
     def keep(self, data: bytes) -> Payload:
         """Return what stands for a payload, from the store if it is one for that.
 
@@ -508,9 +519,8 @@ class Core:
 
     async def _give(self, message: Message, plan: Plan, now: float) -> None:
         targets, chosen = await self.allowed_recipients(plan, message, now)
-        self.route(message, targets, plan.sinks, _NO_RECEIPT if message.qos else None, now)
-        for share, member in chosen:
-            self.deliver_shared(message, share, member, now)
+        receipt = _NO_RECEIPT if message.qos else None
+        self.route(message, targets, chosen, plan.sinks, receipt, now)
         self.turn.congested.clear()  # there is no publisher to slow down
 
     def ledger(self) -> Ledger:

@@ -275,7 +275,7 @@ def _give(due: RetainedDue, message: Message, now: float) -> None:
     session = subscription.session
     identifier = subscription.subscription_id
     delivery = Delivery(
-        message,
+        session.core.for_one(message),
         min(message.qos, subscription.qos),
         retain=True,  # [MQTT-3.3.1-8] of MQTT 3.1.1; Retain As Published is for live messages
         subscription_ids=(identifier,) if identifier else (),

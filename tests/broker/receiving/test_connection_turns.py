@@ -167,3 +167,17 @@ def test_what_is_put_off_waits_for_a_throttled_publisher() -> None:
     broker.settle()
     assert len(subscriber.payloads()) == 200
     assert len(publisher.take_all(PingResp)) == 1
+
+
+def test_deliveries_to_shared_subscriptions_are_steps_as_others_are() -> None:
+    """One message may be for very many groups of workers: the next one waits for its turn."""
+    broker = VirtualBroker()
+    worker = broker.connect("w")
+    for number in range(broker.core.turn.most_steps):
+        worker.subscribe(f"$share/{number}/t")
+    publisher = broker.connect("p").connection
+    packet = write_packet(Publish("t", b"x"), 5)
+    publisher.receive_data(packet * 2, broker.now)
+    assert publisher.has_backlog
+    broker.settle()
+    assert len(worker.payloads()) == 2 * broker.core.turn.most_steps
