@@ -1,4 +1,4 @@
-"""The files of an SQLite database: permissions, the lock, and a watch for deleted files.
+"""The files of an SQLite database: permissions, lock, format, and a watch for deleted files.
 
 Theory of operation. SQLite opens its files by name and uses the descriptors from then on. It goes
 on writing to a file that was deleted or replaced, and everything written there is lost when the
@@ -15,14 +15,26 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import sqlite3
 import stat
-from contextlib import suppress
-from typing import Final
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final, NamedTuple
 
 from penstock.broker.errors import PenstockError
 
 PRIVATE_MODE: Final = 0o600
 """Mode of files that hold messages: only their owner has access."""
+
+PAGE_BYTES: Final = 8192
+"""Half of the default's pages for large rows, and fewer links between them."""
+CHECKPOINT_PAGES: Final = 1000
+"""8 MiB of write-ahead log: a checkpoint then holds up the commit behind it for some ten
+milliseconds, not hundreds."""
+LOG_LIMIT_BYTES: Final = 64 * 1024 * 1024
+"""Size that the write-ahead log is cut to after a reader has let it grow."""
+BUSY_SECONDS: Final = 5.0
+"""How long a write waits for another program that has locked the file, such as a backup."""
 
 _LOG: Final = "-wal"
 _SUFFIXES: Final = ("", _LOG, "-shm")
@@ -179,6 +191,94 @@ class DatabaseFile:
     def close(self) -> None:
         """Release the lock; may be called once."""
         os.close(self._lock)
+
+
+class Format(NamedTuple):
+    """What a database of ours holds.
+
+    Attributes:
+        application_id: stands in the file's header, so that no other program's database is used.
+        version: of the schema.
+        schema: statements that create the tables.
+    """
+
+    application_id: int
+    version: int
+    schema: tuple[str, ...]
+
+
+def connect(path: str, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
+    """Open a connection, for use by one thread at a time.
+
+    Args:
+        path: name of the database.
+        busy_seconds: how long to wait for another program that writes to it.
+
+    Raises:
+        sqlite3.Error: it cannot be opened.
+    """
+    return sqlite3.connect(
+        path, timeout=busy_seconds, isolation_level=None, check_same_thread=False
+    )
+
+
+def set_up(connection: sqlite3.Connection, database: Format) -> None:
+    """Set a new file up, or check that it is one of ours.
+
+    Raises:
+        DatabaseFileError: it is not, or its file system cannot be used.
+        sqlite3.Error: it cannot be read or written.
+    """
+    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (n_tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if n_tables and application_id != database.application_id:
+        raise DatabaseFileError(
+            "read another program's database; allowed: one that was made here, or a path where "
+            "nothing is"
+        )
+    if n_tables and version != database.version:
+        raise DatabaseFileError(
+            f"read format {version}; allowed: {database.version}. It was written by another "
+            "version of Penstock: start that, or move the file away to begin without what it holds"
+        )
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise DatabaseFileError(
+            f"read journal mode {mode}; allowed: a file system that can share memory, which "
+            "network file systems cannot"
+        )
+    connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+    connection.execute(f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES}")
+    # Some builds overwrite deleted data, which doubles the writes.
+    connection.execute("PRAGMA secure_delete = OFF")
+    # The write lock, so that a read-only file is refused at the start.
+    with transaction(connection):
+        if not n_tables:
+            for statement in database.schema:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {database.application_id}")
+            connection.execute(f"PRAGMA user_version = {database.version}")
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Run a block in one transaction: all of it or nothing."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        # SQLite rolls back by itself after some errors.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def in_words(error: sqlite3.Error) -> str:
+    """Return SQLite's text for an error, with the error's name."""
+    return f"{error} ({getattr(error, 'sqlite_errorname', type(error).__name__)})"
 
 
 def _size(name: str) -> int:

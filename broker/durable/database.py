@@ -20,7 +20,15 @@ from contextlib import closing, suppress
 from itertools import chain
 from typing import Any, Final
 
-from penstock.broker.database_file import DatabaseFile, DatabaseFileError
+from penstock.broker.database_file import (
+    DatabaseFile,
+    DatabaseFileError,
+    Format,
+    connect,
+    in_words,
+    set_up,
+    transaction,
+)
 from penstock.broker.errors import PenstockError
 from penstock.broker.payload import PIECE_BYTES, Payload
 from penstock.broker.records import (
@@ -35,20 +43,10 @@ from penstock.broker.records import (
     WillRow,
 )
 
-APPLICATION_ID: Final = 0x50455353
-"""Stands in the file's header, so that no other program's database is taken for ours."""
-SCHEMA_VERSION: Final = 1
-PAGE_BYTES: Final = 8192
-CHECKPOINT_PAGES: Final = 1000
-"""8 MiB of write-ahead log: a checkpoint then holds up the commit behind it for some ten
-milliseconds, not hundreds."""
 CACHE_KIB: Final = 4096
 """SQLite's own page cache, filled as pages are read. The messages that wait for one session are
 stored among those of the others: to delete 800 messages of each of four sessions, of 160,000 in
 all, takes 1.8 us a message, and 4.9 us with 512 or 2048 KiB."""
-LOG_LIMIT_BYTES: Final = 64 * 1024 * 1024
-BUSY_SECONDS: Final = 5.0
-"""How long a write waits for another program that has locked the file, such as a backup."""
 
 _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
     "sessions": (
@@ -99,6 +97,15 @@ _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
     ),
 }
 """Field of `Stored` to its table, the class of its rows and the table's columns."""
+
+FORMAT: Final = Format(
+    application_id=0x50455353,
+    version=1,
+    schema=tuple(
+        f"CREATE TABLE {table} ({columns}){'' if 'row INTEGER' in columns else ' WITHOUT ROWID'}"
+        for table, _, columns in _TABLES.values()
+    ),
+)
 
 _MOVED: Final = "UPDATE delivery SET session = ?, packet_id = ?, is_released = ? WHERE row = ?"
 
@@ -165,14 +172,17 @@ class SessionDatabase:
             self._connection = self._open(is_flushed=is_flushed)
         except sqlite3.Error as error:
             self._file.close()
-            raise self._start_error(_text(error)) from error
+            raise self._start_error(in_words(error)) from error
+        except DatabaseFileError as error:
+            self._file.close()
+            raise DatabaseStartError(f"persistence database {path}: {error}") from error
         except BaseException:
             self._file.close()
             raise
         self._file.watch()
 
     def _open(self, *, is_flushed: bool) -> sqlite3.Connection:
-        connection = self._connect()
+        connection = connect(self.path)
         try:
             try:
                 self._prepare(connection, is_flushed=is_flushed)
@@ -180,18 +190,13 @@ class SessionDatabase:
                 if getattr(error, "sqlite_errorcode", 0) not in _NO_ROOM_FOR_INDEX:
                     raise
                 connection.close()
-                connection = self._connect()
+                connection = connect(self.path)
                 connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # the index is in memory
                 self._prepare(connection, is_flushed=is_flushed)
         except BaseException:
             connection.close()
             raise
         return connection
-
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(
-            self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
 
     def _start_error(self, read: str) -> DatabaseStartError:
         return DatabaseStartError(
@@ -200,41 +205,12 @@ class SessionDatabase:
             "without what it holds, move the file away"
         )
 
-    def _prepare(self, connection: sqlite3.Connection, *, is_flushed: bool) -> None:
+    @staticmethod
+    def _prepare(connection: sqlite3.Connection, *, is_flushed: bool) -> None:
         """Set a new file up, or check that it is one of ours."""
-        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-        (application_id,) = connection.execute("PRAGMA application_id").fetchone()
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        (n_tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if n_tables and application_id != APPLICATION_ID:
-            raise self._start_error("another program's database")
-        if n_tables and version != SCHEMA_VERSION:
-            raise DatabaseStartError(
-                f"persistence database {self.path}: read format {version}; allowed: "
-                f"{SCHEMA_VERSION}. It was written by another version of Penstock: start that, "
-                "or move the file away to begin without what it holds"
-            )
-        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-        if mode != "wal":
-            raise DatabaseStartError(
-                f"persistence database {self.path}: read journal mode {mode}; allowed: a file "
-                "system that can share memory, which network file systems cannot"
-            )
+        set_up(connection, FORMAT)
         connection.execute(f"PRAGMA synchronous = {'FULL' if is_flushed else 'NORMAL'}")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        connection.execute(f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES}")
-        # Some builds overwrite what is deleted, which doubles the writes.
-        connection.execute("PRAGMA secure_delete = OFF")
-        # Take the write lock, so that a read-only file is refused at the start.
-        connection.execute("BEGIN IMMEDIATE")
-        if not n_tables:
-            for table, _, columns in _TABLES.values():
-                suffix = "" if "row INTEGER" in columns else " WITHOUT ROWID"
-                connection.execute(f"CREATE TABLE {table} ({columns}){suffix}")
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        connection.execute("COMMIT")
 
     def read(self, keep: Callable[[bytes], Payload]) -> Stored:
         """Return everything that the file holds.
@@ -259,7 +235,7 @@ class SessionDatabase:
                         found = (self._kept(row, keep) for row in found)
                     setattr(stored, name, list(found))
         except sqlite3.Error as error:
-            raise self._start_error(_text(error)) from error
+            raise self._start_error(in_words(error)) from error
         return stored
 
     def _kept(self, row: MessageRow, keep: Callable[[bytes], Payload]) -> MessageRow:
@@ -308,8 +284,7 @@ class SessionDatabase:
     def _write(self, batch: Batch) -> None:
         connection = self._connection
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
+            with transaction(connection):
                 for name, (table, kind, _) in _TABLES.items():
                     rows = getattr(batch, name)
                     if rows:
@@ -326,16 +301,12 @@ class SessionDatabase:
                     keys = getattr(batch, name)
                     if keys:
                         connection.executemany(statement, keys)
-                connection.execute("COMMIT")
-            except BaseException:
-                # SQLite rolls back by itself after some errors.
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
         except sqlite3.Error as error:
             with suppress(sqlite3.Error):  # frees space: the log may hold pages twice
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            raise DatabaseWriteError(f"persistence database {self.path}: {_text(error)}") from error
+            raise DatabaseWriteError(
+                f"persistence database {self.path}: {in_words(error)}"
+            ) from error
 
     def _write_many(self, head: str, place: str, rows: Sequence[Sequence[object]]) -> int:
         """Write whole groups of `ROWS_AT_A_TIME` rows; return how many rows were written."""
@@ -393,7 +364,3 @@ class StayingPayload:
         return self._database.read_payload(
             self._row, start, min(PIECE_BYTES, self._n_bytes - start)
         )
-
-
-def _text(error: sqlite3.Error) -> str:
-    return f"{error} ({getattr(error, 'sqlite_errorname', type(error).__name__)})"

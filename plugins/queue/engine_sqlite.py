@@ -19,7 +19,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Final, TypeVar
 
-from penstock.broker.database_file import DatabaseFile, DatabaseFileError, behind_links
+from penstock.broker.database_file import (
+    BUSY_SECONDS,
+    CHECKPOINT_PAGES,
+    PAGE_BYTES,
+    DatabaseFile,
+    DatabaseFileError,
+    Format,
+    behind_links,
+    connect,
+    in_words,
+    set_up,
+    transaction,
+)
 from penstock.plugins.queue.disk_reserve import DiskReserve
 from penstock.plugins.queue.engine import (
     BrokenSegmentError,
@@ -28,16 +40,41 @@ from penstock.plugins.queue.engine import (
     StorageFullError,
     Usage,
 )
-from penstock.plugins.queue.sqlite_file import (
-    BUSY_SECONDS,
-    CHECKPOINT_PAGES,
-    PAGE_BYTES,
-    connect,
-    prepare,
-)
 from penstock.plugins.queue.store import Key, Mark, NewSegment, StoredSegment, wanted_bits
 
 T = TypeVar("T")
+
+FORMAT: Final = Format(
+    application_id=0x50455154,
+    version=1,
+    schema=(
+        """CREATE TABLE physical_queue (
+            id INTEGER PRIMARY KEY,
+            queue TEXT NOT NULL,
+            number INTEGER NOT NULL,
+            earliest INTEGER NOT NULL DEFAULT 0,
+            next INTEGER NOT NULL DEFAULT 0,
+            messages INTEGER NOT NULL DEFAULT 0,
+            stored_bytes INTEGER NOT NULL DEFAULT 0,
+            UNIQUE (queue, number)
+        )""",
+        """CREATE TABLE segment (
+            physical_queue INTEGER NOT NULL REFERENCES physical_queue (id),
+            first_offset INTEGER NOT NULL,
+            n_messages INTEGER NOT NULL,
+            newest_at REAL NOT NULL,
+            frame BLOB NOT NULL,
+            PRIMARY KEY (physical_queue, first_offset)
+        )""",
+        # In a table of its own, because SQLite rewrites the whole row on a change.
+        """CREATE TABLE gone (
+            physical_queue INTEGER NOT NULL,
+            first_offset INTEGER NOT NULL,
+            bits BLOB NOT NULL,
+            PRIMARY KEY (physical_queue, first_offset)
+        ) WITHOUT ROWID""",
+    ),
+)
 
 RESERVE_BYTES: Final = 3 * CHECKPOINT_PAGES * PAGE_BYTES
 """Enough for the write-ahead log when the disk is full, up to twice its usual size, and for the
@@ -132,7 +169,7 @@ class SqliteStore:
         if self._writer is not None:
             self._writer.close()
         self._writer = connect(self._path, self._busy_seconds)
-        prepare(self._writer, self._path)
+        set_up(self._writer, FORMAT)
         self._make_queues(self._writer, queues)
         self._count_aside(self._writer)
 
@@ -436,15 +473,8 @@ class SqliteStore:
             if synchronous != self._synchronous:
                 connection.execute(f"PRAGMA synchronous = {synchronous}")
                 self._synchronous = synchronous
-            connection.execute("BEGIN IMMEDIATE")
-            try:
+            with transaction(connection):
                 yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                # SQLite rolls back by itself after some errors.
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
         except sqlite3.Error as error:
             is_full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
             raise (StorageFullError if is_full else StorageError)(self._explain(error)) from error
@@ -498,8 +528,7 @@ class SqliteStore:
             raise StorageError(self._explain(error)) from error
 
     def _explain(self, error: sqlite3.Error) -> str:
-        name = getattr(error, "sqlite_errorname", type(error).__name__)
-        return f"queue database {self._path}: {error} ({name})"
+        return f"queue database {self._path}: {in_words(error)}"
 
 
 def _wanted(

@@ -157,7 +157,6 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.queue.http_api",
     "plugins.queue.http_requests",
     "plugins.queue.logical_queue",
-    "plugins.queue.sqlite_file",
     "plugins.queue.store",  # speaks the engine's words
     "plugins.web.bodies",
     "plugins.web.guard",

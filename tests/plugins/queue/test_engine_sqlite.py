@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.database_file import PAGE_BYTES
 from penstock.plugins.queue.engine import (
     BrokenSegmentError,
     EngineStartError,
@@ -18,7 +19,6 @@ from penstock.plugins.queue.engine import (
     Usage,
 )
 from penstock.plugins.queue.engine_sqlite import RESERVE_BYTES, TRUNCATE_SEGMENTS, SqliteStore
-from penstock.plugins.queue.sqlite_file import PAGE_BYTES
 from penstock.plugins.queue.store import Mark, NewSegment
 
 KEY = ("q", 0)
