@@ -125,6 +125,9 @@ CASES: Final = {
 CALM_SECONDS: Final = 5.0
 """Between the last subscription and the beginning: publishers start, and the link is known."""
 
+LONGER_SECONDS: Final = 15.0
+"""For which small messages go on after the end of a run."""
+
 DRAIN_SECONDS: Final = 120.0
 QUICK_SECONDS: Final = 40.0
 LOOK_SECONDS: Final = 0.2
@@ -204,7 +207,9 @@ class Site:
 
     def publish(self, begin_at: float, seconds: float) -> None:
         """Start the publishers: the run begins at a monotonic second and lasts so long."""
-        self._start_load("publisher", self._cloud, "publish", repr(begin_at), repr(seconds))
+        self._start_load(
+            "publisher", self._cloud, "publish", *map(repr, (begin_at, seconds, LONGER_SECONDS))
+        )
 
     def outcome(self, expected: int, deadline: float) -> Outcome:
         """Wait for the subscriber to have everything, or for the deadline; return what it has.
@@ -271,7 +276,7 @@ def run_side_by_side(
         BenchmarkError: a process has failed.
         NetemError: the network cannot be had.
     """
-    expected = sum(each.count(seconds) for each in STREAMS.values())
+    expected = sum(each.count(seconds, LONGER_SECONDS) for each in STREAMS.values())
     with ExitStack() as stack:
         # Folders go last: who writes into them has ended by then.
         whole = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-lossy-")))

@@ -44,7 +44,7 @@ class Stream:
         payload_bytes: length of each.
         period_seconds: between two.
         first_seconds: after the beginning; so that kinds do not fall together.
-        longer_seconds: for which it goes on after the end of a run.
+        goes_on: whether it goes on for a while after the end of a run.
     """
 
     name: str
@@ -52,16 +52,17 @@ class Stream:
     payload_bytes: int
     period_seconds: float
     first_seconds: float
-    longer_seconds: float = 0.0
+    goes_on: bool = False
 
-    def count(self, seconds: float) -> int:
-        """Return how many are due in a run and after it."""
-        seconds += self.longer_seconds - self.first_seconds
+    def count(self, seconds: float, longer_seconds: float) -> int:
+        """Return how many are due in a run, and in the seconds for which some go on after it."""
+        seconds += longer_seconds * self.goes_on - self.first_seconds
         return max(0, int(seconds / self.period_seconds) + 1)
 
 
-# What is held at the end of a run would else wait for news of its link until none is recent.
-SMALL: Final = Stream("small", "alarms/1", 100, 0.5, 0.1, longer_seconds=15.0)
+# Without messages after the end of a run, what is held then would wait until no news of its link is
+# recent.
+SMALL: Final = Stream("small", "alarms/1", 100, 0.5, 0.1, goes_on=True)
 LARGE: Final = Stream("large", "pictures/1", 1_000_000, 5.0, 0.35)
 STREAMS: Final = {stream.name: stream for stream in (SMALL, LARGE)}
 BY_TOPIC: Final = {stream.topic: stream for stream in STREAMS.values()}
@@ -180,21 +181,24 @@ def _receive(sock: socket.socket) -> Arrival | None:
     return Arrival(BY_TOPIC[publish.topic].name, number, due_at, arrived_at)
 
 
-def _due(stream: Stream, begin_at: float, seconds: float) -> Iterator[tuple[float, int, str]]:
-    for number in range(stream.count(seconds)):
+def _due(
+    stream: Stream, begin_at: float, seconds: float, longer_seconds: float
+) -> Iterator[tuple[float, int, str]]:
+    for number in range(stream.count(seconds, longer_seconds)):
         yield begin_at + stream.first_seconds + number * stream.period_seconds, number, stream.name
 
 
-def publish(begin_at: float, seconds: float) -> None:
+def publish(begin_at: float, seconds: float, longer_seconds: float) -> None:
     """Publish each message when it is due, each kind on a connection of its own.
 
     Args:
         begin_at: monotonic seconds of the beginning.
         seconds: of the run.
+        longer_seconds: for which small messages go on after it.
     """
     socks = {name: _connect("127.0.0.1", f"publisher of {name}") for name in STREAMS}
     rest = {name: os.urandom(each.payload_bytes - HEAD.size) for name, each in STREAMS.items()}
-    plans = [_due(stream, begin_at, seconds) for stream in STREAMS.values()]
+    plans = [_due(stream, begin_at, seconds, longer_seconds) for stream in STREAMS.values()]
     unacknowledged = 0
     for due_at, number, name in heapq.merge(*plans):
         time.sleep(max(0.0, due_at - time.monotonic()))
@@ -215,8 +219,8 @@ def main(argv: list[str]) -> None:
     match argv:
         case ["record", address, file, expected]:
             record(address, file, int(expected))
-        case ["publish", begin_at, seconds]:
-            publish(float(begin_at), float(seconds))
+        case ["publish", *times]:
+            publish(*map(float, times))
         case _:
             raise SystemExit(2)
 

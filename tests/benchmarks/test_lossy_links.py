@@ -25,6 +25,8 @@ def test_brokers_are_compared_on_real_links(
 ) -> None:
     """Each broker has its links and its row; every message arrives and is in the file."""
     monkeypatch.setattr(lossy_links, "MEAN_SECONDS", 1.0)
+    monkeypatch.setattr(lossy_links, "CALM_SECONDS", 2.0)
+    monkeypatch.setattr(lossy_links, "LONGER_SECONDS", 1.0)
     monkeypatch.setitem(CASES, Case.LOSSY, State("often", LOSSY, 1.0))
     file = tmp_path / "outcomes.json"
     brokers = ["historic", "adaptive", "mosquitto", "historic-learned"]
@@ -39,7 +41,7 @@ def test_brokers_are_compared_on_real_links(
     for run in runs:
         assert run["lost"] == 0
         streams = [arrival["stream"] for arrival in run["arrivals"]]
-        assert (streams.count("small"), streams.count("large")) == (50, 2)
+        assert (streams.count("small"), streams.count("large")) == (22, 2)
         assert {name for _, name in run["link_log"]} == {"good", "lossy"}
         assert run["packets"]["downstream"]["lost"] > 0
 
