@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from penstock.broker.mqtt.topics import matches
 from penstock.netem.clients.client_plan import (
     Awaited,
     CrewPlan,
@@ -14,7 +15,6 @@ from penstock.netem.clients.client_plan import (
     SubscriberPlan,
 )
 from penstock.netem.clients.payloads import Times
-from penstock.netem.clients.topics import matches
 from penstock.netem.figures.records import ExpectedRow
 from penstock.netem.runs.scenario import Publisher, Scenario, Subscriber, client_ids
 

@@ -4,9 +4,9 @@ It carries packets between pairs of TUN devices, or tells the kernel when links 
 carries change (`penstock.netem.links.tc_link`).
 
 `penstock.netem.links.network` starts it and tells it what to do on its standard input
-(`penstock.netem.clients.messages`). It ends with that input, however the other program ended, and
-takes the network down with it: its devices go with its file descriptors, the namespaces and what
-runs in them are removed.
+(`penstock.netem.links.forwarder_messages`). It ends with that input, however the other program
+ended, and takes the network down with it: its devices go with its file descriptors, the namespaces
+and what runs in them are removed.
 
 What it carries are whole IP packets of at most `MTU_BYTES`: without segmentation offload, so that
 a loss is the loss of what a wire would have lost.
@@ -30,7 +30,9 @@ from typing import Final, TypeAlias
 
 from pydantic import ValidationError
 
-from penstock.netem.clients.messages import (
+from penstock.netem.errors import NetemError
+from penstock.netem.links.channel import Channel, Counts
+from penstock.netem.links.forwarder_messages import (
     ANSWER,
     REQUEST,
     Add,
@@ -41,8 +43,6 @@ from penstock.netem.clients.messages import (
     Switch,
     Tell,
 )
-from penstock.netem.errors import NetemError
-from penstock.netem.links.channel import Channel, Counts
 from penstock.netem.links.namespaces import remove_namespaces
 from penstock.netem.links.profiles import Direction, Profile
 from penstock.netem.links.schedule import Schedule

@@ -33,7 +33,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
-from penstock.netem.clients.messages import (
+from penstock.netem.errors import NetemError, RunError
+from penstock.netem.links.channel import Counts
+from penstock.netem.links.congestion_control import set_congestion_control
+from penstock.netem.links.engines import Engine, choose_engine
+from penstock.netem.links.forwarder_messages import (
     ANSWER,
     REQUEST,
     Add,
@@ -44,10 +48,6 @@ from penstock.netem.clients.messages import (
     Switch,
     Tell,
 )
-from penstock.netem.errors import NetemError, RunError
-from penstock.netem.links.channel import Counts
-from penstock.netem.links.congestion_control import set_congestion_control
-from penstock.netem.links.engines import Engine, choose_engine
 from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.namespaces import (
     own_prefix,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
+from penstock.broker.errors import MalformedPacketError
+from penstock.broker.mqtt.topics import matches, validate_topic, validate_topic_filter
 from penstock.netem.checked_yaml import Mistake, MistakesError, Place
-from penstock.netem.clients.topics import fault_of_filter, fault_of_topic, matches
 from penstock.netem.runs.scenario import LEAST_PAYLOAD_BYTES, MAX_SEED, Scenario, Stream, client_ids
 
 MAX_PAYLOAD_BYTES: Final = 268_000_000
@@ -85,6 +86,14 @@ def _check_from(place: Place, value: float, most: float = math.inf) -> Iterator[
 def _check_range(place: Place, value: int, least: int, most: int) -> Iterator[Mistake]:
     if not least <= value <= most:
         yield _wrong(place, value, f"{least} to {most}")
+
+
+def _check_text(place: Place, text: str, validate: Callable[[str], None]) -> Iterator[Mistake]:
+    """Check a Topic Name or a Topic Filter."""
+    try:
+        validate(text)
+    except MalformedPacketError as error:
+        yield Mistake(place, error.args[0])
 
 
 def _check_several(place: Place, values: Collection[Any]) -> Iterator[Mistake]:
@@ -166,8 +175,7 @@ def _check_traffic(scenario: Scenario) -> Iterator[Mistake]:
 
 
 def _check_stream(place: Place, stream: Stream) -> Iterator[Mistake]:
-    if fault := fault_of_topic(stream.topic):
-        yield _wrong((*place, "topic"), stream.topic, fault)
+    yield from _check_text((*place, "topic"), stream.topic, validate_topic)
     size = stream.payload_bytes
     yield from _check_range((*place, "payload_bytes"), size, LEAST_PAYLOAD_BYTES, MAX_PAYLOAD_BYTES)
     yield from _check_above((*place, "period_seconds"), stream.period_seconds)
@@ -195,7 +203,7 @@ def _check_subscribers(scenario: Scenario) -> Iterator[Mistake]:
         stream.topic.replace("{n}", str(number))
         for publisher in scenario.publishers.values()
         for stream in (scenario.traffic.get(each) for each in publisher.streams)
-        if stream is not None
+        if stream is not None and stream.topic
         for number in range(1, min(publisher.count, MAX_CLIENTS) + 1)
     }
     for name, subscriber in scenario.subscribers.items():
@@ -205,9 +213,9 @@ def _check_subscribers(scenario: Scenario) -> Iterator[Mistake]:
         yield from _check_several((*place, "filters"), subscriber.filters)
         for number, topic_filter in enumerate(subscriber.filters):
             at = (*place, "filters", number)
-            if fault := fault_of_filter(topic_filter):
-                yield _wrong(at, topic_filter, fault)
-            elif not any(matches(topic_filter, topic) for topic in topics):
+            faults = list(_check_text(at, topic_filter, validate_topic_filter))
+            yield from faults
+            if not faults and not any(matches(topic_filter, topic) for topic in topics):
                 yield _wrong(at, topic_filter, "a filter that a published topic matches")
         yield from _check_range((*place, "qos"), subscriber.qos, 0, 2)
         yield from _check_range((*place, "count"), subscriber.count, 1, MAX_CLIENTS)

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from penstock.netem.clients.messages import REQUEST, Add, Switch, Tell
+from penstock.netem.links.forwarder_messages import REQUEST, Add, Switch, Tell
 from penstock.netem.links.profiles import GOOD, OPEN
 from tests.helpers.networks import NEEDS_ROOT
 

@@ -254,7 +254,11 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     ("{kind: mosquitto}", "{kind: command}", ["brokers.other.command: missing"]),
     ("over: other", "over: ours", ["targets.0.over: read 'ours'; allowed: another broker"]),
     # Traffic.
-    ("topic: a/b", "topic: a/+", ["traffic.small.topic: read 'a/+'; allowed: no wildcards"]),
+    (
+        "topic: a/b",
+        "topic: a/+",
+        ["traffic.small.topic: topic name 'a/+' holds a wildcard; allowed: no + and no #"],
+    ),
     (
         "payload_bytes: 100",
         "payload_bytes: 23",
@@ -329,7 +333,7 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     (
         "filters: [a/#]",
         "filters: [a#]",
-        ["subscribers.sub.filters.0: read 'a#'; allowed: # as the whole last level"],
+        ["subscribers.sub.filters.0: topic filter 'a#': # stands in 'a#'; allowed: # alone, as"],
     ),
     (
         "filters: [a/#]",

@@ -1,4 +1,4 @@
-"""What network and forwarder say to each other: one line of JSON each way in turn.
+"""The messages between a network and its forwarder: one line of JSON each way in turn.
 
 The forwarder answers each request with one `Answer`.
 """

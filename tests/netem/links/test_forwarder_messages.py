@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from penstock.netem.clients.messages import (
+from penstock.netem.links.channel import Counts
+from penstock.netem.links.forwarder_messages import (
     ANSWER,
     REQUEST,
     Add,
@@ -14,7 +15,6 @@ from penstock.netem.clients.messages import (
     Switch,
     Tell,
 )
-from penstock.netem.links.channel import Counts
 from penstock.netem.links.link_variation import OnOff, Trace
 from penstock.netem.links.profiles import GOOD, LOSSY, OPEN, Bursts, Direction, Profile
 
