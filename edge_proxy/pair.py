@@ -40,7 +40,7 @@ class Pair:
     Attributes:
         client: what goes to the client; only once `wants_broker`.
         link: to the client.
-        fileno: file descriptor of the client's socket, or -1; set by the driver.
+        fileno: file descriptor of the client's socket, or -1; set by `PairTransport`.
         wants_broker: CONNECT has come: a connection to the broker is needed.
         is_closing: both connections are to be closed once what is to be sent was written.
     """
@@ -86,7 +86,7 @@ class Pair:
         self.wants_broker = False
         self.is_closing = False
 
-    # -- what the driver calls ------------------------------------------------------------
+    # -- what `PairTransport` calls ------------------------------------------------------------
 
     def receive_data(self, direction: Direction, chunk: bytes, now: float) -> None:
         """Take bytes that go `direction`; what a peer did never raises here."""
@@ -146,7 +146,7 @@ class Pair:
         return out
 
     def wants_reading(self, direction: Direction) -> bool:
-        """Whether the driver should read what goes `direction`."""
+        """Whether to read what goes `direction`."""
         if not self.wants_broker:
             return True
         if direction is Direction.DOWNSTREAM:

@@ -15,7 +15,7 @@ from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
 from penstock.edge_proxy.config import ProxyConfig
 from penstock.edge_proxy.shared import Shared, describe
-from penstock.edge_proxy.transport import Driver
+from penstock.edge_proxy.transport import Pairs
 
 BACKLOG: Final = 1024
 """Connections that may wait to be accepted: a fleet that reconnects comes all at once."""
@@ -50,7 +50,7 @@ class Sidecar:
         self._logger = logger or logging.getLogger("penstock.proxy")
         self._plugins = LoadedPlugins()
         self._server: asyncio.Server | None = None
-        self._driver: Driver
+        self._pairs: Pairs
         self.address = ("", 0)
         self.shared: Shared
 
@@ -74,7 +74,7 @@ class Sidecar:
         self.shared = Shared(
             config.limits, logger=self._logger, gate=plugins.gate, samplers=plugins.samplers
         )
-        self._driver = Driver(
+        self._pairs = Pairs(
             self.shared,
             config.broker_host,
             config.broker_port,
@@ -89,13 +89,13 @@ class Sidecar:
         host, port = config.listen_host, config.listen_port
         try:
             self._server = await loop.create_server(
-                self._driver.accept, host, port, backlog=BACKLOG, reuse_address=True
+                self._pairs.accept, host, port, backlog=BACKLOG, reuse_address=True
             )
         except OSError as error:
             raise ListenError(f"listener: cannot bind {host or '*'}:{port}: {error}") from error
         self.address = self._server.sockets[0].getsockname()[:2]
         self._logger.info(
-            "listening on %s:%d for the broker at %s", *self.address, self._driver.broker_name
+            "listening on %s:%d for the broker at %s", *self.address, self._pairs.broker_name
         )
 
     def _connections(self) -> int:
@@ -115,8 +115,8 @@ class Sidecar:
         """Return the account of all clients, gone and present, added up."""
         total = Ledger()
         total.add(self.shared.ended)
-        for pair_driver in self._driver.pairs:
-            pair = pair_driver.pair
+        for pair_transport in self._pairs.running:
+            pair = pair_transport.pair
             if pair.wants_broker and not pair.is_closing:
                 total.add(pair.client.ledger)
         return total
@@ -132,11 +132,11 @@ class Sidecar:
         self._logger.info("stopping")
         if self._server is not None:
             self._server.close()
-        for pair_driver in list(self._driver.pairs):
-            pair_driver.close(ReasonCode.SERVER_SHUTTING_DOWN)
+        for pair_transport in list(self._pairs.running):
+            pair_transport.close(ReasonCode.SERVER_SHUTTING_DOWN)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
-                await self._driver.all_ended()
+                await self._pairs.all_ended()
         await self._close()
         self._logger.info("served %d clients: %s", self.shared.n_ended, describe(self.ledger()))
         refused = self.shared.counters.connections_refused
@@ -153,8 +153,8 @@ class Sidecar:
     async def _close(self) -> None:
         if self._server is not None:
             self._server.close()
-        if hasattr(self, "_driver"):
-            await self._driver.close()
+        if hasattr(self, "_pairs"):
+            await self._pairs.close()
         plugins, self._plugins = self._plugins, LoadedPlugins()
         await plugins.close(Guard(self._logger, {}))
 

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from penstock.broker.errors import MalformedPacketError, ProtocolError
+from penstock.broker.errors import ProtocolError
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.mqtt.topics import validate_topic
+from penstock.broker.mqtt.topics import read_topic
 
 MAX_TOPICS: Final = 10_000
 """Topics known at a time, some 2 MB; a broker with more has the gate asked again."""
@@ -64,10 +64,6 @@ class TopicCache:
                 "[MQTT-3.1.2-27]",
                 ReasonCode.TOPIC_ALIAS_INVALID,
             )
-        try:
-            name = topic_bytes.decode()
-        except UnicodeDecodeError:
-            raise MalformedPacketError("Topic Name: read no UTF-8; allowed: UTF-8") from None
-        validate_topic(name)
+        name = read_topic(topic_bytes)
         threshold_s = self._threshold_s(name)
         return KnownTopic(name, sys.maxsize if threshold_s is None else threshold_s)

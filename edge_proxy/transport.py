@@ -1,6 +1,6 @@
 """The asyncio side of a pair: two transports, one timer, and the connection to the broker.
 
-The only module that writes to a transport. After each event `PairDriver.serve` does what the
+The only module that writes to a transport. After each event `PairTransport.serve` does what the
 pair wants: writes both ways, moves on what waits while the client has room, starts and stops
 reading, opens the connection to the broker, closes.
 """
@@ -26,12 +26,14 @@ CLOSE_TIMEOUT_SECONDS: Final = 5.0
 """How long a connection that is closed may take to send what was put before the close."""
 
 
-class Driver:
-    """All pairs of one proxy on the event loop; all of it on the loop's thread.
+class Pairs:
+    """All pairs of one proxy on the event loop: takes clients and dials the broker for each.
+
+    Everything runs on the loop's thread.
 
     Attributes:
         shared: of the proxy.
-        pairs: those that run.
+        running: the transports of those that run.
         clock: monotonic seconds.
         admission: the places of its clients.
         room: without a limit of its own.
@@ -64,7 +66,7 @@ class Driver:
             shared.counters, connections=connections, connections_per_address=None
         )
         self.room = Room()
-        self.pairs: set[PairDriver] = set()
+        self.running: set[PairTransport] = set()
         self.clock: Callable[[], float] = time.monotonic
         self._broker = (broker_host, broker_port)
         self._timeout_seconds = timeout_seconds
@@ -78,26 +80,26 @@ class Driver:
 
     def accept(self) -> asyncio.Protocol:
         """Return the protocol of a client that connects."""
-        return _Side(PairDriver(self), Direction.UPSTREAM)
+        return _Side(PairTransport(self), Direction.UPSTREAM)
 
-    def dial(self, pair_driver: PairDriver) -> asyncio.Task[None]:
+    def dial(self, pair_transport: PairTransport) -> asyncio.Task[None]:
         """Open a connection to the broker for a pair, which is told of the outcome."""
-        task = asyncio.get_running_loop().create_task(self._dial(pair_driver), name="dial")
+        task = asyncio.get_running_loop().create_task(self._dial(pair_transport), name="dial")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _dial(self, pair_driver: PairDriver) -> None:
+    async def _dial(self, pair_transport: PairTransport) -> None:
         host, port = self._broker
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 await asyncio.get_running_loop().create_connection(
-                    lambda: _Side(pair_driver, Direction.DOWNSTREAM), host, port
+                    lambda: _Side(pair_transport, Direction.DOWNSTREAM), host, port
                 )
         except Exception as error:  # noqa: BLE001 (whatever it is, the client waits for an answer)
             is_late = isinstance(error, TimeoutError) and not error.args
             why = f"no answer in {self._timeout_seconds:g} s" if is_late else str(error)
-            pair_driver.broker_unreachable(
+            pair_transport.broker_unreachable(
                 f"no connection to {self.broker_name}: {why or repr(error)}"
             )
 
@@ -110,45 +112,45 @@ class Driver:
                 "%d connections above the limit cut off so far", n_connections
             )
 
-    def ended(self, pair_driver: PairDriver) -> None:
+    def ended(self, pair_transport: PairTransport) -> None:
         """Both connections of a pair are gone."""
-        self.pairs.discard(pair_driver)
-        if not self.pairs and self._none_left is not None and not self._none_left.done():
+        self.running.discard(pair_transport)
+        if not self.running and self._none_left is not None and not self._none_left.done():
             self._none_left.set_result(None)
 
     async def all_ended(self) -> None:
         """Wait until no pair runs."""
-        if self.pairs:
+        if self.running:
             self._none_left = asyncio.get_running_loop().create_future()
             await self._none_left
 
     async def close(self) -> None:
         """Drop what is left, at once."""
-        for pair_driver in list(self.pairs):
-            pair_driver.abort()
+        for pair_transport in list(self.running):
+            pair_transport.abort()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class PairDriver:
-    """Runs one pair.
+class PairTransport:
+    """The two transports of one pair, and its timer.
 
     Attributes:
-        pair: what is driven; once the client's transport is there.
+        pair: what they serve; once the client's transport is there.
         logger: of the proxy.
     """
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, pairs: Pairs) -> None:
         """Wait for a client.
 
         Args:
-            driver: of the proxy.
+            pairs: of the proxy.
         """
-        self._driver = driver
+        self._pairs = pairs
         self._loop = asyncio.get_running_loop()
-        self.logger: logging.Logger = driver.shared.logger
+        self.logger: logging.Logger = pairs.shared.logger
         self.pair: Pair
         self._transports: dict[Direction, asyncio.Transport] = {}
         self._is_reading = {Direction.UPSTREAM: True, Direction.DOWNSTREAM: True}
@@ -163,25 +165,25 @@ class PairDriver:
 
     def connected(self, direction: Direction, transport: asyncio.Transport) -> None:
         """A transport is there from which bytes go `direction`."""
-        now = self._driver.clock()
+        now = self._pairs.clock()
         if direction is Direction.UPSTREAM:
-            place = self._place = self._driver.admission.enter(self._driver.room)
+            place = self._place = self._pairs.admission.enter(self._pairs.room)
             if place is None:
-                self._driver.cut_off(transport)
+                self._pairs.cut_off(transport)
                 return
-            limits = self._driver.shared.limits
+            limits = self._pairs.shared.limits
             transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
             peer = transport.get_extra_info("peername") or ("", 0)
             self.pair = Pair(
-                self._driver.shared,
+                self._pairs.shared,
                 f"{peer[0]}:{peer[1]}",
                 now,
                 refusal=place.refusal,
-                connack_timeout_seconds=self._driver.connack_timeout_seconds,
+                connack_timeout_seconds=self._pairs.connack_timeout_seconds,
             )
             sock = transport.get_extra_info("socket")
             self.pair.fileno = -1 if sock is None else sock.fileno()
-            self._driver.pairs.add(self)
+            self._pairs.running.add(self)
         elif self.pair.is_closing:
             transport.abort()
             return
@@ -192,7 +194,7 @@ class PairDriver:
 
     def received(self, direction: Direction, chunk: bytes) -> None:
         """Bytes have come that go `direction`."""
-        now = self._driver.clock()
+        now = self._pairs.clock()
         self._call(lambda: self.pair.receive_data(direction, chunk, now))
 
     def half_closed(self, direction: Direction) -> None:
@@ -252,7 +254,7 @@ class PairDriver:
     def serve(self) -> None:
         """Do what the pair wants."""
         pair = self.pair
-        now = self._driver.clock()
+        now = self._pairs.clock()
         client = self._transports.get(Direction.UPSTREAM)
         for _turn in range(MAX_TURNS):
             pair.pump(0 if client is None else client.get_write_buffer_size(), now)
@@ -267,7 +269,7 @@ class PairDriver:
             self._close()
             return
         if pair.wants_broker and self._dialling is None:
-            self._dialling = self._driver.dial(self)
+            self._dialling = self._pairs.dial(self)
         for direction, transport in self._transports.items():
             self._read_or_not(direction, transport)
         self._set_timer(now)
@@ -309,7 +311,7 @@ class PairDriver:
 
     def _timer_due(self) -> None:
         self._timer = None
-        now = self._driver.clock()
+        now = self._pairs.clock()
         self._call(lambda: self.pair.handle_timeout(now))
 
     def _call(self, call: Callable[[], None]) -> None:
@@ -333,7 +335,7 @@ class PairDriver:
                 self._close_timer.cancel()
             if self._place is not None:
                 self._place.leave()
-            self._driver.ended(self)
+            self._pairs.ended(self)
         elif not self._is_ending:
             self._is_ending = True
             for transport in self._transports.values():
@@ -346,14 +348,14 @@ class PairDriver:
 class _Side(asyncio.Protocol):
     """One of the two network connections of a pair."""
 
-    def __init__(self, driver: PairDriver, direction: Direction) -> None:
+    def __init__(self, pair_transport: PairTransport, direction: Direction) -> None:
         """Wait for the connection.
 
         Args:
-            driver: of the pair.
+            pair_transport: of the pair.
             direction: where the bytes go that it receives: UPSTREAM for the client's.
         """
-        self._driver = driver
+        self._pair_transport = pair_transport
         self._direction = direction
         self._other = (
             Direction.DOWNSTREAM if direction is Direction.UPSTREAM else Direction.UPSTREAM
@@ -362,24 +364,24 @@ class _Side(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection stands."""
         # uvloop's transports are asyncio's by contract and not by class.
-        self._driver.connected(self._direction, cast("asyncio.Transport", transport))
+        self._pair_transport.connected(self._direction, cast("asyncio.Transport", transport))
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come."""
-        self._driver.received(self._direction, data)
+        self._pair_transport.received(self._direction, data)
 
     def pause_writing(self) -> None:
         """The transport has too many unsent bytes."""
-        self._driver.paused(self._other)
+        self._pair_transport.paused(self._other)
 
     def resume_writing(self) -> None:
         """It has room again."""
-        self._driver.resumed(self._other)
+        self._pair_transport.resumed(self._other)
 
     def eof_received(self) -> None:
         """Nothing more comes: the transport closes once everything is sent."""
-        self._driver.half_closed(self._direction)
+        self._pair_transport.half_closed(self._direction)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
-        self._driver.lost(self._direction, exc)
+        self._pair_transport.lost(self._direction, exc)

@@ -41,6 +41,20 @@ def validate_topic(name: str) -> None:
     _validate_text("topic name", name)
 
 
+def read_topic(topic_bytes: bytes) -> str:
+    """Return the Topic Name that stands in a PUBLISH, checked.
+
+    Raises:
+        MalformedPacketError: it is not UTF-8 [MQTT-1.5.4-1], or as `validate_topic`.
+    """
+    try:
+        topic = topic_bytes.decode()
+    except UnicodeDecodeError:
+        raise MalformedPacketError("topic name is not UTF-8 [MQTT-1.5.4-1]") from None
+    validate_topic(topic)
+    return topic
+
+
 def validate_topic_filter(topic_filter: str) -> None:
     """Check a Topic Filter, also one of a Shared Subscription.
 

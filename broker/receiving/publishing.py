@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.access_control import PUBLISH
 from penstock.broker.config.capabilities import check_publish, is_payload_valid
-from penstock.broker.errors import MalformedPacketError, PeerError, ProtocolError
+from penstock.broker.errors import PeerError, ProtocolError
 from penstock.broker.events import MessageReceived
 from penstock.broker.message import Message, Properties
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
@@ -18,7 +18,7 @@ from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.receive_buffer import read_remaining_length
-from penstock.broker.mqtt.topics import validate_topic
+from penstock.broker.mqtt.topics import read_topic
 from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
 from penstock.broker.receiving.receipts import book_receipt, check_receive_maximum
 from penstock.broker.receiving.routing import (
@@ -245,12 +245,7 @@ def _topic(topic_bytes: bytes) -> str:
     """Return the Topic Name of a PUBLISH, checked."""
     if not topic_bytes:
         raise ProtocolError("PUBLISH: neither Topic Name nor Topic Alias (3.3.2.1)")
-    try:
-        topic = topic_bytes.decode()
-    except UnicodeDecodeError:
-        raise MalformedPacketError("PUBLISH: Topic Name is not UTF-8") from None
-    validate_topic(topic)
-    return topic
+    return read_topic(topic_bytes)
 
 
 def _refuse_topic(

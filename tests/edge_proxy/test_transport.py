@@ -18,7 +18,7 @@ from penstock.broker.quotas.admission import MAX_REFUSED
 from penstock.edge_proxy import transport
 from penstock.edge_proxy.config import ProxyLimits
 from penstock.edge_proxy.shared import Shared
-from penstock.edge_proxy.transport import Driver
+from penstock.edge_proxy.transport import Pairs
 from penstock.netem.runs.broker_process import reserved_port
 from tests.helpers.pairs import DOWN, UP, SwitchGate, publish
 from tests.helpers.scripted import SECONDS, Peer, ScriptedBroker, open_client, until
@@ -27,16 +27,16 @@ MIB = 1024 * 1024
 
 
 class Bench:
-    """A driver between a scripted broker and the test's clients.
+    """A proxy between a scripted broker and the test's clients.
 
     Attributes:
-        driver: what is tested.
+        pairs: what is tested.
         broker: behind it.
         address: where clients connect.
     """
 
-    def __init__(self, driver: Driver, broker: ScriptedBroker, address: tuple[str, int]) -> None:
-        self.driver = driver
+    def __init__(self, pairs: Pairs, broker: ScriptedBroker, address: tuple[str, int]) -> None:
+        self.pairs = pairs
         self.broker = broker
         self.address = address
 
@@ -87,7 +87,7 @@ async def bench(
     connections: int = 1000,
     **limits: Any,
 ) -> AsyncIterator[Bench]:
-    """Run a driver."""
+    """Run a proxy."""
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(ScriptedBroker())
         shared = Shared(
@@ -97,7 +97,7 @@ async def bench(
             samplers=[sampler] if sampler else [],
         )
         port = broker.port if broker_port is None else broker_port
-        driver = Driver(
+        pairs = Pairs(
             shared,
             "127.0.0.1",
             port,
@@ -105,10 +105,10 @@ async def bench(
             connack_timeout_seconds=connack_timeout_seconds,
             connections=connections,
         )
-        server = await asyncio.get_running_loop().create_server(driver.accept, "127.0.0.1", 0)
-        stack.push_async_callback(driver.close)
+        server = await asyncio.get_running_loop().create_server(pairs.accept, "127.0.0.1", 0)
+        stack.push_async_callback(pairs.close)
         stack.callback(server.close)
-        yield Bench(driver, broker, server.sockets[0].getsockname()[:2])
+        yield Bench(pairs, broker, server.sockets[0].getsockname()[:2])
 
 
 @pytest.mark.parametrize("version", [4, 5])
@@ -153,8 +153,8 @@ async def test_a_broker_that_goes_takes_the_client_with_it(
         assert await client.receive() == publish("last", 10)
         assert await client.receive() == Disconnect(ReasonCode.SESSION_TAKEN_OVER)
         assert await client.receive_end() == b""
-        await proxy.driver.all_ended()
-        assert not proxy.driver.pairs
+        await proxy.pairs.all_ended()
+        assert not proxy.pairs.running
 
 
 async def test_a_client_that_goes_takes_the_connection_to_the_broker_with_it(
@@ -168,8 +168,8 @@ async def test_a_client_that_goes_takes_the_connection_to_the_broker_with_it(
         assert await client.receive() == PingResp()
         client.writer.transport.abort()
         assert await broker.receive_end() == b""
-        await proxy.driver.all_ended()
-        assert proxy.driver.shared.ended.outstanding() == 1
+        await proxy.pairs.all_ended()
+        assert proxy.pairs.shared.ended.outstanding() == 1
 
 
 @pytest.mark.parametrize("version", [4, 5])
@@ -191,27 +191,27 @@ async def test_a_client_that_goes_before_the_broker_is_reached(
 ) -> None:
     """A connection that comes too late is dropped."""
     async with bench() as proxy:
-        dial = Driver._dial
+        dial = Pairs._dial
         begun = asyncio.Event()
         unstoppable: list[asyncio.Future[None]] = []
 
-        async def late(driver: Driver, pair_driver: transport.PairDriver) -> None:
+        async def late(pairs: Pairs, pair_transport: transport.PairTransport) -> None:
             # The cancellation comes when the connection can no longer be stopped.
             begun.set()
             try:
                 await asyncio.Event().wait()
             finally:
-                unstoppable.append(asyncio.ensure_future(dial(driver, pair_driver)))
+                unstoppable.append(asyncio.ensure_future(dial(pairs, pair_transport)))
 
-        monkeypatch.setattr(Driver, "_dial", late)
+        monkeypatch.setattr(Pairs, "_dial", late)
         client = await open_client(proxy.address)
         await begun.wait()
-        (pair_driver,) = proxy.driver.pairs
+        (pair_transport,) = proxy.pairs.running
         client.writer.transport.abort()
-        pair_driver.close(ReasonCode.SERVER_SHUTTING_DOWN)
+        pair_transport.close(ReasonCode.SERVER_SHUTTING_DOWN)
         broker = await proxy.broker.connected()
         assert await broker.receive_end() == b""
-        await proxy.driver.all_ended()
+        await proxy.pairs.all_ended()
 
 
 async def test_a_withheld_message_leaves_when_its_time_has_come() -> None:
@@ -249,44 +249,44 @@ async def test_little_is_handed_over_before_the_client_has_room() -> None:
     """A small message has to wait for no more than the limits allow to be unsent."""
     async with bench(write_high_bytes=5000, write_low_bytes=1000) as proxy:
         await proxy.joined()
-        (pair_driver,) = proxy.driver.pairs
-        assert pair_driver._transports[UP].get_write_buffer_limits() == (1000, 5000)
+        (pair_transport,) = proxy.pairs.running
+        assert pair_transport._transports[UP].get_write_buffer_limits() == (1000, 5000)
 
 
 async def test_a_client_that_does_not_read_stops_the_broker() -> None:
     """Memory stays bounded by limits and buffers, and everything arrives in the end."""
     async with bench(queued_bytes=MIB) as proxy:
         client, broker = await proxy.joined()
-        (pair_driver,) = proxy.driver.pairs
+        (pair_transport,) = proxy.pairs.running
         sent = 0
-        while pair_driver.pair.wants_reading(DOWN):
+        while pair_transport.pair.wants_reading(DOWN):
             if broker.writer.transport.get_write_buffer_size() < MIB:
                 sent += 1
                 assert sent < 200, "the broker is never stopped"
                 broker.send(publish("t", MIB // 4, packet_id=sent))
             await asyncio.sleep(0)
-        assert not pair_driver._transports[DOWN].is_reading()
-        assert pair_driver.pair.client.outbox.n_bytes <= MIB + MIB // 4
+        assert not pair_transport._transports[DOWN].is_reading()
+        assert pair_transport.pair.client.outbox.n_bytes <= MIB + MIB // 4
         for number in range(1, sent + 1):
             packet = await client.receive()
             assert isinstance(packet, Publish)
             assert packet.packet_id == number
-        assert pair_driver._transports[DOWN].is_reading()
+        assert pair_transport._transports[DOWN].is_reading()
 
 
 async def test_a_broker_that_does_not_read_stops_the_client() -> None:
     """The same upstream: a client's flood stays with the client, and arrives in the end."""
     async with bench() as proxy:
         client, broker = await proxy.joined()
-        (pair_driver,) = proxy.driver.pairs
+        (pair_transport,) = proxy.pairs.running
         sent = 0
-        while pair_driver.pair.wants_reading(UP):
+        while pair_transport.pair.wants_reading(UP):
             if client.writer.transport.get_write_buffer_size() < MIB:
                 sent += 1
                 assert sent < 200, "the client is never stopped"
                 client.send(Publish("t", b"x" * MIB))
             await asyncio.sleep(0)
-        assert not pair_driver._transports[UP].is_reading()
+        assert not pair_transport._transports[UP].is_reading()
         for _ in range(sent):
             assert await broker.receive() == Publish("t", b"x" * MIB)
         client.send(PingReq())
@@ -322,18 +322,18 @@ async def test_a_client_that_takes_nothing_is_dropped_in_the_end(
     async with bench() as proxy:
         _client, broker = await proxy.joined()
         broker.send(publish("t", 30 * MIB))
-        (pair_driver,) = proxy.driver.pairs
-        await until(lambda: pair_driver.pair.client.is_paused)
+        (pair_transport,) = proxy.pairs.running
+        await until(lambda: pair_transport.pair.client.is_paused)
         await broker.close()
         async with asyncio.timeout(SECONDS):
-            await proxy.driver.all_ended()
+            await proxy.pairs.all_ended()
 
 
 async def stuck_client(proxy: Bench, broker: Peer) -> None:
     """Send a client, which reads nothing, more than its connection takes."""
     broker.send(publish("t", 30 * MIB))
-    (pair_driver,) = proxy.driver.pairs
-    await until(lambda: pair_driver.pair.client.is_paused)
+    (pair_transport,) = proxy.pairs.running
+    await until(lambda: pair_transport.pair.client.is_paused)
 
 
 async def test_a_client_that_sends_its_end_and_reads_nothing_is_dropped(
@@ -350,7 +350,7 @@ async def test_a_client_that_sends_its_end_and_reads_nothing_is_dropped(
         assert await broker.receive() == Publish("last", b"words")
         assert await broker.receive_end() == b""
         async with asyncio.timeout(SECONDS):
-            await proxy.driver.all_ended()
+            await proxy.pairs.all_ended()
         await client.close()
 
 
@@ -362,14 +362,14 @@ async def test_a_broker_that_sends_its_end_and_reads_nothing_is_dropped(
     async with bench() as proxy:
         client, broker = await proxy.joined()
         broker.reader._transport.pause_reading()  # type: ignore[attr-defined]
-        (pair_driver,) = proxy.driver.pairs
+        (pair_transport,) = proxy.pairs.running
         client.send(Publish("t", b"x" * 30 * MIB))
-        await until(lambda: not pair_driver.pair.wants_reading(UP))
+        await until(lambda: not pair_transport.pair.wants_reading(UP))
         broker.send(publish("last", 10))
         broker.writer.write_eof()
         assert await client.receive() == publish("last", 10)
         async with asyncio.timeout(SECONDS):
-            await proxy.driver.all_ended()
+            await proxy.pairs.all_ended()
         await broker.close()
 
 
@@ -380,14 +380,14 @@ async def test_a_broker_that_accepts_and_does_not_answer(version: int) -> None:
         client = await open_client(proxy.address, version, client_id="c")
         broker = await proxy.broker.connected()
         assert await broker.receive() is not None  # the CONNECT
-        (pair_driver,) = proxy.driver.pairs
-        due = pair_driver._timer_at
-        proxy.driver.clock = lambda: due
-        pair_driver._timer_due()
+        (pair_transport,) = proxy.pairs.running
+        due = pair_transport._timer_at
+        proxy.pairs.clock = lambda: due
+        pair_transport._timer_due()
         assert await client.receive() == ConnAck(reason_code=ReasonCode.SERVER_UNAVAILABLE)
         assert await client.receive_end() == b""
         assert await broker.receive_end() == b""
-        await proxy.driver.all_ended()
+        await proxy.pairs.all_ended()
 
 
 @pytest.mark.parametrize("version", [4, 5])
@@ -401,9 +401,9 @@ async def test_a_client_above_the_limit_of_connections_is_told(version: int) -> 
         assert await second.receive() == ConnAck(reason_code=expected)
         assert await second.receive_end() == b""
         await first.close()
-        await until(lambda: not proxy.driver.pairs)
+        await until(lambda: not proxy.pairs.running)
         await proxy.joined(version)
-        assert proxy.driver.shared.counters.connections_refused == {"all": 1}
+        assert proxy.pairs.shared.counters.connections_refused == {"all": 1}
 
 
 async def test_a_flood_above_the_limit_of_connections_is_cut_off(
@@ -413,13 +413,13 @@ async def test_a_flood_above_the_limit_of_connections_is_cut_off(
     async with bench(connections=1) as proxy:
         client, _ = await proxy.joined()
         flood = [await asyncio.open_connection(*proxy.address) for _ in range(MAX_REFUSED + 3)]
-        refused = proxy.driver.shared.counters.connections_refused
+        refused = proxy.pairs.shared.counters.connections_refused
         await until(lambda: refused.get("all") == len(flood))
         assert refused["cut_off"] == 3
         for _, writer in flood:
             writer.close()
-        await until(lambda: len(proxy.driver.pairs) == 1)
-        assert proxy.driver.admission.n_connections == 1
+        await until(lambda: len(proxy.pairs.running) == 1)
+        assert proxy.pairs.admission.n_connections == 1
         await client.close()
     assert "2 connections above the limit cut off so far" in caplog.text
     assert "3 connections" not in caplog.text
@@ -437,5 +437,5 @@ async def test_a_fault_at_a_deadline_ends_one_pair(
     async with bench(connect_timeout_seconds=0.01) as proxy:
         _, writer = await asyncio.open_connection(*proxy.address)
         await until(lambda: "closed after a fault of the proxy" in caplog.text)
-        await until(lambda: not proxy.driver.pairs)
+        await until(lambda: not proxy.pairs.running)
         writer.close()

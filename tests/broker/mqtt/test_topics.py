@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.broker.errors import MalformedPacketError
-from penstock.broker.mqtt.topics import matches, parse_share, validate_topic, validate_topic_filter
+from penstock.broker.mqtt.topics import (
+    matches,
+    parse_share,
+    read_topic,
+    validate_topic,
+    validate_topic_filter,
+)
 from tests.broker.mqtt.strategies import SHARED, TOPIC_FILTERS, TOPICS
 
 
@@ -15,6 +21,15 @@ from tests.broker.mqtt.strategies import SHARED, TOPIC_FILTERS, TOPICS
 def test_names_that_are_valid(name: str) -> None:
     """Any character but wildcards and U+0000, one to 65,535 bytes."""
     validate_topic(name)
+
+
+@pytest.mark.mqtt5("1.5.4-1")
+@pytest.mark.parametrize("topic_bytes", [b"", b"\xff", b"\xed\xa0\x80", b"a\0", b"a/+", b"#"])
+def test_bytes_that_are_no_topic_are_malformed(topic_bytes: bytes) -> None:
+    """They must be UTF-8, and what they say a Topic Name."""
+    assert read_topic("temperatur/küche".encode()) == "temperatur/küche"
+    with pytest.raises(MalformedPacketError):
+        read_topic(topic_bytes)
 
 
 @pytest.mark.mqtt5("4.7.0-1", "4.7.3-1", "4.7.3-2", "4.7.3-3")
