@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 
+
+@dataclass(eq=False, slots=True)
 class Ledger:
     """One subscriber's account of the messages that matched its subscriptions.
 
@@ -21,24 +24,13 @@ class Ledger:
         released_total: those of them that left through the gate.
     """
 
-    __slots__ = (
-        "delivered",
-        "dropped",
-        "expired",
-        "matched",
-        "moved",
-        "released_total",
-        "withheld_total",
-    )
-
-    def __init__(self) -> None:
-        self.matched = 0
-        self.delivered = 0
-        self.expired = 0
-        self.moved = 0
-        self.dropped: dict[str, int] = {}
-        self.withheld_total = 0
-        self.released_total = 0
+    matched: int = 0
+    delivered: int = 0
+    expired: int = 0
+    moved: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    withheld_total: int = 0
+    released_total: int = 0
 
     def drop(self, reason: str, n_messages: int = 1) -> None:
         """Count messages as dropped.

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from dataclasses import dataclass
 
 
+@dataclass(eq=False, slots=True)
 class Lease:
     """One message that was received and not deleted.
 
@@ -23,22 +25,12 @@ class Lease:
         expires_at: monotonic seconds at which it becomes visible; None when it is visible.
     """
 
-    __slots__ = (
-        "expires_at",
-        "lease_id",
-        "offset",
-        "receive_count",
-        "segment",
-        "segment_count",
-    )
-
-    def __init__(self, offset: int, segment: int, segment_count: int) -> None:
-        self.offset = offset
-        self.segment = segment
-        self.segment_count = segment_count
-        self.lease_id: int | None = None
-        self.receive_count = 0
-        self.expires_at: float | None = None
+    offset: int
+    segment: int
+    segment_count: int
+    lease_id: int | None = None
+    receive_count: int = 0
+    expires_at: float | None = None
 
 
 class LeaseTable:

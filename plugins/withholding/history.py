@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import insort
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.broker.link import TcpLook
@@ -80,6 +81,7 @@ class _Suspended(NamedTuple):
     n_level: int
 
 
+@dataclass(eq=False, slots=True)
 class CongestionHistory:
     """Follows one subscriber's path; made and forgotten with its link.
 
@@ -105,52 +107,27 @@ class CongestionHistory:
             the first.
     """
 
-    __slots__ = (
-        "_counted",
-        "_deviation",
-        "_looked_at",
-        "_n_after_calm",
-        "_n_level",
-        "_n_lost",
-        "_n_sent",
-        "_newest_first",
-        "_suspended",
-        "after_calm",
-        "began_at",
-        "best_rate",
-        "calm_seconds_per_byte",
-        "full_rate",
-        "full_rate_at",
-        "known_at",
-        "lag_seconds",
-        "lengths",
-        "level",
-        "sampled_at",
-        "seconds_per_byte",
-    )
-
-    def __init__(self) -> None:
-        self.lengths = array("f", PRIOR_LENGTHS)
-        self._newest_first = array("f", PRIOR_LENGTHS)
-        self.began_at: float | None = None
-        self.sampled_at: float | None = None
-        self.known_at = 0.0
-        self.lag_seconds = 0.0
-        self.level = 0.0
-        self.after_calm: float | None = None
-        self._n_level = 0
-        self._n_after_calm = SUPPOSED_CALM
-        self._deviation = 0.0
-        self._suspended: _Suspended | None = None
-        self._looked_at = 0.0
-        self._n_sent = SUPPOSED_SEGMENTS
-        self._n_lost = SUPPOSED_LOST
-        self._counted: tuple[int, int] | None = None
-        self.seconds_per_byte = 0.0
-        self.full_rate: int | None = None
-        self.full_rate_at = 0.0
-        self.best_rate: float | None = None
-        self.calm_seconds_per_byte: float | None = None
+    lengths: array[float] = field(default_factory=lambda: array("f", PRIOR_LENGTHS))
+    _newest_first: array[float] = field(default_factory=lambda: array("f", PRIOR_LENGTHS))
+    began_at: float | None = None
+    sampled_at: float | None = None
+    known_at: float = 0.0
+    lag_seconds: float = 0.0
+    level: float = 0.0
+    after_calm: float | None = None
+    _n_level: int = 0
+    _n_after_calm: int = SUPPOSED_CALM
+    _deviation: float = 0.0
+    _suspended: _Suspended | None = None
+    _looked_at: float = 0.0
+    _n_sent: float = SUPPOSED_SEGMENTS
+    _n_lost: float = SUPPOSED_LOST
+    _counted: tuple[int, int] | None = None
+    seconds_per_byte: float = 0.0
+    full_rate: int | None = None
+    full_rate_at: float = 0.0
+    best_rate: float | None = None
+    calm_seconds_per_byte: float | None = None
 
     def observe(self, rtt: float, sent_at: float, known_at: float, threshold_l: float) -> None:
         """Take one RTT sample.
