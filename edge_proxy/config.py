@@ -7,26 +7,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from penstock.broker.config.key_types import STRICT, Positive, PositiveSize, Seconds, Size
 from penstock.broker.config.listener_config import split_bind
 from penstock.broker.config.policy import parse_mapping, read_mapping, validate_config
-from penstock.broker.config.sizes import Size
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH
 
-_STRICT: Final = ConfigDict(extra="forbid", strict=True)
 _MAX_PACKET_SIZE: Final = 5 + MAX_REMAINING_LENGTH
 _ALL_INTERFACES: Final = frozenset({None, "0.0.0.0", "::"})  # noqa: S104 (recognised, not bound)
 _THIS_MACHINE: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
-_Positive = Annotated[int, Field(ge=1)]
-_PositiveSize = Annotated[Size, Field(ge=1)]
-_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-
-@checked_dataclass(frozen=True, slots=True, config=_STRICT)
+@checked_dataclass(frozen=True, slots=True, config=STRICT)
 class ListenerKeys:
     """Where clients connect; the keys under `listener`.
 
@@ -44,7 +39,7 @@ class ListenerKeys:
         return bind
 
 
-@checked_dataclass(frozen=True, slots=True, config=_STRICT)
+@checked_dataclass(frozen=True, slots=True, config=STRICT)
 class UpstreamKeys:
     """The broker behind the proxy; the keys under `upstream`.
 
@@ -60,8 +55,8 @@ class UpstreamKeys:
     """
 
     address: str
-    connect_timeout_seconds: _Seconds = 5.0
-    connack_timeout_seconds: _Seconds = 30.0
+    connect_timeout_seconds: Seconds = 5.0
+    connack_timeout_seconds: Seconds = 30.0
 
     @field_validator("address")
     @classmethod
@@ -72,7 +67,7 @@ class UpstreamKeys:
         return address
 
 
-@checked_dataclass(frozen=True, slots=True, config=_STRICT)
+@checked_dataclass(frozen=True, slots=True, config=STRICT)
 class ProxyLimits:
     """What clients may take of the proxy; the keys under `limits`.
 
@@ -101,15 +96,15 @@ class ProxyLimits:
         write_low_bytes: unsent bytes below which it goes on.
     """
 
-    connections: _Positive | None = None
+    connections: Positive | None = None
     maximum_packet_size: Annotated[Size, Field(ge=256, le=_MAX_PACKET_SIZE)] = _MAX_PACKET_SIZE
     connect_bytes: Annotated[Size, Field(ge=256, le=_MAX_PACKET_SIZE)] = 128 * 1024
-    properties: _Positive = 256
+    properties: Positive = 256
     properties_bytes: Annotated[Size, Field(ge=256, le=_MAX_PACKET_SIZE)] = 128 * 1024
-    queued_messages: _Positive = 10_000
-    queued_bytes: _PositiveSize = 16 * 1024 * 1024
-    connect_timeout_seconds: _Seconds = 10.0
-    write_high_bytes: _PositiveSize = 32 * 1024
+    queued_messages: Positive = 10_000
+    queued_bytes: PositiveSize = 16 * 1024 * 1024
+    connect_timeout_seconds: Seconds = 10.0
+    write_high_bytes: PositiveSize = 32 * 1024
     write_low_bytes: Annotated[Size, Field(ge=0)] = 8 * 1024
 
     def __post_init__(self) -> None:
@@ -118,7 +113,7 @@ class ProxyLimits:
             raise ValueError("write_low_bytes less than write_high_bytes")
 
 
-@checked_dataclass(frozen=True, slots=True, config=_STRICT)
+@checked_dataclass(frozen=True, slots=True, config=STRICT)
 class ProxyKeys:
     """What may stand at the top of the file.
 

@@ -14,7 +14,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from penstock.broker.config.sizes import SIZE_ALLOWED
+from penstock.broker.config.key_types import SIZE_ALLOWED
 from penstock.netem.errors import NetemError
 
 T = TypeVar("T")

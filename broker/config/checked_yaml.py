@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_ori
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from penstock.broker.config.sizes import SIZE_ALLOWED, WRONG_SIZE
+from penstock.broker.config.key_types import SIZE_ALLOWED, WRONG_SIZE
 from penstock.broker.errors import ConfigError, ConfigProblem
 
 T = TypeVar("T")

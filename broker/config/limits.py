@@ -12,10 +12,18 @@ import sys
 from dataclasses import replace
 from typing import Annotated, Final, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from penstock.broker.config.sizes import Rate, Size
+from penstock.broker.config.key_types import (
+    STRICT,
+    PerSecond,
+    Positive,
+    PositiveSize,
+    Rate,
+    Seconds,
+    Size,
+)
 from penstock.broker.errors import ProtocolError
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MAX_STRING_BYTES
 from penstock.broker.mqtt.reason_codes import ReasonCode
@@ -23,11 +31,6 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 # Five bytes short of the longest packet there is: clients such as paho take a larger Maximum
 # Packet Size for a protocol error.
 _MAX_PACKET_SIZE: Final = MAX_REMAINING_LENGTH
-
-_STRICT: Final = ConfigDict(extra="forbid", strict=True)
-
-_Positive = Annotated[int, Field(ge=1)]
-_PositiveSize = Annotated[Size, Field(ge=1)]
 
 _IPV6_NETWORK_BITS: Final = 64
 
@@ -60,7 +63,7 @@ _PLANS_PER_BYTE: Final = 16
 QueueFull = Literal["reject", "drop_newest", "drop_oldest", "disconnect"]
 
 
-@checked_dataclass(frozen=True, slots=True, config=_STRICT)
+@checked_dataclass(frozen=True, slots=True, config=STRICT)
 class Limits:
     """What one client may take of the broker; the keys under `limits`.
 
@@ -177,47 +180,47 @@ class Limits:
         write_low_bytes: unsent bytes below which it yields again.
     """
 
-    connections: _Positive | None = None
-    connections_per_address: _Positive | None = None
-    sessions: _Positive | None = None
-    sessions_per_user: _Positive | None = None
-    sessions_per_address: _Positive | None = None
-    total_received_bytes: _PositiveSize | None = None
+    connections: Positive | None = None
+    connections_per_address: Positive | None = None
+    sessions: Positive | None = None
+    sessions_per_user: Positive | None = None
+    sessions_per_address: Positive | None = None
+    total_received_bytes: PositiveSize | None = None
     maximum_packet_size: Annotated[Size, Field(ge=256, le=_MAX_PACKET_SIZE)] = _MAX_PACKET_SIZE
     control_bytes: Annotated[Size, Field(ge=256, le=_MAX_PACKET_SIZE)] = 1024 * 1024
     connect_bytes: Annotated[Size, Field(ge=256, le=_MAX_PACKET_SIZE)] = 128 * 1024
-    properties: _Positive = 256
+    properties: Positive = 256
     properties_bytes: Annotated[Size, Field(ge=256, le=_MAX_PACKET_SIZE)] = 128 * 1024
     payload_bytes: Annotated[Size, Field(ge=1, le=_MAX_PACKET_SIZE)] | None = None
     topic_bytes: Annotated[Size, Field(ge=1, le=MAX_STRING_BYTES)] = MAX_STRING_BYTES
     topic_levels: Annotated[int, Field(ge=1, le=MAX_STRING_BYTES + 1)] = 128
-    subscriptions: _Positive = 10_000
-    subscription_bytes: _PositiveSize = 32 * 1024 * 1024
-    total_subscription_bytes: _PositiveSize | None = None
-    total_will_bytes: _PositiveSize | None = None
+    subscriptions: Positive = 10_000
+    subscription_bytes: PositiveSize = 32 * 1024 * 1024
+    total_subscription_bytes: PositiveSize | None = None
+    total_will_bytes: PositiveSize | None = None
     receive_maximum: Annotated[int, Field(ge=1, le=65_535)] = 1_000
     inflight_messages: Annotated[int, Field(ge=1, le=65_535)] = 1_000
-    inflight_bytes: _PositiveSize = 128 * 1024 * 1024
-    queued_messages: _Positive = 100_000
-    queued_bytes: _PositiveSize = 128 * 1024 * 1024
-    total_queued_messages: _Positive | None = None
-    total_queued_bytes: _PositiveSize | None = None
+    inflight_bytes: PositiveSize = 128 * 1024 * 1024
+    queued_messages: Positive = 100_000
+    queued_bytes: PositiveSize = 128 * 1024 * 1024
+    total_queued_messages: Positive | None = None
+    total_queued_bytes: PositiveSize | None = None
     queue_full: QueueFull = "reject"
-    queue_full_seconds: Annotated[float, Field(gt=0)] | None = 60.0
-    publish_messages_per_second: Annotated[float, Field(gt=0)] | None = None
+    queue_full_seconds: Seconds | None = 60.0
+    publish_messages_per_second: PerSecond | None = None
     publish_bytes_per_second: Annotated[Rate, Field(gt=0)] | None = None
-    publish_burst_seconds: Annotated[float, Field(gt=0)] = 1.0
+    publish_burst_seconds: Seconds = 1.0
     publish_rate_exceeded: Literal["slow_down", "disconnect"] = "slow_down"
     retained_messages: Annotated[int, Field(ge=0)] = 500_000
     retained_bytes: Annotated[Size, Field(ge=0)] | None = None
-    plugin_events: _Positive = 1_000
-    connect_timeout_seconds: Annotated[float, Field(gt=0)] = 10.0
-    login_failures: _Positive | None = 5
-    login_failures_per_address: _Positive | None = 50
-    login_failures_per_user: _Positive | None = 100
+    plugin_events: Positive = 1_000
+    connect_timeout_seconds: Seconds = 10.0
+    login_failures: Positive | None = 5
+    login_failures_per_address: Positive | None = 50
+    login_failures_per_user: Positive | None = 100
     login_backoff_seconds: Annotated[float, Field(ge=1)] = 60.0
     maximum_keep_alive: Annotated[int, Field(ge=1, le=65_535)] | None = None
-    write_high_bytes: _PositiveSize = 32 * 1024
+    write_high_bytes: PositiveSize = 32 * 1024
     write_low_bytes: Annotated[Size, Field(ge=0)] = 8 * 1024
 
     def for_memory(self, memory_bytes: int) -> Limits:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from penstock.broker.config.checked_yaml import check_is_no_pipe, join, show
-from penstock.broker.config.sizes import Size
+from penstock.broker.config.key_types import STRICT, Size
 
 DEFAULT_PORT: Final = 1883
 DEFAULT_WEBSOCKET_PORT: Final = 8883
@@ -141,7 +141,7 @@ class Listener:
     is_loopback: bool = False
 
 
-@checked_dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid", strict=True))
+@checked_dataclass(frozen=True, slots=True, config=STRICT)
 class ListenerKeys:
     """What may stand under one listener (aMQTT 0.12, `ListenerConfig`, and ours)."""
 

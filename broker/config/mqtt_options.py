@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from penstock.broker.config.key_types import STRICT
 from penstock.broker.errors import PeerError
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.topics import validate_topic
-
-_STRICT: Final = ConfigDict(extra="forbid", strict=True)
 
 CLIENT_ID_MARK: Final = "{client_id}"
 """What stands for the Client Identifier in `response_information`."""
@@ -24,7 +23,7 @@ CLIENT_ID_MARK: Final = "{client_id}"
 _AliasMaximum = Annotated[int, Field(ge=0, le=65_535)]
 
 
-@checked_dataclass(frozen=True, slots=True, config=_STRICT)
+@checked_dataclass(frozen=True, slots=True, config=STRICT)
 class MqttOptions:
     """What of the protocol the broker offers; the keys under `mqtt`.
 

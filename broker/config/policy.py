@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from penstock.broker.config.checked_yaml import (
@@ -26,6 +26,7 @@ from penstock.broker.config.checked_yaml import (
     suggest,
     validate_config,
 )
+from penstock.broker.config.key_types import STRICT, Size
 from penstock.broker.config.limits import Limits
 from penstock.broker.config.listener_config import (
     Listener,
@@ -34,7 +35,6 @@ from penstock.broker.config.listener_config import (
     read_listeners,
 )
 from penstock.broker.config.mqtt_options import MqttOptions
-from penstock.broker.config.sizes import Size
 from penstock.broker.errors import ConfigError, ConfigProblem
 
 __all__ = [
@@ -59,10 +59,8 @@ T = TypeVar("T")
 _AMQTT_PERSISTENCE = {"amqtt.contrib.persistence.SessionDBPlugin"}
 """Plugins that bring sessions back themselves, and refuse to where they find some."""
 
-_STRICT = ConfigDict(extra="forbid", strict=True)
 
-
-@checked_dataclass(frozen=True, slots=True, config=_STRICT)
+@checked_dataclass(frozen=True, slots=True, config=STRICT)
 class Persistence:
     """What of sessions, messages and wills is on the disk; the keys under `persistence`.
 
@@ -118,7 +116,7 @@ class Policy:
     persistence: Persistence | None
 
 
-@checked_dataclass(frozen=True, slots=True, config=_STRICT)
+@checked_dataclass(frozen=True, slots=True, config=STRICT)
 class _PolicyKeys:
     """What may stand at the top of the file (aMQTT 0.12, `BrokerConfig`, and ours)."""
 

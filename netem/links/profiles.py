@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from penstock.broker.config.sizes import Rate, Size
+from penstock.broker.config.key_types import Rate, Size
 
 LEAST_QUEUE_BYTES: Final = 15_000
 """Ten packets of Ethernet's size: what fits before a rate limit at the least."""

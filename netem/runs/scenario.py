@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
-from penstock.broker.config.sizes import Size
+from penstock.broker.config.key_types import Size
 from penstock.netem.checked_yaml import NO_KEY, STRICT, Mistake, MistakesError, Place
 from penstock.netem.links.link_variation import Changes, OnOff, Trace
 from penstock.netem.links.profiles import Direction, Profile

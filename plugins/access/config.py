@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-_STRICT = ConfigDict(extra="forbid", strict=True)
+from penstock.broker.config.key_types import STRICT
 
 FileName = Annotated[str, Field(min_length=1)]
 
 
-@dataclass(frozen=True, slots=True, config=_STRICT)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class Rules:
     """Who may connect on a listener, and which topics they may use.
 
@@ -49,7 +49,7 @@ class Rules:
         return [f"{key} {getattr(self, key)}" for key in keys if getattr(self, key) is not None]
 
 
-@dataclass(frozen=True, slots=True, config=_STRICT)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class AccessConfig(Rules):
     """The plugin's keys: rules for every listener, and other rules for some.
 

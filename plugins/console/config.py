@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from penstock.broker.config.key_types import STRICT
 from penstock.plugins.web.bind import Bind
 from penstock.plugins.web.limits import HttpLimits
 
 
-@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid", strict=True))
+@dataclass(frozen=True, slots=True, config=STRICT)
 class ConsoleConfig:
     """Where the console can be reached.
 

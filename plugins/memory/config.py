@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from penstock.broker.config.sizes import Size
+from penstock.broker.config.key_types import STRICT, Size
 
 DEFAULT_MEMORY_LIMIT: Final = 64 * 1000**2
 """Bytes. A few dozen messages of the size that paper 002 calls large: what is only on its way
@@ -17,7 +17,7 @@ through stays off the disk, and what waits for long costs no more than a broker 
 _Bytes = Annotated[Size, Field(ge=0)]
 
 
-@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid", strict=True))
+@dataclass(frozen=True, slots=True, config=STRICT)
 class MemoryConfig:
     """Where payloads of more than 4,096 bytes wait; smaller ones stay with their messages.
 

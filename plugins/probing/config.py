@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from penstock.broker.config.sizes import Size
+from penstock.broker.config.key_types import STRICT, Seconds, Size
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.mqtt.topics import validate_topic
-
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 SourceName = Literal["tcp_info", "puback", "probe"]
 
@@ -45,7 +43,7 @@ DEFAULT_WINDOW_SECONDS = 300.0
 follow a client that has changed networks."""
 
 
-@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid", strict=True))
+@dataclass(frozen=True, slots=True, config=STRICT)
 class ProbingConfig:
     """Where the RTT of subscribers comes from.
 
@@ -80,9 +78,7 @@ class ProbingConfig:
     estimator: Literal["last", "ewma", "minimum"] = "last"
     max_age_seconds: Seconds = DEFAULT_MAX_AGE_SECONDS
     max_timed_bytes: Annotated[Size, Field(ge=0)] = DEFAULT_MAX_TIMED_BYTES
-    puback_spacing_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = (
-        DEFAULT_PUBACK_SPACING_SECONDS
-    )
+    puback_spacing_seconds: Annotated[float, Field(ge=0)] = DEFAULT_PUBACK_SPACING_SECONDS
     window_seconds: Seconds = DEFAULT_WINDOW_SECONDS
 
     @field_validator("sources")

@@ -6,20 +6,14 @@ import re
 from dataclasses import field, fields
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from penstock.broker.config.sizes import Size
+from penstock.broker.config.key_types import STRICT, Positive, PositiveSize, Seconds, Size
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
 from penstock.plugins.web.bind import split_bind
 from penstock.plugins.web.limits import HttpLimits
-
-_STRICT = ConfigDict(extra="forbid", strict=True)
-
-_Positive = Annotated[int, Field(ge=1)]
-_PositiveSize = Annotated[Size, Field(ge=1)]
-_PositiveSeconds = Annotated[float, Field(gt=0)]
 
 _NAME_FORM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
@@ -70,7 +64,7 @@ _DEQUEUE_KEYS: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, config=_STRICT)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class LogicalQueueConfig:
     """One logical queue; the keys under `plugins.queue.queues.NAME`.
 
@@ -103,16 +97,16 @@ class LogicalQueueConfig:
     physical_queues: Annotated[int, Field(ge=1, le=1024)] = 4
     readers: Literal["dequeue", "offsets"] = "dequeue"
     dequeue: Literal["rds", "conventional"] = "rds"
-    visibility_timeout: _PositiveSeconds = 30.0
-    sleep_time: _PositiveSeconds = 0.1
-    max_queues_per_dequeue: _Positive = 3
+    visibility_timeout: Seconds = 30.0
+    sleep_time: Seconds = 0.1
+    max_queues_per_dequeue: Positive = 3
     n_max: Annotated[int, Field(ge=1, le=10_000)] = 100
     max_wait_seconds: Annotated[float, Field(ge=0, le=3600)] = 60.0
-    max_waiting_requests: _Positive = 1_000
-    max_leased_messages: _Positive = 100_000
-    max_messages: _Positive | None = None
-    max_bytes: _PositiveSize | None = None
-    retention_seconds: _PositiveSeconds | None = None
+    max_waiting_requests: Positive = 1_000
+    max_leased_messages: Positive = 100_000
+    max_messages: Positive | None = None
+    max_bytes: PositiveSize | None = None
+    retention_seconds: Seconds | None = None
 
     def __post_init__(self) -> None:
         """Refuse keys without an effect."""
@@ -123,7 +117,7 @@ class LogicalQueueConfig:
                 raise ValueError(f"no {key.name} with readers: offsets; it is for readers: dequeue")
 
 
-@dataclass(frozen=True, slots=True, config=_STRICT)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class QueueHttpLimits(HttpLimits):
     """What clients of the HTTP API may take; the keys under `plugins.queue.http_limits`.
 
@@ -134,8 +128,8 @@ class QueueHttpLimits(HttpLimits):
             other requests are handled, and get 503 after the timeout. Sixteen of the largest.
     """
 
-    body_timeout_seconds: _PositiveSeconds = 60.0
-    body_bytes: _PositiveSize = 64 * 1024 * 1024
+    body_timeout_seconds: Seconds = 60.0
+    body_bytes: PositiveSize = 64 * 1024 * 1024
 
 
 def _checked_queues(
@@ -146,7 +140,7 @@ def _checked_queues(
     return queues
 
 
-@dataclass(frozen=True, slots=True, config=_STRICT)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class QueueConfig:
     """The keys under `plugins.queue`.
 
@@ -179,6 +173,6 @@ class QueueConfig:
     http_limits: QueueHttpLimits = field(default_factory=QueueHttpLimits)
     max_request_bytes: Annotated[Size, Field(ge=1024)] = 4 * 1024 * 1024
     commit_wait_seconds: Annotated[float, Field(ge=0, le=1)] = 0.002
-    commit_max_messages: _Positive = 2_000
-    max_pending_messages: _Positive = 100_000
-    max_pending_bytes: _PositiveSize = 64 * 1024 * 1024
+    commit_max_messages: Positive = 2_000
+    max_pending_messages: Positive = 100_000
+    max_pending_bytes: PositiveSize = 64 * 1024 * 1024

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-STRICT: Final = ConfigDict(extra="forbid", strict=True)
-
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+from penstock.broker.config.key_types import STRICT, Seconds
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 from pydantic.dataclasses import dataclass
 
-from penstock.broker.config.sizes import Size, read_size
+from penstock.broker.config.key_types import STRICT, PerSecond, Seconds, Size, read_size
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.mqtt.topics import parse_share, validate_topic_filter
 from penstock.plugins.withholding.classes import SizeClasses
@@ -16,8 +16,6 @@ from penstock.plugins.withholding.profile import LatencyProfile
 from penstock.plugins.withholding.profile_file import is_csv
 from penstock.plugins.withholding.thresholds import LearnedFrom, Thresholds
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-PerSecond = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bytes = Annotated[Size, Field(ge=0)]
 AS_ABOVE = -1
 """Default of a listener's keys, not valid in a file: the common value applies."""
@@ -86,10 +84,9 @@ Profile = Annotated[
     Discriminator(lambda value: "file" if isinstance(value, str) else "table"),
 ]
 ThresholdL = Annotated[float | None, BeforeValidator(_read_threshold_l)]
-_STRICT = ConfigDict(extra="forbid", strict=True)
 
 
-@dataclass(frozen=True, slots=True, config=_STRICT)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class ListenerThresholds:
     """Thresholds for subscribers that connect to one listener.
 
@@ -102,7 +99,7 @@ class ListenerThresholds:
     threshold_l: ThresholdL = AS_ABOVE
 
 
-@dataclass(frozen=True, slots=True, config=_STRICT)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class WithholdingConfig:
     """How large messages are held back.
 
@@ -156,8 +153,8 @@ class WithholdingConfig:
     threshold_l_by_user: dict[str, ThresholdL] = Field(default_factory=dict)
     listeners: dict[str, ListenerThresholds] = Field(default_factory=dict)
     learned_from: LearnedFrom = "minimum"
-    margin_ratio: Annotated[float, Field(ge=1, allow_inf_nan=False)] = DEFAULT_MARGIN_RATIO
-    floor_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = DEFAULT_FLOOR_SECONDS
+    margin_ratio: Annotated[float, Field(ge=1)] = DEFAULT_MARGIN_RATIO
+    floor_seconds: Annotated[float, Field(ge=0)] = DEFAULT_FLOOR_SECONDS
     probe_period: Seconds = DEFAULT_PROBE_PERIOD
     max_withhold: Seconds = DEFAULT_MAX_WITHHOLD
     congestion_rate: PerSecond = DEFAULT_CONGESTION_RATE

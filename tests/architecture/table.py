@@ -100,7 +100,7 @@ PACKAGE_ARROWS: Final = {
     "spark_bridge": ("spark_bridge", "plugins.queue.client"),
     # These start programs and import none of their insides; peers and networks are netem's, and a
     # size and a topic filter have one meaning.
-    "netem": ("netem", "broker.config.sizes", "broker.errors", "broker.mqtt.topics"),
+    "netem": ("netem", "broker.config.key_types", "broker.errors", "broker.mqtt.topics"),
     "benchmarks": ("benchmarks", "netem"),
     # The command imports a program when it is named.
     "penstock": (),
@@ -178,8 +178,8 @@ PURE_PLUGIN_IMPORTS: Final = (
 )
 """What a pure module of a plugin may import of the broker."""
 
-CONFIG_IMPORTS: Final = (*PURE_PLUGIN_IMPORTS, "broker.config.policy", "broker.config.sizes")
-"""The same for a plugin's ``config.py``."""
+CONFIG_IMPORTS: Final = (*PURE_PLUGIN_IMPORTS, "broker.config.policy", "broker.config.key_types")
+"""The same for a plugin's ``config.py``, and for ``limits.py`` of what several share."""
 
 EDGE_PROXY_PURE: Final = frozenset(
     {

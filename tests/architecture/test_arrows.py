@@ -236,7 +236,7 @@ def test_plugins_meet_the_broker_at_its_contract() -> None:
             too_high = [each for each in imports if not is_contract(each.module)]
             allowed = table.ABOVE_THE_CONTRACT.get(module.name, ())
             found += breaches(module, too_high, allowed)
-        elif module.name.endswith(".config"):
+        elif module.name.endswith((".config", ".limits")):
             found += breaches(module, imports, table.CONFIG_IMPORTS)
         else:
             found += breaches(module, imports, table.PURE_PLUGIN_IMPORTS)

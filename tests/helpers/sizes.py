@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.broker.config.sizes import read_size
+from penstock.broker.config.key_types import read_size
 
 
 def in_bytes(value: Any) -> Any:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.config.sizes import read_size
+from penstock.broker.config.key_types import read_size
 from penstock.broker.errors import ConfigError
 from penstock.plugins.withholding.profile import LatencyProfile
 from penstock.plugins.withholding.profile_file import is_csv, parse_csv_profile, table_of_mapping

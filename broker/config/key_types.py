@@ -1,5 +1,6 @@
-"""Sizes in configuration files: a number of bytes, or a text with a unit, such as ``64 KiB``.
+"""The types of keys in configuration files.
 
+A size is a number of bytes, or a text with a unit, such as ``64 KiB``.
 Units are those of pydantic's `ByteSize`: kB, MB, GB and TB are decimal, KiB, MiB, GiB and TiB are
 binary, in upper or lower case, with or without a space.
 """
@@ -8,8 +9,28 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, ByteSize, GetPydanticSchema, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    GetPydanticSchema,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic_core import core_schema
+
+STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+"""How a dataclass checks its keys: no others, no conversions, and numbers are finite."""
+
+Positive = Annotated[int, Field(ge=1)]
+"""A number of things, one or more."""
+
+Seconds = Annotated[float, Field(gt=0)]
+"""A time above 0."""
+
+PerSecond = Annotated[float, Field(gt=0)]
+"""A rate above 0."""
 
 SIZE_ALLOWED: Final = "a number of bytes, or a text with a unit, such as 64 KiB or 10 MB"
 """What an error says in place of pydantic's words."""
@@ -20,6 +41,9 @@ WRONG_SIZE: Final = frozenset({"byte_size", "byte_size_unit"})
 # A plain int: what compares with a subclass of it is slower on every message.
 Size = Annotated[int, GetPydanticSchema(lambda _, handler: handler(ByteSize)), AfterValidator(int)]
 """A number of bytes."""
+
+PositiveSize = Annotated[Size, Field(ge=1)]
+"""One byte or more."""
 
 Rate = Annotated[
     float,

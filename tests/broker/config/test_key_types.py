@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import typing
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -11,7 +12,9 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from penstock.broker.config import limits, listener_config, mqtt_options, policy
-from penstock.broker.config.sizes import Rate, Size, read_size
+from penstock.broker.config.checked_yaml import validate_config
+from penstock.broker.config.key_types import Rate, Size, read_size
+from penstock.broker.errors import ConfigError
 from penstock.edge_proxy import config as proxy_config
 from penstock.netem.links import link_file
 from penstock.netem.runs import scenario
@@ -50,16 +53,13 @@ SIZES_BY_NAME = {
 }
 """Keys that are numbers of bytes, or hold some, and do not end in `_bytes`."""
 
-NOT_FROM_A_FILE = {"Listener", "Policy", "ProxyConfig"}
-"""Dataclasses that are made of what was read."""
-
 
 def config_classes() -> Iterator[type[Any]]:
     """Return each dataclass that a configuration file fills in."""
     for module in FILES:
-        for name, found in vars(module).items():
-            is_own = is_dataclass(found) and isinstance(found, type)
-            if is_own and name not in NOT_FROM_A_FILE and hasattr(found, "__dataclass_fields__"):
+        for found in vars(module).values():
+            is_of_a_file = hasattr(found, "__pydantic_config__")
+            if isinstance(found, type) and is_dataclass(found) and is_of_a_file:
                 yield found
 
 
@@ -73,6 +73,16 @@ def keys_of_bytes() -> Iterator[tuple[str, Any]]:
 
 
 KEYS = dict(keys_of_bytes())
+
+
+def keys_of_times() -> Iterator[tuple[type[Any], str]]:
+    """Return each key of broker, plugins and proxy that is a number which need not be whole."""
+    for found in dict.fromkeys(config_classes()):
+        hints = typing.get_type_hints(found)
+        for field in fields(found):
+            is_float = float in {hints[field.name], *typing.get_args(hints[field.name])}
+            if is_float and ".netem." not in found.__module__:
+                yield found, field.name
 
 
 def test_each_kind_of_file_has_keys_of_bytes() -> None:
@@ -142,3 +152,14 @@ def test_what_is_a_rate(written: object, rate: float | None) -> None:
 def test_a_size_is_a_plain_int() -> None:
     """It is compared with on every message, and a subclass would be slower."""
     assert type(TypeAdapter(Size).validate_python("1 MB")) is int
+
+
+@pytest.mark.parametrize(
+    ("found", "key"),
+    [pytest.param(*each, id=f"{each[0].__name__}.{each[1]}") for each in keys_of_times()],
+)
+def test_no_number_is_infinite(found: type[Any], key: str) -> None:
+    """`.inf` would be waited for, and no timer can."""
+    with pytest.raises(ConfigError) as caught:
+        validate_config(found, {key: math.inf}, "policy.yaml", "")
+    assert key in {problem.path for problem in caught.value.problems}
