@@ -63,10 +63,9 @@ _pack_short_acknowledgement = Struct(">BBH").pack
 def publish_header(
     topic_bytes: bytes,
     payload_bytes: int,
-    *,
     qos: int = 0,
-    retain: bool = False,
-    dup: bool = False,
+    retain: bool = False,  # noqa: FBT001, FBT002 (hot: a keyword takes longer than its value)
+    dup: bool = False,  # noqa: FBT001, FBT002
     packet_id: int = 0,
     properties: Properties | bytes = NO_PROPERTIES,
     version: int = MQTT_5,

@@ -392,21 +392,7 @@ class Sender(Outgoing):
         payload = message.payload if type(message.payload) is bytes else self._read(message)
         if payload is None:
             return
-        if self.aliases is not None:
-            header = self._aliased_header(
-                self.aliases, message, subscription_ids, now, retain=retain
-            )
-        else:
-            properties = _NO_PROPERTIES
-            if (message.properties or subscription_ids) and self.version == MQTT_5:
-                properties = outgoing_properties(message, subscription_ids, now)
-            header = publish_header(
-                message.topic_bytes,
-                len(payload),
-                retain=retain,
-                properties=properties,
-                version=self.version,
-            )
+        header = self._header(message, subscription_ids, now, retain)
         if self._put_publish(header, payload):
             self.session.ledger.delivered += 1
 
@@ -440,7 +426,15 @@ class Sender(Outgoing):
         session = self.session
         session.inflight.start(delivery)
         is_held = delivery.qos == 2 and (session.journal is not None or delivery.row_start != 0)
-        header = self._header(delivery, now, dup=delivery.is_repeat)
+        header = self._header(
+            message,
+            delivery.subscription_ids,
+            now,
+            delivery.retain,
+            delivery.qos,
+            delivery.is_repeat,
+            delivery.packet_id,
+        )
         if self._put_publish(header, payload, is_held=is_held):
             if self.core.timing:
                 link = session.link
@@ -463,11 +457,22 @@ class Sender(Outgoing):
         if inflight.is_released(delivery.packet_id):
             self.send_when_safe(PubRel(delivery.packet_id))
             return
-        payload = self._read(delivery.message)
+        message = delivery.message
+        payload = self._read(message)
+        if payload is None:
+            inflight.drop(delivery)
+            return
+        header = self._header(
+            message,
+            delivery.subscription_ids,
+            now,
+            delivery.retain,
+            delivery.qos,
+            packet_id=delivery.packet_id,
+            dup=True,
+        )
         is_held = delivery.qos == 2 and self.session.journal is not None and self._is_disk_failing()
-        if payload is None or not self._put_publish(
-            self._header(delivery, now, dup=True), payload, is_held=is_held
-        ):
+        if not self._put_publish(header, payload, is_held=is_held):
             inflight.drop(delivery)
 
     def _read(self, message: Message) -> bytes | PayloadReader | None:
@@ -484,56 +489,38 @@ class Sender(Outgoing):
             return message.read_payload()
         return payload.read_piece(0) if len(payload) <= PIECE_BYTES else PayloadReader(payload)
 
-    def _header(self, delivery: Delivery, now: float, *, dup: bool) -> bytes:
-        message = delivery.message
-        if self.aliases is not None:
-            return self._aliased_header(
-                self.aliases,
-                message,
-                delivery.subscription_ids,
-                now,
-                qos=delivery.qos,
-                retain=delivery.retain,
-                dup=dup,
-                packet_id=delivery.packet_id,
-            )
-        properties = _NO_PROPERTIES
-        if (message.properties or delivery.subscription_ids) and self.version == MQTT_5:
-            properties = outgoing_properties(message, delivery.subscription_ids, now)
-        return publish_header(
-            message.topic_bytes,
-            message.payload_bytes,
-            qos=delivery.qos,
-            retain=delivery.retain,
-            dup=dup,
-            packet_id=delivery.packet_id,
-            properties=properties,
-            version=self.version,
-        )
-
-    def _aliased_header(
+    def _header(
         self,
-        aliases: OutgoingAliases,
         message: Message,
         subscription_ids: tuple[int, ...],
         now: float,
-        **fields: Any,
+        retain: bool,  # noqa: FBT001 (hot, as `publish_header`)
+        qos: int = 0,
+        dup: bool = False,  # noqa: FBT001, FBT002
+        packet_id: int = 0,
     ) -> bytes:
-        """Return a PUBLISH header with a Topic Alias, where the topic gets one."""
+        """Return all of a PUBLISH that stands before its payload; the topic may get an alias."""
         topic_bytes = message.topic_bytes
-        alias, is_known = aliases.use(topic_bytes)
-        if alias:
-            header = publish_header(
-                b"" if is_known else topic_bytes,
-                message.payload_bytes,
-                properties=outgoing_properties(message, subscription_ids, now, alias),
-                **fields,
-            )
-            if is_known or len(header) + message.payload_bytes <= self.send_maximum:
-                return header
-            aliases.forget(topic_bytes)  # it may fit without
-        properties = outgoing_properties(message, subscription_ids, now)
-        return publish_header(topic_bytes, message.payload_bytes, properties=properties, **fields)
+        n_bytes = len(message.payload)
+        version = self.version
+        aliases = self.aliases
+        if aliases is not None:
+            alias, is_known = aliases.use(topic_bytes)
+            if alias:
+                name = b"" if is_known else topic_bytes
+                properties = outgoing_properties(message, subscription_ids, now, alias)
+                header = publish_header(
+                    name, n_bytes, qos, retain, dup, packet_id, properties, version
+                )
+                if is_known or len(header) + n_bytes <= self.send_maximum:
+                    return header
+                aliases.forget(topic_bytes)  # it may fit without
+        properties = _NO_PROPERTIES
+        if (message.properties or subscription_ids) and version == MQTT_5:
+            properties = outgoing_properties(message, subscription_ids, now)
+        return publish_header(
+            topic_bytes, n_bytes, qos, retain, dup, packet_id, properties, version
+        )
 
     def _put_publish(
         self, header: bytes, payload: bytes | PayloadReader, *, is_held: bool = False
