@@ -16,6 +16,16 @@ Answer = TypeVar("Answer")
 Otherwise = TypeVar("Otherwise")
 
 
+def is_logged(number: int, *, first: int = 1) -> bool:
+    """Say whether one of many like cases is logged: the first ones, then each doubling.
+
+    Args:
+        number: of the case, from 1.
+        first: how many are logged one by one.
+    """
+    return number <= first or not number & (number - 1)
+
+
 def note_fault(
     logger: Logger, by_name: dict[str, int], name: str, error: Exception, *, kind: str = ""
 ) -> None:
@@ -31,7 +41,7 @@ def note_fault(
         kind: precedes the name in the log.
     """
     n_errors = by_name[name] = by_name.get(name, 0) + 1
-    if n_errors & (n_errors - 1):
+    if not is_logged(n_errors):
         return
     is_of_system = isinstance(error, OSError) and error.strerror
     told = str(error) if is_of_system else repr(error)

@@ -51,6 +51,7 @@ from penstock.broker.events import (
     PacketSent,
     SessionEnded,
 )
+from penstock.broker.faults import is_logged
 from penstock.broker.message import Message
 from penstock.broker.sessions.core import Core
 from penstock.broker.sessions.session import Session
@@ -317,7 +318,7 @@ class AmqttHost(AccessControl):
         dropped = self._core.counters.extension_events_dropped
         count(dropped, name)
         n_events = dropped[name]
-        if not n_events & (n_events - 1):
+        if is_logged(n_events):
             self._logger.error("extension %s is behind: %d events dropped", name, n_events)
 
     # -- sessions --------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, cast
 
 from penstock.broker.counters import Counters, count
+from penstock.broker.faults import is_logged
 from penstock.broker.network.tcp_options import set_give_up
 from penstock.broker.quotas.admission import Admission, Place, Room
 from penstock.broker.receiving.connection import Connection
@@ -52,7 +53,7 @@ class Reception:
         """Drop a connection of a flood; the log reports each doubling of their number."""
         transport.abort()
         n_connections = self.counters.connections_refused["cut_off"]
-        if not n_connections & (n_connections - 1):
+        if is_logged(n_connections):
             self.logger.warning("%d connections above the limits cut off so far", n_connections)
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.broker import run_now
 from penstock.broker.counters import count
+from penstock.broker.faults import is_logged
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.outbox.backlog import DELIVERY_BYTES, LARGE_DELIVERY_BYTES
 from penstock.broker.outbox.delivery import NO_QUEUE
@@ -80,7 +81,8 @@ LOG_SECONDS: Final = 60.0
 """Time between two log lines about messages dropped for one client."""
 
 LOGGED_SESSIONS: Final = 16
-"""While no more sessions are full, each is logged; of further ones, each doubling of the number."""
+"""While no more sessions are full, each is logged; of further ones, each doubling of the number.
+Very many lines at once block the loop."""
 
 _SLACK_BYTES: Final = 1024 * 1024
 """More memory than one message takes besides what counts as its size."""
@@ -265,7 +267,7 @@ class Room:
             return True
         if session not in self._given_up:
             self._given_up.add(session)
-            if _is_told(len(self._given_up)):
+            if is_logged(len(self._given_up), first=LOGGED_SESSIONS):
                 self._core.logger.warning(
                     "%s: not down to half of its limits within %g s (limits.queue_full_seconds): "
                     "messages without room are dropped until it is; sessions in this state: %d",
@@ -276,7 +278,7 @@ class Room:
         return False
 
     def _log_full(self, session: Session | None) -> None:
-        if not _is_told(len(self._full)):
+        if not is_logged(len(self._full), first=LOGGED_SESSIONS):
             return
         self._core.logger.warning(
             "%s: full (%s): QoS 1 and 2 messages for it are refused, or wait; full sessions: %d",
@@ -301,7 +303,7 @@ class Room:
             if full not in self._rules.over_half:
                 del self._full[session]
                 self._given_up.discard(session)
-                if _is_told(len(self._full) + 1):
+                if is_logged(len(self._full) + 1, first=LOGGED_SESSIONS):
                     self._core.logger.info(
                         "%s: has room again; still full: %d", _name(session), len(self._full)
                     )
@@ -428,7 +430,7 @@ class Room:
             self._drops_logged_since = now
             self._n_drops_logged = 0
         self._n_drops_logged += 1
-        if not _is_told(self._n_drops_logged):
+        if not is_logged(self._n_drops_logged, first=LOGGED_SESSIONS):
             return
         drops.logged_at = now
         self._core.logger.info(
@@ -459,11 +461,6 @@ def _are_wide(rules: OutboxRules) -> bool:
             )
         )
     )
-
-
-def _is_told(n_sessions: int) -> bool:
-    """Say whether the `n_sessions`-th case is logged: very many lines at once block the loop."""
-    return n_sessions <= LOGGED_SESSIONS or not n_sessions & (n_sessions - 1)
 
 
 def _held_bytes(message: Message) -> int:

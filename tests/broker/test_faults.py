@@ -11,7 +11,7 @@ from penstock.broker.access_control import Accepted
 from penstock.broker.config.limits import Limits
 from penstock.broker.events import Callbacks
 from penstock.broker.extensions import DeliveryGate, LinkSampler, PayloadStore
-from penstock.broker.faults import Guard, note_fault
+from penstock.broker.faults import Guard, is_logged, note_fault
 from penstock.broker.mqtt.packets import Connect, Will
 from penstock.broker.payload import STORED_ABOVE_BYTES
 from penstock.broker.plugin_loader import LoadedPlugins
@@ -259,3 +259,11 @@ def test_a_plugin_that_does_not_close_keeps_no_other_from_closing(
     asyncio.run(plugins.close(Guard(logging.getLogger("test"), errors)))
     assert (closed, errors) == (["whole"], {"Raiser": 1})
     assert caplog.messages == ["extension Raiser failed: ValueError('odd')"]
+
+
+@pytest.mark.parametrize(("first", "logged"), [(1, [1, 2, 4, 8, 16]), (5, [1, 2, 3, 4, 5, 8, 16])])
+def test_of_like_cases_the_first_are_logged_and_each_doubling(
+    first: int, logged: list[int]
+) -> None:
+    """A flood writes few lines, and each says how large it has become."""
+    assert [number for number in range(1, 20) if is_logged(number, first=first)] == logged
