@@ -10,11 +10,12 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from penstock.broker.config.checked_yaml import read_mapping
 from penstock.broker.config.key_types import SIZE_ALLOWED
+from penstock.broker.errors import ConfigError
 from penstock.netem.errors import NetemError
 
 T = TypeVar("T")
@@ -60,32 +61,16 @@ class MistakesError(Exception):
         return NetemError("\n".join(f"{path}: {mistake}" for mistake in self.mistakes))
 
 
-def read_yaml(path: Path) -> Any:
-    """Return what a YAML file holds.
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping that a YAML file holds.
 
     Raises:
-        NetemError: it cannot be read, is no YAML, or gives a key twice.
+        NetemError: it cannot be read, is no YAML, gives a key twice, or holds no mapping.
     """
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a SafeLoader
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise NetemError(f"{path}: {error}") from error
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML's plain types, and each key once."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - PyYAML's
-        """Return a mapping."""
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"the key {key.value!r} a second time", problem_mark=key.start_mark
-                )
-            if isinstance(key.value, str):
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        return read_mapping(path)
+    except ConfigError as error:
+        raise NetemError(str(error)) from error
 
 
 def fit(kind: type[T], value: Any) -> T:

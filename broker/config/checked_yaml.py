@@ -99,19 +99,24 @@ def parse_mapping(text: str, file: str) -> dict[str, Any]:
     Raises:
         ConfigError: as `read_mapping`.
     """
-    loader = yaml.SafeLoader(text)
     try:
-        node = loader.get_single_node()
-        problems = [] if node is None else _problems_of_node(node, loader)
-        if problems:
-            raise ConfigError(file, problems)
-        read = None if node is None else loader.construct_document(node)
+        loader = yaml.SafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            problems = [] if node is None else _problems_of_node(node, loader)
+            if problems:
+                raise ConfigError(file, problems)
+            read = None if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
     except yaml.MarkedYAMLError as error:
         raise ConfigError(file, [_yaml_problem(error)]) from error
     except yaml.YAMLError as error:
-        raise ConfigError(file, [ConfigProblem("file", str(error), "YAML")]) from error
-    finally:
-        loader.dispose()
+        read = " ".join(str(error).split())
+        raise ConfigError(file, [ConfigProblem("file", read, "YAML")]) from error
+    except RecursionError as error:
+        problem = ConfigProblem("file", "lists or mappings in too many others", "a few levels")
+        raise ConfigError(file, [problem]) from error
     if read is None:
         return {}
     if not isinstance(read, dict):

@@ -54,10 +54,8 @@ def read_scenario(name_or_path: str, *, short: bool = False) -> Scenario:
         raise MistakesError(told).of(path) from error
 
 
-def _take_apart(mapping: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _take_apart(mapping: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what stands in a file without ``short``, and what stands there."""
-    if not isinstance(mapping, dict):
-        raise MistakesError([Mistake((), f"read {mapping!r}; allowed: a mapping")])
     over = mapping.pop("short", {})
     if not isinstance(over, dict):
         raise MistakesError([Mistake(("short",), f"read {over!r}; allowed: a mapping")])

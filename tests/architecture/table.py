@@ -99,8 +99,8 @@ PACKAGE_ARROWS: Final = {
     # An executor of Spark needs no broker.
     "spark_bridge": ("spark_bridge", "plugins.queue.client"),
     # These start programs and import none of their insides; peers and networks are netem's, and a
-    # size and a topic filter have one meaning.
-    "netem": ("netem", "broker.config.key_types", "broker.errors", "broker.mqtt.topics"),
+    # YAML file, a size and a topic filter are read in one way.
+    "netem": ("netem", "broker.config", "broker.errors", "broker.mqtt.topics"),
     "benchmarks": ("benchmarks", "netem"),
     # The command imports a program when it is named.
     "penstock": (),

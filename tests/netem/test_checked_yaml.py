@@ -88,11 +88,11 @@ def test_mistakes_of_a_file_have_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("a: 1\nb: 2\na: 3\n", "the key 'a' a second time"),
-        ("a: {x: 1, x: 1}\n", "the key 'x' a second time"),
+        ("a: 1\nb: 2\na: 3\n", "a: read the same key in lines 1 and 3; allowed: each key once"),
+        ("a: {x: 1, x: 1}\n", "a.x: read the same key in lines 1 and 1; allowed: each key once"),
         ("a: [1\n", "line 2"),
         ("a: !!python/object:os.system {}\n", "could not determine a constructor"),
-        ("[" * 5_000, "recursion"),
+        ("[" * 5_000, "in too many others"),
         ("\x00", "special characters"),
     ],
 )
@@ -105,9 +105,9 @@ def test_what_is_no_plain_yaml_is_told_with_the_file(tmp_path: Path, text: str, 
     assert str(error.value).startswith(f"{path}: ")
 
 
-@pytest.mark.parametrize("text", ["&a {forms: *a}", "{2020-01-01: 1}", "{1: 2}"])
+@pytest.mark.parametrize("text", ["{2020-01-01: 1}", "{1: 2}"])
 def test_what_yaml_has_and_json_has_not_is_a_mistake(tmp_path: Path, text: str) -> None:
-    """Aliases of themselves, dates and numbers as keys end no program."""
+    """Dates and numbers as keys end no program."""
     path = tmp_path / "x.yaml"
     path.write_text(text)
     with pytest.raises(MistakesError):

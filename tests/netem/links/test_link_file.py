@@ -62,7 +62,7 @@ def test_without_a_plan_a_link_stays_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "read None; allowed: "),
+        ("", "profiles: missing"),
         ("profiles: [1\n", "link.yaml"),
         ("profiles: {}\nbegin: good", "begin: read 'good'; allowed: "),
         (TWO.replace("0.5", "-1"), "profiles.bad.upstream.delay: read -1.0; allowed: seconds"),

@@ -549,10 +549,13 @@ def test_a_mistake_of_the_short_length_is_told_where_it_stands(
     assert str(told.value).startswith(f"{file}: {line}")
 
 
-@pytest.mark.parametrize("text", ["", "7", "[a]"])
-def test_a_file_without_keys_is_told(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("", "title: missing"), ("7", "allowed: a mapping"), ("[a]", "allowed: a mapping")],
+)
+def test_a_file_without_keys_is_told(tmp_path: Path, text: str, told: str) -> None:
     """An empty one too."""
-    with pytest.raises(NetemError, match="allowed: a mapping"):
+    with pytest.raises(NetemError, match=told):
         read_scenario(str(write(tmp_path, text)))
 
 
