@@ -25,7 +25,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @app.callback()
 def plan() -> None:
-    """Run the papers' simulations on the code that the broker runs."""
+    """Run the papers' simulations with the broker's own code."""
 
 
 def _numbers(text: str, name: str, read: Callable[[str], Number]) -> tuple[Number, ...]:
@@ -98,7 +98,7 @@ def withholding(
         return
     for to_write, option in ((plot, "--plot"), (plot_trace, "--plot-trace")):
         if to_write is not None:
-            _write(check_file, to_write, option)  # before the simulation, which takes long
+            _write(check_file, to_write, option)  # before the long simulation
     drawn = [_read_file(name) for name in file or ()]
     sweep = Sweep(
         drawn or [generate_trace(rng, seconds) for rng in rngs()], levels, periods, read_by

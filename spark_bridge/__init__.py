@@ -1,1 +1,1 @@
-"""The queue as a Spark source; imports nothing of ours but the queue's client."""
+"""The queue as a Spark source; of Penstock it imports only the queue's client."""

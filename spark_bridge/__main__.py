@@ -35,13 +35,13 @@ preparing = typer.Typer(**PLAIN)
 
 
 class StopSignals:
-    """Counts SIGINT and SIGTERM: one ends the run in good order, two end it at once."""
+    """Counts SIGINT and SIGTERM: one ends the run in good order, a second one ends it at once."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def install(self) -> None:
-        """Take the two signals over from Spark, which would fail the queries on them."""
+        """Handle the two signals in place of Spark, which would fail the queries on them."""
         signal.signal(signal.SIGINT, self._note)
         signal.signal(signal.SIGTERM, self._note)
 
@@ -54,7 +54,7 @@ def read_trigger(text: str) -> float | None:
     """Return the seconds between two micro-batches; None for ``available-now``.
 
     Raises:
-        OptionError: it is neither.
+        OptionError: the text is neither.
     """
     if text == AVAILABLE_NOW:
         return None
@@ -140,8 +140,8 @@ def stream(
 ) -> None:
     """Stream a queue into Parquet, each message exactly once.
 
-    With a number of seconds as trigger, the first SIGINT or SIGTERM reads what still waits and
-    ends; a second one ends at once and leaves the rest in the queue.
+    With a number of seconds as trigger, the run reads the waiting messages and ends after the first
+    SIGINT or SIGTERM; a second one ends it at once and leaves the rest in the queue.
     """
     source = read_options(read_pairs("--option", option or []) | {"url": url, "queue": queue})
     settings = read_pairs("--conf", conf or [])
@@ -181,7 +181,7 @@ def stream(
 
 
 def check_queue(source: SourceOptions) -> None:
-    """Ask for the queue once, before seconds go into starting Spark.
+    """Ask for the queue once, before Spark takes seconds to start.
 
     Raises:
         QueueUnavailableError: it does not answer, or has no such queue.
@@ -233,7 +233,7 @@ def run(
 
 @preparing.command()
 def prepare() -> None:
-    """Write the archive with which Spark starts in half the time, once per machine."""
+    """Write the archive that halves Spark's start time, once per machine."""
     java = find_java(os.environ)
 
     from penstock.spark_bridge import class_archive, session  # noqa: PLC0415 - Spark takes a while

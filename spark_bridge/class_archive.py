@@ -18,18 +18,18 @@ _PAYLOAD: Final = '{"host": "h", "metric": "cpu", "value": 1, "at": 1700000000}'
 
 
 class ClassArchiveError(BridgeError):
-    """The archive could not be written; Spark works without it, and starts more slowly."""
+    """The archive could not be written; Spark works without it, but starts more slowly."""
 
 
 def write_class_archive(archive: Path, run_java: Callable[[str, Path], None] | None = None) -> None:
-    """Run Java once, and keep the classes that it took.
+    """Run Java once, and archive the classes that it loads.
 
-    With Spark this takes about half a minute and 200 MB. The file appears whole or not at all.
+    With Spark this takes about half a minute and 200 MB. The file is replaced atomically.
 
     Args:
-        archive: see ``session.class_archive_path``; one that is there is replaced.
-        run_java: given Java's options and a folder for its files, runs Java to its end; None runs
-            what the program runs, on a handful of rows.
+        archive: see ``session.class_archive_path``; an existing one is replaced.
+        run_java: gets Java's options and a folder for its files, and runs Java to its end; None
+            runs the program's queries on a handful of rows.
 
     Raises:
         ClassArchiveError: Java did not write it.
@@ -54,7 +54,7 @@ def _run_spark(options: str, folder: Path) -> None:
 
 
 def rehearse(spark: SparkSession, folder: Path) -> None:
-    """Send a few rows through the queries; files stand for the queue."""
+    """Send a few rows through the queries, from files in place of the queue."""
     messages = spark.range(10).selectExpr(
         "cast(id as int) physical_queue",
         "id offset",
@@ -75,8 +75,8 @@ def rehearse(spark: SparkSession, folder: Path) -> None:
 
 
 def _end_java(spark: SparkSession) -> None:
-    """Stop Spark and wait for its Java, which writes the archive as the last thing it does."""
-    gateway = spark.sparkContext._gateway  # noqa: SLF001 - the only way to the process
+    """Stop Spark and wait for its Java, which writes the archive at its end."""
+    gateway = spark.sparkContext._gateway  # noqa: SLF001 - the only access to the process
     spark.stop()
     if gateway is None:
         return

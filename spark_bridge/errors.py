@@ -1,22 +1,22 @@
-"""What can go wrong between the queue and Spark, each with a text a user can act on."""
+"""Errors between the queue and Spark, each with a text that a user can act on."""
 
 from __future__ import annotations
 
 from typing import Final
 
 MARK: Final = "penstock: "
-"""Opens the text of each of our errors, so that it can be found inside Spark's own texts."""
+"""Begins the text of each of our errors, so that it can be found inside Spark's texts."""
 
 _CAUSES: Final = ("Caused by: ", ": ")
-"""How lines begin in a text of Java's that name an error or what caused it."""
+"""Beginnings of lines in Java's texts that name an error or its cause."""
 
 
 class BridgeError(Exception):
     """Root of this package's errors.
 
     Attributes:
-        text: what happened, on one line.
-        status: what the program ends with: 1, or 2 where the user must change something first.
+        text: the error, on one line.
+        status: exit status of the program: 1, or 2 where the user must change something first.
     """
 
     status = 1
@@ -33,19 +33,19 @@ class OptionError(BridgeError):
 
 
 class QueueUnavailableError(BridgeError):
-    """The queue's server does not answer, or answers that it cannot."""
+    """The queue's server does not answer, or reports that it cannot."""
 
 
 class QueueChangedError(BridgeError):
-    """The queue no longer holds what the checkpoint says is still to be read."""
+    """The queue no longer holds what the query has still to read, by its checkpoint."""
 
 
 def one_line(error: BaseException) -> str:
     """Return the one line of an error that a user needs.
 
-    Spark wraps what a Python source raises in a traceback of two processes. Where one of our own
-    errors is inside, its line is returned; else the innermost cause that Java names, else the first
-    line that says something.
+    Spark wraps an error of a Python source in a traceback of two processes. If it contains one of
+    our own errors, that error's line is returned; otherwise the innermost cause that Java names, or
+    the first line with text.
 
     Args:
         error: any exception, Spark's own included.

@@ -1,4 +1,4 @@
-"""Finds the Java that Spark will run on, before Spark fails over it in its own words."""
+"""Finds the Java that Spark will use, before Spark fails on it with a less clear error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ANSWER_SECONDS: Final = 30.0
 
 
 class JavaError(BridgeError):
-    """No Java that Spark runs on is installed."""
+    """No suitable Java is installed."""
 
     status = 2
 
@@ -31,7 +31,7 @@ class Java:
 
     Attributes:
         program: its ``java`` program.
-        version: what it calls itself, as ``17.0.15``.
+        version: its own version text, such as ``17.0.15``.
     """
 
     program: Path
@@ -39,7 +39,7 @@ class Java:
 
 
 def find_java(environment: Mapping[str, str]) -> Java:
-    """Return the Java that Spark's start script takes.
+    """Return the Java that Spark's start script uses.
 
     Args:
         environment: environment variables; ``JAVA_HOME`` comes before ``PATH``.

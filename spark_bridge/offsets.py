@@ -1,13 +1,13 @@
-"""Where a query stands in a queue, and what its next micro-batch is.
+"""A query's position in a queue, and its next micro-batch.
 
-A position is, for each physical queue, the offset of the next message to read. Spark keeps a
-position's JSON form in the checkpoint before a micro-batch runs, and asks for the same range again
-after a crash. So a range is fixed by two positions alone, and the queue keeps every message until
-the position after it is committed.
+A position is, for each physical queue, the offset of the next message to read. Spark writes the
+position's JSON form to the checkpoint before a micro-batch runs, and asks for the same range again
+after a crash. So two positions determine a range, and the queue keeps every message until the
+position after it is committed.
 
-Everything here is arithmetic on positions and on what the queue says it holds. A difference that
-cannot come from this query's own reading (messages gone that were not read, a queue that is
-shorter than the checkpoint) is named, never skipped.
+The module only compares positions with what the queue reports. A difference that this query's own
+reading cannot explain (messages that are gone unread, a queue that is shorter than the checkpoint)
+is reported, never skipped.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _NEXT: Final = "next"
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a query stands.
+    """A query's position.
 
     Attributes:
-        queue: the logical queue, kept so that a checkpoint cannot be used for another one.
+        queue: the logical queue, so that a checkpoint cannot be used for another one.
         following: physical queue to the offset of the next message to read.
     """
 
@@ -81,20 +81,20 @@ class Range:
 
 
 def earliest(queue: str, held: Held) -> Position:
-    """Return the position before everything that the queue holds."""
+    """Return the position before all messages in the queue."""
     return Position(queue, {number: first for number, (first, _) in held.items()})
 
 
 def latest(queue: str, held: Held) -> Position:
-    """Return the position after everything that the queue holds."""
+    """Return the position after all messages in the queue."""
     return Position(queue, {number: following for number, (_, following) in held.items()})
 
 
 def find_losses(start: Position, held: Held) -> list[str]:
-    """Say what the queue no longer holds of what the query has still to read.
+    """Report messages that the query has still to read and the queue no longer holds.
 
     Args:
-        start: where the query stands.
+        start: the query's position.
         held: what the queue holds now.
 
     Returns:
@@ -123,15 +123,15 @@ def find_losses(start: Position, held: Held) -> list[str]:
 
 
 def resume(start: Position, held: Held) -> Position:
-    """Return the position to read on from, once losses have been told.
+    """Return the position from which to read on, after losses were reported.
 
     Args:
-        start: where the query stands.
+        start: the query's position.
         held: what the queue holds now.
 
     Returns:
         ``start`` where the queue still holds it; the queue's earliest offset for a physical queue
-        that is new, was created anew or lost messages. Physical queues that are gone are left out.
+        that is new, was created again or lost messages. Physical queues that are gone are left out.
     """
     following = {}
     for number, (first, end) in held.items():
@@ -147,17 +147,17 @@ def plan_end(
     max_messages: int | None = None,
     target: Position | None = None,
 ) -> Position:
-    """Return where the next micro-batch ends.
+    """Return the end of the next micro-batch.
 
-    A limit is shared in proportion to what waits in each physical queue. So all of them advance
-    through about the same time, and windows of event time see little lateness.
+    A limit is divided in proportion to the messages that wait in each physical queue. So all of
+    them advance through about the same time, and windows of event time see little lateness.
 
     Args:
-        start: where the query stands, held by the queue (see ``resume``).
+        start: the query's position, held by the queue (see ``resume``).
         held: what the queue holds now.
         max_messages: messages of the micro-batch at most, 1 or more; None for no limit.
-        target: the end of the whole run (available-now), which is not passed even if more
-            messages came; None for no such end.
+        target: the end of the whole run (available-now), which is not passed even if more messages
+            came; None for no such end.
 
     Returns:
         A position at or after ``start``, equal to it where nothing waits.
@@ -175,7 +175,7 @@ def plan_end(
 
 
 def _share(limit: int, waiting: Mapping[int, int]) -> dict[int, int]:
-    """Split a limit in proportion; what rounding leaves goes to the longest queues."""
+    """Divide a limit in proportion; the remainder of the rounding goes to the longest queues."""
     total = sum(waiting.values())
     if total <= limit:
         return dict(waiting)
@@ -193,8 +193,8 @@ def plan_ranges(start: Position, end: Position, held: Held) -> list[Range]:
     Args:
         start: the end of the micro-batch before.
         end: the end of this one.
-        held: what the queue holds now; gives the first offset of a physical queue that ``start``
-            does not know yet. Nothing of it was committed, so the answer is the same after a crash.
+        held: what the queue holds now; has the first offset of a physical queue that is not in
+            ``start`` yet. Nothing in it was committed, so the answer is the same after a crash.
 
     Returns:
         Ranges in the order of the physical queues, none of them empty.

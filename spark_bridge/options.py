@@ -14,31 +14,32 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from penstock.spark_bridge.errors import OptionError
 
 DEFAULT_MAX_MESSAGES_PER_BATCH: Final = 250_000
-"""A few seconds of work: a killed query repeats no more than that, and frees the queue as often."""
+"""A few seconds of work: a killed query repeats no more than that, and commits to the queue as
+often."""
 
 DEFAULT_MAX_MESSAGES_PER_REQUEST: Final = 10_000
-"""Past this a request's fixed cost no longer shows, and a record batch stays small."""
+"""With so many a request's fixed cost is negligible, and a record batch is still small."""
 
 DEFAULT_MAX_BYTES_PER_REQUEST: Final = 8 * 1024 * 1024
-"""What one Python worker holds at a time, whatever the size of the messages."""
+"""Memory of one Python worker for a request, whatever the size of the messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """Options of the source as numbers and texts.
+    """Options of the source as checked values.
 
     Attributes:
-        url: where the queue's HTTP API answers, as ``http://host:port``.
+        url: of the queue's HTTP API, as ``http://host:port``.
         queue: the logical queue.
         max_messages_per_batch: messages of one micro-batch at most, over all physical queues.
         max_messages_per_request: messages of one HTTP answer and one record batch at most.
-        max_bytes_per_request: payload bytes of one HTTP answer that are aimed at; one message
-            larger than that still comes, alone.
+        max_bytes_per_request: approximate payload bytes of one HTTP answer; a larger message is
+            read alone.
         timeout_seconds: how long one request may take.
-        retry_seconds: how long a server that does not answer is asked again before the query
-            fails; 0 asks once.
-        fail_on_data_loss: whether the query fails when the queue no longer holds messages that
-            it has not read. False logs what is missing and goes on with what is there.
+        retry_seconds: for how long requests are repeated to a server that does not answer, before
+            the query fails; 0 asks once.
+        fail_on_data_loss: whether the query fails when the queue no longer holds messages that it
+            has not read. False logs what is missing and reads on.
     """
 
     url: str

@@ -1,11 +1,11 @@
 """The program's queries: a queue into Parquet, and its telemetry into aggregates.
 
-*Ingest* writes every message of the queue, whatever it holds, to Parquet files. Two further queries
-follow those files, not the queue: a queue belongs to the one query that commits it, while files can
-be read by as many as like. *Windows* aggregates telemetry; *unusable* lists the messages that are
-none, with the reason. Each query has a checkpoint of its own, and Spark's file sink lists the files
-of a micro-batch in one step. So each message stands in the output exactly once, and counts exactly
-once, however often the program is killed.
+*Ingest* writes every message of the queue, whatever its content, to Parquet files. Two further
+queries follow those files, not the queue: a queue belongs to the one query that commits it, while
+any number of queries can read files. *Windows* aggregates telemetry; *unusable* lists the messages
+that are not valid telemetry, with the reason. Each query has a checkpoint of its own, and Spark's
+file sink lists the files of a micro-batch in one step. So each message is in the output exactly
+once, and counts exactly once, however often the program is killed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from penstock.spark_bridge.telemetry import (
 )
 
 _LOOK_SECONDS: Final = 0.25
-"""How long each running query is waited for before all are asked for their progress."""
+"""Time to wait for each running query before all are asked for their progress."""
 
 
 _TASKS_END_SECONDS: Final = 10.0
@@ -61,10 +61,10 @@ class PipelineOptions:
         output: directory of the messages' Parquet files.
         checkpoint: directory of the queries' checkpoints.
         aggregate: directory of the Parquet files of ``windows`` and ``unusable``; None for ingest
-            alone.
+            only.
         window_seconds: length of an aggregation window, above 0.
-        lateness_seconds: how late telemetry may come and still count, 0 or more.
-        trigger_seconds: a micro-batch starts every so many seconds until the caller stops the run;
+        lateness_seconds: how late telemetry may arrive and still count, 0 or more.
+        trigger_seconds: seconds from one micro-batch to the next, until the caller stops the run;
             None reads what the queue holds now, and ends.
     """
 
@@ -84,13 +84,14 @@ class Summary:
     Attributes:
         ingested_messages: messages written to Parquet.
         micro_batches: micro-batches that wrote them.
-        ingest_seconds: how long these micro-batches took, from asking the queue for its offsets to
+        ingest_seconds: duration of these micro-batches, from the request for the queue's offsets to
             Spark's commit log.
         aggregated_messages: messages that the aggregation read.
-        problems: why messages could not be used as telemetry, with how many; see ``telemetry``.
+        problems: reasons why messages could not be used as telemetry, with their number; see
+            ``telemetry``.
         late_groups: groups of one micro-batch, window, host, metric and process that came after
-            their window was complete. Spark drops and counts them as groups, after it has put
-            their messages together.
+            their window was complete. Spark drops and counts them as groups, after grouping their
+            messages.
     """
 
     ingested_messages: int
@@ -102,7 +103,7 @@ class Summary:
 
 
 def source_texts(options: SourceOptions) -> dict[str, str]:
-    """Return the options as Spark takes them; ``read_options`` reads them back."""
+    """Return the options as texts for Spark; ``read_options`` parses them."""
     values = {field.name: getattr(options, field.name) for field in fields(options)}
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
@@ -119,23 +120,23 @@ def run(
 ) -> Summary:
     """Run the queries to their end.
 
-    With ``trigger_seconds`` they run until they are asked to stop, and then still read what waits.
-    The last micro-batch's messages are deleted from the queue at the end: Spark by itself would do
-    so when it plans another one.
+    With ``trigger_seconds`` they run until they are asked to stop, and then still read the waiting
+    messages. The last micro-batch's messages are deleted from the queue at the end, as Spark itself
+    would do so only when it plans another one.
 
     Args:
         spark: a session that knows the source (see ``session.build_session``).
         options: what to run.
-        stop_requests: how often the run was asked to stop; looked at twice a second. From two on
-            it ends at once, with the rest left in the queue.
-        on_progress: called with the counts so far whenever they changed.
+        stop_requests: returns how often the run was asked to stop; called twice a second. From two
+            on it ends at once, with the rest left in the queue.
+        on_progress: called with the counts so far whenever they have changed.
 
     Returns:
         The counts of this run.
 
     Raises:
-        PipelineError: a query failed. Its checkpoint is good: the same run goes on from there.
-        SinkFolderError: a folder holds what another query wrote.
+        PipelineError: a query failed. Its checkpoint is valid: the same run continues from there.
+        SinkFolderError: a folder holds the output of another query.
     """
     pipeline = _Pipeline(spark, options, stop_requests, on_progress)
     try:
@@ -146,7 +147,7 @@ def run(
 
 
 class _Pipeline:
-    """One run; the queries are started anew for its second part, their counts go on."""
+    """One run; the queries are restarted for its second part, and their counts continue."""
 
     def __init__(
         self,
@@ -163,10 +164,10 @@ class _Pipeline:
         self._aggregated = Tally(OBSERVATION)
 
     def run(self) -> None:
-        """Follow the queue if that is asked for, then read what is there, then let it go."""
+        """Follow the queue if the options ask for that, then read the rest, then commit."""
         seconds = self._options.trigger_seconds
         self._sweep()
-        # The file source wants its directory to be there.
+        # The file source needs an existing directory.
         self._options.output.mkdir(parents=True, exist_ok=True)
         if seconds is not None:
             following = [self._ingest(processingTime=f"{seconds} seconds")]
@@ -174,7 +175,7 @@ class _Pipeline:
             self._watch(following, stop_at=1)
         self._watch([self._ingest(availableNow=True)], stop_at=2)
         self._watch(self._aggregate(availableNow=True), stop_at=2)
-        # What a query was doing when it was stopped is litter as well.
+        # A query that was stopped leaves incomplete output as well.
         self._wait_for_tasks()
         self._sweep()
         self._release()
@@ -220,16 +221,16 @@ class _Pipeline:
         return folders
 
     def _sweep(self) -> None:
-        """Delete what stands in no list, in each folder. No query may be running."""
+        """Delete files that no list has, in each folder. No query may be running."""
         for name, folder in self._folders().items():
             prepare_folder(folder, self._options.checkpoint / name)
 
     def _wait_for_tasks(self) -> None:
-        """Come back once the tasks of queries that were stopped have ended.
+        """Wait until the tasks of stopped queries have ended.
 
         A query that is stopped tells them to end and does not wait; until then they write.
         """
-        java = self._spark.sparkContext._jsc  # noqa: SLF001 - nothing else tells of tasks
+        java = self._spark.sparkContext._jsc  # noqa: SLF001 - no other access to tasks
         tracker = java.sc().statusTracker()
         deadline = time.monotonic() + _TASKS_END_SECONDS
         while any(each.numRunningTasks() for each in tracker.getExecutorInfos()):
@@ -243,7 +244,7 @@ class _Pipeline:
         return _Running(writer.start(str(self._folders()[name])), tally)
 
     def _watch(self, running: list[_Running], *, stop_at: int) -> None:
-        """Wait until all queries have ended; stop them at so many requests."""
+        """Wait until all queries have ended; stop them after so many requests."""
         try:
             while any(one.query.isActive for one in running):
                 if self._stop_requests() >= stop_at:
@@ -272,10 +273,10 @@ class _Pipeline:
             self._on_progress(self.summary())
 
     def _release(self) -> None:
-        """Delete what the last finished micro-batch read.
+        """Delete the messages that the last finished micro-batch read.
 
-        Its report comes after Spark has written its number to the checkpoint's commit log, so
-        Spark never asks for it again.
+        Its report comes after Spark has written its number to the checkpoint's commit log, so Spark
+        never asks for it again.
         """
         end = self._ingested.end
         if end is not None:

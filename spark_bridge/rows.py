@@ -15,10 +15,10 @@ _MICROSECONDS: Final = 1_000_000.0
 
 
 def to_record_batch(physical_queue: int, batch: Batch) -> pa.RecordBatch:
-    """Convert a batch without touching its messages one by one in Python.
+    """Convert a batch column by column, without a Python step for each message.
 
     Args:
-        physical_queue: where the messages come from.
+        physical_queue: of the messages.
         batch: parallel lists of one length.
 
     Returns:

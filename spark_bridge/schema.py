@@ -18,14 +18,14 @@ COLUMNS: Final[tuple[tuple[str, str, pa.DataType, bool], ...]] = (
 )
 """Name, Spark's type, Arrow's type, and whether the column may be null, in the order of a row.
 
-``physical_queue`` and ``offset`` together name a message once and for all; ``publisher`` is the
-client id; ``properties`` are the MQTT 5 properties as a JSON text, null where there are none.
+``physical_queue`` and ``offset`` together identify a message; ``publisher`` is the client id;
+``properties`` are the MQTT 5 properties as a JSON text, null where there are none.
 """
 
 ARROW_SCHEMA: Final = pa.schema(
     [pa.field(name, arrow_type, nullable=nullable) for name, _, arrow_type, nullable in COLUMNS]
 )
-"""What every record batch of the source has; Spark compares it with its own translation."""
+"""Schema of every record batch of the source; Spark compares it with its own."""
 
 SPARK_DDL: Final = ", ".join(
     f"{name} {spark_type}{'' if nullable else ' NOT NULL'}"

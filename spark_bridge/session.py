@@ -1,9 +1,9 @@
 """A Spark session for one machine: small, quiet, local, and quick to start.
 
-Most of the seconds before Spark's first row are Java loading and compiling Spark's classes. Two
-settings shorten that: a compiler that stops at the first level for runs that end after a few
-minutes, and a *class archive* (class data sharing, Java's own), in which Spark's classes stand
-ready parsed. `prepare` of the program writes the archive once per machine.
+Most of the time before Spark's first row goes into loading and compiling Spark's classes. Two
+settings shorten that: a compiler that stops at the first level, for runs that end after a few
+minutes, and a *class archive* (Java's class data sharing) with Spark's parsed classes. `prepare` of
+the program writes the archive once per machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.spark_bridge.source import register
 
 
 class SessionError(BridgeError):
-    """Spark does not start: a master or a setting that it cannot use."""
+    """Spark does not start: it cannot use a master or a setting."""
 
     status = 2
 
@@ -37,10 +37,10 @@ class SessionError(BridgeError):
 DEFAULT_MASTER: Final = "local[2]"
 
 _LOCAL_SETTINGS: Final = {
-    # Nothing listens beyond this machine.
+    # Spark listens on this machine only.
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    # State of a window aggregation lies in one store per shuffle partition: 200 by default.
+    # The state of a window aggregation has one store per shuffle partition: 200 by default.
     "spark.sql.shuffle.partitions": "2",
 }
 
@@ -50,23 +50,23 @@ _SETTINGS: Final = {
     "spark.log.level": "WARN",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # A worker that dies of a signal leaves a traceback.
+    # A worker that is killed by a signal writes a traceback.
     "spark.python.worker.faulthandler.enabled": "true",
-    # Asked for twice a second, a call for each report: more than end in that time, no more.
+    # Reports are read twice a second, one call each: more than end in that time, but no more.
     "spark.sql.streaming.numRecentProgressUpdates": "50",
 }
 
 _OWN_PATH: Final = "PENSTOCK_PYTHONPATH"
 
 _LONG_RUN_JAVA: Final = ("-XX:+UseParallelGC",)
-"""Two tasks wait for each pause: all cores clean up, without another thread in between."""
+"""Two tasks wait for each pause: all cores collect, without a concurrent collector thread."""
 _SHORT_RUN_JAVA: Final = (*_LONG_RUN_JAVA, "-XX:TieredStopAtLevel=1")
 
 
 def class_archive_path(java: Java, environment: Mapping[str, str]) -> Path:
-    """Return where the class archive of this Java and this Spark lies, or would lie.
+    """Return the path of the class archive of this Java and this Spark; it may not exist.
 
-    An archive fits one Java, one set of jars at one place and one garbage collector; all of them
+    An archive fits one Java, one set of jars at one place and one garbage collector. All of them
     are in the file's name, so that none is ever used for another.
     """
     jars = Path(pyspark.__file__).parent / "jars"
@@ -83,10 +83,10 @@ def _cache_folder(environment: Mapping[str, str]) -> Path:
 def worker_python(environment: Mapping[str, str]) -> Path:
     """Return the program that starts this Python for Spark's workers.
 
-    Spark puts a zip of itself first on the path of its Python processes, of which half a dozen
-    take part in one query. Each then compiles Spark's modules anew, for half a second. The same
-    modules stand compiled in this environment, so a script takes the zip off the path, and puts
-    the user's own there, which ``PENSTOCK_PYTHONPATH`` carries.
+    Spark puts a zip of itself first on the path of its Python processes, of which a query uses half
+    a dozen. Each then compiles Spark's modules again, for half a second. This environment has the
+    same modules compiled, so a script removes the zip from the path and adds the user's own path
+    from ``PENSTOCK_PYTHONPATH``.
     """
     text = f'#!/bin/sh\nexport PYTHONPATH="${_OWN_PATH}"\nexec {shlex.quote(sys.executable)} "$@"\n'
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -99,7 +99,7 @@ def worker_python(environment: Mapping[str, str]) -> Path:
             Path(file.name).chmod(0o700)
             Path(file.name).replace(script)
         except OSError:
-            # Nowhere to write: slower, and as good.
+            # No place to write: slower, but it works.
             return Path(sys.executable)
     return script
 
@@ -108,14 +108,15 @@ def java_options(*, short_run: bool, archive: Path | None, write_archive: bool =
     """Return the options of the driver's Java.
 
     Args:
-        short_run: whether the run ends within minutes; peak speed then matters less than start.
-        archive: the class archive; None for none. One that does not fit is ignored by Java.
+        short_run: whether the run ends within minutes, so that a quick start matters more than peak
+            speed.
+        archive: the class archive; None for none. Java ignores one that does not fit.
         write_archive: write the archive when Java ends instead of using it.
     """
     options = list(_SHORT_RUN_JAVA if short_run else _LONG_RUN_JAVA)
     if archive is not None and (write_archive or archive.is_file()):
         use = "ArchiveClassesAtExit" if write_archive else "SharedArchiveFile"
-        # Java writes to standard output about each class that cannot stand in an archive.
+        # Java prints a line for each class that cannot be archived.
         options += [f"-XX:{use}={archive}", "-Xshare:auto", "-Xlog:disable"]
     return " ".join(options)
 
@@ -132,14 +133,14 @@ def build_session(
     Args:
         master: Spark's master, as ``local[2]`` or ``spark://host:port``.
         java_settings: options of the driver's Java, see ``java_options``.
-        settings: Spark settings that come before ours.
-        log_file: where Spark's log and all it prints go; None leaves them on standard error.
+        settings: Spark settings that override ours.
+        log_file: for Spark's log and everything it prints; None leaves them on standard error.
 
     Returns:
         The session; the caller stops it.
 
     Raises:
-        SessionError: Spark does not start with this.
+        SessionError: Spark does not start with these settings.
     """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     chosen = dict(_SETTINGS)
@@ -164,7 +165,7 @@ def build_session(
 
 @contextlib.contextmanager
 def _standard_error_to(log_file: Path | None) -> Iterator[None]:
-    """Have programs that are started inside write their standard error to a file."""
+    """Redirect the standard error of programs started inside the block to a file."""
     if log_file is None:
         yield
         return

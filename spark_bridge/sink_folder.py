@@ -1,10 +1,10 @@
-"""The folder that a streaming query writes Parquet files to: whose it is, what is litter in it.
+"""The folder of a streaming query's Parquet files: which query owns it, which files are litter.
 
-Spark's file sink writes a micro-batch's files and then lists them in ``_spark_metadata``, in a file
-of its own for each batch. Two things follow that Spark does not look after. A killed query leaves
-files that are in no list; Spark skips them, and every other reader takes them for messages. And a
-query with a *new* checkpoint counts its batches from 0 again: those whose number is listed already
-are skipped in silence, as if they were written. Importable without Spark.
+Spark's file sink writes a micro-batch's files and then lists them in ``_spark_metadata``, in one
+file for each batch. Spark does not handle two consequences. A killed query leaves files that are in
+no list; Spark skips them, but every other reader takes them for messages. And a query with a *new*
+checkpoint counts its batches from 0 again: batches whose number is listed already are skipped
+silently, as if they were written. Importable without Spark.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class SinkFolderError(BridgeError):
 
 
 def prepare_folder(folder: Path, checkpoint: Path) -> list[Path]:
-    """Make a folder ready for its query, which must not be running.
+    """Prepare a folder for its query, which must not be running.
 
     Args:
-        folder: where the query writes.
+        folder: of the query's output.
         checkpoint: the query's own checkpoint.
 
     Returns:
-        The files that a killed run had left, which are deleted now: their messages are written
+        The files that a killed run had left; they were deleted, as their messages are written
         again.
 
     Raises:
-        SinkFolderError: the folder holds what another query wrote. Nothing is deleted.
+        SinkFolderError: the folder holds the output of another query. Nothing is deleted.
     """
     planned = max(_batches(checkpoint / "offsets"), default=-1)
     listed = max(_batches(folder / _LOG), default=-1)

@@ -1,14 +1,14 @@
 """Penstock's queue as a Spark data source: ``spark.readStream.format("penstock")``.
 
-How exactly once comes about. Spark writes a micro-batch's end position to its checkpoint before it
+How reading is exactly once. Spark writes a micro-batch's end position to its checkpoint before it
 runs, so a killed query asks for the same range again, and the queue answers a range the same way
-until it is committed. The sink does its part by batch number (the file sink lists each batch's
-files in one atomic step). Only when the *following* micro-batch is planned does Spark call
-``commit`` with the end of a finished one, so the queue always holds at least the last batch: what
-is deleted is never asked for again.
+until it is committed. The sink recognises a repeated batch by its number (the file sink lists each
+batch's files in one atomic step). Spark calls ``commit`` with the end of a finished micro-batch
+only when it plans the *following* one, so the queue always holds at least the last batch: deleted
+messages are never asked for again.
 
-Three processes make a reader from the same options: the driver's (offsets, plans, commits), a
-planner's, and each task's. None of them shares memory with another.
+Three kinds of processes make a reader from the same options: the driver (offsets, plans, commits),
+a planner, and each task. They share no memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FORMAT = "penstock"
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("penstock")`` known to a session; may be repeated."""
+    """Register ``format("penstock")`` with a session; may be repeated."""
     spark.dataSource.register(PenstockDataSource)
 
 
@@ -60,7 +60,8 @@ class PenstockDataSource(DataSource):
         """Return the columns of a message, after checking the options.
 
         Raises:
-            OptionError: Spark calls this in ``load()``, where a wrong option is best told.
+            OptionError: an option is wrong. Spark calls this in ``load()``, the best place to
+                report it.
         """
         read_options(self._texts())
         return SPARK_DDL
@@ -88,7 +89,7 @@ class PenstockDataSource(DataSource):
 
 
 class BatchReader(DataSourceReader):
-    """Reads what the queue holds when the query is planned, and leaves it there."""
+    """Reads what the queue holds when the query is planned, and commits nothing."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._queue = QueueReader(options)
@@ -104,7 +105,7 @@ class BatchReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows the queue; Spark keeps the position."""
+    """Follows the queue; Spark stores the position."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -113,19 +114,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: Position | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the position before everything held: where a query without checkpoint begins."""
+        """Return the position before all messages: the start of a query without a checkpoint."""
         return earliest(self._options.queue, self._queue.held()).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return how much a micro-batch takes."""
+        """Return the limit of a micro-batch."""
         return ReadMaxRows(self._options.max_messages_per_batch)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fix the end of an available-now run to what is held now."""
+        """Fix the end of an available-now run to the present end of the queue."""
         self._target = latest(self._options.queue, self._queue.held())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return where the next micro-batch ends; ``start`` where nothing waits."""
+        """Return the end of the next micro-batch; ``start`` where nothing waits."""
         held = self._queue.held()
         self._latest = latest(self._options.queue, held)
         position = self._queue.resume(self._position(start), held)
@@ -151,7 +152,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(self._queue, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Let the queue delete what Spark will not ask for again."""
+        """Delete from the queue what Spark will not ask for again."""
         self._queue.commit(self._position(end))
 
     def stop(self) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 class Tally:
     """Counts of one query since it was started.
 
-    Spark reports a micro-batch once when it is done, and may report the batch that comes next
-    several times while nothing waits for it; the last report of a batch is the one that counts.
+    Spark reports a micro-batch once when it is done, and may report the next batch several times
+    while nothing waits for it; the last report of a batch counts.
 
     Attributes:
         observation: name of the observed metrics that are added up.
@@ -27,13 +27,13 @@ class Tally:
         self._end: dict[str, Any] | None = None
 
     def add(self, report: Mapping[str, Any]) -> bool:
-        """Take in one report.
+        """Add one report.
 
         Args:
             report: a ``StreamingQueryProgress`` as JSON values; one of an older batch is ignored.
 
         Returns:
-            Whether it told of new rows.
+            Whether it reported new rows.
         """
         batch_id = report["batchId"]
         if batch_id < self.batch_id:

@@ -1,19 +1,19 @@
 """Telemetry messages as rows, and their aggregates over windows of event time.
 
-A telemetry message is published to ``telemetry/<host>/<metric>`` with the JSON payload
-``{"host": str, "metric": str, "value": number, "unit": str, "at": seconds since the Unix epoch}``
-and optionally ``"pid": int, "process": str``; further fields do no harm.
+A telemetry message is published to ``telemetry/<host>/<metric>`` with the JSON payload ``{"host":
+str, "metric": str, "value": number, "unit": str, "at": seconds since the Unix epoch}`` and
+optionally ``"pid": int, "process": str``; further fields are ignored.
 
-No message leaves without being counted. One that cannot be used has a ``problem`` and no time of
-its own (the time of its arrival would push the watermark past telemetry that comes late from an
-edge, and make it dropped):
+Every message is counted. One that cannot be used has a ``problem`` and no event time (the time of
+its arrival would push the watermark past telemetry that arrives late from an edge, which would be
+dropped):
 
-* ``malformed``: no JSON object, or a field of another type;
+* ``malformed``: not a JSON object, or a field of another type;
 * ``incomplete``: host, metric, value or time is missing;
-* ``not_finite``: the value is no finite number, which would spoil every mean it enters;
+* ``not_finite``: the value is not a finite number, which would spoil every mean;
 * ``clock_wrong``: the time is before 1970, or ahead of the arrival by more than
-  ``MAX_CLOCK_SKEW_SECONDS``. A clock that is ahead by less counts as the arrival: nothing was
-  measured after it arrived, and one sender's clock must not make the others late.
+  ``MAX_CLOCK_SKEW_SECONDS``. A time that is ahead by less is replaced by the arrival: nothing is
+  measured after its arrival, and one sender's clock must not make the others late.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 MAX_CLOCK_SKEW_SECONDS: Final = 60.0
-"""More than clocks differ that anything sets; beyond it, the time says nothing."""
+"""More than clocks differ that are synchronised; beyond it, the time is not usable."""
 
 PROBLEMS: Final = ("malformed", "incomplete", "not_finite", "clock_wrong")
 
@@ -67,7 +67,7 @@ _KEPT: Final = ("host", "metric", "process", "unit", "value")
 
 
 def _problem() -> Column:
-    """Return the first problem that a parsed message has; null for none."""
+    """Return the first problem of a parsed message; null for none."""
     told, at = f.col("told"), f.col("told.at")
     needed = ("host", "metric", "value", "at")
     missing = f.greatest(*(f.col(f"told.{name}").isNull() for name in needed))
@@ -82,21 +82,21 @@ def _problem() -> Column:
 
 
 def count_problems(telemetry: DataFrame) -> DataFrame:
-    """Have Spark's progress reports carry how many messages came and what was wrong with them."""
+    """Add the numbers of messages and of each problem to Spark's progress reports."""
     counts = [f.count(f.lit(1)).alias("messages")]
     counts += [f.count_if(f.col("problem") == problem).alias(problem) for problem in PROBLEMS]
     return telemetry.observe(OBSERVATION, *counts)
 
 
 def unusable(telemetry: DataFrame) -> DataFrame:
-    """Return where each message stands that has a problem, and which it is.
+    """Return the place and the problem of each message that has one.
 
     Args:
         telemetry: what ``parse_telemetry`` returned for the source's columns.
 
     Returns:
-        Columns ``physical_queue`` and ``offset``, which name the message wherever it is kept,
-        ``topic``, ``publisher``, ``enqueued_at`` and ``problem``.
+        Columns ``physical_queue`` and ``offset``, which identify the message, ``topic``,
+        ``publisher``, ``enqueued_at`` and ``problem``.
     """
     return telemetry.where(f.col("problem").isNotNull()).select(
         "physical_queue", "offset", "topic", "publisher", "enqueued_at", "problem"
@@ -104,15 +104,15 @@ def unusable(telemetry: DataFrame) -> DataFrame:
 
 
 def aggregate(telemetry: DataFrame, *, window_seconds: float, lateness_seconds: float) -> DataFrame:
-    """Aggregate what is usable over windows of event time, for each host, metric and process.
+    """Aggregate usable messages over windows of event time, for each host, metric and process.
 
-    A window is complete, and appears, once an event came that is later than the window's end by
-    ``lateness_seconds``. What comes for it afterwards is late: Spark drops and counts it.
+    A window is complete, and appears, once an event arrives that is later than the window's end by
+    ``lateness_seconds``. Later messages for it are late: Spark drops and counts them.
 
     Args:
         telemetry: what ``parse_telemetry`` returned, as a stream or not.
         window_seconds: length of a window, above 0.
-        lateness_seconds: how much later than the newest one an event may come, 0 or more.
+        lateness_seconds: how much later than the newest one an event may arrive, 0 or more.
 
     Returns:
         Columns ``window_start``, ``window_end``, ``host``, ``metric``, ``process``, ``unit``,

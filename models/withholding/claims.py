@@ -1,4 +1,4 @@
-"""What paper 002 reports of figures 8 and 9, and ours of `adaptive`, held against results."""
+"""The claims of paper 002 about figures 8 and 9, and ours about `adaptive`, checked on results."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ REPORTED_GAIN = 3.5
 """Seconds that historic saves over the baseline in the paper."""
 
 GAIN_TOLERANCE = 1.0
-"""Seconds by which a mean over other traces may differ from it; the paper shows one run."""
+"""Seconds by which a mean over other traces may differ from it, as the paper shows one run."""
 
 TARGET_CLOSED = {1: 0.40, 3: 0.25, 5: 0.25}
-"""T_Q to the part of historic's distance to clairvoyant that `adaptive` is to close."""
+"""T_Q to the part of the gap between historic and clairvoyant that `adaptive` should close."""
 
 SEES = {
     ADAPTIVE_EARLY: "seeing the age of the unanswered query as in the broker",
     ADAPTIVE: "seeing no more than the others",
 }
-"""Label to what `adaptive` knows under it. The targets are meant for the first: the age of a query
-is among its inputs. The second says how much of it is due to that."""
+"""Label to what `adaptive` knows under it. The targets are for the first, whose inputs include the
+age of the query; the second shows how much of the result is due to that."""
 
 
 FIGURE_8 = "fig. 8"
@@ -40,14 +40,14 @@ FIGURE_9 = "fig. 9"
 
 
 class Verdict(NamedTuple):
-    """One claim, judged.
+    """A claim and whether it holds.
 
     Attributes:
         claim: as a sentence.
-        holds: whether the results bear it out.
-        found: what they are.
-        short: the claim as it stands beside a plot.
-        brief: what was found, likewise.
+        holds: whether the results support it.
+        found: the results.
+        short: the claim as text beside a plot.
+        brief: the results, likewise.
         subject: what the claim is about: a figure of the paper, as in `FIGURE_8`, or a label of
             `adaptive`.
     """
@@ -61,7 +61,7 @@ class Verdict(NamedTuple):
 
 
 def verdicts(results: Results) -> list[Verdict]:
-    """Judge every claim whose T_Q was run."""
+    """Check every claim whose T_Q was run."""
     found: list[Verdict] = []
     periods = results.sweep.probe_periods
     if FIGURE_8_PROBE_PERIOD in periods:

@@ -1,4 +1,4 @@
-"""The policy that knows the future: the bound that no policy can pass (paper 002)."""
+"""The policy that knows the future: an upper bound for every policy (paper 002)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ def least_latencies(
 ) -> list[float]:
     """Return the least end-to-end latency of each message, by search over every second of sending.
 
-    The search of one message ends where the sojourn alone is no better than the best so far.
+    The search for one message ends where the sojourn alone is no better than the best so far.
 
     Args:
-        trace: RTT of the query in each second, seconds; after its end it keeps its last value.
+        trace: RTT of the query in each second, seconds; after its end the last value applies.
         message_period: whole seconds between two large messages.
         size_scale: latency of the large message over that of the query.
     """

@@ -1,4 +1,4 @@
-"""Means over traces, and how far to trust them."""
+"""Means over traces, with confidence intervals."""
 
 from __future__ import annotations
 

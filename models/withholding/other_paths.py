@@ -1,6 +1,6 @@
-"""Paths unlike the paper's: what a policy must not be worse on, whose makers knew one generator.
+"""Paths unlike the paper's, to check that a policy does not only fit the paper's generator.
 
-All have the paper's calm RTT and, where nothing else is said, its bursts.
+All have the paper's calm RTT and, unless stated otherwise, its bursts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.models.withholding.sweep import ADAPTIVE, BASELINE, POLICIES
 from penstock.models.withholding.trace import PAPER_TRACE
 
 PAPERS: Final = ("conservative", "probabilistic", "historic")
-"""The policies whose best `adaptive` is held against."""
+"""`adaptive` is compared with the best of these policies."""
 
 FOR_EVER = 1e9
 """Seconds."""
@@ -33,15 +33,15 @@ def _paper_amount(rng: random.Random) -> float:
 
 @dataclass(frozen=True)
 class Path:
-    """How RTTs come about.
+    """A generator of RTTs.
 
     Attributes:
         length: of a burst, seconds.
         amount: that a burst adds to the RTT, seconds.
-        burst_probability: of a burst to begin in a calm second.
+        burst_probability: that a burst begins in a calm second.
         is_fresh: whether each second of a burst has its own amount.
         drift: how far the calm RTT rises and falls over 25 minutes, as a ratio.
-        calm_seconds: between two bursts exactly; None to leave it to chance.
+        calm_seconds: exact time between two bursts; None for a random time.
     """
 
     length: Callable[[random.Random], float] = _paper_length
@@ -120,7 +120,7 @@ def run_paths(
     """Run the paper's policies and `adaptive` on every kind of path.
 
     Args:
-        rngs: gives the sources of chance, one for each trace, anew for each kind of path.
+        rngs: returns new random generators for each kind of path, one for each trace.
         n_seconds: length of each trace.
         probe_periods: T_Q, whole seconds.
         answers: when a query's RTT is known.

@@ -1,4 +1,4 @@
-"""Figures 8 and 9 of paper 002 from our results, and what each policy did on one trace."""
+"""Figures 8 and 9 of paper 002 from our results, and the behaviour of each policy on one trace."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ from penstock.models.withholding.sweep import (
 )
 
 SHOWN_SECONDS: Final = 300
-"""Of the trace's end, when `adaptive` has learned; the policies are run on all of it."""
+"""Length of the trace's end that is shown, when `adaptive` has learned; the policies run on all of
+it."""
 
 FIGURE_INCHES: Final = (16, 9)
-"""A slide's."""
+"""Size of a slide."""
 
 LOOKS: Final = {
     BASELINE: ("gray", 1.8),
@@ -48,7 +49,7 @@ LOOKS: Final = {
     ADAPTIVE_EARLY: ("tab:red", 2.8),
     CLAIRVOYANT: ("black", 1.8),
 }
-"""Label to color and width of its line: the default policy as it is in the broker stands out."""
+"""Label to color and width of its line: the broker's default policy stands out."""
 
 COLUMNS: Final = {
     FIGURE_8: "The paper on figure 8",
@@ -56,7 +57,7 @@ COLUMNS: Final = {
     ADAPTIVE_EARLY: "Adaptive, as in the broker",
     ADAPTIVE: "Adaptive, knowing no more",
 }
-"""What claims are about to the heading above them, from the left."""
+"""Subjects of claims to the heading above them, from the left."""
 
 HOLDS_MARK: Final = "\u2713"
 FAILS_MARK: Final = "\u2717"
@@ -73,7 +74,7 @@ INDENT: Final = 0.06
 """Of the width of a column, of claims behind their marks."""
 
 SHOWN: Final = (BASELINE, "conservative", "probabilistic", "historic", ADAPTIVE)
-"""Panels from above; the clairvoyant one comes last."""
+"""Panels from the top; the clairvoyant one comes last."""
 
 
 def check_file(file: Path) -> None:
@@ -82,7 +83,7 @@ def check_file(file: Path) -> None:
     Raises:
         ImportError: matplotlib is not installed.
         OSError: the file cannot be written.
-        ValueError: its name tells of no form of picture.
+        ValueError: its suffix is no picture format.
     """
     folder = file.parent
     if not folder.is_dir():
@@ -153,14 +154,14 @@ def congested_times(trace: Sequence[float], threshold_l: float) -> Iterator[tupl
 
 
 def draw(results: Results, file: Path) -> None:
-    """Write latency by threshold_l at the least T_Q, and by T_Q at the middle threshold_l.
+    """Draw latency by threshold_l at the least T_Q, and by T_Q at the middle threshold_l.
 
-    Below stand the claims of the paper about either figure, and what is asked of `adaptive`, each
-    with what was found; an arrow beside the curves shows how far below none the paper has historic.
+    Below are the paper's claims about each figure and the targets of `adaptive`, each with the
+    results. An arrow beside the curves shows how far below the baseline the paper reports historic.
 
     Args:
         results: of a sweep.
-        file: its suffix, such as ``.png``, says in which format; overwritten.
+        file: overwritten; its suffix, such as ``.png``, gives the format.
 
     Raises:
         ImportError: matplotlib is not installed (the extra ``models``).
@@ -179,7 +180,7 @@ def draw(results: Results, file: Path) -> None:
 
 
 def draw_figures(results: Results, figure: Any) -> None:
-    """Draw into a figure of matplotlib, of `FIGURE_INCHES`."""
+    """Draw into a figure of matplotlib of `FIGURE_INCHES`."""
     traces = results.sweep.traces
     figure.suptitle(
         "Paper 002, figures 8 and 9, on the broker's own policies: mean and 95 % confidence"
@@ -208,7 +209,7 @@ def draw_figures(results: Results, figure: Any) -> None:
 
 
 def _write(panel: Any, height: float, verdict: Verdict) -> float:
-    """Write one claim and what was found; return the height that it takes."""
+    """Write one claim and its results; return the height used."""
     color = HOLDS_COLOR if verdict.holds else FAILS_COLOR
     mark = HOLDS_MARK if verdict.holds else FAILS_MARK
     lines = textwrap.wrap(_bind(verdict.short), CLAIM_CHARACTERS)
@@ -216,7 +217,7 @@ def _write(panel: Any, height: float, verdict: Verdict) -> float:
     panel.text(0, height, mark, fontsize=14, weight="bold", color=color, va="top")
     panel.text(INDENT, height, "\n".join(lines), fontsize=10, va="top", linespacing=1.2)
     below = height - LINE_HEIGHT * len(lines)
-    # The minus of print, not the hyphen.
+    # Use a minus sign instead of the hyphen.
     panel.text(INDENT, below, found.replace("-", "\u2212"), fontsize=10, color=color, va="top")
     return LINE_HEIGHT * (len(lines) + 1.25)
 
@@ -261,7 +262,7 @@ def _draw_curves(results: Results, by_threshold: Any, by_period: Any) -> None:
 
 
 def _show_reported_gain(axes: Any, baseline: float) -> None:
-    """Draw beside the curves how far below the baseline the paper has historic."""
+    """Draw beside the curves how far below the baseline the paper reports historic."""
     left, right = axes.get_xlim()
     axes.set_xlim(left, right * 1.55)
     reported = baseline - REPORTED_GAIN
@@ -281,7 +282,7 @@ def _show_reported_gain(axes: Any, baseline: float) -> None:
 
 
 def _line(axes: Any, label: str, positions: Any, estimates: Any) -> None:
-    """Draw one policy; where threshold_l is no matter to it, dashed."""
+    """Draw one policy; dashed where threshold_l has no effect on it."""
     style = "-" if label in GIVEN_THRESHOLD_L else "--"
     color, width = LOOKS[label]
     [line] = axes.plot(

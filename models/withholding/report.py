@@ -40,7 +40,7 @@ def _row(results: Results, label: str, probe_period: int) -> list[str]:
     thresholds = results.sweep.thresholds
     if label in GIVEN_THRESHOLD_L:
         return [label, *(str(results.latency(label, probe_period, t)) for t in thresholds)]
-    # threshold_l is no matter to it: one value stands for all.
+    # threshold_l has no effect on it: one value for all.
     value = str(results.latency(label, probe_period, thresholds[0]))
     return [label, value, *[""] * (len(thresholds) - 1)]
 

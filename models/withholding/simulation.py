@@ -1,14 +1,14 @@
 """Large messages to one subscriber under a policy, on a virtual clock of whole seconds (paper 002).
 
 A large message costs half the RTT of the second in which it is delivered, times ten. Queries are
-sent at multiples of T_Q. Decisions fall on arrival, on each second that brings something new of a
-query, and on the first second after the policy's own release time, as the broker's gate asks for.
-Messages do not queue behind each other.
+sent at multiples of T_Q. Decisions are made on arrival, in each second with news of a query, and in
+the first second after the policy's own release time, as the broker's gate asks for. Messages do not
+queue behind each other.
 
-When a query's RTT is known can be read in two ways:
+There are two readings of when a query's RTT is known:
 
-* ``period``: at second t, of the query sent at t - T_Q or before. Under this reading all that the
-  paper reports holds together.
+* ``period``: at second t, of the query sent at t - T_Q or before. Under this reading all the
+  paper's results are consistent.
 * ``arrival``, as in the broker: as soon as its answer comes, and after T_Q at the latest. Until
   then its age is the least its RTT can be.
 """
@@ -31,12 +31,12 @@ from penstock.plugins.withholding.thresholds import Thresholds
 Answers = Literal["period", "arrival"]
 
 WINDOW_SECONDS = 300.0
-"""From which a threshold_l is learned; the default of `probing`."""
+"""Window from which threshold_l is learned; the default of `probing`."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a simulation is run with, beside policy and trace.
+    """Parameters of a simulation, besides policy and trace.
 
     Attributes:
         threshold_l: RTT of the query on the uncongested path, seconds; None to learn it from the
@@ -55,13 +55,13 @@ class Setting:
 
 
 class Prober:
-    """What the queries have told so far.
+    """What is known from the queries so far.
 
     Attributes:
-        link: the subscriber's, as a sampler of the broker would write it.
-        history: the subscriber's, fed as the gate feeds it.
-        overdue: age of the oldest query that is unanswered, seconds, if that is more than
-            threshold_l; or 0.
+        link: the subscriber's, written as the broker's sampler would.
+        history: the subscriber's, fed as the gate would.
+        overdue: age of the oldest unanswered query, seconds, if that is more than threshold_l;
+            otherwise 0.
     """
 
     def __init__(self, trace: Sequence[float], setting: Setting) -> None:
@@ -79,7 +79,7 @@ class Prober:
         return self._thresholds.threshold_l(self.link)
 
     def advance(self, second: int) -> bool:
-        """Send and receive what falls on this second; return whether there is a new RTT."""
+        """Send and receive the queries of this second; return whether there is a new RTT."""
         queries = self._unanswered
         answered = [sent_at for sent_at in queries if self._known_at(sent_at) <= second]
         while answered and queries and queries[0] <= answered[-1]:
@@ -91,8 +91,8 @@ class Prober:
         return bool(answered)
 
     def rtt(self) -> float:
-        """Return the RTT now as far as it is known: what is overdue counts as its age."""
-        # Before the first query is answered nothing is known but the path's own RTT.
+        """Return the RTT as far as it is known: for an overdue query, its age."""
+        # Before the first answer only the path's own RTT is known.
         latest = self.link.rtt_latest
         return max(self.threshold_l() if latest is None else latest, self.overdue)
 
@@ -105,7 +105,7 @@ class Prober:
     def _take(self, sent_at: int, second: int) -> None:
         rtt = rtt_at(self._trace, sent_at)
         if self._known_at(sent_at) > second:
-            # Overtaken by a newer one, it is given up: its RTT is its age at least.
+            # Overtaken by a newer one, it is given up; its age is a lower bound of its RTT.
             rtt = second - sent_at
         self.link.rtt_latest = rtt
         self.link.rtt_min = self._minimum.add(rtt, second)
@@ -116,10 +116,9 @@ def simulate(policy: Policy, trace: Sequence[float], setting: Setting) -> list[f
     """Return the end-to-end latency of each large message: network latency plus sojourn.
 
     Args:
-        policy: the very object that a gate asks.
-        trace: RTT of the query in each second, seconds; delivery after its end sees its last
-            value.
-        setting: everything else.
+        policy: the same object that a gate asks.
+        trace: RTT of the query in each second, seconds; after its end the last value applies.
+        setting: the other parameters.
 
     Returns:
         One latency in seconds for each message, in order of arrival.
@@ -150,7 +149,7 @@ def simulate(policy: Policy, trace: Sequence[float], setting: Setting) -> list[f
 
 
 def rtt_at(trace: Sequence[float], second: int) -> float:
-    """Return the RTT of a second, which after the trace's end is its last."""
+    """Return the RTT of a second; after the trace's end, its last value."""
     return trace[min(second, len(trace) - 1)]
 
 

@@ -22,8 +22,8 @@ CLAIRVOYANT = "clairvoyant"
 WRONG_RATE = "probabilistic, wrong λ"
 ADAPTIVE = "adaptive"
 ADAPTIVE_EARLY = "adaptive, sees the unanswered query"
-"""The same policy with what the paper's do not use: answers as they arrive, and the age of the
-query that is still without one. `ADAPTIVE` alone knows no more than the others."""
+"""The same policy with inputs that the paper's policies do not use: answers as they arrive, and the
+age of the unanswered query. `ADAPTIVE` knows no more than the others."""
 
 POLICIES: Final[dict[str, Policy]] = {
     BASELINE: make_policy("none", max_withhold=DEFAULT_MAX_WITHHOLD, congestion_rate=1.0),
@@ -47,18 +47,19 @@ POLICIES: Final[dict[str, Policy]] = {
 """Label to the policy, with the paper's parameters where it has any."""
 
 GIVEN_THRESHOLD_L: Final = ("conservative", "probabilistic", WRONG_RATE, "historic")
-"""Those that are run for every threshold_l; `adaptive` learns its own and the others need none."""
+"""Policies that are run for every threshold_l; `adaptive` learns its own and the others need none.
+"""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is run.
+    """The runs of a sweep.
 
     Attributes:
         traces: RTT of the query in each second, seconds.
         thresholds: threshold_l, seconds.
         probe_periods: T_Q, whole seconds.
-        answers: when a query's RTT is known, but for `ADAPTIVE_EARLY`.
+        answers: when a query's RTT is known, except for `ADAPTIVE_EARLY`.
     """
 
     traces: Sequence[Sequence[float]]
@@ -79,7 +80,7 @@ class Results:
     """Mean latency of each policy on each trace.
 
     Attributes:
-        sweep: what was run.
+        sweep: its parameters.
         means: (label, T_Q, threshold_l or None) to one mean latency in seconds for each trace.
     """
 
@@ -98,7 +99,7 @@ class Results:
         return estimate(self.of(label, probe_period, threshold_l))
 
     def gain(self, label: str, over: str, probe_period: int, threshold_l: float) -> Estimate:
-        """Return by how much less the mean latency is than another's, paired, seconds."""
+        """Return the reduction of the mean latency against another policy, paired, seconds."""
         pairs = zip(
             self.of(label, probe_period, threshold_l),
             self.of(over, probe_period, threshold_l),
@@ -107,7 +108,7 @@ class Results:
         return estimate([other - own for own, other in pairs])
 
     def closed(self, label: str, probe_period: int, threshold_l: float) -> float:
-        """Return how much of historic's distance to clairvoyant a policy closes, as a ratio."""
+        """Return the part of the gap from historic to clairvoyant that a policy closes, a ratio."""
         own, historic, least = (
             self.latency(name, probe_period, threshold_l).mean
             for name in (label, "historic", CLAIRVOYANT)

@@ -1,10 +1,10 @@
 """Traces: the RTT of the 10 KB query in each second, drawn as in paper 002 or read from a file.
 
-Reading of the paper's generator. Each second has one RTT: uniform in 0.15 to 0.45 s, and in a
-burst of congestion more. In each calm second a burst begins with probability 0.1; it lasts a
-whole number of seconds, uniform in 10 to 25, and adds one amount to the RTT for its whole length,
-exponential with rate 0.3 /s. Readings in which the amount is drawn afresh each second, or in
-which only the base is scaled to 1 MB, contradict the paper's text.
+Our reading of the paper's generator. Each second has one RTT: uniform in 0.15 to 0.45 s, and more
+in a burst of congestion. In each calm second a burst begins with probability 0.1; it lasts a whole
+number of seconds, uniform in 10 to 25, and adds one amount to the RTT for its whole length,
+exponential with rate 0.3 /s. Readings in which the amount is drawn afresh each second, or in which
+only the base is scaled to 1 MB, contradict the paper's text.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 MAX_SECONDS = 1_000_000
-"""Longest trace from a file, so that a mistaken time does not fill the memory."""
+"""Longest trace from a file, so that a wrong time does not fill the memory."""
 
 
 @dataclass(frozen=True)
 class TraceParameters:
-    """What a trace is drawn from; the defaults are the paper's.
+    """Parameters of the generator; the defaults are the paper's.
 
     Attributes:
         calm_rtt: least and largest RTT without congestion, seconds.
-        burst_probability: of a burst to begin in a calm second.
+        burst_probability: that a burst begins in a calm second.
         burst_seconds: least and largest length of a burst.
-        burst_rate: one over the mean RTT that a burst adds, 1/s.
+        burst_rate: the inverse of the mean RTT that a burst adds, 1/s.
     """
 
     calm_rtt: tuple[float, float] = (0.15, 0.45)
@@ -59,8 +59,8 @@ def generate_trace(
 def read_trace(lines: Iterable[str]) -> list[float]:
     """Return a trace from CSV text: a time and an RTT in a row, both in seconds.
 
-    Times rise and begin anywhere. A second has the RTT of the newest row at its beginning; the
-    last row is the last second. A first row that is no numbers is taken for the heading.
+    Times rise and begin anywhere. A second has the RTT of the newest row at its beginning; the last
+    row is the last second. A first row without numbers is a header.
 
     Raises:
         ValueError: a row is not of that form; the message names its line.
@@ -103,6 +103,6 @@ def _each_second(rows: Sequence[tuple[float, float]]) -> list[float]:
     began_at = rows[0][0]
     trace: list[float] = []
     for (_, rtt), (following, _) in pairwise(rows):
-        # The row's value is that of all seconds that begin before the following row.
+        # The row's value applies to all seconds that begin before the next row.
         trace += [rtt] * (math.ceil(following - began_at) - len(trace))
     return [*trace, rows[-1][1]]
