@@ -58,7 +58,7 @@ def open_private(path: str) -> int:
         OSError: the file cannot be opened or created.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    allowed = "allowed: nothing, or a file with this name alone"
+    allowed = "allowed: no file, or one with only this name"
     try:
         descriptor = os.open(path, flags, PRIVATE_MODE)
     except OSError as error:

@@ -170,8 +170,8 @@ class Server:
             for listener in policy.listeners.values():
                 if not is_local(listener):
                     self._logger.warning(
-                        "listener %s: AnonymousAuthPlugin lets in whoever can reach it, from other "
-                        "machines too",
+                        "listener %s: AnonymousAuthPlugin lets in every client that can reach "
+                        "it, also from other machines",
                         listener.name,
                     )
         return policy.listeners

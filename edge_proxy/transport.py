@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.quotas.admission import Admission, Place, Room
+from penstock.broker.quotas.admission import Admission, Place, Places
 from penstock.edge_proxy.direction import Direction
 from penstock.edge_proxy.pair import Pair
 from penstock.edge_proxy.shared import Shared
@@ -65,7 +65,7 @@ class Pairs:
         self.admission = Admission(
             shared.counters, connections=connections, connections_per_address=None
         )
-        self.room = Room()
+        self.places = Places()
         self.running: set[PairTransport] = set()
         self.clock: Callable[[], float] = time.monotonic
         self._broker = (broker_host, broker_port)
@@ -167,7 +167,7 @@ class PairTransport:
         """A transport is there from which bytes go `direction`."""
         now = self._pairs.clock()
         if direction is Direction.UPSTREAM:
-            place = self._place = self._pairs.admission.enter(self._pairs.room)
+            place = self._place = self._pairs.admission.enter(self._pairs.places)
             if place is None:
                 self._pairs.cut_off(transport)
                 return

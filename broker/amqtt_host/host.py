@@ -135,8 +135,8 @@ class AmqttHost(AccessControl):
         self._asks_nobody = is_alone and not self._authenticators
         if not is_alone and anonymous:
             self._logger.warning(
-                "%s: AnonymousAuthPlugin lets in whoever the other plugins do not know, with any "
-                "user name and password; take it out unless that is meant",
+                "%s: AnonymousAuthPlugin lets in clients that the other plugins do not know, with "
+                "any user name and password; remove it unless that is intended",
                 policy.file,
             )
         self._filters = {

@@ -109,12 +109,12 @@ class PersistentState:
             ) from error
         if self._database.tightened:
             self._logger.warning(
-                "persistence: others could read %s: its owner alone may from here on",
+                "persistence: other users could read %s; only its owner can from now on",
                 ", ".join(self._database.tightened),
             )
         if self._database.n_staying:
             self._logger.warning(
-                "persistence: no room for %d payloads but in %s: they are sent from there",
+                "persistence: no room for %d payloads outside %s: they are sent from there",
                 self._database.n_staying,
                 self._config.path,
             )

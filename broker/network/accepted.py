@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 from penstock.broker.counters import Counters, count
 from penstock.broker.faults import is_logged
 from penstock.broker.network.tcp_options import set_give_up
-from penstock.broker.quotas.admission import Admission, Place, Room
+from penstock.broker.quotas.admission import Admission, Place, Places
 from penstock.broker.receiving.connection import Connection
 
 CLOSE_TIMEOUT_SECONDS: Final = 5.0
@@ -80,8 +80,8 @@ class AcceptedConnection:
     __slots__ = (
         "_is_behind_proxy",
         "_is_ending",
+        "_places",
         "_reception",
-        "_room",
         "_timer",
         "accepted_at",
         "certificate_name",
@@ -95,14 +95,14 @@ class AcceptedConnection:
     )
 
     def __init__(
-        self, reception: Reception, listener: str, room: Room, *, is_behind_proxy: bool = False
+        self, reception: Reception, listener: str, places: Places, *, is_behind_proxy: bool = False
     ) -> None:
         """Prepare for a connection.
 
         Args:
             reception: of the broker.
             listener: name of the listener that accepts it.
-            room: of that listener.
+            places: of that listener.
             is_behind_proxy: whether its peer is a proxy, which will send the client's address.
         """
         self.listener = listener
@@ -117,7 +117,7 @@ class AcceptedConnection:
         self._is_behind_proxy = is_behind_proxy
         self._is_ending = False
         self._reception = reception
-        self._room = room
+        self._places = places
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -136,7 +136,7 @@ class AcceptedConnection:
         """
         self.transport = transport
         self.accepted_at = self._reception.clock()
-        place = self.place = self._reception.admission.enter(self._room)
+        place = self.place = self._reception.admission.enter(self._places)
         if place is None:
             self._reception.cut_off(transport)
             return False

@@ -33,7 +33,7 @@ from penstock.broker.network.tls import (
     revocation_lists,
 )
 from penstock.broker.network.transport import MqttProtocol
-from penstock.broker.quotas.admission import Room
+from penstock.broker.quotas.admission import Places
 
 if TYPE_CHECKING:
     from penstock.broker.network.driver import Driver
@@ -113,7 +113,7 @@ class Listening:
         self._driver = driver
         self._reception = reception
         self._logger = reception.logger
-        self._room = Room(listener.max_connections, waits=listener.when_full == "wait")
+        self._places = Places(listener.max_connections, waits=listener.when_full == "wait")
         self._revoked: list[RevocationList] = []
         self._context: ssl.SSLContext | None = None
         self._websocket_layer: type[WebSocketLayer] | None = None
@@ -299,7 +299,7 @@ class Listening:
         """Return the protocol for a connection that was just accepted."""
         listener = self.listener
         arrival = AcceptedConnection(
-            self._reception, listener.name, self._room, is_behind_proxy=listener.proxy_protocol
+            self._reception, listener.name, self._places, is_behind_proxy=listener.proxy_protocol
         )
         protocol: asyncio.Protocol = MqttProtocol(self._driver, arrival)
         if self._websocket_layer is not None:

@@ -21,8 +21,8 @@ MAX_REFUSED: Final = 64
 """Connections at a time that stay open only to be told why they are refused."""
 
 
-class Room:
-    """The places of one listener.
+class Places:
+    """The connections that one listener may have.
 
     Attributes:
         waiting: connections that wait for a place, in the order of their arrival.
@@ -69,22 +69,22 @@ class Place:
         on_turn: called when that place is free.
     """
 
-    __slots__ = ("_admission", "_has_left", "_key", "_room", "is_waiting", "on_turn", "refusal")
+    __slots__ = ("_admission", "_has_left", "_key", "_places", "is_waiting", "on_turn", "refusal")
 
-    def __init__(self, admission: Admission, room: Room) -> None:
+    def __init__(self, admission: Admission, places: Places) -> None:
         self._admission = admission
-        self._room: Room | None = None
+        self._places: Places | None = None
         self._key = ""
         self._has_left = False
         self.refusal: ReasonCode | None = None
         self.is_waiting = False
         self.on_turn: Callable[[], None] | None = None
-        if room.take():
-            self._room = room
-        elif room.waits:
+        if places.take():
+            self._places = places
+        elif places.waits:
             self.is_waiting = True
-            self._room = room
-            room.waiting[self] = None
+            self._places = places
+            places.waiting[self] = None
 
     def turn_has_come(self) -> None:
         """Go on: another connection has given its place back."""
@@ -110,7 +110,7 @@ class Place:
     def refuse(self, reason_code: ReasonCode) -> None:
         """Keep the connection only until its refusal is sent."""
         self.refusal = reason_code
-        self._leave_room()
+        self._give_place_back()
 
     def leave(self) -> None:
         """Give everything back; further calls do nothing."""
@@ -118,18 +118,18 @@ class Place:
             return
         self._has_left = True
         self.on_turn = None
-        self._leave_room()
+        self._give_place_back()
         self._admission.left(self, self._key)
 
-    def _leave_room(self) -> None:
-        room, self._room = self._room, None
-        if room is None:
+    def _give_place_back(self) -> None:
+        places, self._places = self._places, None
+        if places is None:
             return
         if self.is_waiting:
             self.is_waiting = False
-            del room.waiting[self]
+            del places.waiting[self]
         else:
-            room.give_back()
+            places.give_back()
 
 
 class Admission:
@@ -160,19 +160,19 @@ class Admission:
         self._n_refused = 0
         self.n_connections = 0
 
-    def enter(self, room: Room) -> Place | None:
+    def enter(self, places: Places) -> Place | None:
         """Return a place for a connection that was just accepted.
 
         Args:
-            room: of its listener.
+            places: of its listener.
 
         Returns:
             None where the connection is to be cut off at once.
         """
         if self.n_connections - self._n_refused >= self._limit:
             return self._refused("all", Place(self, _OPEN), ReasonCode.SERVER_BUSY)
-        place = Place(self, room)
-        if place._room is None:  # noqa: SLF001 (same module)
+        place = Place(self, places)
+        if place._places is None:  # noqa: SLF001 (same module)
             return self._refused("listener", place, ReasonCode.SERVER_BUSY)
         self.n_connections += 1
         return place
@@ -220,4 +220,4 @@ class Admission:
                 del self._per_address[key]
 
 
-_OPEN: Final = Room()
+_OPEN: Final = Places()

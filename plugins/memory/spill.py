@@ -168,7 +168,7 @@ class SpillStore(PayloadStore):
         assert data is not None  # noqa: S101 (each goes once)
         if not self.n_spilled:
             self._logger.info(
-                "more than %d bytes of payloads: what waits longest goes to files",
+                "more than %d bytes of payloads: those that wait longest go to files",
                 self._memory_limit,
             )
         kept.place = self._file.write(data)

@@ -78,7 +78,7 @@ class LocalEngine:
         await asyncio.to_thread(self._store.open, numbers)
         if self._store.tightened:
             self._logger.warning(
-                "queue: others could read %s: its owner alone may from here on",
+                "queue: other users could read %s; only its owner can from now on",
                 ", ".join(self._store.tightened),
             )
         for (name, number), n_messages in self._store.aside.items():

@@ -330,8 +330,8 @@ async def test_files_that_hold_messages_are_the_brokers_alone(tmp_path: Path, um
     with running_broker(policy, tmp_path, wrapper) as broker:
         modes = await asyncio.to_thread(modes_of_files, broker, tmp_path)
         assert set(modes.values()) == {0o600}
-        assert "others could read queue.db: its owner alone" in broker.log
-        assert "others could read sessions.db-wal: its owner alone" in broker.log
+        assert "other users could read queue.db; only its owner" in broker.log
+        assert "other users could read sessions.db-wal; only its owner" in broker.log
 
 
 async def test_publishers_of_both_versions_lose_nothing_to_a_full_queue(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network import accepted as arrival_module
 from penstock.broker.network.accepted import AcceptedConnection, Layer, Reception
-from penstock.broker.quotas.admission import Admission, Room
+from penstock.broker.quotas.admission import Admission, Places
 from penstock.broker.server import Server
 from tests.broker.serving import port_of, serving, until
 from tests.helpers.certificates import Authority
@@ -92,7 +92,7 @@ def make(connections: int = 1, **options: Any) -> tuple[Reception, AcceptedConne
     reception = Reception(
         admission, counters, logging.getLogger("test"), clock=lambda: 7.0, timeout=0.02
     )
-    return reception, AcceptedConnection(reception, "default", Room(), **options)
+    return reception, AcceptedConnection(reception, "default", Places(), **options)
 
 
 async def test_layer_tells_the_protocol_above_only_what_it_has_begun() -> None:
@@ -166,10 +166,10 @@ async def test_end_gives_everything_back() -> None:
 async def test_connection_without_a_place_is_cut_off_at_once() -> None:
     """Nothing is read from it."""
     reception, _ = make()
-    room = Room()
-    while reception.admission.enter(room) is not None:
+    places = Places()
+    while reception.admission.enter(places) is not None:
         pass
-    arrival = AcceptedConnection(reception, "default", room)
+    arrival = AcceptedConnection(reception, "default", places)
     below = Below()
     Layer(Above(), arrival).connection_made(below)
     assert below.is_aborted

@@ -35,7 +35,7 @@ from penstock.broker.network.tls import (
     make_context,
     problem_of_certificate,
 )
-from penstock.broker.quotas.admission import Admission, Room
+from penstock.broker.quotas.admission import Admission, Places
 from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
 from tests.helpers.access import Access
 from tests.helpers.certificates import Authority, CertificateFiles
@@ -279,7 +279,9 @@ def shaken_hands(
     reception = Reception(admission, counters, logger, clock=lambda: 0.0, timeout=60.0)
     pipe = Pipe()
     context = make_context(Tls(*authority.issue()), ("mqtt",))
-    layer = pipe.layer = TlsLayer(above, AcceptedConnection(reception, "default", Room()), context)
+    layer = pipe.layer = TlsLayer(
+        above, AcceptedConnection(reception, "default", Places()), context
+    )
     layer.connection_made(pipe)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = authority.client_context().wrap_bio(incoming, outgoing, server_hostname="localhost")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from penstock.broker.counters import Counters
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.quotas import admission as admission_module
-from penstock.broker.quotas.admission import MAX_REFUSED, Admission, Place, Room
+from penstock.broker.quotas.admission import MAX_REFUSED, Admission, Place, Places
 
 
 def make(connections: int = 1000, per_address: int | None = None) -> tuple[Admission, Counters]:
@@ -17,9 +17,9 @@ def make(connections: int = 1000, per_address: int | None = None) -> tuple[Admis
     return admission, counters
 
 
-def enter(admission: Admission, room: Room) -> Place:
+def enter(admission: Admission, listener: Places) -> Place:
     """Return a place, which there must be."""
-    place = admission.enter(room)
+    place = admission.enter(listener)
     assert place is not None
     return place
 
@@ -27,8 +27,8 @@ def enter(admission: Admission, room: Room) -> Place:
 def test_places_go_in_the_order_of_arrival_to_those_who_still_wait() -> None:
     """Who gives up its wait frees no place; who leaves gives its place to the next."""
     admission, _ = make()
-    room = Room(1)
-    first, second, third = (enter(admission, room) for _ in range(3))
+    listener = Places(1)
+    first, second, third = (enter(admission, listener) for _ in range(3))
     assert [place.is_waiting for place in (first, second, third)] == [False, True, True]
     turns: list[str] = []
     second.on_turn = lambda: turns.append("second")
@@ -37,18 +37,18 @@ def test_places_go_in_the_order_of_arrival_to_those_who_still_wait() -> None:
     first.leave()
     assert turns == ["third"]
     assert not third.is_waiting
-    fourth = enter(admission, room)
+    fourth = enter(admission, listener)
     assert fourth.is_waiting
     fourth.leave()
     third.leave()
-    assert not enter(admission, room).is_waiting
+    assert not enter(admission, listener).is_waiting
 
 
 def test_turn_that_comes_before_anybody_listens_is_kept() -> None:
     """A client still in its TLS handshake when its turn comes finds that it has a place."""
     admission, _ = make()
-    room = Room(1)
-    first, second = enter(admission, room), enter(admission, room)
+    listener = Places(1)
+    first, second = enter(admission, listener), enter(admission, listener)
     first.leave()
     assert not second.is_waiting
 
@@ -57,8 +57,8 @@ def test_turn_that_comes_before_anybody_listens_is_kept() -> None:
 def test_no_limit_of_connections(max_connections: int) -> None:
     """0, and as with aMQTT anything below, lets everybody in."""
     admission, _ = make()
-    room = Room(max_connections)
-    places = [enter(admission, room) for _ in range(3)]
+    listener = Places(max_connections)
+    places = [enter(admission, listener) for _ in range(3)]
     assert not any(place.is_waiting or place.refusal for place in places)
     for place in places:
         place.leave()
@@ -68,33 +68,33 @@ def test_no_limit_of_connections(max_connections: int) -> None:
 def test_above_the_limit_of_all_a_client_is_told() -> None:
     """Server busy; a place that is given back is free for the next."""
     admission, counters = make(connections=2)
-    room = Room()
-    places = [enter(admission, room) for _ in range(3)]
+    listener = Places()
+    places = [enter(admission, listener) for _ in range(3)]
     assert [place.refusal for place in places] == [None, None, ReasonCode.SERVER_BUSY]
     assert counters.connections_refused == {"all": 1}
     places[0].leave()
     places[0].leave()
-    assert enter(admission, room).refusal is None
-    assert enter(admission, room).refusal == ReasonCode.SERVER_BUSY
+    assert enter(admission, listener).refusal is None
+    assert enter(admission, listener).refusal == ReasonCode.SERVER_BUSY
 
 
 def test_listener_that_does_not_let_wait_refuses() -> None:
     """`when_full: refuse`."""
     admission, counters = make()
-    room = Room(1, waits=False)
-    first, second = enter(admission, room), enter(admission, room)
+    listener = Places(1, waits=False)
+    first, second = enter(admission, listener), enter(admission, listener)
     assert (first.refusal, second.refusal) == (None, ReasonCode.SERVER_BUSY)
     assert counters.connections_refused == {"listener": 1}
     second.leave()
     first.leave()
-    assert enter(admission, room).refusal is None
+    assert enter(admission, listener).refusal is None
 
 
 def test_above_the_limit_of_an_address_a_client_is_told() -> None:
     """Quota exceeded, for that address alone; its place on the listener is free for others."""
     admission, counters = make(per_address=1)
-    room = Room(2)
-    first, second, other = (enter(admission, room) for _ in range(3))
+    listener = Places(2)
+    first, second, other = (enter(admission, listener) for _ in range(3))
     assert other.is_waiting
     assert first.came_from("192.0.2.1")
     assert second.came_from("192.0.2.1")
@@ -105,7 +105,7 @@ def test_above_the_limit_of_an_address_a_client_is_told() -> None:
     assert counters.connections_refused == {"address": 1}
     first.leave()
     second.leave()
-    again = enter(admission, room)
+    again = enter(admission, listener)
     again.came_from("192.0.2.1")
     assert again.refusal is None
 
@@ -113,8 +113,8 @@ def test_above_the_limit_of_an_address_a_client_is_told() -> None:
 def test_waiting_client_of_an_address_above_its_limit_waits_no_more() -> None:
     """It is refused at once, and no turn comes to it."""
     admission, _ = make(per_address=1)
-    room = Room(1)
-    first, second, third = (enter(admission, room) for _ in range(3))
+    listener = Places(1)
+    first, second, third = (enter(admission, listener) for _ in range(3))
     for place in (first, second):
         place.came_from("192.0.2.1")
     assert second.refusal == ReasonCode.QUOTA_EXCEEDED
@@ -125,22 +125,22 @@ def test_waiting_client_of_an_address_above_its_limit_waits_no_more() -> None:
 def test_only_so_many_hear_why() -> None:
     """The rest of a flood is cut off: refusals must not fill the memory."""
     admission, counters = make(connections=1, per_address=1)
-    room = Room()
-    enter(admission, room)
-    refused = [admission.enter(room) for _ in range(MAX_REFUSED + 10)]
+    listener = Places()
+    enter(admission, listener)
+    refused = [admission.enter(listener) for _ in range(MAX_REFUSED + 10)]
     assert [place is None for place in refused] == [False] * MAX_REFUSED + [True] * 10
     assert counters.connections_refused == {"all": MAX_REFUSED + 10, "cut_off": 10}
     assert admission.n_connections == MAX_REFUSED + 1
     assert refused[0] is not None
     refused[0].leave()
-    assert admission.enter(room) is not None
+    assert admission.enter(listener) is not None
 
 
 def test_flood_of_one_address_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same once a proxy has told the address."""
     monkeypatch.setattr(admission_module, "MAX_REFUSED", 1)
     admission, counters = make(per_address=1)
-    places = [enter(admission, Room()) for _ in range(3)]
+    places = [enter(admission, Places()) for _ in range(3)]
     assert [place.came_from("::1") for place in places] == [True, True, False]
     assert counters.connections_refused == {"address": 2, "cut_off": 1}
     for place in places:
@@ -152,7 +152,7 @@ def test_unknown_address_counts_for_none() -> None:
     """A Unix socket has none."""
     admission, _ = make(per_address=1)
     for _ in range(3):
-        place = enter(admission, Room())
+        place = enter(admission, Places())
         assert place.came_from("")
         assert place.refusal is None
 
@@ -168,11 +168,11 @@ def test_whatever_comes_and_goes_everything_is_given_back(
 ) -> None:
     """No limit is passed, and at the end all places are free."""
     admission, _ = make(connections=n_all, per_address=2)
-    room = Room(n_room, waits=waits)
+    listener = Places(n_room, waits=waits)
     places: list[Place] = []
     for step, number in steps:
         if step == "e":
-            place = admission.enter(room)
+            place = admission.enter(listener)
             if place is not None:
                 places.append(place)
         elif places and step == "a":
@@ -187,4 +187,4 @@ def test_whatever_comes_and_goes_everything_is_given_back(
     for place in places:
         place.leave()
     assert admission.n_connections == 0
-    assert enter(admission, room).refusal is None
+    assert enter(admission, listener).refusal is None
