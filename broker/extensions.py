@@ -357,9 +357,21 @@ class PluginContext(NamedTuple):
 class Plugin:
     """A plugin of the policy file: a config class and any of the extension points.
 
-    A distribution offers one under a short name in the entry-point group ``penstock.plugins``.
-    `Config` is a frozen dataclass that checks itself; its keys are those under the plugin's name.
-    `open_files` are for connections of the plugin's own; MQTT clients do not get them.
+    A distribution offers it under a short name in the entry-point group ``penstock.plugins``. What
+    it brings stands in its attributes when it has been made.
+
+    Attributes:
+        Config: a frozen dataclass that checks itself; its fields are the keys under the name.
+        config: an instance of that, from the policy file.
+        context: what the plugin is given of the broker.
+        gate: one in a broker.
+        sampler: told of every subscriber.
+        payload_store: one in a broker.
+        sinks: their names are unique in the broker.
+        access: asked beside the other plugins'.
+        authenticators: their methods are unique in the broker.
+        callbacks: of events.
+        open_files: file descriptors that the plugin needs, which MQTT clients do not get.
     """
 
     Config: ClassVar[type]

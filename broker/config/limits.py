@@ -6,8 +6,6 @@ meet, and that keeps what one client costs in bounds.
 
 from __future__ import annotations
 
-import functools
-import ipaddress
 import sys
 from dataclasses import replace
 from typing import Annotated, Final, Literal
@@ -31,8 +29,6 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 # Five bytes short of the longest packet there is: clients such as paho take a larger Maximum
 # Packet Size for a protocol error.
 _MAX_PACKET_SIZE: Final = MAX_REMAINING_LENGTH
-
-_IPV6_NETWORK_BITS: Final = 64
 
 _MEMORY_PER_SESSION: Final = 32 * 1024
 _MEMORY_PER_QUEUED_BYTE: Final = 4
@@ -311,20 +307,3 @@ def _check_bytes(kind: str, n_bytes: int, most_bytes: int) -> None:
         raise ProtocolError(
             f"{kind} of {n_bytes} bytes; allowed: at most {most_bytes}", ReasonCode.QUOTA_EXCEEDED
         )
-
-
-@functools.lru_cache(1024)
-def address_key(address: str) -> str:
-    """Return what an address is counted by: itself, or the network of an IPv6 address.
-
-    A host has a /64 network of IPv6 to choose addresses from.
-    """
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if isinstance(parsed, ipaddress.IPv4Address):
-        return str(parsed)
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
-    return str(ipaddress.ip_network((int(parsed), _IPV6_NETWORK_BITS), strict=False))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from penstock.broker.config.limits import address_key
+from penstock.broker.config.addresses import address_key
 from penstock.broker.counters import Counters, count
 from penstock.broker.mqtt.reason_codes import ReasonCode
 

@@ -28,9 +28,12 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from penstock.broker.config.limits import Limits, address_key
+from penstock.broker.config.addresses import address_key
+
+if TYPE_CHECKING:
+    from penstock.broker.config.limits import Limits
 
 MAX_RECORDS: Final = 16_384
 """Pairs, addresses and user names with failures that are remembered, of each kind."""

@@ -11,9 +11,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from penstock.broker.config.limits import Limits, address_key
+from penstock.broker.config.addresses import address_key
 
 if TYPE_CHECKING:
+    from penstock.broker.config.limits import Limits
     from penstock.broker.sessions.session import Session
 
 

@@ -35,7 +35,7 @@ from penstock.broker.access_control import (
     Refused,
     SessionView,
 )
-from penstock.broker.config.limits import address_key
+from penstock.broker.config.addresses import address_key
 from penstock.broker.config.policy import NamedBy, check_listeners, read_text
 from penstock.broker.extensions import Plugin, PluginContext
 from penstock.plugins.access import certificate

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.broker.config.limits import address_key
+from penstock.broker.config.addresses import address_key
 
 
 @pytest.mark.parametrize(
