@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import signal
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -122,6 +121,8 @@ def start(context: typer.Context) -> None:
 def show_version(*, is_asked: bool) -> None:
     """Print the version and end, where `--version` asks for it."""
     if is_asked:
+        from importlib.metadata import version  # noqa: PLC0415 (slow to load)
+
         typer.echo(f"penstock {version('penstock')}")
         raise typer.Exit
 
