@@ -37,13 +37,11 @@ from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.priority_outbox import make_outbox
 from penstock.broker.sending.outgoing_properties import outgoing_properties
+from penstock.broker.sending.sender import JOIN_BELOW_BYTES
 from penstock.edge_proxy.ack_map import AckMap, Outcome
 from penstock.edge_proxy.direction import Direction, check_first_byte
 from penstock.edge_proxy.link_samplers import LinkSamplers
 from penstock.edge_proxy.shared import Shared
-
-JOIN_BELOW_BYTES: Final = 4096
-"""A payload up to this size is joined to its header; a longer one is written by reference."""
 
 MAX_URGENT_BYTES: Final = 64 * 1024
 """Bytes that go past a client's full connection before the proxy stops reading from the broker:
@@ -194,7 +192,7 @@ class ClientSide:
         except ProtocolError as error:
             if error.reason_code != ReasonCode.QUOTA_EXCEEDED:
                 raise
-            self._refuse(qos, packet_id)
+            self._drop_for_properties(qos, packet_id)
             return False
         is_dup = first_byte & 0x08 != 0
         if qos and not self.acks.expect(packet_id, qos, is_dup=is_dup):
@@ -227,7 +225,7 @@ class ClientSide:
         self.wants_pump = True
         return False
 
-    def _refuse(self, qos: int, packet_id: int) -> None:
+    def _drop_for_properties(self, qos: int, packet_id: int) -> None:
         """Do not deliver a message with more properties than the proxy reads.
 
         Were the connection closed for it, the broker would send it again to a session that
@@ -236,9 +234,12 @@ class ClientSide:
         self.ledger.matched += 1
         self.ledger.drop("properties")
         if qos:
-            kind = PubAck if qos == 1 else PubRec
-            packet = kind(packet_id, ReasonCode.QUOTA_EXCEEDED)
-            self.refusals.append(write_packet(packet, self._version))
+            self._refuse(qos, packet_id, ReasonCode.QUOTA_EXCEEDED)
+
+    def _refuse(self, qos: int, packet_id: int, reason_code: ReasonCode) -> None:
+        """Tell the broker that a QoS 1 or 2 message is not delivered."""
+        kind = PubAck if qos == 1 else PubRec
+        self.refusals.append(write_packet(kind(packet_id, reason_code), self._version))
 
     def _read_properties(self, data: bytes, start: int, stop: int) -> dict[str, Any]:
         """Return the properties of a PUBLISH.
@@ -376,9 +377,8 @@ class ClientSide:
         client never gets the message. Only MQTT 5.0 has expiry, so it always has the code.
         """
         for delivery in self.acks.take_expired(now):
-            kind = PubAck if delivery.qos == 1 else PubRec
-            packet = kind(delivery.packet_id, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
-            self.refusals.append(write_packet(packet, self._version))
+            code = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+            self._refuse(delivery.qos, delivery.packet_id, code)
 
     # -- acknowledgements and the end -------------------------------------------------------
 

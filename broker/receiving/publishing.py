@@ -16,11 +16,11 @@ from penstock.broker.mqtt.expiry import expiry_time
 from penstock.broker.mqtt.packets import PubAck, PubRec
 from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
-from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.topics import read_topic
 from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
-from penstock.broker.receiving.receipts import book_receipt, check_receive_maximum
+from penstock.broker.receiving.receipts import PublishReceipt, book_receipt, check_receive_maximum
 from penstock.broker.receiving.routing import (
     hold,
     route_allowed,
@@ -34,7 +34,7 @@ from penstock.broker.sessions.bridges import may_publish_sys
 
 if TYPE_CHECKING:
     from penstock.broker.receiving.connection import Connection
-    from penstock.broker.sessions.core import FastPlan
+    from penstock.broker.sessions.core import Core, FastPlan
     from penstock.broker.sessions.session import Session
 
 SMALL_PROPERTIES_BYTES: Final = 1024
@@ -285,14 +285,11 @@ def _refuse_large(
     3.4.2.1). MQTT 3.1.1 has no reason codes: a client sends an unacknowledged message again after
     each reconnect.
     """
-    connection.core.refuse(connection.session.client_id, topic, ReasonCode.PACKET_TOO_LARGE)
-    if not qos:
-        return
-    receipt = book_receipt(connection, packet_id, qos, 1)
     allowed = connection.core.limits.payload_bytes
-    receipt.reason = f"payload of {n_bytes} bytes; allowed: at most {allowed}"
-    is_5 = connection.version == MQTT_5
-    receipt.settle(ReasonCode.QUOTA_EXCEEDED if is_5 else ReasonCode.SUCCESS)
+    reason = f"payload of {n_bytes} bytes; allowed: at most {allowed}"
+    code = ReasonCode.QUOTA_EXCEEDED if connection.version == MQTT_5 else ReasonCode.SUCCESS
+    counted_as = describe_reason_code(ReasonCode.PACKET_TOO_LARGE)
+    _refuse(connection, topic, packet_id, qos, code, reason, counted_as)
 
 
 def _message(
@@ -359,13 +356,12 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
     room = core.room
     if connection.awaiting:
         return hold(connection, message, packet_id, now)
+    code = ReasonCode.QUOTA_EXCEEDED
+    problem = _problem(connection, plan, message)
+    if problem:
+        return _refuse(connection, plan.topic, packet_id, message.qos, code, problem)
     journal = core.journal
-    n_changes = 0
-    if journal is not None:
-        n_changes = journal.n_changes
-        if journal.must_refuse(connection.session, plan, message):
-            code = ReasonCode.QUOTA_EXCEEDED
-            return _refuse(connection, plan.topic, packet_id, message.qos, code, _CANNOT_BE_SAFE)
+    n_changes = journal.n_changes if journal is not None else 0
     chosen = choose_members(message, plan.shares, now) if plan.shares else ()
     if room.rejects:
         is_5 = connection.version == MQTT_5
@@ -373,12 +369,8 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         if full and not is_5:
             return hold(connection, message, packet_id, now)
         if full:
-            code = ReasonCode.QUOTA_EXCEEDED
             return _refuse(connection, plan.topic, packet_id, message.qos, code, _NO_ROOM, full)
     if message.retain:
-        if not _may_retain(connection, message):
-            code = ReasonCode.QUOTA_EXCEEDED
-            return _refuse(connection, plan.topic, packet_id, message.qos, code, _NO_ROOM_TO_RETAIN)
         core.retain(message)
     if plan.sinks or connection.receipts:
         receipt = book_receipt(connection, packet_id, message.qos, len(plan.sinks) + 1)
@@ -434,54 +426,45 @@ async def _take_checked(
             or await core.is_allowed(access, session, message.topic, PUBLISH)
         )
         if not is_allowed:
-            core.refuse(session.client_id, message.topic, ReasonCode.NOT_AUTHORIZED)
-            if receipt is not None:
-                receipt.reason = _NOT_AUTHORIZED
-                # MQTT 3.1.1 has no word for it: acknowledged, not delivered [MQTT-3.3.5-2].
-                is_5 = receipt.connection.version == MQTT_5
-                receipt.settle(ReasonCode.NOT_AUTHORIZED if is_5 else ReasonCode.SUCCESS)
-            return
-        if message.retain and receipt is not None and not _may_retain(receipt.connection, message):
-            core.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED)
-            receipt.reason = _NO_ROOM_TO_RETAIN
-            receipt.settle(ReasonCode.QUOTA_EXCEEDED)
-            return
-        journal = core.journal
-        if (
-            receipt is not None
-            and journal is not None
-            and journal.must_refuse(session, plan, message)
-        ):
-            core.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED)
-            receipt.reason = _CANNOT_BE_SAFE
-            receipt.settle(ReasonCode.QUOTA_EXCEEDED)
-            return
-        if receipt is not None and receipt.connection.awaiting:
-            core.room.hold(receipt, message, route_held, now)
-            return
+            code = ReasonCode.NOT_AUTHORIZED
+            return _refuse_booked(core, session, receipt, plan.topic, code, _NOT_AUTHORIZED)
+        if receipt is not None:
+            if receipt.connection.awaiting:
+                return core.room.hold(receipt, message, route_held, now)
+            problem = _problem(receipt.connection, plan, message)
+            if problem:
+                code = ReasonCode.QUOTA_EXCEEDED
+                return _refuse_booked(core, session, receipt, plan.topic, code, problem)
         full = await route_allowed(connection, receipt, session, plan, message, now)
     except BaseException:  # cancelled, such as by a plugin: the client must not wait for ever
         if receipt is not None:
             receipt.settle(ReasonCode.UNSPECIFIED_ERROR)
         raise
     if not full or receipt is None:
-        return
+        return None
     if receipt.connection.version != MQTT_5:
-        core.room.hold(receipt, message, route_held, now)
-        return
-    core.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED, full)
-    receipt.reason = _NO_ROOM
-    receipt.settle(ReasonCode.QUOTA_EXCEEDED)
+        return core.room.hold(receipt, message, route_held, now)
+    code = ReasonCode.QUOTA_EXCEEDED
+    return _refuse_booked(core, session, receipt, plan.topic, code, _NO_ROOM, full)
 
 
-def _may_retain(connection: Connection, message: Message) -> bool:
-    """Say whether a QoS 1 or 2 message may be retained, as far as its publisher can be told.
+def _problem(connection: Connection, plan: Plan, message: Message) -> str:
+    """Say why a QoS 1 or 2 message cannot be taken, before its subscribers are looked at.
 
-    MQTT 3.1.1 has no word for it. Were such a client's connection closed, it would come again
-    with the same message for ever: the message is routed, and not retained.
+    MQTT 3.1.1 has no reason code for a message that cannot be retained. Were such a client's
+    connection closed, it would send the same message again after each reconnect: the message is
+    routed, and not retained.
+
+    Returns:
+        The reason, for a refusal with `QUOTA_EXCEEDED`; "" for none.
     """
-    is_5 = connection.version == MQTT_5
-    return not is_5 or connection.core.retained.has_room(message)
+    core = connection.core
+    journal = core.journal
+    if journal is not None and journal.must_refuse(connection.session, plan, message):
+        return _CANNOT_BE_SAFE
+    if message.retain and connection.version == MQTT_5 and not core.retained.has_room(message):
+        return _NO_ROOM_TO_RETAIN
+    return ""
 
 
 def _refuse(
@@ -493,16 +476,40 @@ def _refuse(
     reason: str,
     counted_as: str = "",
 ) -> None:
-    """Refuse a publish before it was routed, and acknowledge what that leaves to say.
+    """Refuse a publish before it was routed, and acknowledge it as far as the version allows."""
+    receipt = book_receipt(connection, packet_id, qos, 1) if qos else None
+    _refuse_booked(
+        connection.core, connection.session, receipt, topic, reason_code, reason, counted_as
+    )
 
-    MQTT 3.1.1 has no word for "not authorized": such a message is acknowledged and not
+
+def _refuse_booked(
+    core: Core,
+    session: Session,
+    receipt: PublishReceipt | None,
+    topic: str,
+    reason_code: ReasonCode,
+    reason: str,
+    counted_as: str = "",
+) -> None:
+    """Refuse a publish whose receipt is booked, if it gets one.
+
+    MQTT 3.1.1 has no reason code for "not authorized": such a message is acknowledged and not
     delivered [MQTT-3.3.5-2]. One that cannot be kept closes the connection, unacknowledged.
+
+    Args:
+        core: the broker.
+        session: of the publisher.
+        receipt: with one answer missing; None at QoS 0.
+        topic: Topic Name.
+        reason_code: for the publisher.
+        reason: the same in words.
+        counted_as: what the refusal is counted as; "" for the name of the reason code.
     """
-    connection.core.refuse(connection.session.client_id, topic, reason_code, counted_as)
-    if not qos:
+    core.refuse(session.client_id, topic, reason_code, counted_as)
+    if receipt is None:
         return
-    receipt = book_receipt(connection, packet_id, qos, 1)
     receipt.reason = reason
-    is_5 = connection.version == MQTT_5
+    is_5 = receipt.connection.version == MQTT_5
     is_told = is_5 or reason_code != ReasonCode.NOT_AUTHORIZED
     receipt.settle(reason_code if is_told else ReasonCode.SUCCESS)
