@@ -1,4 +1,4 @@
-"""``penstock proxy -c proxy.yaml``: run the edge proxy until it is told to stop."""
+"""``penstock proxy -c proxy.yaml``: runs the edge proxy until it is stopped."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The packet ids of one pair: what the client still owes the broker.
+"""The packet ids of one pair: the acknowledgements that the client still owes the broker.
 
-Packet ids pass through the proxy unchanged, because each client has a connection of its own to
-the broker. What has to be known is where a message is: it *waits* in the outbox, or it was
-*sent* and the client has not finished it. The broker sees an acknowledgement only after the
-client gave it, and the client can give it only for what was sent.
+Packet ids pass through the proxy unchanged, because each client has a connection of its own to the
+broker. The map records where a message is: it *waits* in the outbox, or it was *sent* and the
+client has not finished it. The broker sees an acknowledgement only after the client sent it, and
+the client can send it only for a message that was sent.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from penstock.broker.outbox.delivery import Delivery
 
 
 class Outcome(Enum):
-    """What an acknowledgement of the client's does to a message.
+    """The effect of a client's acknowledgement on a message.
 
     Attributes:
         UNKNOWN: no such message came on this connection; the broker may know it.
-        HELD: the message has not been sent yet; the broker must not hear of it.
+        HELD: the message has not been sent yet; the broker must not see the acknowledgement.
         RECEIVED: a QoS 2 message has arrived; PUBREL and PUBCOMP follow.
-        DELIVERED: the client has taken it.
+        DELIVERED: the client has accepted it.
         REFUSED: the client answered with a reason code of 0x80 or above.
     """
 
@@ -50,7 +50,8 @@ class AckMap:
     """Packet id to message, from its PUBLISH until the client has finished with it.
 
     Invariants: `n_waiting` messages are in the outbox, the other ``len(self) - n_waiting`` are
-    inflight. A message that was sent is not referred to: the broker keeps it for a repeat.
+    inflight. There is no reference to a message that was sent: the broker keeps it for a
+    repetition.
     """
 
     __slots__ = ("_owed", "n_waiting")
@@ -68,14 +69,14 @@ class AckMap:
         return len(self._owed) - self.n_waiting
 
     def expect(self, packet_id: int, qos: int, *, is_dup: bool) -> bool:
-        """Take note of a QoS 1 or 2 PUBLISH from the broker.
+        """Record a QoS 1 or 2 PUBLISH from the broker.
 
         Returns:
-            False where it repeats a message that is on its way already: TCP loses nothing, so
-            the repeat need not be sent.
+            False where it repeats a message that is already in transfer: TCP loses nothing, so the
+            repetition need not be sent.
 
         Raises:
-            ProtocolError: the packet id is in use and this is no repeat [MQTT-2.2.1-4].
+            ProtocolError: the packet id is in use and this is no repetition [MQTT-2.2.1-4].
         """
         if packet_id in self._owed:
             if is_dup:
@@ -88,12 +89,12 @@ class AckMap:
         return True
 
     def hold(self, delivery: Delivery) -> None:
-        """Keep in mind that an expected message waits in the outbox."""
+        """Record that an expected message waits in the outbox."""
         self._owed[delivery.packet_id].waiting = delivery
         self.n_waiting += 1
 
     def sent(self, packet_id: int) -> bool:
-        """A message that waited is sent now; return whether the broker repeated it (DUP)."""
+        """A message that waited is being sent; return whether the broker has repeated it (DUP)."""
         owed = self._owed[packet_id]
         owed.waiting = None
         self.n_waiting -= 1
@@ -102,7 +103,7 @@ class AckMap:
     def acknowledge(self, packet_type: int, packet_id: int, reason_code: int) -> Outcome:
         """Take a PUBACK, PUBREC or PUBCOMP of the client.
 
-        One of another QoS than the message has is for the broker to judge, and so is a PUBCOMP
+        The broker judges an acknowledgement for another QoS than the message's, and a PUBCOMP
         before the PUBREC.
         """
         owed = self._owed.get(packet_id)
@@ -125,7 +126,7 @@ class AckMap:
         return Outcome.REFUSED if is_refused else Outcome.DELIVERED
 
     def take_expired(self, now: float) -> list[Delivery]:
-        """Forget the messages whose time is over while they wait, and return them."""
+        """Forget and return the messages that have expired while they wait."""
         expired = [
             delivery
             for owed in self._owed.values()

@@ -1,15 +1,15 @@
-"""What goes from the broker to one client: parsed, withheld, sent.
+"""The way from the broker to one client: packets are parsed, withheld and sent.
 
-Theory of operation. Every packet but PUBLISH goes on as it is, at once, whatever waits. So does
-a small PUBLISH while the outbox is empty and the client's connection has room: the very bytes,
-together with their neighbours. Every other PUBLISH becomes a delivery in the outbox, whose gate
-may withhold it, and is written anew when it leaves.
+Theory of operation. Every packet but PUBLISH is passed on unchanged, at once, whatever waits. So is
+a small PUBLISH while the outbox is empty and the client's connection has room: the received bytes,
+together with their neighbours. Every other PUBLISH becomes a delivery in the outbox, whose gate may
+withhold it, and is encoded again when it leaves.
 
-A full outbox is answered in two ways. Where nothing is withheld the client is merely slow: the
-proxy stops reading from the broker, and the broker sees what it would see without a proxy.
-Where something is withheld, reading must go on, because PINGRESP and acknowledgements come the
-same way: a QoS 0 message is then dropped and counted. QoS 1 and 2 are never dropped: for them
-reading stops, which the broker's own inflight limit makes rare.
+A full outbox has one of two effects. If nothing is withheld, the client is merely slow: the proxy
+stops reading from the broker, and the broker sees the same back-pressure as without a proxy. If
+something is withheld, reading must go on, because PINGRESP and acknowledgements come the same way:
+a QoS 0 message is then dropped and counted. QoS 1 and 2 are never dropped: for them reading stops,
+which the broker's own inflight limit makes rare.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ from penstock.edge_proxy.link_samplers import LinkSamplers
 from penstock.edge_proxy.shared import Shared
 
 MAX_URGENT_BYTES: Final = 64 * 1024
-"""Bytes that go past a client's full connection before the proxy stops reading from the broker:
-thousands of acknowledgements, from a client that reads none of them."""
+"""Bytes passed on to a client's full connection before the proxy stops reading from the broker:
+thousands of acknowledgements, to a client that reads none of them."""
 
 
 class ClientSide:
     """The way to one client.
 
-    Invariant: ``ledger.matched`` is what was delivered, expired or dropped, what the outbox
-    holds and what is inflight; see `check_invariants`.
+    Invariant: ``ledger.matched`` is the sum of delivered, expired, dropped, waiting and inflight
+    messages; see `check_invariants`.
 
     Attributes:
         out: buffers to write to the client, in order.
-        out_bytes: what they sum up to.
-        refusals: packets for the broker, of messages that expired or had too many properties.
-        outbox: what waits.
+        out_bytes: their total length.
+        refusals: packets for the broker, about messages that expired or had too many properties.
+        outbox: the waiting messages.
         acks: where each QoS 1 and 2 message is.
         ledger: the account of this client.
         samplers: of this client's path.
-        connack: the CONNACK's body once it has come, else None.
-        is_paused: the client's connection has more unsent bytes than it should.
+        connack: the CONNACK's body once it has come, before that None.
+        is_paused: the client's transport has called `pause_writing`.
         wants_pump: something may be able to leave.
     """
 
@@ -100,14 +100,14 @@ class ClientSide:
 
     @property
     def wants_reading(self) -> bool:
-        """Whether more should be read from the broker."""
+        """Whether to go on reading from the broker."""
         return not self._is_stopped and self._urgent_bytes <= MAX_URGENT_BYTES
 
     def receive_data(self, chunk: bytes, now: float) -> None:
-        """Take what the broker sent.
+        """Take bytes from the broker.
 
         Raises:
-            PeerError: it breaks the protocol.
+            PeerError: the broker breaks the protocol.
         """
         if self._is_stopped:
             self._backlog.append(chunk)
@@ -151,7 +151,7 @@ class ClientSide:
         return start, start + length
 
     def _pass_on(self, data: bytes, begin: int, end: int) -> None:
-        """Put a run of whole packets into `out` as they are."""
+        """Put a run of whole packets into `out` unchanged."""
         if begin < end:
             self._put(data if end - begin == len(data) else data[begin:end])
 
@@ -173,7 +173,7 @@ class ClientSide:
     def _receive_publish(
         self, data: bytes, first_byte: int, start: int, stop: int, now: float
     ) -> bool:
-        """Take one PUBLISH; return whether it goes on as it is.
+        """Take one PUBLISH; return whether it is passed on unchanged.
 
         Args:
             data: received bytes.
@@ -226,10 +226,10 @@ class ClientSide:
         return False
 
     def _drop_for_properties(self, qos: int, packet_id: int) -> None:
-        """Do not deliver a message with more properties than the proxy reads.
+        """Refuse a message with more properties than the proxy reads.
 
-        Were the connection closed for it, the broker would send it again to a session that
-        persists, and the client would never get anything else.
+        If the connection were closed instead, the broker would send the message again to a session
+        that persists, and the client would never get anything else.
         """
         self.ledger.matched += 1
         self.ledger.drop("properties")
@@ -275,7 +275,7 @@ class ClientSide:
         self.is_paused = True
 
     def resume_sending(self) -> None:
-        """It has room again."""
+        """The client's connection has room again."""
         self.is_paused = False
         self._urgent_bytes = 0
         self.wants_pump = True
@@ -286,14 +286,14 @@ class ClientSide:
         self.wants_pump = True
 
     def pump(self, unsent_bytes: int, now: float) -> None:
-        """Move from the outbox into `out` what may be sent now.
+        """Move messages that may be sent now from the outbox into `out`.
 
         Args:
             unsent_bytes: what the client's connection has taken and not sent.
             now: monotonic seconds.
 
         Raises:
-            PeerError: for what the broker had sent and was not looked at for lack of room.
+            PeerError: in bytes from the broker that were not parsed before for want of room.
         """
         if not self.wants_pump or self.is_paused:
             return
@@ -371,10 +371,10 @@ class ClientSide:
             self.ledger.delivered += 1
 
     def _refuse_expired(self, now: float) -> None:
-        """Tell the broker what will not be delivered, so that its inflight window has room.
+        """Tell the broker which messages will not be delivered, to free its inflight window.
 
-        A reason code of 0x80 or above ends the exchange [MQTT-4.4.0-2] and is no lie: the
-        client never gets the message. Only MQTT 5.0 has expiry, so it always has the code.
+        A reason code of 0x80 or above ends the exchange [MQTT-4.4.0-2] and is true: the client
+        never gets the message. Only MQTT 5.0 has expiry, so there always is such a code.
         """
         for delivery in self.acks.take_expired(now):
             code = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
@@ -383,7 +383,7 @@ class ClientSide:
     # -- acknowledgements and the end -------------------------------------------------------
 
     def acknowledged(self, packet_type: int, packet_id: int, reason_code: int, now: float) -> bool:
-        """Take an acknowledgement of the client's; return whether the broker may see it."""
+        """Take a client's acknowledgement; return whether the broker may see it."""
         outcome = self.acks.acknowledge(packet_type, packet_id, reason_code)
         if outcome is Outcome.HELD:
             self._shared.logger.warning(
@@ -403,7 +403,7 @@ class ClientSide:
         return True
 
     def close(self) -> None:
-        """Drop what waits at QoS 0; what waits at QoS 1 and 2 the broker still has."""
+        """Drop waiting messages of QoS 0; the broker still has those of QoS 1 and 2."""
         self.outbox.drop_qos0("connection_lost")
         self.samplers.forget()
         gate = self._shared.gate

@@ -1,9 +1,9 @@
-"""The client's bytes after CONNECT: passed on untouched, followed frame by frame.
+"""The client's bytes after CONNECT: passed on unchanged, and parsed frame by frame.
 
-Theory of operation. A frame is passed on as its bytes come, never collected, so that a client
-that publishes a large message takes no memory here and its broker waits for nothing. Only the
-first bytes of a PUBACK, PUBREC or PUBCOMP are looked at, for the message they finish. Between
-two frames, and only there, the proxy may insert a packet of its own.
+Theory of operation. A frame is passed on as its bytes arrive, never collected, so that a client
+that publishes a large message takes no memory here and adds no delay. Only the first bytes of a
+PUBACK, PUBREC or PUBCOMP are parsed, for the message that they finish. Between two frames, and only
+there, the proxy may insert a packet of its own.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from penstock.broker.mqtt.receive_buffer import packet_too_large, read_remaining
 from penstock.edge_proxy.direction import Direction, check_first_byte
 
 OnAcknowledgement: TypeAlias = Callable[[int, int, int], bool]
-"""(packet type, packet id, reason code) to whether it is passed on."""
+"""Called with (packet type, packet id, reason code); returns whether the packet is passed on."""
 
 _ACKNOWLEDGEMENTS: Final = frozenset({PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP})
 _LOOKED_AT_BYTES: Final = 3
-"""Packet id and reason code; what may follow are properties."""
+"""Packet id and reason code; properties may follow."""
 
 
 class ClientStream:
     """Follows one client's frames.
 
-    Invariant: what was passed on ends inside a frame exactly while `_rest_bytes` is above 0
-    and the frame is not being discarded.
+    Invariant: the passed-on bytes end inside a frame exactly while `_rest_bytes` is above 0 and the
+    frame is not being discarded.
     """
 
     __slots__ = (
@@ -60,23 +60,23 @@ class ClientStream:
         self._tail = b""
 
     def insert(self, frame: bytes) -> bytes:
-        """Return a packet of the proxy's own if it may go now, else b"" and let it follow."""
+        """Return a packet of the proxy's own if it may be sent now; else b"", and keep it."""
         if self._rest_bytes and not self._is_discarding:
             self._insertions.append(frame)
             return b""
         return frame
 
     def end(self) -> None:
-        """Ask nobody any more: who was asked holds this stream, and is free at once by that."""
+        """Drop the callback, which breaks the reference cycle of its owner and this stream."""
         self._on_acknowledgement = _pass_nothing
 
     def receive_data(self, chunk: bytes, out: list[bytes]) -> None:
-        """Take what the client sent and append what is to be passed on to `out`.
+        """Take bytes from the client and append what is to be passed on to `out`.
 
         Raises:
             MalformedPacketError: a frame or an acknowledgement cannot be parsed.
-            ProtocolError: a packet that is too large, or that a client never sends here.
-                What stands before such a packet is passed on.
+            ProtocolError: a packet that is too large, or that a client never sends here. The bytes
+                before it are passed on.
         """
         data = self._tail + chunk if self._tail else chunk
         self._tail = b""
@@ -111,7 +111,7 @@ class ClientStream:
                 out.append(data[begin:position])
 
     def _skip(self, position: int, end: int) -> int:
-        """Return the position after the bytes of the frame that are there."""
+        """Return the position after the frame's available bytes."""
         n_bytes = min(self._rest_bytes, end - position)
         self._rest_bytes -= n_bytes
         return position + n_bytes
@@ -128,7 +128,7 @@ class ClientStream:
         return start, length
 
     def _passes(self, data: bytes, position: int, start: int, length: int) -> bool:
-        """Ask whether an acknowledgement, of which the looked at bytes are there, is passed on."""
+        """Return whether an acknowledgement is passed on, once its relevant bytes are there."""
         packet_type = data[position] >> 4
         is_mqtt_5 = self._version == ProtocolVersion.MQTT_5
         if length < 2 or (length > 2 and not is_mqtt_5):

@@ -1,4 +1,4 @@
-"""The proxy's file: one listener, one broker, limits and plugins; checked whole at start."""
+"""The proxy's file: one listener, one broker, limits and plugins; checked completely at start."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class ListenerKeys:
     """Where clients connect; the keys under `listener`.
 
     Attributes:
-        bind: host:port, as in the broker's policy file. Port 1883 of all interfaces by
-            default: clients need not be changed when the proxy is put before their broker.
+        bind: host:port, as in the broker's policy file. Port 1883 of all interfaces by default, so
+            that clients need no change when the proxy is put before their broker.
     """
 
     bind: str | int = "0.0.0.0:1883"
@@ -45,13 +45,12 @@ class UpstreamKeys:
 
     Attributes:
         address: host:port, or host alone for port 1883.
-        connect_timeout_seconds: time for the connection to stand; the client is refused
-            afterwards. A broker beside the proxy answers in a millisecond, one in the cloud
-            in less than a second.
-        connack_timeout_seconds: time from a client's CONNECT to the broker's CONNACK; the client
-            is refused afterwards. A broker that asks a directory for the password, or lets a
-            wrong one wait, takes seconds; a client that waits for longer than half a minute has
-            given up.
+        connect_timeout_seconds: time to establish the connection; the client is refused afterwards.
+            A broker beside the proxy answers in a millisecond, one in the cloud in less than a
+            second.
+        connack_timeout_seconds: time from a client's CONNECT to the broker's CONNACK; the client is
+            refused afterwards. A broker that asks a directory for the password, or delays its
+            answer to a wrong one, takes seconds; most clients give up within half a minute.
     """
 
     address: str
@@ -72,28 +71,27 @@ class ProxyLimits:
     """What clients may take of the proxy; the keys under `limits`.
 
     Attributes:
-        connections: clients at a time. None: half of as many as the process may have files open,
-            less some for everything else: each client takes two, its own and the one to the
-            broker.
-        maximum_packet_size: bytes of the largest packet that passes, either way. The format's
-            own limit by default: what the broker takes, it takes through the proxy too.
-        connect_bytes: of the largest CONNECT, which is collected whole, from a client that nobody
-            knows yet. As much as Penstock takes by default, and more than mosquitto does.
+        connections: clients at a time. None: half of the files that the process may have open, less
+            some for everything else, as each client takes two: its own connection and the one to
+            the broker.
+        maximum_packet_size: bytes of the largest packet that passes, either way. The format's own
+            limit by default, so that the proxy accepts whatever the broker accepts.
+        connect_bytes: of the largest CONNECT, which is collected whole, from a client that is not
+            authenticated yet. The same as Penstock's default, and more than mosquitto's.
         properties: User Properties of one packet that the proxy reads: a client is refused for more
-            in its CONNECT; a PUBLISH with more is not delivered but refused to the broker. As many
-            as Penstock takes by default.
-        properties_bytes: the same of the properties of a PUBLISH.
-        queued_messages: messages that may wait for one client. When they do, the proxy stops
-            reading from the broker; only while something is withheld it reads on and drops
-            QoS 0 messages. A second of the fastest stream that one client can be sent.
+            in its CONNECT; a PUBLISH with more is not delivered but refused to the broker. The same
+            as Penstock's default.
+        properties_bytes: limit of the bytes of a PUBLISH's properties.
+        queued_messages: messages that may wait for one client. At the limit the proxy stops reading
+            from the broker; only while something is withheld does it read on and drop QoS 0
+            messages. A second of the fastest stream to one client.
         queued_bytes: the same in payload bytes. Sixteen pictures of 1 MB, nearly what
             mosquitto's inflight limit of 20 lets a QoS 1 subscriber have.
-        connect_timeout_seconds: time from the network connection to a whole CONNECT. Ten
-            seconds bring a CONNECT over any link that can carry MQTT.
-        write_high_bytes: unsent bytes of a client's connection above which nothing more
-            leaves its outbox. What the kernel has not taken, a small message has to wait for:
-            little, then.
-        write_low_bytes: unsent bytes below which it goes on.
+        connect_timeout_seconds: time from the network connection to a whole CONNECT. Ten seconds
+            are enough on any link that can carry MQTT.
+        write_high_bytes: unsent bytes of a client's connection above which nothing leaves its
+            outbox. Small by default, as a small message has to wait for these bytes.
+        write_low_bytes: unsent bytes below which messages leave again.
     """
 
     connections: Positive | None = None
@@ -115,12 +113,12 @@ class ProxyLimits:
 
 @checked_dataclass(frozen=True, slots=True, config=STRICT)
 class ProxyKeys:
-    """What may stand at the top of the file.
+    """The top level of the file.
 
     Attributes:
         upstream: the broker.
         listener: where clients connect.
-        limits: what clients may take.
+        limits: for clients.
         plugins: short name of a plugin to its keys.
     """
 
@@ -140,7 +138,7 @@ class ProxyConfig:
         listen_port: TCP port; 0 lets the kernel choose.
         broker_host: of the broker behind the proxy.
         broker_port: its TCP port.
-        broker_timeout_seconds: time for a connection to it to stand.
+        broker_timeout_seconds: time to establish a connection to it.
         connack_timeout_seconds: time from a CONNECT to its CONNACK.
         limits: what clients may take.
         plugins: short name of a plugin to its keys, in the order of the file.

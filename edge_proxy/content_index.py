@@ -1,8 +1,8 @@
-"""Equal payloads that arrive once per subscriber are stored once.
+"""Stores equal payloads once, although they arrive once for each subscriber.
 
-A broker sends a message to each of its clients, so the proxy receives its payload as often as
-it has subscribers. What waits here is looked up by its content: equal bytes are kept once, and
-gone with their last reference.
+A broker sends a message to each of its clients, so the proxy receives its payload as often as it
+has subscribers. Waiting payloads are looked up by their content: equal bytes are stored once, and
+freed with their last reference.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from penstock.broker.payload import PIECE_BYTES, Payload
 
 MIN_INDEXED_BYTES: Final = 4096
-"""A shorter payload is kept as it is: the entry would cost a good part of what it saves."""
+"""A shorter payload is not indexed: the entry would cost a good part of the saving."""
 
 
 class IndexedPayload:
@@ -33,15 +33,15 @@ class IndexedPayload:
         return self._data
 
     def read_piece(self, start: int) -> bytes:
-        """Return `PIECE_BYTES` from `start` on, or as many as are left."""
+        """Return `PIECE_BYTES` from `start` on, or the rest."""
         return self._data[start : start + PIECE_BYTES]
 
 
 class ContentIndex:
     """A `PayloadStore` that keeps equal payloads once, by their SHA-256.
 
-    The digest alone decides: nobody can make two payloads with the same one, so no client is
-    given what was meant for another.
+    The digest alone decides: two payloads with the same digest cannot be constructed, so no client
+    gets a payload that was meant for another.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class ContentIndex:
         return len(self._by_digest)
 
     def keep(self, data: bytes) -> Payload:
-        """Return what stands for `data` and for every equal payload kept at this time."""
+        """Return a handle to `data`, shared by all equal payloads that are stored at the time."""
         if len(data) < MIN_INDEXED_BYTES:
             return data
         digest = hashlib.sha256(data).digest()

@@ -11,14 +11,14 @@ from penstock.broker.mqtt.reader import USED_FIRST_BYTES_3_1
 
 
 class Direction(Enum):
-    """Which way bytes go: toward the broker or toward the client."""
+    """The direction of bytes: toward the broker or toward the client."""
 
     UPSTREAM = "upstream"
     DOWNSTREAM = "downstream"
 
     @property
     def sender(self) -> str:
-        """Who sends what goes this way."""
+        """The sender of bytes in this direction."""
         return "client" if self is Direction.UPSTREAM else "broker"
 
 
@@ -38,16 +38,16 @@ _FIRST_BYTES: Final = {
 
 
 def check_first_byte(first_byte: int, direction: Direction, version: int) -> None:
-    """Check that a packet may begin so.
+    """Check that a packet may begin with a byte.
 
     Args:
         first_byte: packet type and flags.
-        direction: which way it goes.
+        direction: of the packet.
         version: protocol version of the client's CONNECT.
 
     Raises:
         MalformedPacketError: no packet has this type and these flags [MQTT-2.1.3-1].
-        ProtocolError: such a packet never goes this way.
+        ProtocolError: such a packet never has this direction.
     """
     if first_byte in _FIRST_BYTES[direction]:
         return

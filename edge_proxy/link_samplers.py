@@ -1,4 +1,4 @@
-"""All samplers of one client's path; one that raises harms no delivery."""
+"""All samplers of one client's path; an exception in one of them affects no delivery."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.broker.link import Link
 
 
 class LinkSamplers:
-    """Tells each sampler what happens on one link, and asks it when its period has passed."""
+    """Passes the events of one link to each sampler, and calls it once in each of its periods."""
 
     __slots__ = ("_guard", "_link", "_next_at", "_samplers")
 
@@ -78,6 +78,6 @@ class LinkSamplers:
         return is_news
 
     def forget(self) -> None:
-        """The client has gone."""
+        """The client has left."""
         self._next_at.clear()
         self._guard.tell_each(self._samplers, lambda sampler: sampler.forget(self._link))

@@ -1,14 +1,14 @@
 """One client and its connection to the broker, without the network.
 
-Theory of operation. The client speaks first: its CONNECT says the protocol version and asks,
-by that, for a connection to the broker. From then on its bytes go upstream untouched
-(`client_stream`), and what the broker sends goes downstream through the outbox (`client_side`).
-When either side ends, both end. What the client has not acknowledged by then, sent or withheld,
-the broker has not seen acknowledged either, and sends again to a session that persists.
+Theory of operation. The client speaks first: its CONNECT has the protocol version and causes a
+connection to the broker. From then on the client's bytes go upstream unchanged (`client_stream`),
+and the broker's go downstream through the outbox (`client_side`). When either side ends, both end.
+Messages that the client has not acknowledged by then, sent or withheld, are unacknowledged for the
+broker, too, which sends them again to a session that persists.
 
-The CONNECT is passed on as it came but for one property: Topic Alias Maximum of MQTT 5.0 is
-left out. An alias has its meaning from the packets sent before it, so it could not be kept
-where messages overtake each other.
+The CONNECT is passed on unchanged except for one property: Topic Alias Maximum of MQTT 5.0 is left
+out. The meaning of an alias depends on earlier packets, so aliases would break where messages
+overtake each other.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Pair:
     """One client and its connection to the broker.
 
     Attributes:
-        client: what goes to the client; only once `wants_broker`.
+        client: the way to the client; only once `wants_broker`.
         link: to the client.
         fileno: file descriptor of the client's socket, or -1; set by `PairTransport`.
         wants_broker: CONNECT has come: a connection to the broker is needed.
-        is_closing: both connections are to be closed once what is to be sent was written.
+        is_closing: both connections are to be closed after everything to be sent was written.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Pair:
             shared: of the proxy.
             peer: address of the client, for the log.
             now: monotonic seconds.
-            refusal: what its CONNECT is to be answered with; None: it goes to the broker.
+            refusal: reason code that answers its CONNECT; None: the CONNECT goes to the broker.
             connack_timeout_seconds: time from its CONNECT to the broker's CONNACK.
         """
         self._shared = shared
@@ -89,7 +89,7 @@ class Pair:
     # -- what `PairTransport` calls ------------------------------------------------------------
 
     def receive_data(self, direction: Direction, chunk: bytes, now: float) -> None:
-        """Take bytes that go `direction`; what a peer did never raises here."""
+        """Take bytes in a direction; a peer's fault never raises here."""
         self._received_at = now
         if self.is_closing:
             return
@@ -105,7 +105,7 @@ class Pair:
             self._peer_failed(direction, error)
 
     def broker_connected(self) -> None:
-        """The connection to the broker stands."""
+        """The connection to the broker is established."""
         self._has_broker = True
 
     def broker_unreachable(self, reason: str) -> None:
@@ -119,22 +119,22 @@ class Pair:
             self._end(f"refused: {reason}")
 
     def connection_lost(self, direction: Direction, reason: str = "") -> None:
-        """The connection from which bytes go `direction` has ended.
+        """The connection whose bytes have a direction has ended.
 
         Args:
             direction: UPSTREAM for that of the client, DOWNSTREAM for that of the broker.
-            reason: what became of it; "" where it was closed in good order.
+            reason: why it ended; "" where it was closed normally.
         """
         self._end(f"the {direction.sender}'s connection {reason or 'was closed'}")
 
     def close(self, reason_code: ReasonCode) -> None:
-        """End both connections, telling an MQTT 5 client why."""
+        """End both connections, and send an MQTT 5 client the reason."""
         if not self.is_closing:
             self._disconnect(reason_code)
             self._end(describe_reason_code(reason_code))
 
     def data_to_send(self, direction: Direction) -> list[bytes]:
-        """Return what is to be written now, and start anew."""
+        """Return and clear the bytes to be written now."""
         if direction is Direction.UPSTREAM:
             out, self._to_broker = self._to_broker, []
             return out
@@ -146,7 +146,7 @@ class Pair:
         return out
 
     def wants_reading(self, direction: Direction) -> bool:
-        """Whether to read what goes `direction`."""
+        """Whether to read bytes of a direction."""
         if not self.wants_broker:
             return True
         if direction is Direction.DOWNSTREAM:
@@ -154,21 +154,21 @@ class Pair:
         return self._has_broker and not self._is_broker_paused
 
     def pause_sending(self, direction: Direction) -> None:
-        """The transport that takes what goes `direction` has too many unsent bytes."""
+        """The transport for bytes of a direction has too many unsent bytes."""
         if direction is Direction.UPSTREAM:
             self._is_broker_paused = True
         elif self.wants_broker:
             self.client.pause_sending()
 
     def resume_sending(self, direction: Direction) -> None:
-        """It has room again."""
+        """The transport for bytes of a direction has room again."""
         if direction is Direction.UPSTREAM:
             self._is_broker_paused = False
         elif self.wants_broker:
             self.client.resume_sending()
 
     def pump(self, unsent_bytes: int, now: float) -> None:
-        """Move what waits for the client on, as far as its connection has room.
+        """Send the client's waiting messages, as far as its connection has room.
 
         Args:
             unsent_bytes: what the client's transport has taken and not sent.
@@ -198,7 +198,7 @@ class Pair:
         return look_again_at if at is None else min(at, look_again_at)
 
     def handle_timeout(self, now: float) -> None:
-        """Do what is due; nothing where nothing is."""
+        """Do what is due, if anything."""
         if self.is_closing:
             return
         if not self.wants_broker:
@@ -216,14 +216,14 @@ class Pair:
             client.wants_pump = True
 
     def __str__(self) -> str:
-        """Name the client for the log."""
+        """Return the client's name for the log."""
         client_id = self.link.client_id
         return f"client {client_id} ({self._peer})" if client_id else f"client at {self._peer}"
 
     # -- CONNECT and CONNACK ------------------------------------------------------------------
 
     def _receive_connect(self, chunk: bytes, now: float) -> None:
-        """Collect the CONNECT; what comes with it follows it upstream.
+        """Collect the CONNECT; bytes that come with it follow it upstream.
 
         Raises:
             PeerError: this is no CONNECT.
@@ -266,7 +266,7 @@ class Pair:
         return self.client.acknowledged(packet_type, packet_id, reason_code, self._received_at)
 
     def _look_for_connack(self, now: float) -> None:
-        """Take note of the broker's answer to CONNECT, once."""
+        """Note the broker's answer to CONNECT, once."""
         body, self.client.connack = self.client.connack, None
         if body is None or self._is_accepted:
             return
@@ -286,7 +286,7 @@ class Pair:
         self.client.samplers.connected(now)
 
     def _no_connack(self) -> None:
-        """End with a client that the broker has not let in, nor closed the connection of."""
+        """End the pair: the broker has neither accepted the client nor closed the connection."""
         if self._has_connack:
             self._end("refused by the broker, which left the connection open")
             return
@@ -296,7 +296,7 @@ class Pair:
     # -- the end --------------------------------------------------------------------------------
 
     def _peer_failed(self, direction: Direction, error: PeerError) -> None:
-        """End for what one side sent."""
+        """End the pair for the fault of one side."""
         self._shared.logger.warning("%s: closed: the %s sent: %s", self, direction.sender, error)
         if direction is Direction.DOWNSTREAM:
             self._disconnect(ReasonCode.UNSPECIFIED_ERROR)
@@ -312,16 +312,16 @@ class Pair:
             self._last_words.append(write_packet(Disconnect(reason_code), self._version))
 
     def _refuse(self, reason_code: ReasonCode) -> None:
-        """Send the CONNACK of a refusal, where the version has a word for it.
+        """Send the CONNACK of a refusal, where the version has a code for it.
 
-        Until a CONNECT says otherwise, the version is 3.1.1.
+        Before a CONNECT, the version is taken as 3.1.1.
         """
         if self._version == ProtocolVersion.MQTT_5 or reason_code in CONNACK_RETURN_CODES:
             connack = ConnAck(session_present=False, reason_code=reason_code)
             self._last_words.append(write_packet(connack, self._version))
 
     def _end(self, reason: str) -> None:
-        """Close the account, once."""
+        """Close the ledger, once."""
         if self.is_closing:
             return
         self.is_closing = True
@@ -338,11 +338,11 @@ class Pair:
 
 
 def without_topic_aliases(connect: Connect, frame: bytes) -> bytes:
-    """Return a CONNECT that lets the broker use no Topic Aliases [MQTT-3.1.2-27].
+    """Return a CONNECT that forbids the broker Topic Aliases [MQTT-3.1.2-27].
 
     Args:
         connect: as read.
-        frame: its bytes; returned as they are where they say so already.
+        frame: its bytes; returned unchanged where they forbid aliases already.
     """
     if not connect.properties.get("topic_alias_maximum"):
         return frame

@@ -1,4 +1,4 @@
-"""What all clients of one proxy share, and the account of those that are gone."""
+"""What all clients of one proxy share, and the ledgers of those that have left."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def describe(ledger: Ledger) -> str:
-    """Return an account on one line.
+    """Return a ledger on one line.
 
-    What is outstanding waits here or is inflight; once a client has gone, it is left to the
-    broker, which sends it again to a session that persists.
+    Outstanding messages wait here or are inflight. After the client has left, they are the
+    broker's, which sends them again to a session that persists.
     """
     by_reason = ", ".join(f"{reason} {n}" for reason, n in sorted(ledger.dropped.items()))
     return (
@@ -39,20 +39,20 @@ class Shared:
     """What all clients of one proxy share.
 
     Attributes:
-        limits: what one client may take.
+        limits: of one client.
         gate: the delivery gate.
-        outbox_rules: what holds for the outboxes of all clients.
+        outbox_rules: common to the outboxes of all clients.
         samplers: write what they learn of each client's path.
-        topics: what is known of each topic.
-        payloads: what waits, each payload once.
+        topics: cached data of each topic.
+        payloads: waiting payloads, each once.
         logger: for what an operator should know.
         counters: of connections that were refused.
-        ended: the accounts of clients that are gone, added up.
-        n_ended: how many they are; those that the broker refused are not counted.
-        extension_errors: exceptions raised by plugins, by the name of what raised.
+        ended: the sum of the ledgers of clients that have left.
+        n_ended: how many have left; clients that the broker refused are not counted.
+        extension_errors: exceptions raised by plugins, by the name of the plugin.
         guard: for each call into a plugin.
-        user_properties_ignored: CONNECT packets with a user property that the gate reads and that
-            had no value it could take.
+        user_properties_ignored: CONNECT packets with a user property for the gate whose value it
+            could not use.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Shared:
         self.extension_errors: dict[str, int] = {}
         self.guard = Guard(logger, self.extension_errors)
         self.gate = DeliveryGate() if gate is None else gate
-        # A client's limits are kept by not reading: what has been read must not be dropped.
+        # The limits are enforced by not reading: messages that were read must not be dropped.
         self.outbox_rules = OutboxRules(self.gate, self.guard)
         self.samplers = tuple(samplers)
         self.topics = TopicCache(
@@ -89,7 +89,7 @@ class Shared:
         self.user_properties_ignored = 0
 
     def introduce(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> None:
-        """Let the gate read what a client's CONNECT says of the path to it."""
+        """Pass the user properties of a client's CONNECT to the gate."""
         gate = self.gate
         ignored = self.guard.call(gate, gate.connected, link, user_properties, otherwise="")
         if ignored:

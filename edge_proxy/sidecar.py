@@ -18,13 +18,13 @@ from penstock.edge_proxy.shared import Shared, describe
 from penstock.edge_proxy.transport import Pairs
 
 BACKLOG: Final = 1024
-"""Connections that may wait to be accepted: a fleet that reconnects comes all at once."""
+"""Connections that may wait to be accepted: a fleet reconnects all at once."""
 
 FILES_OF_A_CLIENT: Final = 2
 """Its connection and the one to the broker."""
 
 DRAIN_SECONDS: Final = 5.0
-"""How long a stop waits for clients to take what is on its way to them."""
+"""How long a stop waits for clients to take what is being sent to them."""
 
 
 class ListenError(PenstockError):
@@ -112,7 +112,7 @@ class Sidecar:
         return wanted or most
 
     def ledger(self) -> Ledger:
-        """Return the account of all clients, gone and present, added up."""
+        """Return the sum of the ledgers of all clients, past and present."""
         total = Ledger()
         total.add(self.shared.ended)
         for pair_transport in self._pairs.running:
@@ -122,13 +122,13 @@ class Sidecar:
         return total
 
     async def reload(self) -> None:
-        """Let every plugin read its files again; what cannot be used is logged, no more."""
+        """Have every plugin reload its files; one that cannot be used is only logged."""
         await self._plugins.reload(
             self._logger, self.shared.guard, at_start_alone=self._config.file
         )
 
     async def stop(self) -> None:
-        """Stop listening, say goodbye, free everything and log the totals."""
+        """Stop listening, disconnect the clients, free everything and log the totals."""
         self._logger.info("stopping")
         if self._server is not None:
             self._server.close()
@@ -160,7 +160,7 @@ class Sidecar:
 
 
 def _check_plugins(loaded: LoadedPlugins, config: ProxyConfig) -> None:
-    """Refuse plugins that bring what a proxy has no use for.
+    """Refuse plugins with parts that a proxy does not use.
 
     Raises:
         ConfigError: with one problem for each.

@@ -1,4 +1,4 @@
-"""What the proxy knows of a topic: its name and how long a message of it may be to be small."""
+"""A cache of topics: the name, and the size up to which a message is small."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.topics import read_topic
 
 MAX_TOPICS: Final = 10_000
-"""Topics known at a time, some 2 MB; a broker with more has the gate asked again."""
+"""Cached topics, some 2 MB; with more topics the gate is asked again."""
 
 LONGEST_KNOWN: Final = 256
-"""Bytes of a topic that is known: with the longest there are it would be 1.3 GB."""
+"""Bytes of a cached topic: with the longest possible ones the cache would take 1.3 GB."""
 
 
 class KnownTopic(NamedTuple):
@@ -30,23 +30,23 @@ class KnownTopic(NamedTuple):
 
 
 class TopicCache:
-    """Topics by their bytes, for all clients."""
+    """Topics by their encoded names, for all clients."""
 
     def __init__(self, threshold_s: Callable[[str], int | None]) -> None:
-        """Know no topic.
+        """Begin with an empty cache.
 
         Args:
-            threshold_s: the gate's question of the same name.
+            threshold_s: the gate's method of that name.
         """
         self._threshold_s = threshold_s
         self._known: dict[bytes, KnownTopic] = {}
 
     def look_up(self, topic_bytes: bytes) -> KnownTopic:
-        """Return what is known of a topic.
+        """Return the entry of a topic.
 
         Raises:
-            MalformedPacketError: it is no Topic Name.
-            ProtocolError: it is empty, as it is behind a Topic Alias.
+            MalformedPacketError: it is not a valid Topic Name.
+            ProtocolError: it is empty, as with a Topic Alias.
         """
         known = self._known.get(topic_bytes)
         if known is None:

@@ -1,8 +1,8 @@
 """The asyncio side of a pair: two transports, one timer, and the connection to the broker.
 
 The only module that writes to a transport. After each event `PairTransport.serve` does what the
-pair wants: writes both ways, moves on what waits while the client has room, starts and stops
-reading, opens the connection to the broker, closes.
+pair wants: it writes both ways, sends waiting messages while the client has room, starts and stops
+reading, opens the connection to the broker, and closes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from penstock.edge_proxy.pair import Pair
 from penstock.edge_proxy.shared import Shared
 
 MAX_TURNS: Final = 16
-"""Times one pair may pump and write before the others have their turn."""
+"""Times that one pair may pump and write before other pairs are served."""
 
 CLOSE_TIMEOUT_SECONDS: Final = 5.0
-"""How long a connection that is closed may take to send what was put before the close."""
+"""How long a closed connection may take to send what was written before the close."""
 
 
 class Pairs:
@@ -33,10 +33,10 @@ class Pairs:
 
     Attributes:
         shared: of the proxy.
-        running: the transports of those that run.
-        clock: monotonic seconds.
+        running: the transports of running pairs.
+        clock: returns monotonic seconds.
         admission: the places of its clients.
-        room: without a limit of its own.
+        places: without a limit of its own.
         connack_timeout_seconds: time from a CONNECT to the broker's CONNACK.
     """
 
@@ -56,7 +56,7 @@ class Pairs:
             shared: of the proxy.
             broker_host: where the broker is.
             broker_port: its TCP port.
-            timeout_seconds: time for a connection to it to stand.
+            timeout_seconds: time to establish a connection to it.
             connack_timeout_seconds: time from a CONNECT to its CONNACK.
             connections: clients at a time; a further one is refused.
         """
@@ -83,7 +83,7 @@ class Pairs:
         return _Side(PairTransport(self), Direction.UPSTREAM)
 
     def dial(self, pair_transport: PairTransport) -> asyncio.Task[None]:
-        """Open a connection to the broker for a pair, which is told of the outcome."""
+        """Open a connection to the broker for a pair, and report the outcome to the pair."""
         task = asyncio.get_running_loop().create_task(self._dial(pair_transport), name="dial")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -104,7 +104,7 @@ class Pairs:
             )
 
     def cut_off(self, transport: asyncio.Transport) -> None:
-        """Drop a connection of a flood; the log tells ever less often."""
+        """Drop a connection of a flood; the log reports each doubling of their number."""
         transport.abort()
         n_connections = self.shared.counters.connections_refused["cut_off"]
         if not n_connections & (n_connections - 1):
@@ -113,7 +113,7 @@ class Pairs:
             )
 
     def ended(self, pair_transport: PairTransport) -> None:
-        """Both connections of a pair are gone."""
+        """Both connections of a pair have ended."""
         self.running.discard(pair_transport)
         if not self.running and self._none_left is not None and not self._none_left.done():
             self._none_left.set_result(None)
@@ -125,7 +125,7 @@ class Pairs:
             await self._none_left
 
     async def close(self) -> None:
-        """Drop what is left, at once."""
+        """Drop all remaining pairs at once."""
         for pair_transport in list(self.running):
             pair_transport.abort()
         tasks = list(self._tasks)
@@ -138,7 +138,7 @@ class PairTransport:
     """The two transports of one pair, and its timer.
 
     Attributes:
-        pair: what they serve; once the client's transport is there.
+        pair: the pair they serve; set once the client's transport is there.
         logger: of the proxy.
     """
 
@@ -164,7 +164,7 @@ class PairTransport:
     # -- told by the two sides ------------------------------------------------------------
 
     def connected(self, direction: Direction, transport: asyncio.Transport) -> None:
-        """A transport is there from which bytes go `direction`."""
+        """The transport of bytes in a direction is there."""
         now = self._pairs.clock()
         if direction is Direction.UPSTREAM:
             place = self._place = self._pairs.admission.enter(self._pairs.places)
@@ -193,15 +193,15 @@ class PairTransport:
         self.serve()
 
     def received(self, direction: Direction, chunk: bytes) -> None:
-        """Bytes have come that go `direction`."""
+        """Bytes of a direction have come."""
         now = self._pairs.clock()
         self._call(lambda: self.pair.receive_data(direction, chunk, now))
 
     def half_closed(self, direction: Direction) -> None:
-        """Nothing more comes that goes `direction`: its transport closes, which must not take long.
+        """A peer has closed its direction: its transport closes, and must not take long.
 
-        A transport closes when all that was written is sent: never, for a peer that ends what it
-        sends itself and reads nothing.
+        A transport closes when everything written was sent. A peer that has closed its own
+        direction and reads nothing would keep it open without end.
         """
         if direction in self._transports and self._close_timer is None:
             self._close_timer = self._loop.call_later(
@@ -213,19 +213,19 @@ class PairTransport:
         self.abort()
 
     def paused(self, direction: Direction) -> None:
-        """The transport that takes what goes `direction` is full.
+        """The transport for bytes of a direction is full.
 
-        That happens only while `serve` writes, which then sees to the rest.
+        That happens only while `serve` writes, which then handles the rest.
         """
         self.pair.pause_sending(direction)
 
     def resumed(self, direction: Direction) -> None:
-        """It has room again."""
+        """The transport for bytes of a direction has room again."""
         self.pair.resume_sending(direction)
         self.serve()
 
     def lost(self, direction: Direction, error: Exception | None) -> None:
-        """The transport from which bytes went `direction` is gone."""
+        """The transport of bytes in a direction has ended."""
         if self._transports.pop(direction, None) is None:
             return
         if direction is Direction.UPSTREAM:
@@ -239,12 +239,12 @@ class PairTransport:
         self.serve()
 
     def close(self, reason_code: ReasonCode) -> None:
-        """End the pair in good order."""
+        """End the pair normally."""
         self.pair.close(reason_code)
         self.serve()
 
     def abort(self) -> None:
-        """Drop both connections without sending what is left."""
+        """Drop both connections without sending the rest."""
         self.pair.close(ReasonCode.UNSPECIFIED_ERROR)
         for transport in list(self._transports.values()):
             transport.abort()
@@ -258,7 +258,7 @@ class PairTransport:
         client = self._transports.get(Direction.UPSTREAM)
         for _turn in range(MAX_TURNS):
             pair.pump(0 if client is None else client.get_write_buffer_size(), now)
-            # What goes upstream stays in the pair until there is a connection to the broker.
+            # Upstream bytes stay in the pair until there is a connection to the broker.
             wrote_up = self._write(Direction.DOWNSTREAM, Direction.UPSTREAM)
             wrote_down = self._write(Direction.UPSTREAM, Direction.DOWNSTREAM)
             if not wrote_up and not wrote_down:
@@ -275,7 +275,7 @@ class PairTransport:
         self._set_timer(now)
 
     def _write(self, side: Direction, direction: Direction) -> bool:
-        """Write what goes `direction` to the transport of `side`; return whether it was any."""
+        """Write the bytes of a direction to a side's transport; return whether there were any."""
         transport = self._transports.get(side)
         if transport is None:
             return False
@@ -315,7 +315,7 @@ class PairTransport:
         self._call(lambda: self.pair.handle_timeout(now))
 
     def _call(self, call: Callable[[], None]) -> None:
-        """Call the pair, then do what it wants; the proxy's own fault ends one pair, not all."""
+        """Call the pair, then do what it wants; a fault of the proxy ends one pair, not all."""
         try:
             call()
         except Exception:
@@ -324,7 +324,7 @@ class PairTransport:
         self.serve()
 
     def _close(self) -> None:
-        """Close what is open once it has sent the rest, and not much later."""
+        """Close open transports after they have sent the rest, within a time limit."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -349,11 +349,11 @@ class _Side(asyncio.Protocol):
     """One of the two network connections of a pair."""
 
     def __init__(self, pair_transport: PairTransport, direction: Direction) -> None:
-        """Wait for the connection.
+        """Prepare for the connection.
 
         Args:
             pair_transport: of the pair.
-            direction: where the bytes go that it receives: UPSTREAM for the client's.
+            direction: of the bytes that it receives: UPSTREAM for the client's.
         """
         self._pair_transport = pair_transport
         self._direction = direction
@@ -362,8 +362,8 @@ class _Side(asyncio.Protocol):
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection stands."""
-        # uvloop's transports are asyncio's by contract and not by class.
+        """The connection is established."""
+        # uvloop's transports are no subclasses of asyncio's.
         self._pair_transport.connected(self._direction, cast("asyncio.Transport", transport))
 
     def data_received(self, data: bytes) -> None:
@@ -375,13 +375,13 @@ class _Side(asyncio.Protocol):
         self._pair_transport.paused(self._other)
 
     def resume_writing(self) -> None:
-        """It has room again."""
+        """The transport has room again."""
         self._pair_transport.resumed(self._other)
 
     def eof_received(self) -> None:
-        """Nothing more comes: the transport closes once everything is sent."""
+        """The peer has closed its direction: the transport closes once everything is sent."""
         self._pair_transport.half_closed(self._direction)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """The connection has ended."""
         self._pair_transport.lost(self._direction, exc)
