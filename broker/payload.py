@@ -8,6 +8,9 @@ STORED_ABOVE_BYTES: Final = 4096
 """A payload up to this size stays with its message, whatever the store: the store's record of it
 would take about as much."""
 
+JOIN_BELOW_BYTES: Final = STORED_ABOVE_BYTES
+"""A payload up to this size is joined to a header up to it; longer ones are not copied again."""
+
 PIECE_BYTES: Final = 65_536
 """What is read of a stored payload at a time while it is sent: the most of it that a stalled client
 has in memory. Smaller pieces take more system calls for the same payload."""

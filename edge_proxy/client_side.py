@@ -36,8 +36,8 @@ from penstock.broker.mqtt.writer import publish_header, write_packet
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.priority_outbox import make_outbox
+from penstock.broker.payload import JOIN_BELOW_BYTES
 from penstock.broker.sending.outgoing_properties import outgoing_properties
-from penstock.broker.sending.sender import JOIN_BELOW_BYTES
 from penstock.edge_proxy.ack_map import AckMap, Outcome
 from penstock.edge_proxy.direction import Direction, check_first_byte
 from penstock.edge_proxy.link_samplers import LinkSamplers

@@ -30,6 +30,7 @@ from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.mqtt.size_limit import explained
 from penstock.broker.mqtt.topic_aliases import IncomingAliases, OutgoingAliases
 from penstock.broker.outbox.delivery import NO_QUEUE
+from penstock.broker.payload import JOIN_BELOW_BYTES
 from penstock.broker.quotas.received_bytes import FREE_BYTES
 from penstock.broker.quotas.room import Held
 from penstock.broker.receiving.authenticating import Authentication
@@ -38,7 +39,7 @@ from penstock.broker.receiving.lone_packets import LEAST_BYTES, take_lone
 from penstock.broker.receiving.rate_limit import RateLimit, n_publishes
 from penstock.broker.receiving.receipts import PublishReceipt
 from penstock.broker.receiving.scanning import scan
-from penstock.broker.sending.sender import JOIN_BELOW_BYTES, UNREAD_BYTES, Sender
+from penstock.broker.sending.sender import UNREAD_BYTES, Sender
 from penstock.broker.sessions import redelivery
 from penstock.broker.timers import Timer
 

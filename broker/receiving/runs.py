@@ -31,9 +31,10 @@ from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.short_packets import ALL_PUBREL, PACKET_BYTES, answers, packets_from
+from penstock.broker.payload import JOIN_BELOW_BYTES
 from penstock.broker.receiving.acknowledging import made_room
 from penstock.broker.receiving.publishing import SMALL_PROPERTIES_BYTES, are_direct
-from penstock.broker.sending.sender import ANSWER_MEMORY_BYTES, JOIN_BELOW_BYTES
+from penstock.broker.sending.sender import ANSWER_MEMORY_BYTES
 from penstock.broker.sessions.message_run import MessageRun, Segment
 from penstock.broker.sessions.session import DIRECT_BYTES
 

@@ -25,9 +25,9 @@ from penstock.broker.mqtt.topic_aliases import OutgoingAliases
 from penstock.broker.mqtt.writer import publish_header, write_packet
 from penstock.broker.outbox.delivery import NO_QUEUE, Delivery
 from penstock.broker.payload import (
+    JOIN_BELOW_BYTES,
     PIECE_BYTES,
     SENT_PIECE_BYTES,
-    STORED_ABOVE_BYTES,
     PayloadReader,
     PieceReader,
 )
@@ -41,9 +41,6 @@ from penstock.broker.sessions.retained_delivery import SLICE_MESSAGES, send_due
 if TYPE_CHECKING:
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
-
-JOIN_BELOW_BYTES: Final = STORED_ABOVE_BYTES
-"""A payload up to this size is joined to a header up to it; longer ones are not copied again."""
 
 PUMP_BYTES: Final = 65_536
 """What one pump moves at most before it is written: enough to make the write worth it."""
