@@ -317,7 +317,7 @@ def deliver(core: Core, sessions: tuple[Session, ...], run: MessageRun, now: flo
         connection = session.connection
         inflight = session.inflight
         first = 0
-        if (
+        if (  # `Session.sends_at_once`, for all of the run
             session.is_direct
             and connection is not None
             and run.largest_bytes <= connection.copy_maximum

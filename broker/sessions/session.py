@@ -172,7 +172,7 @@ class Session:
             else:
                 ledger.drop("offline")
             return
-        # As `sends_at_once`, which would cost a call for each message.
+        # As `sends_at_once`.
         if self.is_direct and not message.is_large and connection.out_bytes < DIRECT_BYTES:
             if not qos:
                 connection.send_qos0(
@@ -203,8 +203,9 @@ class Session:
     def sends_at_once(self, qos: int) -> bool:
         """Say whether a small message would be sent at once, past the outbox.
 
-        This is the rule for every way that a message takes: `deliver`, and `runs.deliver` for a run
-        of messages, are as fast as they are by asking the same in line.
+        This is the rule for every way that a message takes. The inner loops test the same in line,
+        to save a call for each message: `deliver` here, `runs.deliver` for a whole run, and
+        `publishing.pass_on` for QoS 0, whose run is never longer than one slice of a chunk.
 
         Args:
             qos: to deliver it with.
