@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
-from penstock.broker.records import Storable
 
 Properties = Mapping[str, Any]
 """Property name to value; the names are in `penstock.broker.mqtt.properties`."""
@@ -25,6 +24,37 @@ others."""
 _PROPERTIES_BYTES: Final = 400
 _PROPERTY_BYTES: Final = 192
 """What the dict of properties takes, and each value and user property in it besides its text."""
+
+
+ROWS_OF_A_BLOCK: Final = 256
+"""Rows that share one number object: as many as Python has small numbers that cost nothing."""
+
+
+class Storable:
+    """What may have a row of its own in the database.
+
+    A backlog may hold very many of these, and a number above 256 is an object of 32 bytes. So the
+    row number is split: the number of its block's first row, one object for all rows of the block,
+    and a small index.
+
+    Attributes:
+        row_start: number of the first row of its block; 0 while it has no row.
+        row_index: its place in the block, below `ROWS_OF_A_BLOCK`.
+    """
+
+    __slots__ = ("row_index", "row_start")
+
+    row_start: int
+    row_index: int
+
+    @property
+    def row(self) -> int:
+        """Number of its row; 0 while it has none."""
+        return self.row_start + self.row_index
+
+    def forget_row(self) -> None:
+        """Drop the row's number: the row is deleted."""
+        self.row_start = self.row_index = 0
 
 
 class Message(Storable):

@@ -13,7 +13,7 @@ PACKAGES: Final = ("broker", "edge_proxy", "models", "netem", "plugins", "spark_
 _RENAMED_MODULES: Final = {
     "broker.config": "broker.config.policy",
     "broker.config_file": "broker.config.checked_yaml",
-    "broker.eager": "broker.run_now",
+    "broker.eager": "broker.sending.run_now",
     "broker.fitting": "broker.mqtt.size_limit",
     "broker.outbox_rules": "broker.outbox.rules",
     "broker.sending": "broker.sending.sender",

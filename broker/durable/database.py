@@ -20,7 +20,7 @@ from contextlib import closing, suppress
 from itertools import chain
 from typing import Any, Final
 
-from penstock.broker.database_file import (
+from penstock.broker.durable.database_file import (
     DatabaseFile,
     DatabaseFileError,
     Format,
@@ -29,9 +29,7 @@ from penstock.broker.database_file import (
     set_up,
     transaction,
 )
-from penstock.broker.errors import PenstockError
-from penstock.broker.payload import PIECE_BYTES, Payload
-from penstock.broker.records import (
+from penstock.broker.durable.records import (
     Batch,
     DeliveryRow,
     IncomingRow,
@@ -42,6 +40,8 @@ from penstock.broker.records import (
     SubscriptionRow,
     WillRow,
 )
+from penstock.broker.errors import PenstockError
+from penstock.broker.payload import PIECE_BYTES, Payload
 
 CACHE_KIB: Final = 4096
 """SQLite's own page cache, filled as pages are read. The messages that wait for one session are

@@ -32,22 +32,20 @@ from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Final, Protocol
 
-from penstock.broker.durable.session_journal import DeliveryJournal, SessionJournal, ShareJournal
-from penstock.broker.message import Message
-from penstock.broker.mqtt.enums import PacketType
-from penstock.broker.mqtt.properties import WILL, write_properties
-from penstock.broker.outbox.delivery import Delivery
-from penstock.broker.records import (
-    ROWS_OF_A_BLOCK,
+from penstock.broker.durable.records import (
     Batch,
     DeliveryRow,
     IncomingRow,
     MessageRow,
     RetainedRow,
-    Storable,
     SubscriptionRow,
     WillRow,
 )
+from penstock.broker.durable.session_journal import DeliveryJournal, SessionJournal, ShareJournal
+from penstock.broker.message import ROWS_OF_A_BLOCK, Message, Storable
+from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.properties import WILL, write_properties
+from penstock.broker.outbox.delivery import Delivery
 
 if TYPE_CHECKING:
     from penstock.broker.routing.topic_tree import Plan
@@ -334,7 +332,7 @@ class Journal:
         if message.retain or (message.qos == 2 and publisher.journal is not None):
             return True
         members = chain.from_iterable(share.members for share in plan.shares)
-        return any(t.qos and t.session.journal is not None for t in chain(plan.targets, members))
+        return any(t.qos and t.session.is_durable for t in chain(plan.targets, members))
 
     @property
     def is_dirty(self) -> bool:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final
 from penstock.broker.config.policy import Persistence
 from penstock.broker.durable.database import DatabaseStartError, DatabaseWriteError, SessionDatabase
 from penstock.broker.durable.journal import Journal
+from penstock.broker.durable.records import Batch
 from penstock.broker.durable.recovery import restore
 from penstock.broker.errors import PeerError
-from penstock.broker.records import Batch
 
 if TYPE_CHECKING:
     from penstock.broker.sessions.core import Core

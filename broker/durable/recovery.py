@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from penstock.broker.durable.records import DeliveryRow, MessageRow, Stored, WillRow
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.packets import Will
 from penstock.broker.mqtt.properties import WILL, read_properties
 from penstock.broker.outbox.delivery import Delivery, Repeat
-from penstock.broker.records import DeliveryRow, MessageRow, Stored, WillRow
 from penstock.broker.routing.topic_tree import Subscription
 from penstock.broker.sessions import redelivery, retained_delivery
 
@@ -44,7 +44,7 @@ def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: 
     sessions: dict[int, Session] = {}
     absent: dict[Session, float] = {}
     owns: list[SessionJournal] = []
-    due: list[Subscription] = []
+    due: list[tuple[Session, Subscription]] = []
     for known in stored.sessions:
         session = sessions[known.row] = core.sessions.create(known.client_id)
         session.username = session.link.username = known.username
@@ -67,7 +67,7 @@ def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: 
         )
         core.tree.add(subscription)
         if granted.is_retained_due and granted.qos:  # at QoS 0 the lost connection took them along
-            due.append(subscription)
+            due.append((session, subscription))
     for incoming in stored.incoming:
         sessions[incoming.session].incoming[incoming.packet_id] = None
     messages = _messages(core, journal, stored.messages, epoch)
@@ -93,8 +93,8 @@ def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: 
         journal.restored_retained(message)
         if retained.message in lost or not core.retained.set(message, is_restored=True):
             journal.retained_changed(message.topic)
-    for subscription in due:
-        retained_delivery.restore(subscription)
+    for session, subscription in due:
+        retained_delivery.restore(session, subscription)
     for will in stored.wills:
         session = _restore_will(core, journal, will)
         absent.setdefault(session, now)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.broker.records import SessionRow
+from penstock.broker.durable.records import SessionRow
 
 if TYPE_CHECKING:
     from penstock.broker.durable.journal import Journal

@@ -9,7 +9,7 @@ Nobody may keep the loop for long. What a chunk or a wake-up can cause in a frac
 millisecond is done at once, as most of what clients do. Whoever has more to do stands in one
 *line*, and has a *turn* (`MqttProtocol.take_turn`) when those before it have had theirs:
 * the next *slice* of a long chunk that came in, some 0.2 ms of work;
-* the rest of a slice that was more than `penstock.broker.sessions.turn.MOST_STEPS` *steps*, which
+* the rest of a slice that was more than `penstock.broker.sending.turn.MOST_STEPS` *steps*, which
   are packets that go their own way and deliveries that are no mere copies;
 * the next part of an outbox that has more to send, `penstock.broker.sending.sender.PUMP_MESSAGES`
   at a time.
@@ -33,7 +33,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.broker.errors import PeerError
 from penstock.broker.network.lingering_close import LingeringClose
@@ -42,8 +42,8 @@ from penstock.broker.sessions.core import Core
 
 if TYPE_CHECKING:
     from penstock.broker.config.limits import Limits
-    from penstock.broker.network.transport import MqttProtocol
-    from penstock.broker.sending.sender import Sender
+    from penstock.broker.network.accepted import AcceptedConnection
+    from penstock.broker.sending.outgoing import Outgoing
 
 TURNS_SECONDS: Final = 0.0002
 """For so long at least those who wait in line are served, before the loop looks at the network
@@ -79,6 +79,29 @@ _ROUNDING_SECONDS: Final = 0.0005
 be set again without any delay until it is."""
 
 
+class Served(Protocol):
+    """A network connection, as the driver and the server see it.
+
+    Attributes:
+        arrival: of the connection.
+        connection: the broker's side of it, once there is a place for it; or None.
+        is_in_line: it has a turn to come.
+    """
+
+    arrival: AcceptedConnection
+    connection: Connection | None
+    is_in_line: bool
+
+    def take_turn(self, now: float) -> None:
+        """Handle a part of what was put off."""
+
+    def hurry(self) -> None:
+        """Wait no longer for a client that was sent its end: the broker stops."""
+
+    def abort(self) -> None:
+        """Drop the connection without sending what is left."""
+
+
 class Driver:
     """Runs one core on the event loop; all of it on the loop's thread.
 
@@ -95,14 +118,14 @@ class Driver:
         self.clock: Callable[[], float] = time.monotonic
         self.limits = limits
         self.logger = logger
-        self.protocols: set[MqttProtocol] = set()
+        self.protocols: set[Served] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.loop = asyncio.get_running_loop()
         self.lingering = LingeringClose(self.loop)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
-        self._line: deque[MqttProtocol] = deque()
-        self._postponed: dict[Sender, None] = {}
+        self._line: deque[Served] = deque()
+        self._postponed: dict[Outgoing, None] = {}
         self._postponed_until = math.inf
         self._has_turns = False
         self._seconds_elsewhere = 0.0
@@ -121,7 +144,7 @@ class Driver:
         self._is_woken = False
         self.settle(self.clock())
 
-    def later(self, protocol: MqttProtocol) -> None:
+    def later(self, protocol: Served) -> None:
         """Let a connection take a turn when those before it in the line have had theirs."""
         if not protocol.is_in_line:
             protocol.is_in_line = True
@@ -133,7 +156,7 @@ class Driver:
             self._has_turns = True
             self.loop.call_soon(self._turns)
 
-    def postpone(self, connections: Iterable[Sender], until: float) -> None:
+    def postpone(self, connections: Iterable[Outgoing], until: float) -> None:
         """Serve connections in a later round, soon after `until` at the latest."""
         self._postponed.update(dict.fromkeys(connections))
         if self._postponed:
@@ -214,7 +237,7 @@ class Driver:
         if self._has_turns:
             self._seconds_elsewhere += self.clock() - now
 
-    def _serve(self, connections: Iterable[Sender], now: float) -> None:
+    def _serve(self, connections: Iterable[Outgoing], now: float) -> None:
         turn = self.core.turn
         turn.is_running = True
         for connection in connections:
@@ -304,7 +327,7 @@ class Driver:
         if self.protocols:
             await self._none_left
 
-    def lost(self, protocol: MqttProtocol) -> None:
+    def lost(self, protocol: Served) -> None:
         """A connection has ended."""
         self.protocols.discard(protocol)
         if not self.protocols and self._none_left is not None and not self._none_left.done():

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Protocol
 
 from penstock.broker.extensions import LinkSampler
 from penstock.broker.link import Link
-from penstock.broker.message import Message
-from penstock.broker.records import Storable
+from penstock.broker.message import Message, Storable
 
 
 class _NoQueue(deque[Any]):
@@ -96,6 +95,19 @@ class Delivery(Storable):
     def tell_sent(self, sampler: LinkSampler, link: Link, now: float) -> None:
         """Tell a sampler that the delivery was handed to the connection, at QoS 1 or 2."""
         sampler.sent(link, self.packet_id, self.message.payload_bytes, now)
+
+
+class DeliveryWatcher(Protocol):
+    """Is told of the QoS 1 and 2 deliveries of one session: the journal, where they are stored."""
+
+    def changed(self, delivery: Delivery) -> None:
+        """Note that a delivery has come to the session, has been sent, or has left it."""
+
+    def finished(self, delivery: Delivery) -> None:
+        """Note that a delivery was acknowledged."""
+
+    def ended(self, *, has_expired: bool) -> None:
+        """Note that the session ends, with its messages still in their places."""
 
 
 NOTHING_BEFORE: Final = Delivery(Message("", b""), 0)

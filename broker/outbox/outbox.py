@@ -25,7 +25,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.broker.extensions import Decision, Verdict
 from penstock.broker.link import Link
@@ -34,6 +34,7 @@ from penstock.broker.outbox.delivery import (
     NO_QUEUE,
     NOTHING_BEFORE,
     Delivery,
+    DeliveryWatcher,
     by_sequence,
     first_of,
     take_ready,
@@ -41,9 +42,6 @@ from penstock.broker.outbox.delivery import (
 from penstock.broker.outbox.large_messages import LargeMessages
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.rules import SWEEP_SECONDS, OutboxRules
-
-if TYPE_CHECKING:
-    from penstock.broker.durable.session_journal import DeliveryJournal
 
 _GATE_FAILED: Final = Verdict(deliver=True, reason="the gate failed")
 
@@ -115,7 +113,7 @@ class Outbox:
         self.n_bytes = 0
         self.look_again_at: float | None = None
         self.last_decision: Decision | None = None
-        self.journal: DeliveryJournal | None = None
+        self.journal: DeliveryWatcher | None = None
 
     @property
     def n_withheld(self) -> int:

@@ -9,16 +9,26 @@ packets to complete would wait without end.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-from penstock.broker.errors import ProtocolError
+from penstock.broker.errors import PeerError, ProtocolError
 from penstock.broker.mqtt.reason_codes import ReasonCode
-
-if TYPE_CHECKING:
-    from penstock.broker.receiving.connection import Connection
 
 FREE_BYTES: Final = 4096
 """A connection that holds no more than this is not counted: its own objects take as much."""
+
+
+class Receiving(Protocol):
+    """A connection that is received from.
+
+    Attributes:
+        is_open: CONNECT was accepted and the connection has not ended.
+    """
+
+    is_open: bool
+
+    def peer_failed(self, error: PeerError, now: float) -> None:
+        """Close for what the peer sent."""
 
 
 class ReceivedBytes:
@@ -38,10 +48,10 @@ class ReceivedBytes:
             most_bytes: limit of `n_bytes`.
         """
         self._most_bytes = most_bytes
-        self._holders: dict[Connection, int] = {}
+        self._holders: dict[Receiving, int] = {}
         self.n_bytes = 0
 
-    def count(self, connection: Connection, n_bytes: int, now: float) -> None:
+    def count(self, connection: Receiving, n_bytes: int, now: float) -> None:
         """Note what a connection holds; while the sum is above the limit, close the largest holder.
 
         Args:
@@ -67,6 +77,6 @@ class ReceivedBytes:
                 now,
             )
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: Receiving) -> None:
         """Stop counting a connection."""
         self.n_bytes -= self._holders.pop(connection, 0)

@@ -20,25 +20,24 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from penstock.broker import run_now
 from penstock.broker.counters import count
 from penstock.broker.faults import is_logged
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.outbox.backlog import DELIVERY_BYTES, LARGE_DELIVERY_BYTES
 from penstock.broker.outbox.delivery import NO_QUEUE
+from penstock.broker.sending import run_now
 
 if TYPE_CHECKING:
     from penstock.broker.link import Link
     from penstock.broker.message import Message
     from penstock.broker.outbox.rules import OutboxRules
-    from penstock.broker.receiving.connection import Connection
-    from penstock.broker.receiving.receipts import PublishReceipt
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
+    from penstock.broker.routing.subscriber import Subscriber
     from penstock.broker.routing.topic_tree import Target
-    from penstock.broker.sessions.core import Core
-    from penstock.broker.sessions.session import Session
+    from penstock.broker.sending.sender import Sender
+    from penstock.broker.sending.shared import Shared
     from penstock.broker.timers import Timer
 
 HELD_BYTES: Final = 8 * 1024 * 1024
@@ -88,6 +87,17 @@ _SLACK_BYTES: Final = 1024 * 1024
 """More memory than one message takes besides what counts as its size."""
 
 
+class HeldReceipt(Protocol):
+    """What the publisher of a held message is owed."""
+
+    @property
+    def connection(self) -> Sender:
+        """The publisher's."""
+
+    def settle(self, reason_code: int) -> None:
+        """Take the answer."""
+
+
 class Held(NamedTuple):
     """A message that waits for room.
 
@@ -97,9 +107,9 @@ class Held(NamedTuple):
         route: routes it; returns False where there is still no room.
     """
 
-    receipt: PublishReceipt
+    receipt: HeldReceipt
     message: Message
-    route: Callable[[PublishReceipt, Message, float], Awaitable[bool]]
+    route: Callable[[Any, Message, float], Awaitable[bool]]
 
 
 class _Drops:
@@ -129,7 +139,7 @@ class Room:
         each_bytes: held bytes of one publisher above which it is not read from.
     """
 
-    def __init__(self, core: Core, *, rejects: bool, seconds: float | None) -> None:
+    def __init__(self, core: Shared, *, rejects: bool, seconds: float | None) -> None:
         """Begin with room for all.
 
         Args:
@@ -138,7 +148,7 @@ class Room:
             seconds: how long publishers wait for one session; None for as long as it is full.
         """
         self.rejects = rejects
-        self.waiting: dict[Connection, None] = {}
+        self.waiting: dict[Sender, None] = {}
         self.each_bytes = HELD_BYTES
         self.over_half = core.outbox_rules.over_half if rejects else frozenset[object]()
         if rejects and (core.copies_payloads or not _are_wide(core.outbox_rules)):
@@ -148,12 +158,12 @@ class Room:
         self._core = core
         self._rules = core.outbox_rules
         self._seconds = seconds
-        self._full: dict[Session | None, float] = {}
-        self._given_up: set[Session | None] = set()
+        self._full: dict[Subscriber | None, float] = {}
+        self._given_up: set[Subscriber | None] = set()
         self._drops_logged_since = -math.inf
         self._n_drops_logged = 0
         self._drops: dict[str, _Drops] = {}
-        self._trying: set[Connection] = set()
+        self._trying: set[Sender] = set()
         self._timer: Timer | None = None
 
     @property
@@ -163,11 +173,13 @@ class Room:
 
     # -- whether there is room --------------------------------------------------------------
 
-    def is_looked_at(self, sessions: Sequence[Session]) -> bool:
+    def is_looked_at(self, sessions: Sequence[Subscriber]) -> bool:
         """Say whether small messages for some sessions find room only by `has_room_for_run`."""
         return bool(self.over_half) or (self.rejects and len(sessions) > MANY_SESSIONS)
 
-    def has_room_for_run(self, sessions: Sequence[Session], n_messages: int, n_bytes: int) -> bool:
+    def has_room_for_run(
+        self, sessions: Sequence[Subscriber], n_messages: int, n_bytes: int
+    ) -> bool:
         """Say whether each of some sessions surely has room for some messages."""
         n_deliveries = n_messages * len(sessions)
         rules = self._rules
@@ -255,7 +267,7 @@ class Room:
             return "broker_full"
         return ""
 
-    def _refuses(self, session: Session | None, now: float) -> bool:
+    def _refuses(self, session: Subscriber | None, now: float) -> bool:
         """Note that a session, or the broker, is full; return whether publishers wait for it."""
         since = self._full.get(session)
         if since is None:
@@ -277,7 +289,7 @@ class Room:
                 )
         return False
 
-    def _log_full(self, session: Session | None) -> None:
+    def _log_full(self, session: Subscriber | None) -> None:
         if not is_logged(len(self._full), first=LOGGED_SESSIONS):
             return
         self._core.logger.warning(
@@ -312,9 +324,9 @@ class Room:
 
     def hold(
         self,
-        receipt: PublishReceipt,
+        receipt: HeldReceipt,
         message: Message,
-        route: Callable[[PublishReceipt, Message, float], Awaitable[bool]],
+        route: Callable[[Any, Message, float], Awaitable[bool]],
         now: float,
     ) -> None:
         """Hold a message of an MQTT 3.1.1 client until there is room, behind its earlier ones.
@@ -338,12 +350,12 @@ class Room:
         if connection.awaiting_bytes > self.each_bytes:
             self._core.turn.touch(connection)
 
-    def _count_held(self, connection: Connection, n_bytes: int) -> None:
+    def _count_held(self, connection: Sender, n_bytes: int) -> None:
         connection.awaiting_bytes += n_bytes
         self._held_bytes += n_bytes
         self.each_bytes = HELD_BYTES if self._held_bytes <= ALL_HELD_BYTES else 0
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: Sender) -> None:
         """A publisher's connection has ended; the client will repeat unacknowledged messages."""
         self.waiting.pop(connection, None)
         held, connection.awaiting = connection.awaiting, NO_QUEUE
@@ -352,7 +364,7 @@ class Room:
         for receipt, _, _ in held:
             receipt.settle(ReasonCode.QUOTA_EXCEEDED)
 
-    def made(self, session: Session, now: float) -> None:
+    def made(self, session: Subscriber, now: float) -> None:
         """An outbox may have room again: publishers that wait for it are tried in the next turn."""
         if session in self._full or None in self._full:
             self._look_at(now)
@@ -386,7 +398,7 @@ class Room:
         if self._full or self.waiting:
             self._look_at(now + LOOK_SECONDS)
 
-    async def _try_again(self, connection: Connection, now: float) -> None:
+    async def _try_again(self, connection: Sender, now: float) -> None:
         """Route what a publisher has held while there is room; a long queue takes several turns."""
         core = self._core
         queue = connection.awaiting
@@ -468,5 +480,5 @@ def _held_bytes(message: Message) -> int:
     return max(message.memory_bytes, message.size_bytes) + HELD_MESSAGE_BYTES
 
 
-def _name(session: Session | None) -> str:
+def _name(session: Subscriber | None) -> str:
     return "all sessions together" if session is None else f"client {session.client_id}"

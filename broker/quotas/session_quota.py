@@ -9,13 +9,24 @@ accepted, and a restart restores every stored session.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.broker.config.addresses import address_key
 
 if TYPE_CHECKING:
     from penstock.broker.config.limits import Limits
-    from penstock.broker.sessions.session import Session
+
+
+class Counted(Protocol):
+    """A session, as its quota sees it.
+
+    Attributes:
+        counted_user: user for whom it counts; "" for none.
+        counted_address: address for which it does; "" for none.
+    """
+
+    counted_user: str
+    counted_address: str
 
 
 class SessionQuota:
@@ -56,7 +67,7 @@ class SessionQuota:
             return "address_sessions", f"allowed: {most} sessions from an address"
         return "", ""
 
-    def count(self, session: Session, username: str | None, address: str) -> None:
+    def count(self, session: Counted, username: str | None, address: str) -> None:
         """Count a session for the user and the address of its newest connection.
 
         Args:
@@ -76,7 +87,7 @@ class SessionQuota:
                 _move(self.of_address, session.counted_address, key)
                 session.counted_address = key
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: Counted) -> None:
         """Stop counting a session that has ended."""
         _move(self.of_user, session.counted_user, "")
         _move(self.of_address, session.counted_address, "")

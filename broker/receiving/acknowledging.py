@@ -16,7 +16,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.sessions import redelivery
 
 if TYPE_CHECKING:
-    from penstock.broker.receiving.connection import Connection
+    from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
 
@@ -26,7 +26,7 @@ PUBCOMP_BYTE: Final = 0x70
 
 
 def acknowledged(
-    connection: Connection, packet_id: int, qos: int, now: float, reason_code: int = 0
+    connection: Client, packet_id: int, qos: int, now: float, reason_code: int = 0
 ) -> None:
     """Finish a delivery: its PUBACK or PUBCOMP has come, or a PUBREC that refuses it.
 
@@ -49,7 +49,7 @@ def acknowledged(
     made_room(connection, session)
 
 
-def made_room(connection: Connection, session: Session) -> None:
+def made_room(connection: Client, session: Session) -> None:
     """See that what waits for the session leaves: fewer messages are inflight."""
     if (
         session.outbox.n_messages
@@ -85,12 +85,12 @@ def sample(session: Session, core: Core, packet_id: int, now: float) -> None:
             session.link_changed()
 
 
-def _taken_by_client(connection: Connection, packet_id: int, now: float) -> None:
+def _taken_by_client(connection: Client, packet_id: int, now: float) -> None:
     acknowledged(connection, packet_id, 1, now)
 
 
 def _received_by_client(
-    connection: Connection, packet_id: int, now: float, reason_code: int = 0
+    connection: Client, packet_id: int, now: float, reason_code: int = 0
 ) -> None:
     """Take a PUBREC and answer it, unless it refuses the message [MQTT-4.3.3-4].
 
@@ -112,7 +112,7 @@ def _received_by_client(
         connection.send_short(PUBREL_BYTE, packet_id)
 
 
-def _released_by_client(connection: Connection, packet_id: int, _now: float) -> None:
+def _released_by_client(connection: Client, packet_id: int, _now: float) -> None:
     """Take a PUBREL and answer it [MQTT-4.3.3-11].
 
     Raises:
@@ -134,7 +134,7 @@ def _released_by_client(connection: Connection, packet_id: int, _now: float) -> 
     connection.send_short(PUBCOMP_BYTE, packet_id)
 
 
-def _completed_by_client(connection: Connection, packet_id: int, now: float) -> None:
+def _completed_by_client(connection: Client, packet_id: int, now: float) -> None:
     acknowledged(connection, packet_id, 2, now)
 
 
@@ -147,27 +147,27 @@ SHORT: Final[dict[int, Callable[[Any, int, float], None]]] = {
 """First byte of a packet of four bytes to what takes it: (connection, packet identifier, now)."""
 
 
-def handle_puback(connection: Connection, packet: PubAck, now: float) -> None:
+def handle_puback(connection: Client, packet: PubAck, now: float) -> None:
     """Take a PUBACK (section 3.4)."""
     acknowledged(connection, packet.packet_id, 1, now, packet.reason_code)
 
 
-def handle_pubrec(connection: Connection, packet: PubRec, now: float) -> None:
+def handle_pubrec(connection: Client, packet: PubRec, now: float) -> None:
     """Take a PUBREC (section 3.5)."""
     _received_by_client(connection, packet.packet_id, now, packet.reason_code)
 
 
-def handle_pubrel(connection: Connection, packet: PubRel, now: float) -> None:
+def handle_pubrel(connection: Client, packet: PubRel, now: float) -> None:
     """Take a PUBREL (section 3.6)."""
     _released_by_client(connection, packet.packet_id, now)
 
 
-def handle_pubcomp(connection: Connection, packet: PubComp, now: float) -> None:
+def handle_pubcomp(connection: Client, packet: PubComp, now: float) -> None:
     """Take a PUBCOMP (section 3.7)."""
     acknowledged(connection, packet.packet_id, 2, now)
 
 
-def _not_found(connection: Connection) -> int:
+def _not_found(connection: Client) -> int:
     """Return what to say of a packet identifier that nobody knows; MQTT 3.1.1 has no word."""
     is_5 = connection.version == ProtocolVersion.MQTT_5
     return ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if is_5 else ReasonCode.SUCCESS

@@ -11,8 +11,7 @@ client may start the same exchange again; its other packets go on meanwhile.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.access_control import (
     NOT_JUDGED,
@@ -27,18 +26,16 @@ from penstock.broker.errors import PeerError, ProtocolError
 from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.packets import REASON_CODES, Auth
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.sessions.client import Authentication, LetIn
 
 if TYPE_CHECKING:
     from penstock.broker.quotas.login_backoff import Attempt
-    from penstock.broker.receiving.connection import Connection
+    from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.core import Core
 
 _NOT_TAKEN: Final = frozenset(PacketType) - {PacketType.AUTH, PacketType.DISCONNECT}
 
 _FAILED: Final = Refused(why="the authenticator failed")
-
-LetIn: TypeAlias = Callable[[Accepted, dict[str, Any], float], Awaitable[None]]
-"""Opens the connection of a client: its names, properties for its CONNACK, now."""
 
 
 class AuthenticationRefusedError(PeerError):
@@ -57,25 +54,6 @@ class AuthenticationRefusedError(PeerError):
     def __str__(self) -> str:
         """Say why, too."""
         return f"{super().__str__()}: {self.why}" if self.why else super().__str__()
-
-
-class Authentication:
-    """How one connection authenticates.
-
-    Attributes:
-        method: Authentication Method of its CONNECT, which no later packet may change.
-        attempt: what an exchange starts from.
-        exchange: the one that is under way, or None.
-        let_in: what to do when the first exchange has succeeded.
-    """
-
-    __slots__ = ("attempt", "exchange", "let_in", "method")
-
-    def __init__(self, method: str, attempt: ConnectAttempt, let_in: LetIn) -> None:
-        self.method = method
-        self.attempt = attempt
-        self.exchange: AuthExchange | None = None
-        self.let_in = let_in
 
 
 def check_method(core: Core, method: str) -> None:
@@ -106,7 +84,7 @@ def check_packet_type(packet_type: int) -> None:
 
 
 async def begin(
-    connection: Connection,
+    connection: Client,
     attempt: ConnectAttempt,
     method: str,
     data: bytes | None,
@@ -130,7 +108,7 @@ async def begin(
     await _start(connection, connection.authentication, data, now)
 
 
-def handle_auth(connection: Connection, packet: Auth, now: float) -> None:
+def handle_auth(connection: Client, packet: Auth, now: float) -> None:
     """Take an AUTH (section 3.15).
 
     Raises:
@@ -159,7 +137,7 @@ def handle_auth(connection: Connection, packet: Auth, now: float) -> None:
 
 
 async def _start(
-    connection: Connection, authentication: Authentication, data: bytes | None, now: float
+    connection: Client, authentication: Authentication, data: bytes | None, now: float
 ) -> None:
     authenticator = connection.core.authenticators[authentication.method]
     name = f"authenticator {authentication.method}"
@@ -173,7 +151,7 @@ async def _start(
 
 
 async def _step(
-    connection: Connection,
+    connection: Client,
     authentication: Authentication,
     exchange: AuthExchange,
     data: bytes | None,
@@ -208,7 +186,7 @@ async def _step(
 
 
 def _judged(
-    connection: Connection, authentication: Authentication, step: Accepted | Refused, now: float
+    connection: Client, authentication: Authentication, step: Accepted | Refused, now: float
 ) -> Accepted | Refused:
     """Return what an exchange comes to whose client may have failed too often before.
 
@@ -229,7 +207,7 @@ def _judged(
 
 
 def _refused(
-    connection: Connection, authentication: Authentication, step: Refused
+    connection: Client, authentication: Authentication, step: Refused
 ) -> AuthenticationRefusedError:
     """Return what closes the connection, with a reason code that its packet may have."""
     packet_type = PacketType.DISCONNECT if connection.is_open else PacketType.CONNACK

@@ -17,7 +17,7 @@ from penstock.broker.errors import ProtocolError
 from penstock.broker.events import ClientConnected
 from penstock.broker.mqtt.enums import MQTT_3_1, MQTT_5, PacketType
 from penstock.broker.mqtt.packets import ConnAck, Connect, Will
-from penstock.broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
+from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.mqtt.size_limit import explained, fit_packet
 from penstock.broker.receiving import authenticating
 from penstock.broker.sessions.user_change import hand_over
@@ -26,7 +26,7 @@ from penstock.broker.sessions.wills import will_message
 if TYPE_CHECKING:
     from penstock.broker.config.limits import Limits
     from penstock.broker.link import Link
-    from penstock.broker.receiving.connection import Connection
+    from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
 
@@ -36,7 +36,7 @@ SESSION_NEVER_EXPIRES: Final = 0xFFFFFFFF
 """A Session Expiry Interval of this value means for ever (MQTT 5.0, 3.1.2.11.2)."""
 
 
-def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
+def handle_connect(connection: Client, packet: Connect, now: float) -> None:
     """Take a client's first CONNECT (section 3.1).
 
     Raises:
@@ -53,7 +53,7 @@ def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
     check_connect(options, packet)
     code = redirection(options)
     if code is not None:
-        refuse_connect(connection, code, server_reference=options.server_reference)
+        connection.refuse_connect(code, server_reference=options.server_reference)
         connection.disconnected(now)
         return
     if connection.refusal is not None:  # no place for it
@@ -63,7 +63,7 @@ def handle_connect(connection: Connection, packet: Connect, now: float) -> None:
             describe_reason_code(connection.refusal),
             connection.peer(),
         )
-        refuse_connect(connection, connection.refusal)
+        connection.refuse_connect(connection.refusal)
         connection.disconnected(now)
         return
     method = packet.properties.get("authentication_method")
@@ -120,7 +120,7 @@ def _check_client_id(packet: Connect, *, may_be_empty: bool) -> None:
         )
 
 
-async def _connect(connection: Connection, packet: Connect, now: float) -> None:
+async def _connect(connection: Client, packet: Connect, now: float) -> None:
     core = connection.core
     client_id = packet.client_id or _assigned_client_id(core)
     will = will_message(packet.will, client_id, now) if packet.will is not None else None
@@ -161,7 +161,7 @@ async def _connect(connection: Connection, packet: Connect, now: float) -> None:
 
 
 async def let_in(
-    connection: Connection,
+    connection: Client,
     packet: Connect,
     client_id: str,
     accepted: Accepted,
@@ -230,7 +230,7 @@ async def let_in(
 
 
 def _refuse_login(
-    connection: Connection, client_id: str, username: str | None, refused: Refused, now: float
+    connection: Client, client_id: str, username: str | None, refused: Refused, now: float
 ) -> None:
     is_judged = refused.reason_code != NOT_JUDGED.reason_code
     connection.core.logger.info(
@@ -241,11 +241,11 @@ def _refuse_login(
         refused.why or "not authorized",
         connection.peer(),
     )
-    refuse_connect(connection, authenticating.refusal_code(refused, PacketType.CONNACK))
+    connection.refuse_connect(authenticating.refusal_code(refused, PacketType.CONNACK))
     connection.disconnected(now)
 
 
-def close_if_revoked(connection: Connection, now: float) -> None:
+def close_if_revoked(connection: Client, now: float) -> None:
     """Disconnect a client that access control would not let in any more, after a reload.
 
     Its will is published and its session stays, as at any other end of a connection.
@@ -255,7 +255,7 @@ def close_if_revoked(connection: Connection, now: float) -> None:
     revoke(connection, "its user may no longer connect", now)
 
 
-def revoke(connection: Connection, why: str, now: float) -> None:
+def revoke(connection: Client, why: str, now: float) -> None:
     """Disconnect a client whose leave to be connected has ended; log and count it."""
     if connection.is_closing:
         return
@@ -270,7 +270,7 @@ def _holds(core: Core, holds: Callable[[], bool] | None) -> bool:
 
 
 def _refuse_session(
-    connection: Connection, client_id: str, username: str | None, will: Will | None, now: float
+    connection: Client, client_id: str, username: str | None, will: Will | None, now: float
 ) -> bool:
     """Refuse a client that would get a new session, or a will, where there is no room for it.
 
@@ -288,7 +288,7 @@ def _refuse_session(
         return False
     count(core.counters.connections_refused, limit)
     core.logger.info("client %s: refused, %s, from %s", client_id, allowed, connection.peer())
-    refuse_connect(connection, ReasonCode.QUOTA_EXCEEDED, **explained(allowed))
+    connection.refuse_connect(ReasonCode.QUOTA_EXCEEDED, **explained(allowed))
     connection.disconnected(now)
     return True
 
@@ -333,23 +333,7 @@ async def _authenticate(core: Core, attempt: ConnectAttempt) -> Admittance:
     return answer
 
 
-def refuse_connect(connection: Connection, reason_code: ReasonCode, **properties: Any) -> None:
-    """Answer a CONNECT that is not accepted, where the version has a word for it.
-
-    [MQTT-3.2.2-7] of MQTT 5.0; MQTT 3.1.1 closes without CONNACK where it has no return code.
-
-    Args:
-        connection: not open yet; the caller closes it.
-        reason_code: of the CONNACK.
-        properties: of the CONNACK; MQTT 5 clients get them.
-    """
-    if connection.version == MQTT_5 or reason_code in CONNACK_RETURN_CODES:
-        connection.send_packet(ConnAck(False, reason_code, properties))
-
-
-def _set_up(
-    session: Session, connection: Connection, packet: Connect, username: str | None
-) -> None:
+def _set_up(session: Session, connection: Client, packet: Connect, username: str | None) -> None:
     """Write into the session what the newest CONNECT says."""
     core = connection.core
     if session.version != packet.protocol_version:
@@ -429,9 +413,7 @@ def _connack_properties(
     return properties
 
 
-def _check_connack_fits(
-    connection: Connection, packet: Connect, properties: dict[str, Any]
-) -> None:
+def _check_connack_fits(connection: Client, packet: Connect, properties: dict[str, Any]) -> None:
     """Check that the client takes the CONNACK that accepts it.
 
     Without one, no other packet may be sent to it [MQTT-3.2.0-1].

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.broker import run_now
 from penstock.broker.access_control import SUBSCRIBE
 from penstock.broker.config.capabilities import check_subscribe, refusal_of_filter
 from penstock.broker.counters import count
@@ -50,12 +49,14 @@ from penstock.broker.receiving.acknowledging import (
 from penstock.broker.receiving.authenticating import handle_auth
 from penstock.broker.receiving.connecting import expiry_seconds, handle_connect
 from penstock.broker.routing.topic_tree import Subscription
+from penstock.broker.sending import run_now
 from penstock.broker.sessions import redelivery, retained_delivery
 from penstock.broker.sessions.bridges import of_bridge
 
 if TYPE_CHECKING:
-    from penstock.broker.receiving.connection import Connection
+    from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.session import Session
 
 MIN_FILTERS: Final = 1_000
 """Filters that one SUBSCRIBE may have at least: up to so many, SUBACK says which are refused."""
@@ -68,7 +69,7 @@ _LEAST_REQUEST_BYTES: Final = 3
 """Of a topic filter of one character in UNSUBSCRIBE."""
 
 
-def receive(connection: Connection, first_byte: int, body: bytes, now: float) -> None:
+def receive(connection: Client, first_byte: int, body: bytes, now: float) -> None:
     """Read one packet and handle it.
 
     Args:
@@ -90,7 +91,7 @@ def receive(connection: Connection, first_byte: int, body: bytes, now: float) ->
     handle(connection, read_packet(first_byte, body, connection.version, most_properties), now)
 
 
-def handle(connection: Connection, packet: Packet, now: float) -> None:
+def handle(connection: Client, packet: Packet, now: float) -> None:
     """Handle one packet that was read.
 
     Raises:
@@ -105,7 +106,7 @@ def handle(connection: Connection, packet: Packet, now: float) -> None:
 # -- SUBSCRIBE, UNSUBSCRIBE -------------------------------------------------------------------
 
 
-def _check_number(connection: Connection, packet_type: int, body: bytes) -> None:
+def _check_number(connection: Client, packet_type: int, body: bytes) -> None:
     """Refuse a packet that has more filters than a session may, before they are read.
 
     Others would wait while a hundred thousand of them are read and refused one by one.
@@ -133,7 +134,7 @@ def _check_number(connection: Connection, packet_type: int, body: bytes) -> None
         )
 
 
-def handle_subscribe(connection: Connection, packet: Subscribe, now: float) -> None:
+def handle_subscribe(connection: Client, packet: Subscribe, now: float) -> None:
     """Take a SUBSCRIBE (section 3.8).
 
     Raises:
@@ -144,7 +145,7 @@ def handle_subscribe(connection: Connection, packet: Subscribe, now: float) -> N
     connection.run(_subscribe(connection, packet, now))
 
 
-async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> None:
+async def _subscribe(connection: Client, packet: Subscribe, now: float) -> None:
     core = connection.core
     session = connection.session
     (subscription_id,) = packet.properties.get("subscription_identifier") or (0,)
@@ -190,7 +191,7 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
             subscription.no_local = no_local
             subscription.retain_as_published = retain_as_published
             subscription.subscription_id = subscription_id
-        is_new = add_subscription(core, subscription)
+        is_new = add_subscription(core, session, subscription)
         if is_anything_due or topic_filter[0] == "$":
             granted.append((subscription, retain_handling, is_new))
         codes.append(qos)
@@ -203,7 +204,7 @@ async def _subscribe(connection: Connection, packet: Subscribe, now: float) -> N
     retained_delivery.begin(session, now)
 
 
-def _unquestioned_characters(connection: Connection, n_filters: int) -> int:
+def _unquestioned_characters(connection: Client, n_filters: int) -> int:
     """Return the length up to which none of so many filters is refused by `_refusal`.
 
     One SUBSCRIBE may have thousands. A character has four bytes at most, and a level one character
@@ -221,7 +222,7 @@ def _unquestioned_characters(connection: Connection, n_filters: int) -> int:
     return min(limits.topic_bytes // 4, limits.topic_levels - 1)
 
 
-def _refusal(connection: Connection, topic_filter: str) -> tuple[ReasonCode, str] | None:
+def _refusal(connection: Client, topic_filter: str) -> tuple[ReasonCode, str] | None:
     """Return the reason code by which a subscription is refused, and why; None where it is not.
 
     Access control is asked by `_is_allowed`.
@@ -245,7 +246,7 @@ def _refusal(connection: Connection, topic_filter: str) -> tuple[ReasonCode, str
     return None
 
 
-def _no_room(connection: Connection) -> str:
+def _no_room(connection: Client) -> str:
     """Say why a session may have no further subscription; "" where it may.
 
     Bytes are asked for what there is: one filter may go beyond them.
@@ -264,7 +265,7 @@ def _no_room(connection: Connection) -> str:
 
 
 def _refuse(
-    connection: Connection,
+    connection: Client,
     request: SubscriptionRequest,
     code: ReasonCode,
     reason: str,
@@ -291,18 +292,17 @@ def _without_share(topic_filter: str) -> str:
     return parse_share(topic_filter).topic_filter
 
 
-async def _is_allowed(connection: Connection, request: SubscriptionRequest) -> bool:
+async def _is_allowed(connection: Client, request: SubscriptionRequest) -> bool:
     """Ask access control, which there is, whether a client may subscribe."""
     core = connection.core
     assert core.access is not None  # noqa: S101 (else nobody asks)
-    return await core.is_allowed(
+    return await core.router.is_allowed(
         core.access, connection.session, _without_share(request.topic_filter), SUBSCRIBE
     )
 
 
-def add_subscription(core: Core, subscription: Subscription) -> bool:
+def add_subscription(core: Core, session: Session, subscription: Subscription) -> bool:
     """Add or replace a subscription; return True where the session had none to this filter."""
-    session = subscription.session
     session.subscriptions[subscription.topic_filter] = subscription
     if session.journal is not None:
         session.journal.subscription_changed(subscription.topic_filter)
@@ -316,12 +316,12 @@ def add_subscription(core: Core, subscription: Subscription) -> bool:
     return is_new
 
 
-def handle_unsubscribe(connection: Connection, packet: Unsubscribe, now: float) -> None:
+def handle_unsubscribe(connection: Client, packet: Unsubscribe, now: float) -> None:
     """Take an UNSUBSCRIBE (section 3.10)."""
     connection.run(_unsubscribe(connection, packet, now))
 
 
-async def _unsubscribe(connection: Connection, packet: Unsubscribe, now: float) -> None:
+async def _unsubscribe(connection: Client, packet: Unsubscribe, now: float) -> None:
     session = connection.session
     codes = []
     for number, topic_filter in enumerate(packet.topic_filters, 1):
@@ -340,12 +340,12 @@ async def _unsubscribe(connection: Connection, packet: Unsubscribe, now: float) 
 # -- the rest ---------------------------------------------------------------------------------
 
 
-def handle_pingreq(connection: Connection, _packet: PingReq, _now: float) -> None:
+def handle_pingreq(connection: Client, _packet: PingReq, _now: float) -> None:
     """Answer a PINGREQ [MQTT-3.12.4-1]."""
     connection.send_packet(PingResp())
 
 
-def handle_disconnect(connection: Connection, packet: Disconnect, now: float) -> None:
+def handle_disconnect(connection: Client, packet: Disconnect, now: float) -> None:
     """Take a DISCONNECT (section 3.14): without a reason, the will is void [MQTT-3.14.4-3].
 
     Raises:

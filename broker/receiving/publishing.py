@@ -20,7 +20,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.topics import read_topic
 from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
-from penstock.broker.receiving.receipts import PublishReceipt, book_receipt, check_receive_maximum
+from penstock.broker.receiving.receipts import book_receipt, check_receive_maximum
 from penstock.broker.receiving.routing import (
     hold,
     route_allowed,
@@ -31,9 +31,10 @@ from penstock.broker.receiving.routing import (
 from penstock.broker.routing.shared_subscriptions import choose_members
 from penstock.broker.routing.topic_tree import Plan
 from penstock.broker.sessions.bridges import may_publish_sys
+from penstock.broker.sessions.client import PublishReceipt
 
 if TYPE_CHECKING:
-    from penstock.broker.receiving.connection import Connection
+    from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.core import Core, FastPlan
     from penstock.broker.sessions.session import Session
 
@@ -56,7 +57,7 @@ _CANNOT_BE_SAFE: Final = "the disk refuses, or too many messages wait for it"
 
 
 def receive_publish(
-    connection: Connection, data: bytes, first_byte: int, start: int, stop: int, now: float
+    connection: Client, data: bytes, first_byte: int, start: int, stop: int, now: float
 ) -> None:
     """Take one PUBLISH that the fast path does not.
 
@@ -137,7 +138,7 @@ def are_direct(sessions: Sequence[Session]) -> bool:
     return True
 
 
-def first_plan(connection: Connection, topic_bytes: bytes) -> FastPlan | None:
+def first_plan(connection: Client, topic_bytes: bytes) -> FastPlan | None:
     """Plan for a topic that nobody has published to since plans were made void.
 
     Args:
@@ -162,7 +163,7 @@ def first_plan(connection: Connection, topic_bytes: bytes) -> FastPlan | None:
 
 
 def pass_on(
-    connection: Connection,
+    connection: Client,
     sessions: Sequence[Session],
     run: bytes,
     n_messages: int,
@@ -184,7 +185,7 @@ def pass_on(
         cannot just be given a copy, and all of it would be too many steps at once.
     """
     core = connection.core
-    direct: list[Connection] = []
+    direct: list[Client] = []
     waiting: list[Session] = []
     for session in sessions:
         subscriber = session.connection
@@ -212,7 +213,7 @@ def pass_on(
 
 
 def _deliver_run(
-    connection: Connection, sessions: Sequence[Session], run: bytes, now: float
+    connection: Client, sessions: Sequence[Session], run: bytes, now: float
 ) -> tuple[bytes, int]:
     """Deliver a run one by one, as far as the steps go; return what was, and how many."""
     core = connection.core
@@ -231,10 +232,10 @@ def _deliver_run(
         n_messages += 1
         core.turn.steps += len(sessions)
         if message is None:
-            core.refuse(connection.session.client_id, plan.topic, ReasonCode.QUOTA_EXCEEDED)
+            core.router.refuse(connection.session.client_id, plan.topic, ReasonCode.QUOTA_EXCEEDED)
         else:
             for session in sessions:
-                own = core.for_one(message) if core.copies_payloads else message
+                own = core.router.for_one(message) if core.copies_payloads else message
                 session.deliver(own, 0, retain=False, subscription_ids=(), now=now)
         if core.turn.steps >= core.turn.most_steps:
             break
@@ -248,9 +249,7 @@ def _topic(topic_bytes: bytes) -> str:
     return read_topic(topic_bytes)
 
 
-def _refuse_topic(
-    connection: Connection, topic: str, problem: str, packet_id: int, qos: int
-) -> None:
+def _refuse_topic(connection: Client, topic: str, problem: str, packet_id: int, qos: int) -> None:
     """Refuse a Topic Name that is correct and beyond the limits.
 
     Where no acknowledgement can say so, at QoS 0 and in MQTT 3.1.1, the connection ends.
@@ -264,7 +263,7 @@ def _refuse_topic(
     _refuse(connection, shown, packet_id, qos, ReasonCode.TOPIC_NAME_INVALID, problem)
 
 
-def _refuse_payload(connection: Connection, topic: str, packet_id: int, qos: int) -> None:
+def _refuse_payload(connection: Client, topic: str, packet_id: int, qos: int) -> None:
     """Refuse a payload that is not UTF-8 though it says so (MQTT 5.0, 3.3.2.3.2).
 
     Raises:
@@ -276,9 +275,7 @@ def _refuse_payload(connection: Connection, topic: str, packet_id: int, qos: int
     _refuse(connection, topic, packet_id, qos, ReasonCode.PAYLOAD_FORMAT_INVALID, reason)
 
 
-def _refuse_large(
-    connection: Connection, topic: str, n_bytes: int, packet_id: int, qos: int
-) -> None:
+def _refuse_large(connection: Client, topic: str, n_bytes: int, packet_id: int, qos: int) -> None:
     """Refuse a payload beyond the limit, and acknowledge it.
 
     PUBACK and PUBREC have no reason code for the size of a packet: it is a quota (MQTT 5.0,
@@ -293,7 +290,7 @@ def _refuse_large(
 
 
 def _message(
-    connection: Connection,
+    connection: Client,
     plan: Plan,
     payload: bytes,
     first_byte: int,
@@ -328,7 +325,7 @@ def _message(
     )
 
 
-def _is_repeat(connection: Connection, packet_id: int) -> bool:
+def _is_repeat(connection: Client, packet_id: int) -> bool:
     """Answer a QoS 2 PUBLISH that came before [MQTT-4.3.3-10]; return False for a new one."""
     incoming = connection.session.incoming
     if packet_id not in incoming:
@@ -342,14 +339,14 @@ def _is_repeat(connection: Connection, packet_id: int) -> bool:
     return True
 
 
-def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, now: float) -> None:
+def _take(connection: Client, plan: Plan, message: Message, packet_id: int, now: float) -> None:
     """Route an authorized message and see to its acknowledgement."""
     core = connection.core
     if message.qos == 0:
         if message.retain:
-            core.retain(message)
+            core.router.retain(message)
         chosen = choose_members(message, plan.shares, now) if plan.shares else ()
-        core.route(message, plan.targets, chosen, plan.sinks, None, now)
+        core.router.route(message, plan.targets, chosen, plan.sinks, None, now)
         if core.turn.congested:
             connection.throttle.wait_for_congested(now)
         return None
@@ -371,16 +368,16 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
         if full:
             return _refuse(connection, plan.topic, packet_id, message.qos, code, _NO_ROOM, full)
     if message.retain:
-        core.retain(message)
+        core.router.retain(message)
     if plan.sinks or connection.receipts:
         receipt = book_receipt(connection, packet_id, message.qos, len(plan.sinks) + 1)
         receipt.reason_code = taken(connection, plan)
-        core.route(message, plan.targets, chosen, plan.sinks, receipt, now)
+        core.router.route(message, plan.targets, chosen, plan.sinks, receipt, now)
         settle_when_safe(receipt, journal, n_changes, connection.session, plan, message)
         return connection.throttle.wait_for_congested(now)
     if message.qos == 2:
         check_receive_maximum(connection)
-    core.route(message, plan.targets, chosen, (), None, now)
+    core.router.route(message, plan.targets, chosen, (), None, now)
     if journal is not None and (
         journal.n_changes != n_changes
         or (message.qos == 2 and connection.session.journal is not None)
@@ -404,7 +401,7 @@ def _take(connection: Connection, plan: Plan, message: Message, packet_id: int, 
 
 
 async def _take_checked(
-    connection: Connection,
+    connection: Client,
     session: Session,
     plan: Plan,
     message: Message,
@@ -423,7 +420,7 @@ async def _take_checked(
         is_allowed = (
             access is None
             or not access.checks_publish
-            or await core.is_allowed(access, session, message.topic, PUBLISH)
+            or await core.router.is_allowed(access, session, message.topic, PUBLISH)
         )
         if not is_allowed:
             code = ReasonCode.NOT_AUTHORIZED
@@ -448,7 +445,7 @@ async def _take_checked(
     return _refuse_booked(core, session, receipt, plan.topic, code, _NO_ROOM, full)
 
 
-def _problem(connection: Connection, plan: Plan, message: Message) -> str:
+def _problem(connection: Client, plan: Plan, message: Message) -> str:
     """Say why a QoS 1 or 2 message cannot be taken, before its subscribers are looked at.
 
     MQTT 3.1.1 has no reason code for a message that cannot be retained. Were such a client's
@@ -468,7 +465,7 @@ def _problem(connection: Connection, plan: Plan, message: Message) -> str:
 
 
 def _refuse(
-    connection: Connection,
+    connection: Client,
     topic: str,
     packet_id: int,
     qos: int,
@@ -506,7 +503,7 @@ def _refuse_booked(
         reason: the same in words.
         counted_as: what the refusal is counted as; "" for the name of the reason code.
     """
-    core.refuse(session.client_id, topic, reason_code, counted_as)
+    core.router.refuse(session.client_id, topic, reason_code, counted_as)
     if receipt is None:
         return
     receipt.reason = reason

@@ -8,19 +8,20 @@ from penstock.broker.events import MessageRouted
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.receiving.receipts import PublishReceipt, book_receipt
+from penstock.broker.receiving.receipts import book_receipt
 from penstock.broker.routing.shared_subscriptions import choose_members
 from penstock.broker.routing.topic_tree import Plan
+from penstock.broker.sessions.client import PublishReceipt
 
 if TYPE_CHECKING:
-    from penstock.broker.durable.journal import Journal
-    from penstock.broker.receiving.connection import Connection
+    from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.journal import Journal
     from penstock.broker.sessions.session import Session
 
 
 async def route_allowed(
-    connection: Connection,
+    connection: Client,
     receipt: PublishReceipt | None,
     session: Session,
     plan: Plan,
@@ -54,8 +55,8 @@ async def route_allowed(
             if full:
                 return full
         _tell_routed(core, session, message)
-        core.retain(message)
-    targets, chosen = await core.allowed_recipients(plan, message, now)
+        core.router.retain(message)
+    targets, chosen = await core.router.allowed_recipients(plan, message, now)
     if receipt is not None and receipt.is_settled:
         return ""  # the publisher has gone meanwhile, and comes again with the message
     if room is not None and not message.retain:
@@ -67,14 +68,14 @@ async def route_allowed(
     if receipt is not None:
         receipt.wait_for(len(plan.sinks))
         receipt.reason_code = taken(receipt.connection, plan)
-    core.route(message, targets, chosen, plan.sinks, receipt, now)
+    core.router.route(message, targets, chosen, plan.sinks, receipt, now)
     connection.throttle.wait_for_congested(now)
     if receipt is not None:
         settle_when_safe(receipt, core.journal, n_changes, session, plan, message)
     return ""
 
 
-def hold(connection: Connection, message: Message, packet_id: int, now: float) -> None:
+def hold(connection: Client, message: Message, packet_id: int, now: float) -> None:
     """Hold a message of an MQTT 3.1.1 client until there is room for it."""
     receipt = book_receipt(connection, packet_id, message.qos, 1)
     connection.core.room.hold(receipt, message, route_held, now)
@@ -94,7 +95,7 @@ async def route_held(receipt: PublishReceipt, message: Message, now: float) -> b
     plan = core.tree.plan(message.topic, message.topic_bytes)
     journal = core.journal
     if journal is not None and journal.must_refuse(session, plan, message):
-        core.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED)
+        core.router.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED)
         receipt.settle(ReasonCode.QUOTA_EXCEEDED)
         return True
     return not await route_allowed(connection, receipt, session, plan, message, now)
@@ -137,7 +138,7 @@ def settle_when_safe(
     return journal.settle_after(receipt, message.payload_bytes, receipt.connection)
 
 
-def taken(connection: Connection, plan: Plan) -> int:
+def taken(connection: Client, plan: Plan) -> int:
     """Return the reason code of a message that is accepted (MQTT 5.0, 3.4.2.1)."""
     if plan.targets or plan.shares or plan.sinks or connection.version != MQTT_5:
         return ReasonCode.SUCCESS

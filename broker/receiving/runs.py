@@ -31,15 +31,15 @@ from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.short_packets import ALL_PUBREL, PACKET_BYTES, answers, packets_from
+from penstock.broker.outbox.message_run import MessageRun, Segment
 from penstock.broker.payload import JOIN_BELOW_BYTES
 from penstock.broker.receiving.acknowledging import made_room
 from penstock.broker.receiving.publishing import SMALL_PROPERTIES_BYTES, are_direct
 from penstock.broker.sending.sender import ANSWER_MEMORY_BYTES
-from penstock.broker.sessions.message_run import MessageRun, Segment
 from penstock.broker.sessions.session import DIRECT_BYTES
 
 if TYPE_CHECKING:
-    from penstock.broker.receiving.connection import Connection
+    from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
 
@@ -62,7 +62,7 @@ _MOST_DELIVERIES: Final = 32
 
 
 def _take_publishes(
-    connection: Connection, data: bytes, position: int, start: int, stop: int, now: float
+    connection: Client, data: bytes, position: int, start: int, stop: int, now: float
 ) -> int:
     """Take a run of QoS 1 or 2 PUBLISH packets."""
     if connection.receipts or connection.held:
@@ -82,7 +82,7 @@ def _take_publishes(
 
 
 def pass_run_on(
-    connection: Connection,
+    connection: Client,
     sessions: tuple[Session, ...],
     data: bytes,
     segments: list[Segment],
@@ -124,7 +124,7 @@ def takes_run(core: Core, sessions: tuple[Session, ...], n_messages: int, n_byte
 
 
 def _find_run(
-    connection: Connection, data: bytes, position: int, start: int, stop: int
+    connection: Client, data: bytes, position: int, start: int, stop: int
 ) -> tuple[tuple[Session, ...], list[Segment], bytearray, int] | None:
     """Find packets that may go together; note the Packet Identifiers of QoS 2 as received.
 
@@ -206,7 +206,7 @@ def _next_packet(data: bytes, position: int, first_byte: int) -> tuple[int, int]
     return (start, stop) if stop <= end and data[start - 1] else (0, 0)
 
 
-def _may_go_on(connection: Connection, encoded: bytes) -> bool:
+def _may_go_on(connection: Client, encoded: bytes) -> bool:
     """Say whether the properties of a PUBLISH may go on as they came.
 
     Applications often say the same in each packet: what was found good once is only compared.
@@ -264,14 +264,14 @@ def _packet_ids(data: bytes, start: int, stop: int, step: int) -> bytes | bytear
     return packet_ids
 
 
-def _take_ids(connection: Connection, qos: int, packet_ids: bytes | bytearray) -> bool:
+def _take_ids(connection: Client, qos: int, packet_ids: bytes | bytearray) -> bool:
     """Note the Packet Identifiers of QoS 2 as received; return False where one is not allowed."""
     if b"\0\0" in packet_ids and not all(map(or_, packet_ids[::2], packet_ids[1::2])):
         return False  # [MQTT-2.2.1-3]
     return qos == 1 or _note_incoming(connection, packet_ids)
 
 
-def _note_incoming(connection: Connection, packet_ids: bytes | bytearray) -> bool:
+def _note_incoming(connection: Client, packet_ids: bytes | bytearray) -> bool:
     """Note the Packet Identifiers of new QoS 2 messages as received [MQTT-4.3.3-10].
 
     Returns:
@@ -344,7 +344,7 @@ def deliver(core: Core, sessions: tuple[Session, ...], run: MessageRun, now: flo
     core.counters.publish_sent += n_sent
 
 
-def answer(connection: Connection, packets: bytes | bytearray, n_packets: int) -> None:
+def answer(connection: Client, packets: bytes | bytearray, n_packets: int) -> None:
     """Put acknowledgements of success into `out`.
 
     Args:
@@ -364,18 +364,18 @@ def answer(connection: Connection, packets: bytes | bytearray, n_packets: int) -
 
 
 def _take_pubacks(
-    connection: Connection, data: bytes, position: int, _start: int, _stop: int, now: float
+    connection: Client, data: bytes, position: int, _start: int, _stop: int, now: float
 ) -> int:
     return _finish(connection, 1, data, position, now)
 
 
 def _take_pubcomps(
-    connection: Connection, data: bytes, position: int, _start: int, _stop: int, now: float
+    connection: Client, data: bytes, position: int, _start: int, _stop: int, now: float
 ) -> int:
     return _finish(connection, 2, data, position, now)
 
 
-def _finish(connection: Connection, qos: int, data: bytes, position: int, now: float) -> int:
+def _finish(connection: Client, qos: int, data: bytes, position: int, now: float) -> int:
     """Take a run of PUBACK or PUBCOMP packets, in the order of sending."""
     session = connection.session
     inflight = session.inflight
@@ -394,7 +394,7 @@ def _finish(connection: Connection, qos: int, data: bytes, position: int, now: f
 
 
 def _take_pubrecs(
-    connection: Connection, data: bytes, position: int, _start: int, _stop: int, now: float
+    connection: Client, data: bytes, position: int, _start: int, _stop: int, now: float
 ) -> int:
     """Take a run of PUBREC packets, in the order of sending, and answer it [MQTT-4.3.3-4]."""
     session = connection.session
@@ -412,7 +412,7 @@ def _take_pubrecs(
 
 
 def _take_pubrels(
-    connection: Connection, data: bytes, position: int, _start: int, _stop: int, _now: float
+    connection: Client, data: bytes, position: int, _start: int, _stop: int, _now: float
 ) -> int:
     """Take a run of PUBREL packets and answer it [MQTT-4.3.3-11]."""
     session = connection.session

@@ -29,7 +29,7 @@ from penstock.broker.receiving.publishing import are_direct, pass_on, receive_pu
 from penstock.broker.receiving.runs import TAKE_RUN
 
 if TYPE_CHECKING:
-    from penstock.broker.receiving.connection import Connection
+    from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.session import Session
 
 _CONNECT_BYTE: Final = PacketType.CONNECT << 4
@@ -38,7 +38,7 @@ _HEAD_OF_CONNECT_BYTES: Final = 7
 """Of a CONNECT's variable header, up to the protocol version."""
 
 
-def scan(connection: Connection, data: bytes, now: float) -> int:  # noqa: PLR0915 (hot: one loop)
+def scan(connection: Client, data: bytes, now: float) -> int:  # noqa: PLR0915 (hot: one loop)
     """Handle each whole packet in `data`, as far as the steps go.
 
     Args:
@@ -172,7 +172,7 @@ def scan(connection: Connection, data: bytes, now: float) -> int:  # noqa: PLR09
 
 
 def _too_large(
-    connection: Connection, data: bytes, start: int, n_bytes: int, maximum: int
+    connection: Client, data: bytes, start: int, n_bytes: int, maximum: int
 ) -> ProtocolError:
     """Return the error for a packet that is too large; a CONNECT is answered where it can be.
 
@@ -192,7 +192,7 @@ def _too_large(
 
 
 def _handle(
-    connection: Connection,
+    connection: Client,
     first_byte: int,
     data: bytes,
     position: int,
@@ -233,7 +233,7 @@ def _handle(
             _let_catch_up(connection, core.catch_up())
 
 
-def _let_catch_up(connection: Connection, wait: Coroutine[Any, Any, None] | None) -> None:
+def _let_catch_up(connection: Client, wait: Coroutine[Any, Any, None] | None) -> None:
     """Receive nothing more until the callbacks have caught up with this client's events."""
     if wait is None:
         return

@@ -142,4 +142,4 @@ class ClientTopics:
             if plan.targets or plan.shares:
                 text = json.dumps(as_json(figures(session, now)))
                 message = Message(topic, text.encode(), arrived_at=now, topic_bytes=topic_bytes)
-                core.give(message, plan, now)
+                core.router.give(message, plan, now)

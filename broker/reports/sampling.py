@@ -12,7 +12,7 @@ from penstock.broker.sessions.probes import Probes
 from penstock.broker.sessions.session import Session
 
 if TYPE_CHECKING:
-    from penstock.broker.receiving.connection import Connection
+    from penstock.broker.sessions.client import Client
 
 SLICE: Final = 32
 """Sessions sampled in one slice: some 0.2 ms, as long as a turn of those that wait in line
@@ -73,7 +73,7 @@ class Sampling:
             self._probes.end_round()
         return None
 
-    def _sample(self, session: Session, connection: Connection, now: float) -> None:
+    def _sample(self, session: Session, connection: Client, now: float) -> None:
         sampler = self._sampler
         has_news = self._core.guard.call(
             sampler, sampler.sample, session.link, connection.driver.fileno, now, otherwise=None

@@ -122,7 +122,7 @@ class SysTopics:
             if self._published.get(name) != value:
                 self._published[name] = value
                 message = _Figure(ROOT + name, value.encode(), retain=True, arrived_at=now)
-                self._core.publish(message, now)
+                self._core.router.publish(message, now)
 
     def _figures(self, now: float) -> Iterator[tuple[str, str]]:
         """Yield (topic below `$SYS/broker/`, value as text) for every figure."""

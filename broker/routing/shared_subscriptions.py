@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from penstock.broker.message import Message
+    from penstock.broker.routing.subscriber import Subscriber
     from penstock.broker.routing.topic_tree import Target
-    from penstock.broker.sessions.session import Session
 
 
 MOST_ASKED: Final = 16
@@ -43,7 +43,7 @@ class SharedSubscription:
     def __init__(self, topic_filter: str) -> None:
         self.topic_filter = topic_filter
         self.members: list[Target] = []
-        self.holders: dict[Session, bool] = {}
+        self.holders: dict[Subscriber, bool] = {}
         self.n_durable = 0
         self._turn = 0
 
@@ -58,11 +58,11 @@ class SharedSubscription:
                 self.members[place] = target
                 return False
         self.members.append(target)
-        self.n_durable += target.session.journal is not None
+        self.n_durable += target.session.is_durable
         target.session.shares = (*target.session.shares, self)
         return True
 
-    def leave(self, session: Session) -> bool:
+    def leave(self, session: Subscriber) -> bool:
         """Let a member go; return False where the session was none.
 
         What waits for it stays where it is: see `penstock.broker.sessions.redelivery`.
@@ -70,14 +70,14 @@ class SharedSubscription:
         for place, member in enumerate(self.members):
             if member.session is session:
                 del self.members[place]
-                self.n_durable -= session.journal is not None
+                self.n_durable -= session.is_durable
                 self.holders.pop(session, None)
                 session.shares = tuple(share for share in session.shares if share is not self)
                 return True
         return False
 
     def choose(
-        self, message: Message, now: float, refused: Collection[Session] = ()
+        self, message: Message, now: float, refused: Collection[Subscriber] = ()
     ) -> Target | None:
         """Say who gets a message, and give the turn to the next.
 
@@ -108,7 +108,9 @@ class SharedSubscription:
                     break
         return self._choose_least_busy(message, refused)
 
-    def _choose_least_busy(self, message: Message, refused: Collection[Session]) -> Target | None:
+    def _choose_least_busy(
+        self, message: Message, refused: Collection[Subscriber]
+    ) -> Target | None:
         """Return the member to wait with: nobody can send. Where several equal, in turn."""
         members = self.members
         n_members = len(members)
@@ -126,7 +128,7 @@ class SharedSubscription:
         self._turn = best_turn + 1
         return best
 
-    def member_of(self, session: Session) -> Target | None:
+    def member_of(self, session: Subscriber) -> Target | None:
         """Return the member that a session is, or None."""
         for member in self.members:
             if member.session is session:

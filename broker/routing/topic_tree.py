@@ -25,7 +25,7 @@ from penstock.broker.mqtt.topics import SHARE_PREFIX, matches, parse_share
 from penstock.broker.routing.shared_subscriptions import SharedSubscription
 
 if TYPE_CHECKING:
-    from penstock.broker.sessions.session import Session
+    from penstock.broker.routing.subscriber import Subscriber
 
 PLAN_BLOCKS: Final = 4
 """How many small blocks the plan of a topic takes in CPython that nobody subscribes to."""
@@ -85,7 +85,7 @@ class Subscription:
 
     def __init__(
         self,
-        session: Session,
+        session: Subscriber,
         topic_filter: str,
         qos: int,
         *,
@@ -123,7 +123,7 @@ class Target:
         "subscription_ids",
     )
 
-    def __init__(self, session: Session, subscriptions: Sequence[Subscription]) -> None:
+    def __init__(self, session: Subscriber, subscriptions: Sequence[Subscription]) -> None:
         self.session = session
         self._without_no_local: Target | None = None
         self.subscription_ids: tuple[int, ...]
@@ -201,7 +201,7 @@ class _Node(dict[str, "_Node"]):
 
     __slots__ = ("held", "shares")
 
-    held: Subscription | dict[Session, Subscription] | None
+    held: Subscription | dict[Subscriber, Subscription] | None
     shares: dict[str, SharedSubscription] | None
 
     def hold(self, subscription: Subscription) -> bool:
@@ -220,7 +220,7 @@ class _Node(dict[str, "_Node"]):
         held[session] = subscription
         return is_new
 
-    def let_go(self, session: Session) -> bool:
+    def let_go(self, session: Subscriber) -> bool:
         """Remove a session's subscription; return False where there was none."""
         held = self.held
         if isinstance(held, Subscription):
@@ -321,7 +321,7 @@ class TopicTree:
             self._count(subscription.session, name, 1)
         return is_new
 
-    def _count(self, session: Session, topic_filter: str, n: int) -> None:
+    def _count(self, session: Subscriber, topic_filter: str, n: int) -> None:
         """Count one subscription more (`n` 1) or less (-1)."""
         self.n_subscriptions += n
         self.n_bytes += n * (SUBSCRIPTION_BYTES + sys.getsizeof(topic_filter))
@@ -341,7 +341,7 @@ class TopicTree:
             node = child
         return node
 
-    def remove(self, session: Session, topic_filter: str) -> bool:
+    def remove(self, session: Subscriber, topic_filter: str) -> bool:
         """Remove a session's subscription; return False where there was none."""
         name = topic_filter
         share: SharedSubscription | None = None
@@ -412,7 +412,7 @@ class TopicTree:
 
     def fresh_plan(self, topic: str, topic_bytes: bytes) -> Plan:
         """Return the plan of a valid topic for one use: for messages of very many topics."""
-        by_session: dict[Session, list[Subscription]] = {}
+        by_session: dict[Subscriber, list[Subscription]] = {}
         for node in self._matching_nodes(topic):
             held = node.held
             if held is None:
@@ -448,7 +448,7 @@ class TopicTree:
             node = below
         return list(node)
 
-    def subscriptions_of(self, session: Session, topic: str) -> list[Subscription]:
+    def subscriptions_of(self, session: Subscriber, topic: str) -> list[Subscription]:
         """Return a session's own subscriptions, none of them shared, that match a topic.
 
         It takes as long as to find who else gets the topic, however many the session has.

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.payload import PayloadReader
 
 if TYPE_CHECKING:
-    from penstock.broker.sessions.core import Core
+    from penstock.broker.sending.shared import Shared
 
 WRITE_BYTES: Final = 640 * 1024
 """What one connection is written before the others touched have had as much. While the broker
@@ -30,26 +29,40 @@ class Outgoing:
     """The bytes on their way to one client.
 
     Attributes:
-        core: the broker.
+        core: what all of the broker share.
+        driver: whatever the driver wants to find again in a touched connection.
+        is_touched: on the turn's list for the driver.
+        needs_look: the driver must look at more of it than what is in `out`.
         out: what to write, in order; the driver takes it by `data_to_send`, round by round.
         out_bytes: what it sums up to.
         round_bytes: bytes of `out` above which a round takes not all of it; 0 while there is a
             payload in it that is read piece by piece.
+        is_unreadable: a payload that has begun to leave cannot be read on: the connection must end.
         is_paused: the transport has more unsent bytes than it should.
     """
 
-    __slots__ = ("core", "is_paused", "out", "out_bytes", "round_bytes")
+    __slots__ = (
+        "core",
+        "driver",
+        "is_paused",
+        "is_touched",
+        "is_unreadable",
+        "needs_look",
+        "out",
+        "out_bytes",
+        "round_bytes",
+    )
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Shared, driver: Any) -> None:
         self.core = core
+        self.driver = driver
+        self.is_touched = False
+        self.needs_look = False
         self.out: list[Buffer | PayloadReader] = []
         self.out_bytes = 0
         self.round_bytes = WRITE_BYTES
         self.is_paused = False
-
-    def close(self, reason_code: ReasonCode, now: float | None, **properties: Any) -> None:
-        """End the connection, telling an MQTT 5 client why."""
-        raise NotImplementedError
+        self.is_unreadable = False
 
     def data_to_send(self) -> list[Buffer]:
         """Return what is to be written now, and keep in `out` what goes in the next round."""
@@ -101,8 +114,9 @@ class Outgoing:
         reader = out[index]
         piece = self.core.guard.call(self.core.payload_store, reader.read, otherwise=None)
         if piece is None:
-            self.close(ReasonCode.UNSPECIFIED_ERROR, None)
-            self.drop_out()  # a DISCONNECT would be read as a part of the payload
+            self.is_unreadable = True
+            self.drop_out()
+            self.core.turn.touch(self)
             return []
         now = [*out[:index], piece]
         self.out = out[index if len(reader) else index + 1 :]

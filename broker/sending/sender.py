@@ -1,21 +1,21 @@
-"""The sending half of a connection: from a session's outbox to packets.
+"""From deliveries and packets to bytes for one client.
 
-Theory of operation. `pump` takes from the outbox what may leave while there is room, and `out`
-collects the packets that result, until the driver writes them all at once. A small payload is
-joined to its header; a large one is written by reference, and never copied. A large message ends
-the pump: it leaves alone, and the gate is asked again when the transport has taken it.
+Theory of operation. `out` collects packets until the driver writes them all at once. A small
+payload is joined to its header; a large one is written by reference, and never copied.
 
 What a client may not learn before it is safe, such as the PUBLISH of a QoS 2 message to a durable
 session, is *held*: it stands in `held`, in order, until the journal reports the commit. Meanwhile
-other packets of the session's state queue up behind it, and nothing leaves the outbox.
+other packets of the session's state queue up behind it, and nothing leaves the outbox
+(`penstock.broker.sessions.pump`).
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from penstock.broker.access_control import SessionView
 from penstock.broker.events import PacketSent
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5, PacketType
@@ -34,20 +34,16 @@ from penstock.broker.payload import (
 from penstock.broker.sending.outgoing import Outgoing
 from penstock.broker.sending.outgoing_properties import outgoing_properties
 from penstock.broker.sending.throttle import Throttle
-from penstock.broker.sessions.probes import send_probe
-from penstock.broker.sessions.redelivery import may_take_over, take_over
-from penstock.broker.sessions.retained_delivery import SLICE_MESSAGES, send_due
 
 if TYPE_CHECKING:
-    from penstock.broker.sessions.core import Core
-    from penstock.broker.sessions.session import Session
+    from penstock.broker.link import Link
+    from penstock.broker.outbox.inflight import Inflight
+    from penstock.broker.outbox.ledger import Ledger
+    from penstock.broker.outbox.outbox import Outbox
+    from penstock.broker.sending.shared import Shared
 
 PUMP_BYTES: Final = 65_536
 """What one pump moves at most before it is written: enough to make the write worth it."""
-
-PUMP_MESSAGES: Final = 32
-"""The same in messages. Each takes some 5 us, so that the driver can see every fraction of a
-millisecond whether others have waited long enough; a write for so many costs little of that."""
 
 UNREAD_BYTES: Final = 1024 * 1024
 """Memory that answers may take for a client that does not read them. A client that first sends
@@ -66,13 +62,37 @@ _SHORT_PACKET: Final = struct.Struct(">BBH").pack
 _NO_PROPERTIES: Final = b"\0"
 
 
+class Recipient(SessionView, Protocol):
+    """A session, as its sender sees it.
+
+    Attributes:
+        is_direct: a small message may be written at once.
+        outbox: what waits to be sent.
+        inflight: what was sent and is not acknowledged.
+        ledger: the account of this subscriber.
+        link: what is known of the path to the client.
+    """
+
+    is_direct: bool
+    outbox: Outbox
+    inflight: Inflight
+    ledger: Ledger
+    link: Link
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether the session outlives the process."""
+
+
 class Sender(Outgoing):
     """What is on its way to one client.
 
     Attributes:
-        driver: whatever the driver wants to find again in a touched connection.
         session: the client's session; only after CONNECT was accepted.
         version: protocol version.
+        awaiting: the client's own messages that wait for room in the outboxes of subscribers,
+            oldest first (`penstock.broker.quotas.room.Held`).
+        awaiting_bytes: of these.
         held: (commit, first byte, header, payload) of packets that wait for a commit.
         held_bytes: what they sum up to.
         send_maximum: bytes of the largest packet this client takes.
@@ -88,25 +108,29 @@ class Sender(Outgoing):
         is_heard_out: to be closed when the peer has read why: what it sends to a closed socket
             may cost it what it has not read yet.
         is_open: CONNECT was accepted and the connection has not ended.
-        is_touched: on the core's list for the driver.
-        needs_look: the driver must look at more of it than what is in `out`.
+        is_pump_wanted: something may be able to leave the outbox.
+        listener: name of the listener in the policy file.
+        remote_address: of the peer.
+        remote_port: of the peer.
         wants_more: there is more to send than the last pump took.
         throttle: who waits for this client, and for whom this client waits.
     """
 
     __slots__ = (
-        "_pump_wanted",
         "aliases",
+        "awaiting",
+        "awaiting_bytes",
         "copy_maximum",
-        "driver",
         "held",
         "held_bytes",
         "is_broken_off",
         "is_explained",
         "is_heard_out",
         "is_open",
-        "is_touched",
-        "needs_look",
+        "is_pump_wanted",
+        "listener",
+        "remote_address",
+        "remote_port",
         "send_maximum",
         "send_quota",
         "send_quota_bytes",
@@ -117,13 +141,25 @@ class Sender(Outgoing):
         "wants_more",
     )
 
-    def __init__(self, core: Core, driver: Any) -> None:
-        super().__init__(core)
-        self.driver = driver
-        self.session: Session
+    def __init__(
+        self,
+        core: Shared,
+        driver: Any,
+        *,
+        listener: str = "default",
+        remote_address: str = "",
+        remote_port: int = 0,
+    ) -> None:
+        super().__init__(core, driver)
+        self.listener = listener
+        self.remote_address = remote_address
+        self.remote_port = remote_port
+        self.session: Recipient
         self.version = MQTT_5
         self.held: deque[tuple[int, int, bytes, bytes | PayloadReader]] = NO_QUEUE
         self.held_bytes = 0
+        self.awaiting: deque[Any] = NO_QUEUE
+        self.awaiting_bytes = 0
         self.send_maximum = self.copy_maximum = MAX_REMAINING_LENGTH + 5
         self.aliases: OutgoingAliases | None = None
         self.is_explained = True
@@ -133,11 +169,9 @@ class Sender(Outgoing):
         self.is_broken_off = False
         self.is_heard_out = False
         self.is_open = False
-        self.is_touched = False
-        self.needs_look = False
         self.wants_more = False
         self.throttle = Throttle(self)
-        self._pump_wanted = False
+        self.is_pump_wanted = False
 
     def has_quota(self) -> bool:
         """Say whether one more QoS 1 or 2 message may be inflight to this client."""
@@ -160,113 +194,13 @@ class Sender(Outgoing):
 
     def peer(self) -> str:
         """Name the peer for the log."""
-        raise NotImplementedError
-
-    def break_off(self, now: float) -> None:
-        """End the connection in the middle of a packet."""
-        raise NotImplementedError
+        address = f"{self.remote_address}:{self.remote_port} on listener {self.listener}"
+        return f"client {self.session.client_id} ({address})" if self.is_open else address
 
     def want_pump(self) -> None:
         """Ask the driver for a `pump`: something may be able to leave."""
-        self._pump_wanted = True
+        self.is_pump_wanted = True
         self.core.turn.touch(self)
-
-    def pump(self, unsent_bytes: int, now: float) -> None:
-        """Move from the outbox into `out` what may be sent now.
-
-        Args:
-            unsent_bytes: what the transport has taken and not sent.
-            now: monotonic seconds.
-        """
-        if not self._pump_wanted:
-            return
-        if not self.round_bytes and self.core.breaking is not None:
-            # Of what may be broken off the rest is in `out`: what stands behind it would be lost.
-            self.wants_more = True
-            self.core.breaking.look(self, unsent_bytes, now)
-            return
-        self._pump_wanted = False
-        self.wants_more = False
-        if not self.is_open or self.is_paused or (self.held and not self._is_disk_failing()):
-            return
-        session = self.session
-        if session.connection is not self:  # its peer is gone
-            return
-        is_refilled = False
-        n_left = PUMP_MESSAGES
-        inflight = session.inflight
-        session.link.unsent_bytes = unsent_bytes
-        if session.probe is not None:
-            send_probe(session, self, now)
-        while n_left and self.out_bytes + self.held_bytes < PUMP_BYTES:
-            n_left -= 1
-            if session.resend:
-                # The quota is this connection's [MQTT-3.3.4-9]; the last one's may have been more.
-                if len(inflight) - len(session.resend) >= self.send_quota:
-                    break
-                self._send_again(session.resend.popleft(), now)
-                continue
-            delivery = session.outbox.take(now, has_quota=self.has_quota())
-            if delivery is None:
-                if session.retained_due and not self.wants_more and send_due(session, now):
-                    self.wants_more = True  # after others had their turn
-                elif is_refilled or not session.shares or not take_over(session, now):
-                    break
-                else:
-                    is_refilled = True
-                continue
-            is_large = delivery.after is not None
-            if is_large and self.core.breaking is not None:
-                self.core.breaking.send(self, delivery, now)
-            else:
-                self.send_delivery(delivery, now)
-            if session.retained_due:
-                send_due(session, now, 1)
-            if is_large:
-                self.wants_more = True
-                break
-        else:  # it may have been all: found in the next pump only, what comes till then would wait
-            self.wants_more = bool(
-                session.outbox.n_messages
-                or session.resend
-                or session.retained_due
-                or (session.shares and may_take_over(session))
-            )
-        self.wants_more |= is_refilled  # there may be more of it
-        self._after_pump(session, now)
-
-    def _after_pump(self, session: Session, now: float) -> None:
-        if self.core.room.waiting:
-            self.core.room.made(session, now)
-        if self.wants_more:
-            self._pump_wanted = True
-            # What others publish goes out between retained messages: nobody waits for all of them.
-            if session.retained_due and session.outbox.n_messages <= SLICE_MESSAGES:
-                self.throttle.let_go()
-        elif session.outbox.n_messages <= self.send_quota:
-            if not (session.outbox.n_messages or session.resend or session.retained_due):
-                session.is_direct = True
-                self.throttle.is_slow = False
-            self.throttle.let_go()
-        self._set_look_timer(session, now)
-
-    def _set_look_timer(self, session: Session, now: float) -> None:
-        """See that the gate is asked again when it wants to be.
-
-        Where that time has come already, the inflight window was full: the acknowledgement that
-        makes room brings the next pump, and a timer would come at once, for ever.
-        """
-        at = session.outbox.look_again_at
-        if at is not None and at <= now:
-            at = None
-        timer = session.look_timer
-        if timer is not None and timer.at == at and timer.action is not None:
-            return
-        if timer is not None:
-            timer.cancel()
-        session.look_timer = None
-        if at is not None:
-            session.look_timer = self.core.timers.at(at, lambda _now: self.want_pump())
 
     def send_packet(self, packet: Packet) -> None:
         """Put a packet other than PUBLISH into `out`, behind what is held."""
@@ -304,7 +238,7 @@ class Sender(Outgoing):
 
     def _is_safe(self) -> bool:
         journal = self.core.journal
-        return journal is None or self.session.journal is None or journal.is_settled
+        return journal is None or not self.session.is_durable or journal.is_settled
 
     def hold(self, packet: Packet) -> None:
         """Send a packet after the next commit, and nothing of the outbox before it."""
@@ -324,7 +258,8 @@ class Sender(Outgoing):
         if self.held_bytes >= PUMP_BYTES and self.is_open:
             self.session.is_direct = False
 
-    def _is_disk_failing(self) -> bool:
+    def is_disk_failing(self) -> bool:
+        """Say whether the disk refuses, so that nothing can wait for it."""
         journal = self.core.journal
         return journal is not None and journal.is_failing
 
@@ -422,7 +357,7 @@ class Sender(Outgoing):
             payload = PieceReader(payload)
         session = self.session
         session.inflight.start(delivery)
-        is_held = delivery.qos == 2 and (session.journal is not None or delivery.row_start != 0)
+        is_held = delivery.qos == 2 and (session.is_durable or delivery.row_start != 0)
         header = self._header(
             message,
             delivery.subscription_ids,
@@ -442,7 +377,7 @@ class Sender(Outgoing):
         session.inflight.drop(delivery)
         return None
 
-    def _send_again(self, delivery: Delivery, now: float) -> None:
+    def send_again(self, delivery: Delivery, now: float) -> None:
         """Repeat what the last connection left unacknowledged [MQTT-4.4.0-1].
 
         It is safe since before CONNACK, so that nothing is held and all goes in its order
@@ -468,7 +403,7 @@ class Sender(Outgoing):
             packet_id=delivery.packet_id,
             dup=True,
         )
-        is_held = delivery.qos == 2 and self.session.journal is not None and self._is_disk_failing()
+        is_held = delivery.qos == 2 and self.session.is_durable and self.is_disk_failing()
         if not self._put_publish(header, payload, is_held=is_held):
             inflight.drop(delivery)
 

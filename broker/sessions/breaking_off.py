@@ -44,7 +44,7 @@ from penstock.broker.sessions.wills import will_delay
 
 if TYPE_CHECKING:
     from penstock.broker.outbox.delivery import Delivery
-    from penstock.broker.sending.sender import Sender
+    from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
     from penstock.broker.timers import Timer
@@ -120,7 +120,7 @@ class BreakingOff:
         self._core = core
         self._gate = gate
         self._after = after
-        self._sendings: dict[Sender, _Sending] = {}
+        self._sendings: dict[Client, _Sending] = {}
         self._awaited: dict[Session, Timer] = {}
         self._n_broken_off: dict[Session, int] = {}
 
@@ -136,7 +136,7 @@ class BreakingOff:
         """Return how often a session's connection was closed so."""
         return self._n_broken_off.get(session, 0)
 
-    def send(self, sender: Sender, delivery: Delivery, now: float) -> None:
+    def send(self, sender: Client, delivery: Delivery, now: float) -> None:
         """Send a large message, in a way that it may be broken off."""
         is_first = self._core.outbox_rules.is_first
         if is_first is not None and is_first(delivery.message.topic):
@@ -148,7 +148,7 @@ class BreakingOff:
             sending = self._sendings[sender] = _Sending(delivery, payload)
             self._set_timer(sender, sending, now)
 
-    def _set_timer(self, sender: Sender, sending: _Sending, now: float) -> None:
+    def _set_timer(self, sender: Client, sending: _Sending, now: float) -> None:
         def due(at: float) -> None:
             sending.timer = None
             if not len(sending.reader):
@@ -159,12 +159,12 @@ class BreakingOff:
 
         sending.timer = self._core.timers.at(now + LOOK_SECONDS, due)
 
-    def _end(self, sender: Sender) -> None:
+    def _end(self, sender: Client) -> None:
         sending = self._sendings.pop(sender, None)
         if sending is not None and sending.timer is not None:
             sending.timer.cancel()
 
-    def look(self, sender: Sender, unsent_bytes: int, now: float) -> None:
+    def look(self, sender: Client, unsent_bytes: int, now: float) -> None:
         """See how a message gets on of which the rest is in `out`, and break it off if need be.
 
         Args:
@@ -204,7 +204,7 @@ class BreakingOff:
             self._break_off(sender, transfer, delivery, f"broken off: {why}", now)
 
     def _break_off(
-        self, sender: Sender, transfer: Transfer, delivery: Delivery, why: str, now: float
+        self, sender: Client, transfer: Transfer, delivery: Delivery, why: str, now: float
     ) -> None:
         core, session = self._core, sender.session
         core.counters.broken_off += 1
@@ -224,7 +224,7 @@ class BreakingOff:
 
     # -- while a client is away ---------------------------------------------------------------
 
-    def connection_lost(self, session: Session, sender: Sender, now: float) -> None:
+    def connection_lost(self, session: Session, sender: Client, now: float) -> None:
         """A session has lost its connection: expect it back where that was broken off."""
         self._end(sender)
         self._expect_no_more(session)

@@ -17,17 +17,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from penstock.broker import run_now
 from penstock.broker.access_control import RECEIVE, AccessControl
 from penstock.broker.extensions import LinkSampler
 from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.routing.topic_tree import Target
+from penstock.broker.sending import run_now
 
 if TYPE_CHECKING:
     from penstock.broker.link import Link
-    from penstock.broker.receiving.connection import Connection
-    from penstock.broker.sending.sender import Sender
+    from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
 
@@ -85,7 +84,7 @@ class Probes:
         self._has_told_none = False
         self._has_told_too_large = False
 
-    def send(self, session: Session, connection: Connection, now: float) -> None:
+    def send(self, session: Session, connection: Client, now: float) -> None:
         """Send a probe to a subscriber of the topic that has none unanswered.
 
         Args:
@@ -115,16 +114,16 @@ class Probes:
                 self._core.spawn(rest)
 
     async def _ask(
-        self, access: AccessControl, session: Session, connection: Connection, now: float
+        self, access: AccessControl, session: Session, connection: Client, now: float
     ) -> None:
         try:
-            is_allowed = await self._core.is_allowed(access, session, self._topic, RECEIVE)
+            is_allowed = await self._core.router.is_allowed(access, session, self._topic, RECEIVE)
         finally:
             self._asked.discard(session)
         if is_allowed and session.connection is connection and self._topic in session.subscriptions:
             self._probe(session, connection, now)
 
-    def _probe(self, session: Session, connection: Connection, now: float) -> None:
+    def _probe(self, session: Session, connection: Client, now: float) -> None:
         found = self._core.tree.subscriptions_of(session, self._topic)
         subscription_ids = Target(session, found).subscription_ids
         payload = self._sampler.probe_payload
@@ -139,7 +138,7 @@ class Probes:
         session.probe = Probe(message, self._sampler, subscription_ids)
         connection.want_pump()
 
-    def _tell_too_large(self, session: Session, connection: Connection, n_bytes: int) -> None:
+    def _tell_too_large(self, session: Session, connection: Client, n_bytes: int) -> None:
         if not self._has_told_too_large:
             self._has_told_too_large = True
             self._core.logger.warning(
@@ -160,7 +159,7 @@ class Probes:
             )
 
 
-def send_probe(session: Session, connection: Sender, now: float) -> None:
+def send_probe(session: Session, connection: Client, now: float) -> None:
     """Send the probe that waits for room, if there is any.
 
     Args:

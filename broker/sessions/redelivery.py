@@ -23,15 +23,15 @@ the next.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
-from penstock.broker import run_now
 from penstock.broker.outbox.delivery import Delivery
+from penstock.broker.sending import run_now
 
 if TYPE_CHECKING:
-    from penstock.broker.durable.journal import Journal
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
     from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.journal import Journal
     from penstock.broker.sessions.session import Session
 
 TAKE_MESSAGES: Final = 16
@@ -74,7 +74,8 @@ def take_over(session: Session, now: float) -> bool:
     n_free = min(TAKE_MESSAGES, connection.send_quota - len(session.inflight))
     n_asked_again = 0
     for share in session.shares:
-        for holder, was_refused in list(share.holders.items()):
+        for subscriber, was_refused in list(share.holders.items()):
+            holder = cast("Session", subscriber)
             if holder is session or (was_refused and n_asked_again == ASKED_AGAIN):
                 continue
             n_asked_again += was_refused
@@ -276,7 +277,7 @@ def _move(
         message = delivery.message
         member = share.member_of(taker) if taker is not None else share.choose(message, now)
         if member is not None:
-            core.deliver_shared(message, share, member, now)
+            core.router.deliver_shared(message, share, member, now)
     core.turn.congested.clear()  # there is no publisher to slow down
     return True
 
@@ -290,9 +291,11 @@ async def _move_asked(core: Core, moved: Sequence[Delivery], now: float) -> None
     for delivery in moved:
         message = delivery.message
         share = core.tree.shares.get(delivery.share)
-        member = await core.choose_allowed(share, message, now) if share is not None else None
+        member = None
+        if share is not None:
+            member = await core.router.choose_allowed(share, message, now)
         if share is not None and member is not None:
-            core.deliver_shared(message, share, member, now)
+            core.router.deliver_shared(message, share, member, now)
             core.turn.congested.clear()  # there is no publisher to slow down
         else:
             core.ended.matched += 1

@@ -14,7 +14,7 @@ from penstock.broker.sessions.wills import send_will, will_bytes, will_delay
 
 if TYPE_CHECKING:
     from penstock.broker.mqtt.packets import Will
-    from penstock.broker.receiving.connection import Connection
+    from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.core import Core
 
 
@@ -31,7 +31,7 @@ class SessionRegistry:
         self._sessions: dict[str, Session] = {}
         self.quota = SessionQuota(core.limits)
         self.will_bytes = 0
-        self._leaving: dict[Session, tuple[Connection, float]] = {}
+        self._leaving: dict[Session, tuple[Client, float]] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -123,7 +123,7 @@ class SessionRegistry:
             event = ClientUnsubscribed(session, topic_filter)
             core.guard.tell(core.callbacks.client_unsubscribed, event)
 
-    def peer_left(self, session: Session, connection: Connection, now: float) -> None:
+    def peer_left(self, session: Session, connection: Client, now: float) -> None:
         """A client is gone, but what it has sent is not handled to its end: it gets nothing more.
 
         Will and session wait for `connection_lost`, as what it has sent comes before its will.
@@ -141,7 +141,7 @@ class SessionRegistry:
             for topic_filter in session.subscriptions:
                 self._core.tree.remove(session, topic_filter)
 
-    def connection_lost(self, session: Session, connection: Connection, now: float) -> None:
+    def connection_lost(self, session: Session, connection: Client, now: float) -> None:
         """A session has lost its connection: decide on its will and its end.
 
         Args:

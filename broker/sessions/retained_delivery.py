@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from penstock.broker import run_now
 from penstock.broker.access_control import RECEIVE
 from penstock.broker.mqtt.topics import SHARE_PREFIX, matches
 from penstock.broker.outbox.delivery import Delivery
+from penstock.broker.sending import run_now
 
 if TYPE_CHECKING:
     from penstock.broker.message import Message
@@ -48,16 +48,18 @@ class RetainedDue:
     """What one subscription has still to get.
 
     Attributes:
-        subscription: whose it is; the newest to its filter.
+        session: whose it is.
+        subscription: the newest to its filter.
         walk: to what is to come.
         early: topics that went out ahead of the walk, for a live message's sake.
         asked: the message that access control is asked about now, or None.
         is_asking: access control takes its time.
     """
 
-    __slots__ = ("asked", "early", "is_asking", "subscription", "walk")
+    __slots__ = ("asked", "early", "is_asking", "session", "subscription", "walk")
 
-    def __init__(self, subscription: Subscription, walk: RetainedWalk) -> None:
+    def __init__(self, session: Session, subscription: Subscription, walk: RetainedWalk) -> None:
+        self.session = session
         self.subscription = subscription
         self.walk = walk
         self.early: set[str] = set()
@@ -70,7 +72,7 @@ class RetainedDue:
         if message is None or message.topic in self.early:
             return None
         subscription = self.subscription
-        if subscription.no_local and message.publisher == subscription.session.client_id:
+        if subscription.no_local and message.publisher == self.session.client_id:
             return None  # [MQTT-3.8.3-3]
         return message
 
@@ -105,7 +107,7 @@ def subscribed(session: Session, granted: Iterable[Granted]) -> None:
                 session.core.on_sys_subscribed(name)
             was_due = all_due.pop(name, None) is not None
             if retained.may_match(name):
-                all_due[name] = RetainedDue(subscription, retained.walk(name))
+                all_due[name] = RetainedDue(session, subscription, retained.walk(name))
             elif not was_due:
                 continue
             if session.journal is not None:
@@ -186,7 +188,7 @@ async def _send_asked(session: Session, due: RetainedDue, now: float, n_messages
             if message is None:
                 continue
             due.asked = message
-            is_allowed = access is None or await core.is_allowed(
+            is_allowed = access is None or await core.router.is_allowed(
                 access, session, message.topic, RECEIVE
             )
             due.asked = None
@@ -208,17 +210,18 @@ async def _send_asked(session: Session, due: RetainedDue, now: float, n_messages
 
 def _finish(due: RetainedDue) -> None:
     """A subscription has got all that was due to it."""
-    session = due.subscription.session
+    session = due.session
     del session.retained_due[due.subscription.topic_filter]
     if session.journal is not None:
         session.journal.subscription_changed(due.subscription.topic_filter)
 
 
-def restore(subscription: Subscription) -> None:
+def restore(session: Session, subscription: Subscription) -> None:
     """Begin anew with what was due to a subscription when the broker ended."""
-    session = subscription.session
     name = subscription.topic_filter
-    session.retained_due[name] = RetainedDue(subscription, session.core.retained.walk(name))
+    session.retained_due[name] = RetainedDue(
+        session, subscription, session.core.retained.walk(name)
+    )
 
 
 def send_before(session: Session, topic: str, now: float) -> None:
@@ -249,7 +252,7 @@ def send_before(session: Session, topic: str, now: float) -> None:
 def _is_due(due: RetainedDue) -> bool:
     """Say whether it was neither replaced nor unsubscribed from, and the session has not ended."""
     subscription = due.subscription
-    return subscription.session.retained_due.get(subscription.topic_filter) is due
+    return due.session.retained_due.get(subscription.topic_filter) is due
 
 
 def _has_room(session: Session) -> bool:
@@ -272,10 +275,10 @@ def _give(due: RetainedDue, message: Message, now: float) -> None:
     that it takes would be followed by the next without others having their turn.
     """
     subscription = due.subscription
-    session = subscription.session
+    session = due.session
     identifier = subscription.subscription_id
     delivery = Delivery(
-        session.core.for_one(message),
+        session.core.router.for_one(message),
         min(message.qos, subscription.qos),
         retain=True,  # [MQTT-3.3.1-8] of MQTT 3.1.1; Retain As Published is for live messages
         subscription_ids=(identifier,) if identifier else (),

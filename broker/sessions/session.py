@@ -10,20 +10,18 @@ from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import Will
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.outbox.delivery import NO_QUEUE, Delivery
+from penstock.broker.outbox.inflight import Inflight
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.priority_outbox import make_outbox
 from penstock.broker.routing.topic_tree import Subscription
-from penstock.broker.sessions.inflight import Inflight
 from penstock.broker.sessions.retained_delivery import RetainedDue, send_before
 from penstock.broker.timers import Timer
 
 if TYPE_CHECKING:
-    from penstock.broker.durable.session_journal import SessionJournal
-    from penstock.broker.receiving.connection import Connection
-    from penstock.broker.receiving.receipts import PublishReceipt
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
+    from penstock.broker.sessions.client import Client, PublishReceipt
     from penstock.broker.sessions.core import Core
-    from penstock.broker.sessions.probes import Probe
+    from penstock.broker.sessions.journal import SessionWatcher
 
 DIRECT_BYTES: Final = 1024 * 1024
 """What one turn may write past the outbox: a chunk of packets must not cause more than that for
@@ -108,7 +106,7 @@ class Session:
         self.counted_user = self.counted_address = ""
         self.listener = ""
         self.version = 4
-        self.connection: Connection | None = None
+        self.connection: Client | None = None
         self.is_direct = False
         self.subscriptions: dict[str, Subscription] = {}
         self.subscription_bytes = 0
@@ -128,13 +126,24 @@ class Session:
         self.expiry_timer: Timer | None = None
         self.look_timer: Timer | None = None
         self.overflow_timer: Timer | None = None
-        self.journal: SessionJournal | None = None
-        self.probe: Probe | None = None
+        self.journal: SessionWatcher | None = None
+        self.probe: Delivery | None = None
 
     @property
     def is_connected(self) -> bool:
         """Whether the client has a network connection now."""
         return self.connection is not None
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether the session outlives the process."""
+        return self.journal is not None
+
+    def keep_for_share(self) -> None:
+        """Let the journal store what the session holds for shares with durable members."""
+        journal = self.core.journal
+        if self.journal is None and journal is not None:
+            journal.keep_for_share(self)
 
     def deliver(
         self,

@@ -79,14 +79,14 @@ def send_will(core: Core, session: Session, now: float) -> None:
     if will is None:
         return
     if will.topic.startswith("$SYS") and not may_publish_sys(session.client_id, will.topic):
-        core.refuse(session.client_id, will.topic, ReasonCode.NOT_AUTHORIZED)
+        core.router.refuse(session.client_id, will.topic, ReasonCode.NOT_AUTHORIZED)
         return
     plan = core.tree.plan(will.topic, will.topic.encode())
     message = will_message(will, session.client_id, now, plan.threshold_s)
     message.arrived_at = core.arrived_at(now, plan.sinks)
     payload = core.guard.call(core.payload_store, core.keep, will.payload, otherwise=None)
     if payload is None:
-        core.refuse(session.client_id, will.topic, ReasonCode.QUOTA_EXCEEDED)
+        core.router.refuse(session.client_id, will.topic, ReasonCode.QUOTA_EXCEEDED)
         return
     message.payload = payload
-    core.publish(message, now, session)
+    core.router.publish(message, now, session)

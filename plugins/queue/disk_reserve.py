@@ -10,7 +10,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.broker.database_file import open_private
+from penstock.broker.durable.database_file import open_private
 
 
 class DiskReserve:

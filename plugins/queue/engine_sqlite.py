@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Final, TypeVar
 
-from penstock.broker.database_file import (
+from penstock.broker.durable.database_file import (
     BUSY_SECONDS,
     CHECKPOINT_PAGES,
     PAGE_BYTES,

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from penstock.broker.extensions import LinkSampler
 from penstock.broker.link import Link
-from penstock.plugins.withholding.learned_profile import LARGE_BYTES, AckTimes
-
-if TYPE_CHECKING:
-    from penstock.plugins.withholding.gate import WithholdingGate
+from penstock.plugins.withholding.learned_profile import LARGE_BYTES, AckTimes, SizeFit
 
 
 class AckSizes(LinkSampler):
     """A `LinkSampler` that writes no link: what it learns is for its plugin's gate."""
 
-    def __init__(self, gate: WithholdingGate) -> None:
-        self._gate = gate
+    def __init__(self, fits: dict[Link, SizeFit], is_calm: Callable[[Link, float], bool]) -> None:
+        """Begin with nothing learned.
+
+        Args:
+            fits: where the gate finds what was learned of each link.
+            is_calm: says of a link at a time whether the gate takes it for uncongested.
+        """
+        self._fits = fits
+        self._is_calm = is_calm
         self._times: dict[Link, AckTimes] = {}
 
     def sent(self, link: Link, packet_id: int, payload_bytes: int, now: float) -> None:
@@ -24,10 +28,10 @@ class AckSizes(LinkSampler):
         times = self._times.get(link)
         if times is None:
             times = self._times[link] = AckTimes()
-            self._gate.fits[link] = times.fit
+            self._fits[link] = times.fit
         is_large = payload_bytes > LARGE_BYTES
         if times.wants(payload_bytes, now):
-            is_timed = not (is_large and link.unsent_bytes) and self._gate.is_calm(link, now)
+            is_timed = not (is_large and link.unsent_bytes) and self._is_calm(link, now)
             times.sent(packet_id, payload_bytes, now, is_timed=is_timed)
         elif is_large:
             times.sent(packet_id, payload_bytes, now, is_timed=False)

@@ -282,7 +282,7 @@ class WithholdingPlugin(Plugin):
             raise ConfigError(file, [problem])
         self.gate = WithholdingGate(config)
         if config.profile == LEARNED:
-            self.sampler = AckSizes(self.gate)
+            self.sampler = AckSizes(self.gate.fits, self.gate.is_calm)
 
     async def start(self) -> None:
         """Read the profile, if it is in a file.

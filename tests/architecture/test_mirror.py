@@ -13,6 +13,22 @@ COVERED_ELSEWHERE: Final = {
         "tests/broker/sessions/test_access.py",
         "the contract's types; what several answers come to shows them",
     ),
+    "broker/routing/subscriber.py": (
+        "tests/broker/routing/test_topic_tree.py",
+        "what routing sees of a session, declared",
+    ),
+    "broker/sending/shared.py": (
+        "tests/broker/sessions/test_core.py",
+        "what the core and all below it refer to",
+    ),
+    "broker/sessions/journal.py": (
+        "tests/broker/durable/test_journal.py",
+        "what the core says to the journal, declared",
+    ),
+    "broker/sessions/pump.py": (
+        "tests/broker/sending/test_sender.py",
+        "what leaves an outbox shows in the packets that come of it",
+    ),
     "broker/events.py": (
         "tests/broker/sessions/test_core.py",
         "declarations without behaviour; the core that raises them shows each",
@@ -25,7 +41,7 @@ COVERED_ELSEWHERE: Final = {
         "tests/plugins/probing/test_sampler.py",
         "fields without behaviour; samplers write them, gates judge them",
     ),
-    "broker/records.py": (
+    "broker/durable/records.py": (
         "tests/broker/durable/test_database.py",
         "rows without behaviour; the database shows that each is read as it was written",
     ),

@@ -8,7 +8,6 @@ from penstock.broker.config.limits import Limits
 from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.packets import REASON_CODES, ConnAck, Connect, Publish
 from penstock.broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode
-from penstock.broker.receiving.connecting import refuse_connect
 from tests.conformance.clients import (
     IN_EACH_VERSION,
     answer,
@@ -65,7 +64,7 @@ def test_a_refusal_has_a_code_of_its_table(version: int, code: int) -> None:
     """Whatever the reason, CONNACK says it in its version's words, or is not sent."""
     client = VirtualClient(VirtualBroker(), version)
     client.connection.version = version
-    refuse_connect(client.connection, ReasonCode(code))
+    client.connection.refuse_connect(ReasonCode(code))
     came = b"".join(client.connection.data_to_send())
     if version == 5:
         assert came == bytes((0x20, 3, 0, code, 0))

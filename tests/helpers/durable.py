@@ -7,9 +7,7 @@ from typing import Any
 
 from penstock.broker.config.limits import Limits
 from penstock.broker.durable.journal import Journal
-from penstock.broker.durable.recovery import restore
-from penstock.broker.payload import Payload
-from penstock.broker.records import (
+from penstock.broker.durable.records import (
     Batch,
     DeliveryRow,
     IncomingRow,
@@ -20,6 +18,8 @@ from penstock.broker.records import (
     SubscriptionRow,
     WillRow,
 )
+from penstock.broker.durable.recovery import restore
+from penstock.broker.payload import Payload
 from tests.helpers.virtual import VirtualBroker
 
 EPOCH = 1_700_000_000.0

@@ -456,7 +456,7 @@ async def test_clients_that_never_open_are_forgotten() -> None:
 async def test_publisher_that_is_gone_is_no_source() -> None:
     """A will's retained message comes after its session; it has no source then."""
     broker = Broker({ANONYMOUS: None, named(Recorder): None})
-    broker.core.retain(Message("t", b"x", retain=True, publisher="gone"))
+    broker.core.router.retain(Message("t", b"x", retain=True, publisher="gone"))
     told = broker.plugin(Recorder).told("retained")
     assert told["retained_message"].source_session is None
 

@@ -16,7 +16,7 @@ from penstock.broker.durable.database import (
     DatabaseWriteError,
     SessionDatabase,
 )
-from penstock.broker.records import (
+from penstock.broker.durable.records import (
     Batch,
     DeliveryRow,
     IncomingRow,

@@ -115,7 +115,7 @@ async def test_a_stored_payload_is_read_as_the_client_takes_it() -> None:
 
         driver_of(server).take_turn(send)
         await until(lambda: connection.is_stuck)
-        assert protocol.transport.get_write_buffer_size() <= PIECE_BYTES
+        assert protocol.arrival.transport.get_write_buffer_size() <= PIECE_BYTES
         assert shelves[1].starts == []
         for shelf in shelves:
             assert (await client.take(Publish)).payload == shelf.data
@@ -172,10 +172,10 @@ async def test_a_flood_is_read_on_after_the_others_had_their_turn() -> None:
     async with serving() as server, await connected(port_of(server), "c") as client:
         protocol = protocol_of(server, "c")
         protocol.data_received(write_packet(Publish("t", bytes(LEAST_SLICE_BYTES // 2)), 5))
-        assert protocol.transport.is_reading()
+        assert protocol.arrival.transport.is_reading()
         protocol.data_received(write_packet(Publish("t", bytes(2 * LEAST_SLICE_BYTES)), 5))
-        assert not protocol.transport.is_reading()
-        await until(protocol.transport.is_reading)
+        assert not protocol.arrival.transport.is_reading()
+        await until(protocol.arrival.transport.is_reading)
         await client.send(PingReq())
         await client.take(PingResp)
 
@@ -190,7 +190,7 @@ async def test_a_large_packet_is_collected_without_turns() -> None:
         frame = write_packet(Publish("t", payload), 5)
         for start, stop in ((0, 10), (10, 100_000), (100_000, len(frame))):
             protocol.data_received(frame[start:stop])
-            assert protocol.transport.is_reading()
+            assert protocol.arrival.transport.is_reading()
         assert (await client.take(Publish)).payload == payload
 
 
@@ -202,10 +202,10 @@ async def test_the_rest_of_a_chunk_is_put_off_up_to_the_end_of_a_large_packet() 
         await client.take(SubAck)
         protocol = protocol_of(server, "c")
         protocol.data_received(b"".join(write_packet(packet, 5) for packet in (large, small)))
-        assert not protocol.transport.is_reading()
+        assert not protocol.arrival.transport.is_reading()
         assert (await client.take(Publish)).payload == large.payload
         assert (await client.take(Publish)).payload == small.payload
-        await until(protocol.transport.is_reading)
+        await until(protocol.arrival.transport.is_reading)
 
 
 async def test_a_client_that_is_not_to_be_read_from_stays_so_after_its_turn() -> None:
@@ -221,7 +221,7 @@ async def test_a_client_that_is_not_to_be_read_from_stays_so_after_its_turn() ->
         protocol.data_received(b"".join(write_packet(packet, 5) for packet in packets))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert not protocol.transport.is_reading()
+        assert not protocol.arrival.transport.is_reading()
         gatekeeper.may_answer.set()
         await client.take(SubAck)
         await client.send(PingReq())
@@ -245,7 +245,7 @@ async def test_what_came_before_the_end_is_handled_though_a_subscriber_has_no_ro
             protocol = protocol_of(server, "p")
             protocol.data_received(packet * n_messages + write_packet(Disconnect(), 5))
             assert 0 < session.outbox.n_messages < n_messages
-            protocol.transport.abort()
+            protocol.arrival.transport.abort()
             await until(lambda: protocol not in driver.protocols)
         assert session.outbox.n_messages == n_messages
 
@@ -276,7 +276,8 @@ async def test_nothing_is_handled_while_access_control_takes_its_time() -> None:
             )
             await until(lambda: access.n_asked)
             (waiting,) = driver_of(server).protocols
-            await until(lambda: not waiting.transport.is_reading())
+            transport = waiting.arrival.transport
+            await until(lambda: not transport.is_reading())
             await client.send(Publish("t", b"data", qos=1, packet_id=2))
             access.may_answer.set()
             await client.take(ConnAck)
@@ -284,7 +285,7 @@ async def test_nothing_is_handled_while_access_control_takes_its_time() -> None:
             await client.take(PingResp)
             await client.take(Publish)
             await client.take(PubAck)
-            assert waiting.transport.is_reading()
+            assert transport.is_reading()
 
 
 async def test_client_that_leaves_while_it_is_judged_has_no_session() -> None:

@@ -7,8 +7,8 @@ import tracemalloc
 
 import pytest
 
+from penstock.broker.durable.records import Batch
 from penstock.broker.mqtt.packets import PubAck
-from penstock.broker.records import Batch
 from tests.helpers.durable import DurableBroker, MemoryDisk
 
 pytestmark = pytest.mark.memory

@@ -9,32 +9,8 @@ import pytest
 from penstock.broker.config.limits import Limits
 from penstock.broker.mqtt.packets import Disconnect, PubAck, PubRec, PubRel
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.receiving.receipts import PublishReceipt, acknowledgement
 from tests.broker.receiving.test_publishing import Sink
 from tests.helpers.virtual import VirtualBroker
-
-
-def test_the_last_of_its_answers_settles_a_receipt() -> None:
-    """One refusal among them counts, whichever it is."""
-    connection = VirtualBroker().connect().connection
-    for answers, expected in (((0, 0, 0), 0), ((0x97, 0, 0), 0x97), ((0, 0x80, 0), 0x80)):
-        receipt = PublishReceipt(connection, 7, 1, 1)
-        receipt.wait_for(2)
-        for answer in answers:
-            assert not receipt.is_settled
-            receipt.settle(answer)
-        assert receipt.is_settled
-        assert acknowledgement(receipt) == PubAck(7, expected)
-
-
-def test_a_settled_receipt_is_acknowledged_with_its_reason() -> None:
-    """PUBACK or PUBREC, with the words for it."""
-    connection = VirtualBroker().connect().connection
-    receipt = PublishReceipt(connection, 7, 2, 1)
-    receipt.reason_code = ReasonCode.QUOTA_EXCEEDED
-    receipt.reason = "no room"
-    expected = PubRec(7, ReasonCode.QUOTA_EXCEEDED, {"reason_string": "no room"})
-    assert acknowledgement(receipt) == expected
 
 
 @pytest.mark.mqtt5("4.6.0-2", "4.6.0-3")

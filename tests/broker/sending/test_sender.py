@@ -25,7 +25,8 @@ from penstock.broker.mqtt.packets import (
 )
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.payload import JOIN_BELOW_BYTES, Payload
-from penstock.broker.sending.sender import PUMP_BYTES, PUMP_MESSAGES
+from penstock.broker.sending.sender import PUMP_BYTES
+from penstock.broker.sessions.pump import PUMP_MESSAGES
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 KEEP: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 600}}

@@ -200,7 +200,7 @@ def test_nobody_waits_for_a_subscriber_whom_another_message_found_without_room()
     """Wills, $SYS and retained messages have no publisher; the next one is not to blame."""
     broker, publisher, subscriber = congested()
     publisher.publish("r", b"retained", retain=True)
-    broker.core.publish(Message("t", b"the broker's own"), broker.now)
+    broker.core.router.publish(Message("t", b"the broker's own"), broker.now)
     subscriber.send(Subscribe(1, (SubscriptionRequest("r"),)))
     broker.settle()
     publisher.publish("nobody", b"x")

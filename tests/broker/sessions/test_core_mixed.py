@@ -458,7 +458,7 @@ class Mixed(RuleBasedStateMachine):
         core = broker.core
         for session in list(core.sessions):
             if session.connection is not None:
-                session.connection.connection_lost(broker.now)
+                session.connection.detach(broker.now)
             core.sessions.end(session, broker.now)
         broker.finish_waiting()
         broker.commit()

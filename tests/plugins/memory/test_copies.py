@@ -91,7 +91,7 @@ def from_the_broker(broker: VirtualBroker) -> None:
     """Publish as the broker itself does, and plugins of aMQTT."""
     for name in "ab":
         paused(broker, name, "t")
-    broker.core.publish(Message("t", broker.core.keep(PAYLOAD), qos=1), broker.now)
+    broker.core.router.publish(Message("t", broker.core.keep(PAYLOAD), qos=1), broker.now)
 
 
 WAYS = {

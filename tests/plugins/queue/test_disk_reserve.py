@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.database_file import DatabaseFileError
+from penstock.broker.durable.database_file import DatabaseFileError
 from penstock.plugins.queue.disk_reserve import DiskReserve
 
 N_BYTES = 200_000

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.database_file import PAGE_BYTES
+from penstock.broker.durable.database_file import PAGE_BYTES
 from penstock.plugins.queue.engine import (
     BrokenSegmentError,
     EngineStartError,

@@ -106,7 +106,7 @@ def test_path_that_is_not_known_to_be_calm_teaches_nothing() -> None:
     """Without an estimate, as without the plugin `probing`, the table holds."""
     plugin = learning()
     link = Link("c")
-    sampler: LinkSampler = AckSizes(plugin.gate)
+    sampler: LinkSampler = AckSizes(plugin.gate.fits, plugin.gate.is_calm)
     assert not plugin.gate.is_calm(link, 0.0)
     for packet_id in range(1, 41):
         size = 10 if packet_id % 2 else 1_000_000
@@ -120,7 +120,7 @@ def test_large_message_behind_unsent_bytes_is_not_timed() -> None:
     plugin = learning()
     link = Link("c")
     link.rtt_latest = 0.1
-    sampler = AckSizes(plugin.gate)
+    sampler = AckSizes(plugin.gate.fits, plugin.gate.is_calm)
     for unsent_bytes, n_samples in ((1, 0), (0, 1)):
         link.unsent_bytes = unsent_bytes
         sampler.sent(link, 7, 1_000_000, 0.0)
@@ -143,7 +143,7 @@ def test_run_of_messages_is_timed_by_its_first() -> None:
     plugin = learning()
     link = Link("c")
     link.rtt_latest = 0.1
-    sampler = AckSizes(plugin.gate)
+    sampler = AckSizes(plugin.gate.fits, plugin.gate.is_calm)
     sampler.sent_run(link, 1, 5, 20_000, 0.0)
     assert not sampler.acknowledged_run(link, 1, 2, 1.0)
     sampler.sent(link, 9, 20_000, 1.5)
@@ -167,7 +167,7 @@ def test_sampler_is_there_only_where_the_profile_is_learned() -> None:
 def test_acknowledgement_of_nothing_is_taken() -> None:
     """A client may acknowledge what was never told of, or after it was forgotten."""
     gate = WithholdingGate(WithholdingConfig())
-    sampler, link = AckSizes(gate), Link("c")
+    sampler, link = AckSizes(gate.fits, gate.is_calm), Link("c")
     assert not sampler.acknowledged(link, 1, 0.0)
     assert not sampler.acknowledged_run(link, 1, 5, 0.0)
     sampler.connected(link, 0.0)

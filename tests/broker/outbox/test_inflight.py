@@ -9,8 +9,8 @@ from penstock.broker.mqtt.packets import Publish
 from penstock.broker.mqtt.short_packets import ALL_PUBACK, ALL_PUBCOMP, ALL_PUBREC, packets_from
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.outbox.delivery import Delivery
-from penstock.broker.sessions.inflight import Inflight
-from penstock.broker.sessions.message_run import MessageRun
+from penstock.broker.outbox.inflight import Inflight
+from penstock.broker.outbox.message_run import MessageRun
 
 
 def delivery(qos: int = 1) -> Delivery:

@@ -8,39 +8,9 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field, fields
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from penstock.broker.payload import Payload
-
-ROWS_OF_A_BLOCK: Final = 256
-"""Rows that share one number object: as many as Python has small numbers that cost nothing."""
-
-
-class Storable:
-    """What may have a row of its own in the database.
-
-    A backlog may hold very many of these, and a number above 256 is an object of 32 bytes. So the
-    row number is split: the number of its block's first row, one object for all rows of the block,
-    and a small index.
-
-    Attributes:
-        row_start: number of the first row of its block; 0 while it has no row.
-        row_index: its place in the block, below `ROWS_OF_A_BLOCK`.
-    """
-
-    __slots__ = ("row_index", "row_start")
-
-    row_start: int
-    row_index: int
-
-    @property
-    def row(self) -> int:
-        """Number of its row; 0 while it has none."""
-        return self.row_start + self.row_index
-
-    def forget_row(self) -> None:
-        """Drop the row's number: the row is deleted."""
-        self.row_start = self.row_index = 0
 
 
 class SessionRow(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from penstock.broker.sending.outgoing import Outgoing
     from penstock.broker.sending.sender import Sender
 
 MOST_STEPS: Final = 64
@@ -39,25 +40,25 @@ class Turn:
         """
         self._wake = wake
         self.is_running = False
-        self.touched: list[Sender] = []
+        self.touched: list[Outgoing] = []
         self.congested: list[tuple[Sender, int]] = []
         self.steps = 0
         self.most_steps = MOST_STEPS
 
-    def touch(self, connection: Sender) -> None:
+    def touch(self, connection: Outgoing) -> None:
         """Let the driver look at all that a connection may want."""
         connection.needs_look = True
         if not connection.is_touched:
             self.write_soon(connection)
 
-    def write_soon(self, connection: Sender) -> None:
+    def write_soon(self, connection: Outgoing) -> None:
         """Let the driver write what is in `out`, and no more; the connection is not touched yet."""
         connection.is_touched = True
         self.touched.append(connection)
         if not self.is_running:
             self._wake()
 
-    def take_touched(self) -> list[Sender]:
+    def take_touched(self) -> list[Outgoing]:
         """Return the connections touched since the last call, and start a new list."""
         touched, self.touched = self.touched, []
         for connection in touched:

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING
 from penstock.broker.errors import ProtocolError
 from penstock.broker.mqtt.enums import MAX_PACKET_ID
 from penstock.broker.mqtt.short_packets import ALL_PUBACK, ALL_PUBCOMP, ALL_PUBREC, n_equal_packets
-from penstock.broker.outbox.delivery import NO_QUEUE, Delivery
-from penstock.broker.sessions.message_run import MessageRun
+from penstock.broker.outbox.delivery import NO_QUEUE, Delivery, DeliveryWatcher
+from penstock.broker.outbox.message_run import MessageRun
 
 if TYPE_CHECKING:
-    from penstock.broker.durable.session_journal import DeliveryJournal
     from penstock.broker.outbox.backlog import Backlog
 
 
@@ -74,7 +73,7 @@ class Inflight:
         self._last_packet_id = 0
         self.n_messages = 0
         self.n_bytes = 0
-        self.journal: DeliveryJournal | None = None
+        self.journal: DeliveryWatcher | None = None
         self.backlog: Backlog | None = None
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.database_file import DatabaseFile, DatabaseFileError, open_private
+from penstock.broker.durable.database_file import DatabaseFile, DatabaseFileError, open_private
 
 
 @contextmanager

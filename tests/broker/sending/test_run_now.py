@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.broker import run_now
+from penstock.broker.sending import run_now
 
 
 def test_a_coroutine_that_does_not_wait_has_run_when_start_returns() -> None:

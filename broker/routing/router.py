@@ -1,0 +1,284 @@
+"""From a message to those who get it: the plan of its topic, its targets and its sinks.
+
+A message of a client has been checked and authorized before it comes here; one of the broker's own,
+or a will, comes by `Router.publish`. What each target does with it is the subscriber's matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from penstock.broker.access_control import PUBLISH, RECEIVE, AccessControl, Action, SessionView
+from penstock.broker.counters import count
+from penstock.broker.events import MessageRetained
+from penstock.broker.extensions import MessageSink, Receipt
+from penstock.broker.faults import is_logged
+from penstock.broker.message import Message
+from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
+from penstock.broker.payload import Payload
+from penstock.broker.routing.retained import RetainedMessages
+from penstock.broker.routing.shared_subscriptions import SharedSubscription
+from penstock.broker.routing.subscriber import Subscriber
+from penstock.broker.routing.topic_tree import Plan, Target, TopicTree
+from penstock.broker.sending import run_now
+from penstock.broker.sending.shared import Shared
+
+
+class Router:
+    """Gives messages to sessions and sinks, and keeps the retained ones."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        tree: TopicTree,
+        retained: RetainedMessages,
+        find: Callable[[str], Subscriber | None],
+    ) -> None:
+        """Begin without subscribers.
+
+        Args:
+            shared: by all of the broker.
+            tree: all subscriptions.
+            retained: all retained messages.
+            find: returns the session of a client, or None.
+        """
+        self._shared = shared
+        self._tree = tree
+        self._retained = retained
+        self._find = find
+
+    def _copy(self, payload: Payload) -> Payload:
+        store = self._shared.payload_store
+        return self._shared.guard.call(store, store.copy, payload, otherwise=payload)
+
+    def refuse(self, client_id: str, topic: str, reason_code: int, reason: str = "") -> None:
+        """Count a client's message that is not routed, and log it: of one session ever less often.
+
+        A client that sends nothing else could fill a disk with lines about it. It is counted as
+        `reason`, or by the name of the reason code.
+        """
+        reason = reason or describe_reason_code(reason_code)
+        count(self._shared.counters.publish_refused, reason)
+        n_refused = 1
+        session = self._find(client_id)
+        if session is not None:
+            n_refused = session.n_refused = session.n_refused + 1
+        if is_logged(n_refused):
+            self._shared.logger.info(
+                "client %s: publish to %s refused: %s; %d so far",
+                client_id,
+                topic,
+                reason,
+                n_refused,
+            )
+
+    def route(
+        self,
+        message: Message,
+        targets: Sequence[Target],
+        chosen: Sequence[tuple[SharedSubscription, Target]],
+        sinks: Sequence[MessageSink],
+        receipt: Receipt | None,
+        now: float,
+    ) -> None:
+        """Give a message to all who get it, each with a payload of its own where the store copies.
+
+        Args:
+            message: what to deliver.
+            targets: sessions, with what they subscribed.
+            chosen: shared subscriptions, each with the member that gets the message.
+            sinks: each settles `receipt` once.
+            receipt: for the publisher of a QoS 1 or 2 message; None for QoS 0.
+            now: monotonic seconds.
+        """
+        qos = message.qos
+        publisher = message.publisher
+        copies_payloads = self._shared.copies_payloads
+        self._shared.turn.steps += len(targets) + len(chosen)
+        for target in targets:
+            session = target.session
+            if publisher and session.client_id == publisher:
+                own = target.for_own
+                if own is None:
+                    continue
+                target = own  # noqa: PLW2901 (what the loop is about)
+            session.deliver(
+                self.for_one(message) if copies_payloads else message,
+                min(qos, target.qos),
+                retain=message.retain and target.retain_as_published,
+                subscription_ids=target.subscription_ids,
+                now=now,
+            )
+        for sink in sinks:
+            copy = self.for_one(message)
+            taken = self._shared.guard.call(sink.name, sink.accept, copy, receipt, otherwise=False)
+            if taken is False and receipt is not None:
+                receipt.settle(0x80)
+        for share, member in chosen:
+            self.deliver_shared(self.for_one(message), share, member, now)
+
+    def deliver_shared(
+        self, message: Message, share: SharedSubscription, member: Target, now: float
+    ) -> None:
+        """Give a message to the member of a shared subscription that was chosen for it.
+
+        It gets no more than its own granted QoS [MQTT-4.8.2-3].
+        """
+        session = member.session
+        if share.n_durable:
+            session.keep_for_share()
+        session.deliver(
+            message,
+            min(message.qos, member.qos),
+            retain=message.retain and member.retain_as_published,
+            subscription_ids=member.subscription_ids,
+            now=now,
+            share=share.topic_filter,
+        )
+        if session.outbox.n_messages:
+            share.holders[session] = False
+
+    async def choose_allowed(
+        self, share: SharedSubscription, message: Message, now: float
+    ) -> Target | None:
+        """Return the member that gets a message, of those that access control lets receive it."""
+        access = self._shared.access
+        if access is None or not access.checks_receive:
+            return share.choose(message, now)
+        refused: set[Subscriber] = set()
+        while (member := share.choose(message, now, refused)) is not None:
+            session = member.session
+            is_allowed = await self.is_allowed(access, session, message.topic, RECEIVE)
+            if is_allowed and self._is_alive(session):
+                return member
+            refused.add(session)
+        return None
+
+    async def allowed_recipients(
+        self, plan: Plan, message: Message, now: float
+    ) -> tuple[list[Target], list[tuple[SharedSubscription, Target]]]:
+        """Return who may receive a message, as far as access control has a say.
+
+        Args:
+            plan: of the message's topic.
+            message: to be delivered.
+            now: monotonic seconds.
+
+        Returns:
+            (the targets, the member chosen of each shared subscription), all of sessions that
+            have not ended.
+        """
+        access = self._shared.access
+        targets = plan.targets
+        if access is not None and access.checks_receive:
+            targets = [
+                target
+                for target in plan.targets
+                if await self.is_allowed(access, target.session, plan.topic, RECEIVE)
+            ]
+        chosen: dict[SharedSubscription, Target] = {}
+        to_choose = list(plan.shares)
+        while to_choose:
+            for share in to_choose:
+                member = await self.choose_allowed(share, message, now)
+                if member is not None:
+                    chosen[share] = member
+                else:
+                    chosen.pop(share, None)
+            # Others may have ended while this one was asked about.
+            to_choose = [share for share, m in chosen.items() if not self._is_alive(m.session)]
+        if targets is not plan.targets:
+            targets = [target for target in targets if self._is_alive(target.session)]
+        return targets, list(chosen.items())
+
+    def _is_alive(self, session: Subscriber) -> bool:
+        return self._find(session.client_id) is session
+
+    async def is_allowed(
+        self, access: AccessControl, session: SessionView, topic: str, action: Action
+    ) -> bool:
+        """Ask access control; where it raises, the answer is no."""
+        name = f"access control, {action.name}"
+        answer: bool = await self._shared.guard.wait_for(
+            name, access.authorize, session, topic, action, otherwise=False
+        )
+        return answer
+
+    def for_one(self, message: Message) -> Message:
+        """Return a message for one subscriber: the message itself, unless the store copies."""
+        return message.with_payload(self._copy) if self._shared.copies_payloads else message
+
+    def retain(self, message: Message) -> None:
+        """Keep a message as its topic's retained one, or remove that by an empty payload.
+
+        One beyond the limits is counted and logged, ever less often, and its topic has no
+        retained message then. Whoever can be told is asked to `retained.has_room` first.
+        """
+        if not self._retained.set(message):
+            self._shared.counters.retained_discarded += 1
+            n_messages = self._shared.counters.retained_discarded
+            if is_logged(n_messages):
+                self._shared.logger.warning(
+                    "retained message on %s not kept, %d so far: retained_messages or "
+                    "retained_bytes reached",
+                    message.topic,
+                    n_messages,
+                )
+            return
+        shared = self._shared
+        if shared.callbacks.message_retained:
+            shared.guard.tell(shared.callbacks.message_retained, MessageRetained(message))
+
+    def publish(self, message: Message, now: float, session: SessionView | None = None) -> None:
+        """Publish a message that nobody waits to see acknowledged.
+
+        Args:
+            message: the broker's own, or a client's will.
+            now: monotonic seconds.
+            session: whose will it is, to be asked about; None for the broker's own.
+        """
+        rest = run_now.start(self._publish(message, now, session))
+        if rest is not None:
+            self._shared.spawn(rest)
+
+    async def _publish(self, message: Message, now: float, session: SessionView | None) -> None:
+        access = self._shared.access
+        if (
+            session is not None
+            and access is not None
+            and access.checks_publish
+            and not await self.is_allowed(access, session, message.topic, PUBLISH)
+        ):
+            self.refuse(session.client_id, message.topic, ReasonCode.NOT_AUTHORIZED)
+            return
+        if message.retain:
+            self.retain(message)
+        await self._give(message, self._tree.plan(message.topic, message.topic_bytes), now)
+
+    def give(self, message: Message, plan: Plan, now: float) -> None:
+        """Give a message of the broker's own to those of a plan that may receive it.
+
+        Args:
+            message: not to be retained.
+            plan: of its topic.
+            now: monotonic seconds.
+        """
+        rest = run_now.start(self._give(message, plan, now))
+        if rest is not None:
+            self._shared.spawn(rest)
+
+    async def _give(self, message: Message, plan: Plan, now: float) -> None:
+        targets, chosen = await self.allowed_recipients(plan, message, now)
+        receipt = _NO_RECEIPT if message.qos else None
+        self.route(message, targets, chosen, plan.sinks, receipt, now)
+        self._shared.turn.congested.clear()  # there is no publisher to slow down
+
+
+class _NoReceipt:
+    """What the broker's own messages get: nobody waits for their acknowledgement."""
+
+    def settle(self, reason_code: int) -> None:
+        """Take note of nothing: the sink counts what it refuses."""
+
+
+_NO_RECEIPT = _NoReceipt()

@@ -1,0 +1,431 @@
+"""One client and its network connection: what the handlers of its packets work on.
+
+A client is *suspended* while access control takes its time: nothing more of it is handled. How its
+bytes come to the handlers is `penstock.broker.receiving.connection`'s matter; how packets leave,
+`penstock.broker.sending.sender`'s.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from penstock.broker.access_control import Accepted, AuthExchange, ConnectAttempt
+from penstock.broker.counters import count
+from penstock.broker.errors import PeerError
+from penstock.broker.mqtt.enums import MQTT_5, ProtocolVersion
+from penstock.broker.mqtt.packets import ConnAck, Disconnect, PubAck, PubRec
+from penstock.broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
+from penstock.broker.mqtt.size_limit import explained
+from penstock.broker.mqtt.topic_aliases import IncomingAliases, OutgoingAliases
+from penstock.broker.outbox.delivery import NO_QUEUE
+from penstock.broker.sending import run_now
+from penstock.broker.sending.sender import UNREAD_BYTES, Sender
+from penstock.broker.sessions import redelivery
+from penstock.broker.timers import Timer
+
+if TYPE_CHECKING:
+    from penstock.broker.sessions.core import Core
+    from penstock.broker.sessions.session import Session
+
+_NONE_INHERITED: Final[frozenset[int]] = frozenset()
+
+LetIn: TypeAlias = Callable[[Accepted, dict[str, Any], float], Awaitable[None]]
+"""Opens the connection of a client: its names, properties for its CONNACK, now."""
+
+
+class Authentication:
+    """How one connection authenticates.
+
+    Attributes:
+        method: Authentication Method of its CONNECT, which no later packet may change.
+        attempt: what an exchange starts from.
+        exchange: the one that is under way, or None.
+        let_in: what to do when the first exchange has succeeded.
+    """
+
+    __slots__ = ("attempt", "exchange", "let_in", "method")
+
+    def __init__(self, method: str, attempt: ConnectAttempt, let_in: LetIn) -> None:
+        self.method = method
+        self.attempt = attempt
+        self.exchange: AuthExchange | None = None
+        self.let_in = let_in
+
+
+class PublishReceipt:
+    """What a publisher is owed for one QoS 1 or 2 message.
+
+    It is settled once as many answers have come as it waits for.
+
+    Attributes:
+        connection: on which the acknowledgement goes out.
+        packet_id: of the PUBLISH.
+        qos: 1 or 2.
+        reason_code: why the message was refused; below 0x80 where it was not.
+        reason: the same in words for the publisher, or "".
+        is_settled: every answer has come.
+        is_stored: the packet identifier is stored in the commit of the message.
+    """
+
+    __slots__ = (
+        "_n_waiting",
+        "connection",
+        "is_settled",
+        "is_stored",
+        "packet_id",
+        "qos",
+        "reason",
+        "reason_code",
+    )
+
+    def __init__(self, connection: Client, packet_id: int, qos: int, n_answers: int) -> None:
+        self.connection = connection
+        self.packet_id = packet_id
+        self.qos = qos
+        self.reason_code = 0
+        self.reason = ""
+        self.is_settled = False
+        self.is_stored = False
+        self._n_waiting = n_answers
+
+    def wait_for(self, n_answers: int) -> None:
+        """Wait for more answers, while one at least is missing."""
+        self._n_waiting += n_answers
+
+    def settle(self, reason_code: int) -> None:
+        """Take one answer; the last one sends the acknowledgement."""
+        if reason_code >= 0x80:
+            self.reason_code = reason_code
+        self._n_waiting -= 1
+        if self._n_waiting == 0:
+            self.is_settled = True
+            self._acknowledge_in_order()
+
+    def _acknowledge_in_order(self) -> None:
+        """Send what is settled, in the order in which the messages came [MQTT-4.6.0-2]."""
+        connection = self.connection
+        session = connection.session
+        if self.qos == 2:
+            if self.reason_code >= 0x80:
+                session.incoming.pop(self.packet_id, None)
+            else:
+                session.incoming[self.packet_id] = None
+                if session.journal is not None and not self.is_stored:
+                    session.journal.incoming_changed(self.packet_id)
+        if not connection.is_open:
+            return None
+        receipts = connection.receipts
+        n_before = len(receipts)
+        while receipts and receipts[0].is_settled:
+            first = receipts.popleft()
+            if first.reason_code >= 0x80 and connection.version != MQTT_5:
+                # No PUBACK can say it: the client keeps the message and comes again.
+                return connection.close(ReasonCode(first.reason_code), None)
+            if not first.reason_code:
+                connection.send_receipt(0x40 if first.qos == 1 else 0x50, first.packet_id)
+            else:
+                connection.send_packet(first.acknowledgement())
+        if n_before >= connection.receive_maximum > len(receipts):
+            connection.core.turn.touch(connection)
+        return None
+
+    def acknowledgement(self) -> PubAck | PubRec:
+        """Return the packet that it stands for, once it is settled."""
+        kind = PubAck if self.qos == 1 else PubRec
+        code = self.reason_code
+        told = self.connection.core.options.told(code)
+        return kind(self.packet_id, told, explained(self.reason if told == code else ""))
+
+
+class Client(Sender):
+    """One client's network connection, and what is owed on it both ways.
+
+    Attributes:
+        authentication: by which method the client authenticates, or None.
+        incoming_aliases: Topic Aliases that the client uses.
+        ssl_object: the TLS connection, or None.
+        certificate_name: common name of the client's verified certificate, or None.
+        refusal: what its CONNECT is to be answered with, whatever it says; or None.
+        holds: says whether access control would still let the client in; or None.
+        inherited: packet identifiers of QoS 2 messages that earlier connections left unreleased.
+        receive_maximum: QoS 1 and 2 messages the client may have unacknowledged.
+        receipts: QoS 1 and 2 messages that are owed an acknowledgement, oldest first.
+        is_answered: what it sent first is a CONNECT, in a version in which a mistake can be told.
+        is_bridge: the client has said that it is another broker's bridge.
+        known_properties: of a PUBLISH that came in a run, found good; see
+            `penstock.broker.receiving.runs`.
+        maximum_packet_size: bytes of the largest packet that is taken from an accepted client.
+        is_closing: to be closed once `out` is written; nothing more is received.
+        suspended: what the driver must run before more is received, or None.
+        timer: of the CONNECT timeout, then of the keep-alive.
+        backlog: what has come and is not handled yet, as something keeps it.
+        has_peer_left: the peer is gone, and what it has sent is still handled.
+        last_received: monotonic seconds of the last chunk.
+    """
+
+    __slots__ = (
+        "_keep_alive",
+        "_waits_for_disk",
+        "authentication",
+        "backlog",
+        "certificate_name",
+        "has_peer_left",
+        "holds",
+        "incoming_aliases",
+        "inherited",
+        "is_answered",
+        "is_bridge",
+        "is_closing",
+        "known_properties",
+        "last_received",
+        "maximum_packet_size",
+        "receipts",
+        "receive_maximum",
+        "refusal",
+        "ssl_object",
+        "suspended",
+        "timer",
+    )
+
+    def __init__(
+        self,
+        core: Core,
+        now: float,
+        *,
+        listener: str = "default",
+        remote_address: str = "",
+        remote_port: int = 0,
+        driver: Any = None,
+        ssl_object: Any = None,
+        certificate_name: str | None = None,
+        refusal: ReasonCode | None = None,
+    ) -> None:
+        """Take a network connection.
+
+        Args:
+            core: the broker.
+            now: monotonic seconds at which it was accepted.
+            listener: name of the listener in the policy file.
+            remote_address: of the peer.
+            remote_port: of the peer.
+            driver: whatever the driver wants to find again in a touched connection.
+            ssl_object: the TLS connection, or None.
+            certificate_name: common name of the client's verified certificate, or None.
+            refusal: what its CONNECT is to be answered with, or None.
+        """
+        super().__init__(
+            core,
+            driver,
+            listener=listener,
+            remote_address=remote_address,
+            remote_port=remote_port,
+        )
+        self.core: Core = core
+        self.session: Session
+        self.ssl_object = ssl_object
+        self.certificate_name = certificate_name
+        self.refusal = refusal
+        self.holds: Callable[[], bool] | None = None
+        self.receipts: deque[PublishReceipt] = NO_QUEUE
+        self.authentication: Authentication | None = None
+        self.is_bridge = False
+        self.is_closing = False
+        self.suspended: Coroutine[Any, Any, None] | None = None
+        self.backlog: list[bytes] = []
+        self.maximum_packet_size = core.limits.maximum_packet_size
+        self.receive_maximum = core.limits.receive_maximum
+        self._waits_for_disk = False
+        self.has_peer_left = False
+        self.incoming_aliases = IncomingAliases(core.options.topic_alias_maximum)
+        self.inherited = _NONE_INHERITED
+        self.known_properties = b""
+        self.is_answered = False
+        self._keep_alive = 0.0
+        self.last_received = now
+        core.counters.connections_total += 1
+        self.timer: Timer | None = core.timers.at(
+            now + core.limits.connect_timeout_seconds, self._connect_timeout
+        )
+
+    @property
+    def wants_reading(self) -> bool:
+        """Whether the driver should read from the network."""
+        return not self.backlog and self.may_receive
+
+    @property
+    def may_receive(self) -> bool:
+        """Whether more of what has come may be handled."""
+        if self.suspended is not None:
+            return False
+        return self.has_peer_left or not (
+            self._waits_for_disk
+            or self.throttle.blockers
+            or self.unread_bytes > UNREAD_BYTES
+            or (len(self.receipts) >= self.receive_maximum and self.version != MQTT_5)
+            or self.awaiting_bytes > self.core.room.each_bytes
+        )
+
+    def wait_for_disk(self, *, waits: bool) -> None:
+        """Receive nothing while what is to be stored comes faster than it is."""
+        self._waits_for_disk = waits
+        turn = self.core.turn
+        if waits:
+            turn.steps = turn.most_steps  # the rest of the chunk waits too
+        turn.touch(self)
+
+    def owe(self, receipt: PublishReceipt) -> None:
+        """Note that a message is owed an acknowledgement, behind those that came before it."""
+        if self.receipts is NO_QUEUE:
+            self.receipts = deque()
+        self.receipts.append(receipt)
+
+    def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a handler now; where it has to wait, receive nothing more until it is done."""
+        rest = run_now.start(coroutine)
+        if rest is not None:
+            self.suspended = rest
+            self.core.turn.touch(self)
+
+    def open(
+        self,
+        session: Session,
+        *,
+        keep_alive: int,
+        receive_maximum: int,
+        topic_alias_maximum: int,
+    ) -> None:
+        """Bind an accepted client's session to this connection.
+
+        Args:
+            session: without a connection.
+            keep_alive: seconds; 0 for none.
+            receive_maximum: QoS 1 and 2 messages the client takes unacknowledged.
+            topic_alias_maximum: Topic Aliases the client takes.
+        """
+        self.session = session
+        self.is_open = True
+        self.send_quota = min(receive_maximum, self.core.limits.inflight_messages)
+        self.copy_maximum = min(self.send_maximum, self.core.copy_maximum)
+        topic_alias_maximum = min(topic_alias_maximum, self.core.options.outgoing_topic_aliases)
+        if topic_alias_maximum:
+            self.aliases = OutgoingAliases(topic_alias_maximum)
+            self.copy_maximum = 0
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if keep_alive:  # [MQTT-3.1.2-22]
+            self._keep_alive = keep_alive * 1.5 + self.core.keep_alive_grace
+            self.timer = self.core.timers.at(
+                self.last_received + self._keep_alive, self._keep_alive_due
+            )
+        if session.incoming:
+            self.inherited = frozenset(session.incoming)
+        session.connection = self
+        session.resend = deque(session.inflight) if session.inflight else NO_QUEUE
+        session.outbox.link_changed()
+        self.core.counters.clients_connected += 1
+        if session.shares:
+            redelivery.member_came(session)
+        self.want_pump()
+
+    def _connect_timeout(self, now: float) -> None:
+        self.core.logger.info("%s: no CONNECT in time", self.peer())
+        count(self.core.counters.connections_refused, "timeout")
+        self.timer = None
+        self._end(now)
+
+    def _keep_alive_due(self, now: float) -> None:
+        if not self.wants_reading:  # what the client says meanwhile is not heard
+            self.last_received = now
+        due = self.last_received + self._keep_alive
+        if now < due:
+            self.timer = self.core.timers.at(due, self._keep_alive_due)
+            return
+        self.timer = None
+        self.core.logger.info("client %s: keep-alive timeout", self.session.client_id)
+        reason = f"no packet in {self._keep_alive:g} s; allowed: 1.5 times the Keep Alive"
+        self.close(ReasonCode.KEEP_ALIVE_TIMEOUT, now, reason_string=reason)
+
+    def peer_failed(self, error: PeerError, now: float) -> None:
+        """Close for what the peer sent; no other client notices.
+
+        `receive_data` calls it itself; the driver does for what `suspended` raised.
+        """
+        self.core.logger.warning("%s: closed: %s", self.peer(), error)
+        peer_errors = self.core.counters.peer_errors
+        peer_errors[error.reason_code] = peer_errors.get(error.reason_code, 0) + 1
+        is_5 = self.version == ProtocolVersion.MQTT_5
+        self.is_heard_out = is_5 if self.is_open else self.is_answered
+        if self.is_open:
+            self.close(error.reason_code, now, **explained(error.detail))
+        else:
+            if self.is_answered:
+                self.refuse_connect(error.reason_code, **explained(error.detail))
+            self._end(now)
+
+    def close(self, reason_code: ReasonCode, now: float | None, **properties: Any) -> None:
+        """End the connection, telling an MQTT 5 client why [MQTT-3.14.0-1].
+
+        Args:
+            reason_code: of the DISCONNECT.
+            now: monotonic seconds; None for the time of the last chunk.
+            properties: of the DISCONNECT.
+        """
+        if self.is_closing:
+            return
+        is_answered = not self.drop_held()
+        if self.is_open and is_answered and self.version == ProtocolVersion.MQTT_5:
+            self.send_packet(Disconnect(reason_code, properties))
+        self.core.logger.debug("%s: %s", self.peer(), describe_reason_code(reason_code))
+        self._end(self.last_received if now is None else now)
+
+    def shut_down(self, now: float) -> None:
+        """End the connection as the broker stops; a client is told where else to go, if known."""
+        reference = self.core.options.server_reference
+        if reference is None:
+            self.close(ReasonCode.SERVER_SHUTTING_DOWN, now)
+        else:
+            self.close(ReasonCode.USE_ANOTHER_SERVER, now, server_reference=reference)
+
+    def break_off(self, now: float) -> None:
+        """End the connection in the middle of a packet: nothing more can be said on it."""
+        self.is_broken_off = True
+        self.wants_more = False
+        self.drop_out()
+        self._end(now)
+
+    def _end(self, now: float) -> None:
+        self.core.turn.touch(self)
+        self.detach(now)
+
+    def disconnected(self, now: float) -> None:
+        """The client has said DISCONNECT: nothing more is sent."""
+        self._end(now)
+
+    def detach(self, now: float) -> None:
+        """Leave the session, once."""
+        self.is_closing = True
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        self.throttle.leave()
+        self.drop_held()
+        if self.is_open:
+            self.is_open = False
+            if self.awaiting:
+                self.core.room.forget(self)
+            self.core.sessions.connection_lost(self.session, self, now)
+
+    def refuse_connect(self, reason_code: ReasonCode, **properties: Any) -> None:
+        """Answer a CONNECT that is not accepted, where the version has a word for it.
+
+        [MQTT-3.2.2-7] of MQTT 5.0; MQTT 3.1.1 closes without CONNACK where it has no return code.
+
+        Args:
+            reason_code: of the CONNACK.
+            properties: of the CONNACK; MQTT 5 clients get them.
+        """
+        if self.version == MQTT_5 or reason_code in CONNACK_RETURN_CODES:
+            self.send_packet(ConnAck(False, reason_code, properties))

@@ -1,0 +1,69 @@
+"""What the core says to the journal, which `penstock.broker.durable` implements."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from penstock.broker.message import Message
+from penstock.broker.outbox.delivery import Delivery, DeliveryWatcher
+from penstock.broker.routing.topic_tree import Plan
+from penstock.broker.sending.shared import Commits
+
+
+class SessionWatcher(DeliveryWatcher, Protocol):
+    """The side of the journal that one durable session sees.
+
+    Attributes:
+        lost_at: monotonic seconds at which its connection ended; None while it has one.
+    """
+
+    lost_at: float | None
+
+    def subscription_changed(self, topic_filter: str) -> None:
+        """Note that a subscription was made, replaced or removed, or got what was due."""
+
+    def incoming_changed(self, packet_id: int) -> None:
+        """Note that a QoS 2 message was received, or released, under this packet identifier."""
+
+    def opened(self) -> None:
+        """Note that a client has connected to the session."""
+
+    def connection_lost(self, now: float) -> None:
+        """Note that the session has no connection from now on."""
+
+
+class Journal(Commits, Protocol):
+    """Is told of all that must outlive the process.
+
+    Attributes:
+        n_changes: changes noted so far; equal before and after a call that changed nothing.
+    """
+
+    n_changes: int
+
+    def opened(self, session: Any) -> None:
+        """Note that a client has connected, and its session is as its CONNECT says."""
+
+    def keep(self, session: Any) -> None:
+        """Make a session durable from now on."""
+
+    def connection_lost(self, session: Any, now: float) -> None:
+        """Note that a session has lost its connection."""
+
+    def will_changed(self, session: Any) -> None:
+        """Note that a will may have come, been sent or become void."""
+
+    def keep_for_share(self, session: Any) -> None:
+        """Store what a session that is not durable holds for shares with durable members."""
+
+    def departed(self, delivery: Delivery) -> None:
+        """Note that a delivery of a share was taken from a session and given to none yet."""
+
+    def arrived(self, delivery: Delivery) -> None:
+        """Note that what `departed` was given to a member anew, or dropped."""
+
+    def settle_after(self, receipt: Any, n_bytes: int, publisher: Any) -> None:
+        """Settle a receipt once all that has changed until now is safe."""
+
+    def must_refuse(self, publisher: Any, plan: Plan, message: Message) -> bool:
+        """Say whether a QoS 1 or 2 publish cannot be made safe in time."""

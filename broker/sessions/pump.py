@@ -1,0 +1,127 @@
+"""From a session's outbox to its client, as far as there is room.
+
+Theory of operation. `pump` takes from the outbox what may leave while there is room. A large
+message ends the pump: it leaves alone, and the gate is asked again when the transport has taken it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.sending.sender import PUMP_BYTES
+from penstock.broker.sessions.probes import send_probe
+from penstock.broker.sessions.redelivery import may_take_over, take_over
+from penstock.broker.sessions.retained_delivery import SLICE_MESSAGES, send_due
+
+if TYPE_CHECKING:
+    from penstock.broker.sessions.client import Client
+    from penstock.broker.sessions.session import Session
+
+PUMP_MESSAGES: Final = 32
+"""The same in messages. Each takes some 5 us, so that the driver can see every fraction of a
+millisecond whether others have waited long enough; a write for so many costs little of that."""
+
+
+def pump(client: Client, unsent_bytes: int, now: float) -> None:
+    """Move from the outbox into `out` what may be sent now.
+
+    Args:
+        client: connected or not.
+        unsent_bytes: what the transport has taken and not sent.
+        now: monotonic seconds.
+    """
+    if client.is_unreadable:  # a DISCONNECT would be read as a part of the payload
+        client.close(ReasonCode.UNSPECIFIED_ERROR, now)
+        client.drop_out()
+    if not client.is_pump_wanted:
+        return
+    if not client.round_bytes and client.core.breaking is not None:
+        # Of what may be broken off the rest is in `out`: what stands behind it would be lost.
+        client.wants_more = True
+        client.core.breaking.look(client, unsent_bytes, now)
+        return
+    client.is_pump_wanted = False
+    client.wants_more = False
+    if not client.is_open or client.is_paused or (client.held and not client.is_disk_failing()):
+        return
+    session = client.session
+    if session.connection is not client:  # its peer is gone
+        return
+    is_refilled = False
+    n_left = PUMP_MESSAGES
+    inflight = session.inflight
+    session.link.unsent_bytes = unsent_bytes
+    if session.probe is not None:
+        send_probe(session, client, now)
+    while n_left and client.out_bytes + client.held_bytes < PUMP_BYTES:
+        n_left -= 1
+        if session.resend:
+            # The quota is this connection's [MQTT-3.3.4-9]; the last one's may have been more.
+            if len(inflight) - len(session.resend) >= client.send_quota:
+                break
+            client.send_again(session.resend.popleft(), now)
+            continue
+        delivery = session.outbox.take(now, has_quota=client.has_quota())
+        if delivery is None:
+            if session.retained_due and not client.wants_more and send_due(session, now):
+                client.wants_more = True  # after others had their turn
+            elif is_refilled or not session.shares or not take_over(session, now):
+                break
+            else:
+                is_refilled = True
+            continue
+        is_large = delivery.after is not None
+        if is_large and client.core.breaking is not None:
+            client.core.breaking.send(client, delivery, now)
+        else:
+            client.send_delivery(delivery, now)
+        if session.retained_due:
+            send_due(session, now, 1)
+        if is_large:
+            client.wants_more = True
+            break
+    else:  # it may have been all: found in the next pump only, what comes till then would wait
+        client.wants_more = bool(
+            session.outbox.n_messages
+            or session.resend
+            or session.retained_due
+            or (session.shares and may_take_over(session))
+        )
+    client.wants_more |= is_refilled  # there may be more of it
+    _after_pump(client, session, now)
+
+
+def _after_pump(client: Client, session: Session, now: float) -> None:
+    if client.core.room.waiting:
+        client.core.room.made(session, now)
+    if client.wants_more:
+        client.is_pump_wanted = True
+        # What others publish goes out between retained messages: nobody waits for all of them.
+        if session.retained_due and session.outbox.n_messages <= SLICE_MESSAGES:
+            client.throttle.let_go()
+    elif session.outbox.n_messages <= client.send_quota:
+        if not (session.outbox.n_messages or session.resend or session.retained_due):
+            session.is_direct = True
+            client.throttle.is_slow = False
+        client.throttle.let_go()
+    _set_look_timer(client, session, now)
+
+
+def _set_look_timer(client: Client, session: Session, now: float) -> None:
+    """See that the gate is asked again when it wants to be.
+
+    Where that time has come already, the inflight window was full: the acknowledgement that
+    makes room brings the next pump, and a timer would come at once, for ever.
+    """
+    at = session.outbox.look_again_at
+    if at is not None and at <= now:
+        at = None
+    timer = session.look_timer
+    if timer is not None and timer.at == at and timer.action is not None:
+        return
+    if timer is not None:
+        timer.cancel()
+    session.look_timer = None
+    if at is not None:
+        session.look_timer = client.core.timers.at(at, lambda _now: client.want_pump())
