@@ -45,7 +45,7 @@ def acknowledged(
     else:
         session.ledger.drop("refused")
     if qos == 1 and core.timing:
-        sample(session, core, packet_id, now)
+        sample(session, core, packet_id, 1, now)
     made_room(connection, session)
 
 
@@ -71,13 +71,25 @@ def _not_expected(core: Core, packet_id: int) -> None:
     core.counters.unexpected_acknowledgements += 1
 
 
-def sample(session: Session, core: Core, packet_id: int, now: float) -> None:
-    """Tell the samplers of an acknowledgement, unless none waits for any."""
-    if core.spares and session.link.outstanding_since is None:
+def sample(session: Session, core: Core, packet_id: int, n_packets: int, now: float) -> None:
+    """Tell the samplers of acknowledgements, unless none waits for any.
+
+    Args:
+        session: of the client that acknowledges.
+        core: the broker.
+        packet_id: the first Packet Identifier.
+        n_packets: how many Packet Identifiers follow each other from there.
+        now: monotonic seconds.
+    """
+    link = session.link
+    if core.spares and link.outstanding_since is None:
         return
     for sampler in core.timing:
         try:
-            has_news = sampler.acknowledged(session.link, packet_id, now)
+            if n_packets == 1:
+                has_news = sampler.acknowledged(link, packet_id, now)
+            else:
+                has_news = sampler.acknowledged_run(link, packet_id, n_packets, now)
         except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
             core.guard.failed(sampler, error)
             continue
@@ -105,7 +117,7 @@ def _received_by_client(
             connection.send_packet(PubRel(packet_id, _not_found(connection)))
         return
     if core.timing:
-        sample(session, core, packet_id, now)
+        sample(session, core, packet_id, 1, now)
     if reason_code >= 0x80:
         acknowledged(connection, packet_id, 2, now, reason_code)
     else:

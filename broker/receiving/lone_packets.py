@@ -117,7 +117,7 @@ def _take_puback(connection: Client, data: bytes, start: int, now: float) -> boo
     counters.packets_received += 1
     session.ledger.delivered += 1
     if core.timing:
-        sample(session, core, packet_id, now)
+        sample(session, core, packet_id, 1, now)
     made_room(connection, session)
     return True
 

@@ -33,7 +33,7 @@ from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.short_packets import ALL_PUBREL, PACKET_BYTES, answers, packets_from
 from penstock.broker.outbox.message_run import MessageRun, Segment
 from penstock.broker.payload import JOIN_BELOW_BYTES
-from penstock.broker.receiving.acknowledging import made_room
+from penstock.broker.receiving.acknowledging import made_room, sample
 from penstock.broker.receiving.publishing import SMALL_PROPERTIES_BYTES, are_direct
 from penstock.broker.sending.sender import ANSWER_MEMORY_BYTES
 from penstock.broker.sessions.session import DIRECT_BYTES
@@ -387,8 +387,8 @@ def _finish(connection: Client, qos: int, data: bytes, position: int, now: float
     core = connection.core
     core.counters.packets_received += n_packets
     session.ledger.delivered += n_packets
-    if qos == 1 and core.timing and not (core.spares and session.link.outstanding_since is None):
-        _tell_acknowledged(core, session, first, n_packets, now)
+    if qos == 1 and core.timing:
+        sample(session, core, first, n_packets, now)
     made_room(connection, session)
     return position + n_packets * PACKET_BYTES
 
@@ -405,8 +405,8 @@ def _take_pubrecs(
         return 0
     core = connection.core
     core.counters.packets_received += n_packets
-    if core.timing and not (core.spares and session.link.outstanding_since is None):
-        _tell_acknowledged(core, session, first, n_packets, now)
+    if core.timing:
+        sample(session, core, first, n_packets, now)
     answer(connection, packets_from(ALL_PUBREL, first, n_packets), n_packets)
     return position + n_packets * PACKET_BYTES
 
@@ -460,20 +460,6 @@ def _tell_sent(core: Core, session: Session, first: int, run: MessageRun, now: f
                 packet_id += n_packets
         except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
             core.guard.failed(sampler, error)
-
-
-def _tell_acknowledged(
-    core: Core, session: Session, first: int, n_packets: int, now: float
-) -> None:
-    link = session.link
-    for sampler in core.timing:
-        has_news = False
-        try:
-            has_news = sampler.acknowledged_run(link, first, n_packets, now)
-        except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
-            core.guard.failed(sampler, error)
-        if has_news:
-            session.link_changed()
 
 
 TAKE_RUN: Final[dict[int, Callable[[Any, bytes, int, int, int, float], int]]] = {
