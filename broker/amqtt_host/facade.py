@@ -15,7 +15,7 @@ from penstock.broker.errors import PeerError
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import QoS
 from penstock.broker.mqtt.topics import parse_share, validate_topic, validate_topic_filter
-from penstock.broker.receiving.handlers import add_subscription
+from penstock.broker.receiving.subscribing import add_subscription
 from penstock.broker.routing.topic_tree import Subscription
 
 if TYPE_CHECKING:

@@ -46,6 +46,7 @@ from penstock.broker.message import ROWS_OF_A_BLOCK, Message, Storable
 from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.properties import WILL, write_properties
 from penstock.broker.outbox.delivery import Delivery
+from penstock.broker.sending.shared import Holding
 
 if TYPE_CHECKING:
     from penstock.broker.routing.topic_tree import Plan
@@ -63,16 +64,6 @@ class Waiting(Protocol):
 
     def settle(self, reason_code: int) -> None:
         """Take the answer of the commit."""
-
-
-class Holding(Protocol):
-    """A connection that holds packets back until a commit."""
-
-    def send_held(self, number: int) -> None:
-        """Send what was held for this commit or an earlier one."""
-
-    def send_held_connack(self) -> None:
-        """Send a held CONNACK at once: the disk refuses, and the client is not to wait for it."""
 
 
 class Slowed(Protocol):

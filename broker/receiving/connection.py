@@ -22,7 +22,6 @@ from penstock.broker.counters import count
 from penstock.broker.errors import PeerError, ProtocolError
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
-from penstock.broker.payload import JOIN_BELOW_BYTES
 from penstock.broker.quotas.received_bytes import FREE_BYTES
 from penstock.broker.receiving.lone_packets import LEAST_BYTES, take_lone
 from penstock.broker.receiving.rate_limit import RateLimit, n_publishes
@@ -33,7 +32,6 @@ from penstock.broker.timers import Timer
 
 if TYPE_CHECKING:
     from penstock.broker.sessions.core import Core
-    from penstock.broker.sessions.session import Session
 
 _NONE_INHERITED: Final[frozenset[int]] = frozenset()
 
@@ -45,7 +43,6 @@ class Connection(Client):
         "_buffer",
         "_is_counted",
         "_layer_bytes",
-        "_most_lone_bytes",
         "_rate",
         "_rate_timer",
     )
@@ -54,7 +51,6 @@ class Connection(Client):
         """Take a network connection; arguments are as those of `Client`."""
         super().__init__(core, now, **of_connection)
         self._buffer = ReceiveBuffer(core.limits.maximum_packet_size)
-        self._most_lone_bytes = 0
         self._rate = RateLimit(core.limits, now) if core.limits.has_publish_rate else None
         self._rate_timer: Timer | None = None
         self._is_counted = False
@@ -75,7 +71,7 @@ class Connection(Client):
             self._count_held(now)
             return
         if (
-            LEAST_BYTES <= len(chunk) <= self._most_lone_bytes
+            LEAST_BYTES <= len(chunk) <= self.most_lone_bytes
             and not self._buffer.pending_bytes
             and take_lone(self, chunk, now)
         ):
@@ -241,24 +237,6 @@ class Connection(Client):
             self._buffer.unread(data, position)
 
     # -- the life of the connection ---------------------------------------------------------
-
-    def open(
-        self,
-        session: Session,
-        *,
-        keep_alive: int,
-        receive_maximum: int,
-        topic_alias_maximum: int,
-    ) -> None:
-        """Bind an accepted client's session to this connection."""
-        if self._rate is None and self.core.takes_runs and self.core.catch_up is None:
-            self._most_lone_bytes = min(JOIN_BELOW_BYTES, self.maximum_packet_size)
-        super().open(
-            session,
-            keep_alive=keep_alive,
-            receive_maximum=receive_maximum,
-            topic_alias_maximum=topic_alias_maximum,
-        )
 
     def pump(self, unsent_bytes: int, now: float) -> None:
         """Move from the outbox into `out` what may be sent now."""

@@ -20,14 +20,14 @@ from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.topics import read_topic
 from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
-from penstock.broker.receiving.receipts import book_receipt, check_receive_maximum
-from penstock.broker.receiving.routing import (
+from penstock.broker.receiving.publish_routing import (
     hold,
     route_allowed,
     route_held,
     settle_when_safe,
     taken,
 )
+from penstock.broker.receiving.receipts import book_receipt, check_receive_maximum
 from penstock.broker.routing.shared_subscriptions import choose_members
 from penstock.broker.routing.topic_tree import Plan
 from penstock.broker.sessions.bridges import may_publish_sys

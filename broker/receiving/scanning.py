@@ -22,7 +22,7 @@ from penstock.broker.events import PacketReceived
 from penstock.broker.mqtt.enums import MQTT_5, PUBLISH, PacketType
 from penstock.broker.mqtt.reader import answer_version, may_be_connect
 from penstock.broker.mqtt.receive_buffer import packet_too_large, read_remaining_length
-from penstock.broker.receiving import handlers
+from penstock.broker.receiving import control_packets
 from penstock.broker.receiving.acknowledging import SHORT
 from penstock.broker.receiving.authenticating import check_packet_type
 from penstock.broker.receiving.publishing import are_direct, pass_on, receive_publish
@@ -228,7 +228,7 @@ def _handle(
         take_short(connection, (data[start] << 8) | data[start + 1], now)
     else:
         core.limits.check_control_bytes(stop - position)
-        handlers.receive(connection, first_byte, data[start:stop], now)
+        control_packets.receive(connection, first_byte, data[start:stop], now)
         if core.catch_up is not None:
             _let_catch_up(connection, core.catch_up())
 

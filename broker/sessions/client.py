@@ -20,6 +20,7 @@ from penstock.broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, 
 from penstock.broker.mqtt.size_limit import explained
 from penstock.broker.mqtt.topic_aliases import IncomingAliases, OutgoingAliases
 from penstock.broker.outbox.delivery import NO_QUEUE
+from penstock.broker.payload import JOIN_BELOW_BYTES
 from penstock.broker.sending import run_now
 from penstock.broker.sending.sender import UNREAD_BYTES, Sender
 from penstock.broker.sessions import redelivery
@@ -157,6 +158,7 @@ class Client(Sender):
         known_properties: of a PUBLISH that came in a run, found good; see
             `penstock.broker.receiving.runs`.
         maximum_packet_size: bytes of the largest packet that is taken from an accepted client.
+        most_lone_bytes: of a chunk that may be taken by `penstock.broker.receiving.lone_packets`.
         is_closing: to be closed once `out` is written; nothing more is received.
         suspended: what the driver must run before more is received, or None.
         timer: of the CONNECT timeout, then of the keep-alive.
@@ -181,6 +183,7 @@ class Client(Sender):
         "known_properties",
         "last_received",
         "maximum_packet_size",
+        "most_lone_bytes",
         "receipts",
         "receive_maximum",
         "refusal",
@@ -235,6 +238,7 @@ class Client(Sender):
         self.suspended: Coroutine[Any, Any, None] | None = None
         self.backlog: list[bytes] = []
         self.maximum_packet_size = core.limits.maximum_packet_size
+        self.most_lone_bytes = 0
         self.receive_maximum = core.limits.receive_maximum
         self._waits_for_disk = False
         self.has_peer_left = False
@@ -306,6 +310,9 @@ class Client(Sender):
         """
         self.session = session
         self.is_open = True
+        core = self.core
+        if core.takes_runs and core.catch_up is None and not core.limits.has_publish_rate:
+            self.most_lone_bytes = min(JOIN_BELOW_BYTES, self.maximum_packet_size)
         self.send_quota = min(receive_maximum, self.core.limits.inflight_messages)
         self.copy_maximum = min(self.send_maximum, self.core.copy_maximum)
         topic_alias_maximum = min(topic_alias_maximum, self.core.options.outgoing_topic_aliases)

@@ -19,7 +19,7 @@ from penstock.broker.mqtt.packets import (
     Unsubscribe,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.receiving.handlers import MIN_FILTERS
+from penstock.broker.receiving.subscribing import MIN_FILTERS
 from tests.helpers.access import finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 

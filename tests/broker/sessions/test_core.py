@@ -95,7 +95,7 @@ def test_the_core_imports_no_io() -> None:
         f"for name in {blocked!r}: sys.modules[name] = None\n"
         "import penstock.broker.sessions.core\n"
         "import penstock.broker.receiving.connection\n"
-        "import penstock.broker.receiving.handlers\n"
+        "import penstock.broker.receiving.control_packets\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 

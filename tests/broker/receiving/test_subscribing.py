@@ -23,7 +23,7 @@ from penstock.broker.mqtt.packets import (
     Will,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.receiving.handlers import FILTERS_IN_TURN
+from penstock.broker.receiving.subscribing import FILTERS_IN_TURN
 from tests.helpers.access import Access, finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 

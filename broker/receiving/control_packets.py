@@ -1,0 +1,114 @@
+"""From the bytes of a packet other than PUBLISH to the function that handles it.
+
+`handle` is a table from packet class to ``handle_<packet>``. Those of CONNECT, AUTH, SUBSCRIBE and
+UNSUBSCRIBE, and of acknowledgements, have modules of their own; PINGREQ and DISCONNECT are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.broker.errors import ProtocolError
+from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.packets import (
+    Auth,
+    Connect,
+    Disconnect,
+    Packet,
+    PingReq,
+    PingResp,
+    PubAck,
+    PubComp,
+    PubRec,
+    PubRel,
+    Subscribe,
+    Unsubscribe,
+)
+from penstock.broker.mqtt.reader import read_packet
+from penstock.broker.receiving.acknowledging import (
+    handle_puback,
+    handle_pubcomp,
+    handle_pubrec,
+    handle_pubrel,
+)
+from penstock.broker.receiving.authenticating import handle_auth
+from penstock.broker.receiving.connecting import expiry_seconds, handle_connect
+from penstock.broker.receiving.subscribing import check_number, handle_subscribe, handle_unsubscribe
+
+if TYPE_CHECKING:
+    from penstock.broker.sessions.client import Client
+
+
+def receive(connection: Client, first_byte: int, body: bytes, now: float) -> None:
+    """Read one packet and handle it.
+
+    Args:
+        connection: it came on.
+        first_byte: packet type and flags.
+        body: all that follows the Remaining Length.
+        now: monotonic seconds.
+
+    Raises:
+        PeerError: it is malformed or not allowed; a second CONNECT is not, whatever is in it
+            [MQTT-3.1.0-2].
+    """
+    packet_type = first_byte >> 4
+    if connection.is_open and packet_type == PacketType.CONNECT:
+        raise ProtocolError("a second CONNECT")
+    if packet_type in (PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE):
+        check_number(connection, packet_type, body)
+    most_properties = connection.core.limits.properties
+    handle(connection, read_packet(first_byte, body, connection.version, most_properties), now)
+
+
+def handle(connection: Client, packet: Packet, now: float) -> None:
+    """Handle one packet that was read.
+
+    Raises:
+        ProtocolError: the packet is not allowed here.
+    """
+    handler = _HANDLERS.get(type(packet))
+    if handler is None:  # a packet that only servers send
+        raise ProtocolError(f"{type(packet).__name__} from a client")
+    handler(connection, packet, now)
+
+
+def handle_pingreq(connection: Client, _packet: PingReq, _now: float) -> None:
+    """Answer a PINGREQ [MQTT-3.12.4-1]."""
+    connection.send_packet(PingResp())
+
+
+def handle_disconnect(connection: Client, packet: Disconnect, now: float) -> None:
+    """Take a DISCONNECT (section 3.14): without a reason, the will is void [MQTT-3.14.4-3].
+
+    Raises:
+        ProtocolError: it sets a Session Expiry Interval that CONNECT had as 0 (3.14.2.2.2).
+    """
+    if not connection.is_open:  # in the middle of its authentication
+        connection.disconnected(now)
+        return
+    session = connection.session
+    interval = packet.properties.get("session_expiry_interval")
+    if interval is not None:
+        # With a limit of 0, what CONNECT asked for is not known any more; nothing outlives it.
+        if interval and session.expiry_interval == 0 and connection.core.session_expiry_limit != 0:
+            raise ProtocolError("DISCONNECT: Session Expiry Interval; allowed: 0, as in CONNECT")
+        session.expiry_interval = expiry_seconds(connection.core, interval)
+    if not packet.reason_code:  # a normal disconnection
+        connection.core.sessions.set_will(session, None)
+    connection.disconnected(now)
+
+
+_HANDLERS: Final[dict[type, Callable[[Any, Any, float], None]]] = {
+    Auth: handle_auth,
+    Connect: handle_connect,
+    Disconnect: handle_disconnect,
+    PingReq: handle_pingreq,
+    PubAck: handle_puback,
+    PubComp: handle_pubcomp,
+    PubRec: handle_pubrec,
+    PubRel: handle_pubrel,
+    Subscribe: handle_subscribe,
+    Unsubscribe: handle_unsubscribe,
+}
