@@ -173,10 +173,6 @@ class Room:
 
     # -- whether there is room --------------------------------------------------------------
 
-    def is_looked_at(self, sessions: Sequence[Subscriber]) -> bool:
-        """Say whether small messages for some sessions find room only by `has_room_for_run`."""
-        return bool(self.over_half) or (self.rejects and len(sessions) > MANY_SESSIONS)
-
     def has_room_for_run(
         self, sessions: Sequence[Subscriber], n_messages: int, n_bytes: int
     ) -> bool:

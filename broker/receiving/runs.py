@@ -33,6 +33,7 @@ from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.short_packets import ALL_PUBREL, PACKET_BYTES, answers, packets_from
 from penstock.broker.outbox.message_run import MessageRun, Segment
 from penstock.broker.payload import JOIN_BELOW_BYTES
+from penstock.broker.quotas.room import MANY_SESSIONS
 from penstock.broker.receiving.acknowledging import made_room, sample
 from penstock.broker.receiving.publishing import SMALL_PROPERTIES_BYTES, are_direct
 from penstock.broker.sending.sender import ANSWER_MEMORY_BYTES
@@ -118,9 +119,10 @@ def takes_run(core: Core, sessions: tuple[Session, ...], n_messages: int, n_byte
     """Say whether messages for some sessions may go as a run: none is stored, all have room."""
     if core.journal is not None and has_durable(sessions):
         return False
-    return not core.room.is_looked_at(sessions) or core.room.has_room_for_run(
-        sessions, n_messages, n_bytes
-    )
+    room = core.room
+    if room.over_half or (room.rejects and len(sessions) > MANY_SESSIONS):
+        return room.has_room_for_run(sessions, n_messages, n_bytes)
+    return True
 
 
 def _find_run(
@@ -163,7 +165,9 @@ def _find_run(
                 if not takes_run(core, sessions, n_most, n_bytes):
                     break
             properties = data[properties_at:payload_at]
-            if stop - payload_at > plan.threshold_s or not _may_go_on(connection, properties):
+            if stop - payload_at > plan.threshold_s or (
+                len(properties) > 1 and not _may_go_on(connection, properties)
+            ):
                 break
             last = min(len(data), position + n_left * packet_bytes) - packet_bytes
             next_at = _end_of_like(data, position, stop, topic_end, properties, last)
@@ -213,12 +217,12 @@ def _may_go_on(connection: Client, encoded: bytes) -> bool:
 
     Args:
         connection: it came on.
-        encoded: Property Length and properties; b"" below MQTT 5.
+        encoded: Property Length and properties, one at least.
 
     Returns:
         False where they are wrong, or large, or mean something to the broker itself.
     """
-    if len(encoded) <= 1 or encoded == connection.known_properties:
+    if encoded == connection.known_properties:
         return True
     limits = connection.core.limits
     if len(encoded) > min(SMALL_PROPERTIES_BYTES, limits.properties_bytes):

@@ -11,6 +11,7 @@ from penstock.broker.config.limits import Limits
 from penstock.broker.mqtt.packets import PubComp, Publish, PubRel
 from penstock.broker.quotas import room
 from penstock.broker.quotas.room import HELD_BYTES, LOG_SECONDS, Room
+from penstock.broker.receiving import runs
 from tests.helpers.full import FULL, SMALL, acknowledged, away, check, drain, kept, send
 from tests.helpers.virtual import VirtualBroker, will
 
@@ -415,7 +416,8 @@ def test_a_message_for_very_many_is_refused_where_all_together_have_no_room(
     monkeypatch: pytest.MonkeyPatch, n_messages: int
 ) -> None:
     """However it comes, alone in a chunk or with others: its publisher is told."""
-    monkeypatch.setattr(room, "MANY_SESSIONS", 4)
+    for module in (room, runs):
+        monkeypatch.setattr(module, "MANY_SESSIONS", 4)
     monkeypatch.setattr(room, "WIDE_DELIVERIES", 10)
     monkeypatch.setattr(room, "_SLACK_BYTES", 1000)
     broker = VirtualBroker(Limits(queued_messages=1000, total_queued_messages=20))
