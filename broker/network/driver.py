@@ -113,14 +113,29 @@ class Driver:
         lingering: sockets of connections that were broken off.
     """
 
-    def __init__(self, limits: Limits, logger: logging.Logger) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        logger: logging.Logger,
+        *,
+        loop: asyncio.AbstractEventLoop | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Wait for connections.
+
+        Args:
+            limits: of the policy.
+            logger: told of faults.
+            loop: the event loop; None for the one that runs.
+            clock: monotonic seconds.
+        """
         self.core: Core
-        self.clock: Callable[[], float] = time.monotonic
+        self.clock = clock
         self.limits = limits
         self.logger = logger
         self.protocols: set[Served] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.loop = asyncio.get_running_loop()
+        self.loop = loop or asyncio.get_running_loop()
         self.lingering = LingeringClose(self.loop)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
@@ -255,9 +270,10 @@ class Driver:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = at
-        self._timer = self.loop.call_later(max(0.0, at - now) + _ROUNDING_SECONDS, self._timer_due)
+        self._timer = self.loop.call_later(max(0.0, at - now) + _ROUNDING_SECONDS, self.timer_due)
 
-    def _timer_due(self) -> None:
+    def timer_due(self) -> None:
+        """Do what the core's deadlines ask for that have come."""
         self._timer = None
         self._timer_at = math.inf
         now = self.clock()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from penstock.broker.network.accepted import CLOSE_TIMEOUT_SECONDS, AcceptedConnection
 from penstock.broker.network.driver import BUSY_SECONDS, TURNS_SECONDS, WORTH_BYTES
 from penstock.broker.receiving.connection import Connection
+from penstock.broker.receiving.serving import look, write
 
 if TYPE_CHECKING:
     from penstock.broker.network.driver import Driver
@@ -52,6 +53,7 @@ class MqttProtocol(asyncio.Protocol):
         connection: the broker's side of it, once there is a place for it; or None.
         transport: as far as it has one.
         is_in_line: it has a turn to come.
+        is_reading: the transport reads from the client.
         written_at: monotonic seconds of the last write of what was ready to be sent.
         judging: what answers its CONNECT, where that takes a wait; or None. A stranger that has
             left is not judged any further: it could make the broker work and remember for it
@@ -62,7 +64,6 @@ class MqttProtocol(asyncio.Protocol):
         "_close_timer",
         "_early",
         "_is_end_due",
-        "_is_reading",
         "_leftover_until",
         "_rest",
         "_rest_at",
@@ -72,6 +73,7 @@ class MqttProtocol(asyncio.Protocol):
         "connection",
         "driver",
         "is_in_line",
+        "is_reading",
         "judging",
         "transport",
         "written_at",
@@ -95,7 +97,7 @@ class MqttProtocol(asyncio.Protocol):
         self._rest = b""
         self._rest_at = 0
         self._slice_bytes = LEAST_SLICE_BYTES
-        self._is_reading = True
+        self.is_reading = True
         self._is_end_due = False
         self._leftover_until = math.inf
         self._running: Coroutine[Any, Any, None] | None = None
@@ -169,7 +171,7 @@ class MqttProtocol(asyncio.Protocol):
             self._early += data
             self.transport.pause_reading()
             return
-        if self._rest or not self._is_reading:  # a layer had more than it was asked for
+        if self._rest or not self.is_reading:  # a layer had more than it was asked for
             self._rest = self._rest[self._rest_at :] + data
             self._rest_at = 0
             self._line_up(connection)
@@ -179,7 +181,7 @@ class MqttProtocol(asyncio.Protocol):
             and not connection.is_closing
         ):
             self._rest = data
-            self._is_reading = False
+            self.is_reading = False
             self.transport.pause_reading()
             self._take_slice(connection, driver.clock())
         else:
@@ -193,7 +195,7 @@ class MqttProtocol(asyncio.Protocol):
             connection.receive_data(data, now)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (see `_failed`)
             self._failed(connection, error, now)
-        if not self._is_reading:
+        if not self.is_reading:
             turn.touch(connection)  # to be read from again, or to take another turn
         turn.is_running = False
         driver.settle(now, is_more_to_come=bool(self._rest) or connection.wants_turn)
@@ -274,7 +276,7 @@ class MqttProtocol(asyncio.Protocol):
         self.arrival.leave_to_kernel()
         connection = self.connection
         now = self.driver.clock()
-        if connection is not None and (connection.has_backlog or not self._is_reading):
+        if connection is not None and (connection.has_backlog or not self.is_reading):
             connection.peer_left(now)
             self._is_end_due = bool(self._rest or connection.has_backlog)
             if self._is_end_due:
@@ -302,7 +304,7 @@ class MqttProtocol(asyncio.Protocol):
             connection.connection_lost(now)
         driver.settle(now)
         if connection is not None:
-            self._run_suspended(connection)  # what was received before the end still counts
+            self.run_suspended(connection)  # what was received before the end still counts
             # No circle of references is left, so that the memory is free at once.
             self.connection = self.arrival.connection = None
             connection.throttle.end()
@@ -328,62 +330,39 @@ class MqttProtocol(asyncio.Protocol):
         is_over = self._close_timer is not None and not connection.has_unread
         if is_over or transport.is_closing():
             connection.drop_out()
-            self._run_suspended(connection)  # what was received before the end still counts
+            self.run_suspended(connection)  # what was received before the end still counts
             self._line_up(connection)
             return
-        if not connection.needs_look:
-            if now - self.written_at < BUSY_SECONDS and connection.out_bytes < WORTH_BYTES:
-                self.driver.postpone((connection,), now)
-            elif connection.out:
-                self.written_at = now
-                self._write(connection)
-                if connection.out and not connection.is_stuck:
-                    self.driver.core.turn.write_soon(connection)
-            return
-        connection.needs_look = False
-        while True:
-            connection.pump(transport.get_write_buffer_size(), now)
-            if not connection.out:
-                break
-            self._write(connection)
-            if connection.is_paused or connection.out or not connection.wants_more:
-                break
-            if self.driver.clock() - now > TURNS_SECONDS:
-                break
-        if connection.out:
-            if not connection.is_stuck:
-                self.driver.core.turn.touch(connection)
-        elif connection.wants_more and not connection.is_paused:
-            self.driver.later(self)
-        if connection.suspended is not None:
-            self._run_suspended(connection)
-        if not (self._is_reading and connection.wants_reading):
-            self._see_to_reading(connection)
-        if connection.is_closing:
-            while connection.out and not connection.is_stuck:
-                self._write(connection)
-            self._close(connection)
+        if connection.needs_look:
+            look(connection, self, now)
+        elif now - self.written_at < BUSY_SECONDS and connection.out_bytes < WORTH_BYTES:
+            self.driver.postpone((connection,), now)
+        elif connection.out:
+            self.written_at = now
+            if write(connection, self.transport):
+                self.driver.core.turn.write_soon(connection)
 
-    def _write(self, connection: Connection) -> None:
-        """Write what is in `out`, or as much of it as the others get in this round."""
-        out = connection.data_to_send()
-        if len(out) == 1:
-            self.transport.write(out[0])
-        elif out:
-            self.transport.writelines(out)
+    def is_late(self, now: float) -> bool:
+        """Say whether a call that began at `now` has taken what one turn may."""
+        return self.driver.clock() - now > TURNS_SECONDS
 
-    def _run_suspended(self, connection: Connection) -> None:
+    def wait_for_turn(self) -> None:
+        """Take a turn when those before it in the line have had theirs."""
+        self.driver.later(self)
+
+    def run_suspended(self, connection: Connection) -> None:
+        """Run what the connection is suspended on, unless that is under way."""
         suspended = connection.suspended
         if suspended is not None and suspended is not self._running:
             self._running = suspended
             self.driver.run_suspended(connection, suspended)
 
-    def _see_to_reading(self, connection: Connection) -> None:
+    def see_to_reading(self, connection: Connection) -> None:
         """Read while the connection wants it and nothing of the last chunk is left."""
         self._line_up(connection)
         wants_reading = connection.wants_reading and not self._rest
-        if wants_reading != self._is_reading:
-            self._is_reading = wants_reading
+        if wants_reading != self.is_reading:
+            self.is_reading = wants_reading
             if wants_reading:
                 self.transport.resume_reading()
             else:
@@ -397,7 +376,7 @@ class MqttProtocol(asyncio.Protocol):
         if self._is_end_due or connection.wants_turn or (self._rest and connection.wants_reading):
             self.driver.later(self)
 
-    def _close(self, connection: Connection) -> None:
+    def close(self, connection: Connection) -> None:
         """Close once the transport has sent the rest, and not much later.
 
         A client that is to read why sees the end of what is sent to it, and what it still
@@ -418,8 +397,8 @@ class MqttProtocol(asyncio.Protocol):
             except OSError:  # the peer has reset it, as asyncio's own loop tells
                 transport.abort()
                 return
-            if not self._is_reading:
-                self._is_reading = True
+            if not self.is_reading:
+                self.is_reading = True
                 transport.resume_reading()
         else:
             transport.close()

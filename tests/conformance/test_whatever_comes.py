@@ -21,10 +21,10 @@ DAMAGE = st.lists(st.tuples(st.integers(2, 20), st.integers(0, 255)), max_size=2
 class Client(VirtualClient):
     """Reads in the version that the broker has taken a CONNECT for."""
 
-    def serve(self) -> None:
+    def serve(self, now: float) -> None:
         """Read what came."""
         self.version = self.connection.version
-        super().serve()
+        super().serve(now)
 
 
 def damaged(frame: bytes, damage: list[tuple[int, int]]) -> bytes:

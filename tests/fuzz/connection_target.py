@@ -59,10 +59,10 @@ class Gate(DeliveryGate):
 class Peer(VirtualClient):
     """A client that reads in whatever version the broker has come to answer in."""
 
-    def serve(self) -> None:
+    def serve(self, now: float) -> None:
         """Do what the driver does."""
         self.version = self.connection.version
-        super().serve()
+        super().serve(now)
 
 
 class Bytes:

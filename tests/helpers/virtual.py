@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Self, TypeVar, cast
 
 from penstock.broker.config.limits import Limits
 from penstock.broker.config.mqtt_options import MqttOptions
@@ -24,7 +26,9 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.network.driver import Driver
 from penstock.broker.receiving.connection import Connection
+from penstock.broker.receiving.serving import look, write
 from penstock.broker.sessions.core import Core
 from penstock.broker.sessions.session import Session
 from tests.helpers.frames import frames_of
@@ -32,11 +36,45 @@ from tests.helpers.frames import frames_of
 Kind = TypeVar("Kind")
 
 
+class VirtualLoop:
+    """What a driver wants of an event loop: calls that come soon, when the test lets them."""
+
+    def __init__(self) -> None:
+        self._soon: deque[Callable[[], None]] = deque()
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Call it in `run`."""
+        self._soon.append(call)
+
+    def call_later(self, delay: float, call: Callable[[], None]) -> VirtualLoop:
+        """Leave it to `VirtualBroker.advance`, which knows the core's deadlines."""
+        del delay, call
+        return self
+
+    def cancel(self) -> None:
+        """Cancel a call that is never made."""
+
+    def run(self) -> None:
+        """Call what is to be called soon, until there is nothing."""
+        while self._soon:
+            self._soon.popleft()()
+
+
+class RaisingLogger(logging.Logger):
+    """A logger of a driver that must not go on after a fault: the test is to fail."""
+
+    def exception(self, *args: object, **more: object) -> None:
+        """Raise what is to be logged."""
+        del args, more
+        raise  # noqa: PLE0704 (called where it is handled)
+
+
 class VirtualBroker:
-    """A core, its driver and its clock, all in the test's hands.
+    """A core, the broker's own driver, and a clock, all in the test's hands.
 
     Attributes:
         core: the broker.
+        driver: what serves its connections.
         now: virtual monotonic seconds; move it by `advance`.
         waiting: coroutines that the core has handed over because they have to wait.
     """
@@ -45,10 +83,18 @@ class VirtualBroker:
         self.now = 1000.0
         self.waiting: list[Coroutine[Any, Any, None]] = []
         names = (f"assigned-{number}" for number in itertools.count(1))
-        self.core = Core(
-            limits or Limits(),
+        limits = limits or Limits()
+        self._loop = VirtualLoop()
+        self.driver = Driver(
+            limits,
+            RaisingLogger("test"),
+            loop=cast("asyncio.AbstractEventLoop", self._loop),
+            clock=lambda: self.now,
+        )
+        self.core = self.driver.core = Core(
+            limits,
             logger=logging.getLogger("test"),
-            wake=lambda: None,
+            wake=self.driver.wake,
             spawn=self.waiting.append,
             new_client_id=lambda: next(names),
             options=extensions.pop("options", MqttOptions()),
@@ -56,10 +102,9 @@ class VirtualBroker:
         )
 
     def settle(self) -> None:
-        """Serve every connection that wants it, as the driver does after each call."""
-        while touched := self.core.turn.take_touched():
-            for connection in touched:
-                connection.driver.serve()
+        """Serve every connection that wants it, as after each call into the core."""
+        self.driver.settle(self.now)
+        self._loop.run()
 
     def finish_waiting(self) -> None:
         """Run what the core has handed over because it has to wait, to its end."""
@@ -78,7 +123,7 @@ class VirtualBroker:
             if deadline is None or deadline > end:
                 break
             self.now = max(self.now, deadline)
-            self.core.timers.run(self.now)
+            self.driver.timer_due()
             self.settle()
         self.now = end
 
@@ -107,6 +152,8 @@ class VirtualClient:
         unsent_bytes: what the transport says it holds.
         room_bytes: what it takes before it has no room any more; None for all there is.
         is_reading: the broker reads from this client.
+        is_in_line: it has a turn to come.
+        written_at: unused; as the driver's other connections have it.
     """
 
     def __init__(self, broker: VirtualBroker, version: int = 5) -> None:
@@ -117,6 +164,8 @@ class VirtualClient:
         self.received = bytearray()
         self.is_lost = False
         self.is_reading = True
+        self.is_in_line = False
+        self.written_at = 0.0
         self.unsent_bytes = 0
         self.room_bytes: int | None = None
         self._buffer = ReceiveBuffer(268_435_460)
@@ -127,50 +176,77 @@ class VirtualClient:
         """The client's session."""
         return self.connection.session
 
-    def serve(self) -> None:
-        """Do what the driver does for a touched connection."""
+    def serve(self, now: float) -> None:
+        """Do what a touched connection wants."""
         connection = self.connection
-        if not connection.needs_look:
-            self._receive()
-            if connection.out and not connection.is_stuck:
-                self.broker.core.turn.write_soon(connection)
-            return
-        connection.needs_look = False
-        while True:
-            connection.pump(self.unsent_bytes, self.broker.now)
-            if not self._receive() or connection.is_paused or connection.out:
-                break
-            if not connection.wants_more:
-                break
-        has_rest = bool(connection.out) and not connection.is_stuck
-        if has_rest or (connection.wants_more and not connection.is_paused):
-            self.broker.core.turn.touch(connection)  # later: when others have had their turn
-        if connection.wants_turn:
-            connection.go_on(self.broker.now)
-        self.is_reading = connection.wants_reading
-        if connection.is_closing:
-            while connection.out and not connection.is_stuck:
-                self._receive()
-            self.is_lost = True
+        if connection.needs_look:
+            look(connection, self, now)
+        elif connection.out and write(connection, self.transport):
+            self.broker.core.turn.write_soon(connection)
 
-    def _receive(self) -> bool:
-        """Take what the broker has to send; return False where that is nothing."""
-        data = b"".join(self.connection.data_to_send())
+    def take_turn(self, now: float) -> None:
+        """Go on with what was put off."""
+        turn = self.broker.core.turn
+        turn.is_running = True
+        if self.connection.wants_turn:
+            self.connection.go_on(now)
+        else:
+            turn.touch(self.connection)
+        turn.is_running = False
+        self.broker.settle()
+
+    def is_late(self, now: float) -> bool:
+        """Return False: nothing takes time."""
+        del now
+        return False
+
+    def wait_for_turn(self) -> None:
+        """Take a turn when those before it in the line have had theirs."""
+        self.broker.driver.later(self)  # type: ignore[arg-type]
+
+    def run_suspended(self, connection: Connection) -> None:
+        """Leave it to the test."""
+
+    def see_to_reading(self, connection: Connection) -> None:
+        """Read or not."""
+        self.is_reading = connection.wants_reading
+        if connection.wants_turn:
+            self.wait_for_turn()
+
+    def close(self, connection: Connection) -> None:
+        """Be gone."""
+        del connection
+        self.is_lost = True
+
+    @property
+    def transport(self) -> Self:
+        """The sending side of the transport, which hands on at once what the broker writes."""
+        return self
+
+    def get_write_buffer_size(self) -> int:
+        """Return what the test says."""
+        return self.unsent_bytes
+
+    def writelines(self, data: Iterable[bytes | bytearray | memoryview]) -> None:
+        """Receive pieces."""
+        self.write(b"".join(data))
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Receive bytes, and tell the broker where there is no room for more."""
         self.received += data
-        if self.room_bytes is not None and data:
+        if self.room_bytes is not None:
             self.room_bytes -= len(data)
             if self.room_bytes <= 0 and not self.connection.is_paused:
                 self.connection.pause_sending(self.broker.now)
-        for first_byte, body in frames_of(self._buffer, self._buffer.receive_data(data)):
+        for first_byte, body in frames_of(self._buffer, self._buffer.receive_data(bytes(data))):
             self.inbox.append(read_packet(first_byte, body, self.version))
-        return bool(data)
 
     def send(self, *packets: Packet) -> None:
         """Send packets in one chunk."""
         self.send_bytes(b"".join(write_packet(packet, self.version) for packet in packets))
 
     def send_bytes(self, data: bytes) -> None:
-        """Send bytes, whatever they are."""
+        """Send bytes, whatever they are, even where the broker would not read them."""
         self.broker.core.turn.is_running = True
         self.connection.receive_data(data, self.broker.now)
         self.broker.core.turn.is_running = False

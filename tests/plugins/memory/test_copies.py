@@ -134,7 +134,7 @@ def test_what_leaves_at_once_is_copied_for_each_reader_too(n_messages: int) -> N
     publisher = broker.connect("p")
     for reader in readers:
         reader.subscribe("t")
-        reader.serve = lambda: None  # type: ignore[method-assign]  # keeps what is to be written
+        reader.serve = lambda _now: None  # type: ignore[method-assign, assignment]  # keeps what is to be written
     publish(publisher, "t", 0, n_messages)
     payloads = [part for reader in readers for part in reader.connection.out if part == PAYLOAD]
     assert len(payloads) == 4 * n_messages
@@ -147,7 +147,7 @@ def test_what_is_retained_is_copied_for_each_that_subscribes() -> None:
     broker.connect("p").publish("t", PAYLOAD, qos=1, retain=True)
     readers = [broker.connect(name) for name in "ab"]
     for reader in readers:
-        reader.serve = lambda: None  # type: ignore[method-assign]
+        reader.serve = lambda _now: None  # type: ignore[method-assign, assignment]
         reader.send(Subscribe(1, (SubscriptionRequest("t", 1),)))
     sent = [delivery.message.payload for r in readers for delivery in r.session.inflight]
     payloads = [*sent, broker.core.retained.by_topic["t"].payload]

@@ -270,12 +270,11 @@ class Link:
 
     def take_one(self) -> None:
         """The transport takes one write, and has no room after it."""
-        broker = self.client.broker
-        self.connection.resume_sending(broker.now)
-        broker.core.turn.take_touched()
-        self.connection.pump(0, broker.now)
-        self.client._receive()
-        self.stall()
+        self.client.room_bytes = 1
+        self.go_on()
+        self.client.room_bytes = None
+        if not self.connection.is_paused:
+            self.stall()
 
     def go_on(self) -> None:
         """The transport has room from now on."""

@@ -66,11 +66,12 @@ class Spilling(RuleBasedStateMachine):
         """A client that has stalled takes one write."""
         client = self.clients[name]
         if client is not None and client.connection.is_paused:
-            connection = client.connection
-            connection.resume_sending(self.broker.now)
-            connection.pump(0, self.broker.now)
-            client._receive()
-            connection.pause_sending(self.broker.now)
+            client.room_bytes = 1
+            client.connection.resume_sending(self.broker.now)
+            self.broker.settle()
+            client.room_bytes = None
+            if not client.connection.is_paused:
+                client.connection.pause_sending(self.broker.now)
             self._read_all()
 
     @rule(name=st.sampled_from(NAMES))
