@@ -147,9 +147,20 @@ def _find_run(
     most_bytes = min(JOIN_BELOW_BYTES, core.limits.maximum_packet_size)
     try:
         while start:
-            topic_end, _, properties_at, payload_at = read_publish_head(
-                data, first_byte, start, stop, version
-            )
+            # As `read_publish_head`, whose call takes 0.3 us of the 2 us for all that the core does
+            # for a packet that is unlike its neighbours; with properties it is called.
+            if stop - start < _LEAST_PUBLISH_BYTES:
+                break
+            topic_end = start + 2 + (data[start] << 8 | data[start + 1])
+            properties_at = payload_at = topic_end + 2
+            if version == MQTT_5:
+                payload_at += 1
+                if data[properties_at:payload_at] != b"\0":
+                    topic_end, _, properties_at, payload_at = read_publish_head(
+                        data, first_byte, start, stop, version
+                    )
+            if payload_at > stop:
+                break
             packet_bytes = stop - position
             plan = plans.get(data[start + 2 : topic_end])
             if plan is None or plan.least_qos < qos or packet_bytes > most_bytes:
