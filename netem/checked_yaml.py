@@ -87,9 +87,6 @@ def fit(kind: type[T], value: Any) -> T:
     except ValidationError as error:
         found = [_explain(kind, detail) for detail in error.errors()]
         raise MistakesError(mistake for mistake in found if mistake is not None) from error
-    except (TypeError, ValueError, RecursionError) as error:
-        # A date as a key, or an alias of what holds it.
-        raise MistakesError([Mistake((), str(error))]) from error
 
 
 @functools.cache

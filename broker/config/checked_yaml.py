@@ -24,8 +24,11 @@ T = TypeVar("T")
 
 _LONGEST_TEXT_SHOWN = 80
 
-_NO_VALUES = (":merge", ":value")
-"""Ends of the tags of the keys `<<` and `=`, which YAML resolves as it reads their mapping."""
+_OF_VALUES = (":str", ":int", ":float")
+"""Ends of the tags of keys that stand for themselves."""
+
+_OF_KEYS = (*_OF_VALUES, ":merge", ":value")
+"""These and those of the keys `<<` and `=`, which YAML resolves as it reads their mapping."""
 
 
 class NamedBy(NamedTuple):
@@ -154,7 +157,7 @@ def _problems_of_node(root: yaml.Node, loader: yaml.SafeLoader) -> list[ConfigPr
         if isinstance(node, yaml.MappingNode):
             problems.extend(_problems_of_keys(node, path))
             for key, value in node.value:
-                if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(_NO_VALUES):
+                if isinstance(key, yaml.ScalarNode) and key.tag.endswith(_OF_VALUES):
                     problems.extend(_problems_of_scalar(key, path, loader))
                 look(value, join(path, key.value), parents | {id(node)})
         elif isinstance(node, yaml.SequenceNode):
@@ -184,12 +187,12 @@ def _problems_of_keys(node: yaml.MappingNode, path: str) -> list[ConfigProblem]:
     lines: dict[Hashable, int] = {}
     for key, _ in node.value:
         line = key.start_mark.line + 1
-        if not isinstance(key, yaml.ScalarNode) or key.tag.endswith((":bool", ":null")):
+        if not isinstance(key, yaml.ScalarNode) or not key.tag.endswith(_OF_KEYS):
             problems.append(
                 ConfigProblem(
                     path or "file",
                     f"a key that is no text in line {line}",
-                    "text; in quotes where it reads yes, no, on, off, true, false or null",
+                    "text; in quotes where it reads yes, no, on, off, true, false, null or a date",
                 )
             )
         elif key.value in lines:

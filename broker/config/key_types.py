@@ -7,18 +7,20 @@ binary, in upper or lower case, with or without a space.
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+import re
+from typing import Annotated, Any, Final
 
 from pydantic import (
     AfterValidator,
     ByteSize,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     GetPydanticSchema,
     TypeAdapter,
     ValidationError,
 )
-from pydantic_core import core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 """How a dataclass checks its keys: no others, no conversions, and numbers are finite."""
@@ -38,8 +40,27 @@ SIZE_ALLOWED: Final = "a number of bytes, or a text with a unit, such as 64 KiB 
 WRONG_SIZE: Final = frozenset({"byte_size", "byte_size_unit"})
 """Types of pydantic's errors for a value that is no size."""
 
+_SIZE: Final = re.compile(r"\s*\d*\.?\d+\s*[a-z]*\s*", re.ASCII | re.IGNORECASE)
+"""A text that is a size as a whole."""
+
+
+def _check_whole(value: Any) -> Any:
+    """Refuse a text that only begins with a size: `ByteSize` reads 128 from 128,000,000.
+
+    Raises:
+        PydanticCustomError: it is such a text.
+    """
+    if isinstance(value, str) and _SIZE.fullmatch(value) is None:
+        raise PydanticCustomError("byte_size", SIZE_ALLOWED)
+    return value
+
+
+def _size_schema(_source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    return core_schema.no_info_before_validator_function(_check_whole, handler(ByteSize))
+
+
 # A plain int: what compares with a subclass of it is slower on every message.
-Size = Annotated[int, GetPydanticSchema(lambda _, handler: handler(ByteSize)), AfterValidator(int)]
+Size = Annotated[int, GetPydanticSchema(_size_schema), AfterValidator(int)]
 """A number of bytes."""
 
 PositiveSize = Annotated[Size, Field(ge=1)]
@@ -48,8 +69,8 @@ PositiveSize = Annotated[Size, Field(ge=1)]
 Rate = Annotated[
     float,
     GetPydanticSchema(
-        lambda _, handler: core_schema.union_schema(
-            [handler(float), handler(ByteSize)],
+        lambda source, handler: core_schema.union_schema(
+            [handler(float), _size_schema(source, handler)],
             custom_error_type="byte_size",
             custom_error_message=SIZE_ALLOWED,
         )

@@ -124,8 +124,6 @@ def test_a_mapping_may_be_merged_into_another() -> None:
     [
         ("a: {b: 2026-13-01}", "a.b"),
         (f"a: [1, {'1' * 5000}]", "a[1]"),
-        ("a: {2026-02-30: 1}", "a"),
-        ("2026-02-30: 1", "line 1"),
         ("0b_", "line 1"),
         (f"a: {'1:' * 300}1.5", "a"),
         ("a: !!bool maybe", "a"),
@@ -140,6 +138,26 @@ def test_what_looks_like_a_number_or_a_date_and_is_none_is_named(text: str, path
     ((found, read, allowed),) = [(p.path, p.read, p.allowed) for p in caught.value.problems]
     assert (found, allowed) == (path, "a number or a date, or text in quotes")
     assert len(read) <= 80
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("a: {on: 1}", "a"),
+        ("a: {2026-01-30: 1}", "a"),
+        ("a: {2026-02-30: 1}", "a"),
+        ("2026-01-30: 1", "file"),
+        ("a: {!!binary eA==: 1}", "a"),
+        ("a: {[1]: 1}", "a"),
+    ],
+)
+def test_a_key_that_is_neither_text_nor_number_is_named(text: str, path: str) -> None:
+    """JSON, as which values are checked, has no other keys."""
+    with pytest.raises(ConfigError) as caught:
+        parse_mapping(text, "policy.yaml")
+    ((found, read, allowed),) = [(p.path, p.read, p.allowed) for p in caught.value.problems]
+    assert (found, read) == (path, "a key that is no text in line 1")
+    assert allowed.startswith("text; in quotes where")
 
 
 def test_text_is_no_number_and_number_no_text() -> None:

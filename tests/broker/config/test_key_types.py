@@ -126,6 +126,11 @@ def test_each_key_of_bytes_takes_units(key: str) -> None:
         (-1, None),
         ("-3 MB", None),
         ("32 megs", None),
+        ("128,000,000", None),
+        ("1.500.000", None),
+        ("10 MB/s", None),
+        ("10 MB 5", None),
+        ("2026-01-01", None),
         (1.5, None),
         (True, None),
         (None, None),
@@ -137,7 +142,8 @@ def test_what_is_a_size(written: object, n_bytes: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "rate"), [(0.5, 0.5), (5, 5.0), ("5 MB", 5e6), ("x", None), (True, None)]
+    ("written", "rate"),
+    [(0.5, 0.5), (5, 5.0), ("5 MB", 5e6), ("x", None), ("5 MB/s", None), (True, None)],
 )
 def test_what_is_a_rate(written: object, rate: float | None) -> None:
     """Bytes per second: any number, or what passes in one second."""
