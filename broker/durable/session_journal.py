@@ -14,6 +14,7 @@ no other client may get it [MQTT-4.8.2-5].
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from penstock.broker.durable.records import SessionRow
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.broker.sessions.session import Session
 
 
-class DeliveryJournal:
+class DeliveryJournal(ABC):
     """The part of a session's journal that follows its deliveries.
 
     Attributes:
@@ -58,6 +59,7 @@ class DeliveryJournal:
         elif was_noted and not journal.is_dirty:
             journal._hurry()
 
+    @abstractmethod
     def place_of(self, delivery: Delivery) -> tuple[int, bool] | None:
         """Say how a delivery is to be stored.
 
@@ -65,15 +67,14 @@ class DeliveryJournal:
             (its packet identifier, 0 while it waits; whether its PUBREC has come); None for one
             that is not to be stored.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def ended(self, *, has_expired: bool) -> None:
         """The session ends; its messages, still in outbox and inflight window, end with it.
 
         Args:
             has_expired: its expiry interval has passed, as a restart would find as well.
         """
-        raise NotImplementedError
 
     def _take_stored(self, session: Session) -> list[Delivery]:
         """Detach a session from the journal; return its deliveries that are stored."""
