@@ -226,7 +226,8 @@ class LinkSampler:
         """Take note of several at once, by `acknowledged` for each unless overridden."""
         has_news = False
         for packet_id in range(first_packet_id, first_packet_id + n_packets):
-            has_news |= self.acknowledged(link, packet_id, now)
+            if self.acknowledged(link, packet_id, now):
+                has_news = True
         return has_news
 
     def probe_sent(self, link: Link, packet_id: int, now: float) -> None:

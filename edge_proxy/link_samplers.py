@@ -58,9 +58,8 @@ class LinkSamplers:
             if now < at or sampler.period is None:
                 continue
             self._next_at[sampler] = max(now, at + sampler.period)
-            is_news |= self._guard.call(
-                sampler, sampler.sample, self._link, fileno, now, otherwise=False
-            )
+            if self._guard.call(sampler, sampler.sample, self._link, fileno, now, otherwise=False):
+                is_news = True
         return is_news
 
     def sent(self, packet_id: int, payload_bytes: int, now: float) -> None:
@@ -72,9 +71,10 @@ class LinkSamplers:
         """Its PUBACK or PUBREC has come; return whether the link has a new estimate."""
         is_news = False
         for sampler in self._samplers:
-            is_news |= self._guard.call(
+            if self._guard.call(
                 sampler, sampler.acknowledged, self._link, packet_id, now, otherwise=False
-            )
+            ):
+                is_news = True
         return is_news
 
     def forget(self) -> None:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
-
+from penstock.broker.config.key_types import read_size
 from penstock.spark_bridge.errors import OptionError
 
 DEFAULT_MAX_MESSAGES_PER_BATCH: Final = 250_000
@@ -83,11 +82,8 @@ def _positive(name: str, text: str) -> int:
 
 
 def _size(name: str, text: str) -> int:
-    try:
-        size = int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError:
-        size = 0
-    if size < 1:
+    size = read_size(text)
+    if not size:
         raise OptionError(
             f"option {name!r}: read {text!r}, allowed is a number of bytes from 1, such as "
             "8388608 or 8 MiB"

@@ -74,11 +74,12 @@ class Sampling:
         return None
 
     def _sample(self, session: Session, connection: Client, now: float) -> None:
-        sampler = self._sampler
-        has_news = self._core.guard.call(
-            sampler, sampler.sample, session.link, connection.driver.fileno, now, otherwise=None
-        )
+        try:
+            has_news = self._sampler.sample(session.link, connection.driver.fileno, now)
+        except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
+            self._core.guard.failed(self._sampler, error)
+            return
         if has_news:
             session.link_changed()
-        if self._probes is not None and has_news is not None:
+        if self._probes is not None:
             self._probes.send(session, connection, now)

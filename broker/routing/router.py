@@ -111,9 +111,12 @@ class Router:
             )
         for sink in sinks:
             copy = self.for_one(message)
-            taken = self._shared.guard.call(sink.name, sink.accept, copy, receipt, otherwise=False)
-            if taken is False and receipt is not None:
-                receipt.settle(0x80)
+            try:
+                sink.accept(copy, receipt)
+            except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
+                self._shared.guard.failed(sink.name, error)
+                if receipt is not None:
+                    receipt.settle(0x80)
         for share, member in chosen:
             self.deliver_shared(self.for_one(message), share, member, now)
 

@@ -83,6 +83,31 @@ def test_news_of_any_sampler_is_news() -> None:
     assert not samplers.sample(4, 12.0)
 
 
+class Silent(Sampler):
+    """A sampler whose methods return nothing at all."""
+
+    def sample(self, link: Link, fileno: int, now: float) -> bool:  # noqa: ARG002
+        """Return None."""
+        return None  # type: ignore[return-value]
+
+    def acknowledged(self, link: Link, packet_id: int, now: float) -> bool:  # noqa: ARG002
+        """Return None."""
+        return None  # type: ignore[return-value]
+
+
+def test_a_sampler_that_returns_nothing_has_no_news() -> None:
+    """Neither the client nor the other samplers suffer from it."""
+    loud = Sampler()
+    samplers = LinkSamplers((Silent(), loud), Link("c"), NoFaults())
+    samplers.connected(10.0)
+    assert samplers.acknowledged(7, 10.5)
+    assert samplers.sample(4, 11.0)
+    loud.has_news = False
+    assert not samplers.acknowledged(8, 11.5)
+    assert not samplers.sample(4, 12.0)
+    assert not Silent().acknowledged_run(Link("c"), 1, 3, 12.0)
+
+
 def test_a_sampler_that_raises_is_told_and_the_others_go_on() -> None:
     """A plugin's fault stops no delivery and no other plugin."""
     broken, whole = Sampler(is_broken=True), Sampler()

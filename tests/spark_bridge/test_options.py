@@ -74,6 +74,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
         ("max_messages_per_batch", "many", "a whole number from 1"),
         ("max_messages_per_request", "1.5", "a whole number from 1"),
         ("max_bytes_per_request", "-1", "a number of bytes from 1"),
+        ("max_bytes_per_request", "1,000 kB", "a number of bytes from 1"),
         ("timeout_seconds", "0", "a number of seconds above 0"),
         ("timeout_seconds", "nan", "a number of seconds above 0"),
         ("retry_seconds", "-1", "a number of seconds from 0"),

@@ -285,6 +285,27 @@ def test_a_publisher_is_answered_when_the_sink_has_it_safely(qos: int, answer: o
     assert publisher.inbox == [answer]
 
 
+class ReturningSink(Sink):
+    """A sink whose `accept` returns False, which says nothing."""
+
+    def accept(self, message: Message, receipt: Receipt | None) -> None:
+        """Keep both."""
+        super().accept(message, receipt)
+        return False  # type: ignore[return-value]
+
+
+def test_what_a_sink_returns_is_no_refusal() -> None:
+    """A sink refuses by its receipt alone, or by an exception."""
+    sink = ReturningSink()
+    broker = VirtualBroker(sinks=[sink])
+    publisher = broker.connect("p")
+    publisher.publish("q/a", b"x", qos=1, packet_id=4)
+    assert publisher.inbox == []
+    sink.settle()
+    broker.settle()
+    assert publisher.inbox == [PubAck(4)]
+
+
 @pytest.mark.mqtt5("4.6.0-2")
 def test_acknowledgements_keep_the_order_of_the_publishes() -> None:
     """[MQTT-4.6.0-2]: one that is ready waits for those before it."""

@@ -94,9 +94,19 @@ class Holding(DeliveryGate):
         return Verdict(deliver=False, reason="test")
 
 
-def probed(kind: type[VirtualBroker] = VirtualBroker, **options: Any) -> tuple[Any, Probing]:
+class Silent(Probing):
+    """A sampler that probes, and whose `sample` returns nothing."""
+
+    def sample(self, link: Link, fileno: int, now: float) -> bool:  # noqa: ARG002
+        """Return None."""
+        return None  # type: ignore[return-value]
+
+
+def probed(
+    kind: type[VirtualBroker] = VirtualBroker, sampler: Probing | None = None, **options: Any
+) -> tuple[Any, Probing]:
     """Return a broker with a sampler that probes each second."""
-    sampler = Probing()
+    sampler = Probing() if sampler is None else sampler
     broker = kind(samplers=[sampler], **options)
     Sampling(broker.core, sampler, PERIOD).start(broker.now)
     return broker, sampler
@@ -145,6 +155,14 @@ def test_a_subscriber_of_the_topic_is_probed_in_each_period(version: int) -> Non
     assert [at for _, _, at in sampler.probes] == [1001.0, 1002.0, 1003.0]
     assert sampler.acknowledged_ids == [packet_id for _, packet_id, _ in sampler.probes]
     assert not sampler.sent_ids
+
+
+def test_a_sampler_that_looks_at_nothing_probes() -> None:
+    """Only one that raises is passed over."""
+    broker, sampler = probed(sampler=Silent())
+    client = subscriber(broker)
+    broker.advance(PERIOD)
+    assert len(probes(client)) == len(sampler.probes) == 1
 
 
 def test_only_who_subscribed_by_that_name_at_qos_1_or_2_is_probed() -> None:
