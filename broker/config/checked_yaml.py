@@ -8,14 +8,27 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import stat
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from penstock.broker.config.key_types import SIZE_ALLOWED, WRONG_SIZE
 from penstock.broker.errors import ConfigError, ConfigProblem
@@ -29,6 +42,13 @@ _OF_VALUES = (":str", ":int", ":float")
 
 _OF_KEYS = (*_OF_VALUES, ":merge", ":value")
 """These and those of the keys `<<` and `=`, which YAML resolves as it reads their mapping."""
+
+_MISSING = frozenset({"missing", "missing_argument"})
+
+_TOLD = re.compile(r"(?:(\w+): )?read (.+); allowed: (.+)", re.DOTALL)
+
+NOT_IN_FILE: Final[dict[str, Any]] = {"is_key": False}
+"""Metadata of a dataclass's field that is not given in the file."""
 
 
 class NamedBy(NamedTuple):
@@ -208,11 +228,34 @@ def _problems_of_keys(node: yaml.MappingNode, path: str) -> list[ConfigProblem]:
     return problems
 
 
-def validate_config(cls: type[T], mapping: Mapping[str, Any], file: str, path: str) -> T:
-    """Return `cls` made from what stands in a file.
+class Misfit(NamedTuple):
+    """One value of a file that does not fit its type.
 
-    Types are taken as JSON takes them: text is no number and a number no text, a list may
-    become a tuple, text an enum member or a path.
+    Attributes:
+        place: keys, and indices of lists, from the mapping that was checked.
+        read: the value there, as text.
+        allowed: the values that are allowed there.
+    """
+
+    place: tuple[str, ...]
+    read: str
+    allowed: str
+
+
+class MisfitError(Exception):
+    """A value of a file does not fit its type.
+
+    Attributes:
+        misfits: one for each wrong key or value, at least one.
+    """
+
+    def __init__(self, misfits: list[Misfit]) -> None:
+        super().__init__(misfits)
+        self.misfits = misfits
+
+
+def validate_config(cls: type[T], mapping: Mapping[str, Any], file: str, path: str) -> T:
+    """Return `cls` made from a mapping of a file, as `fit` makes it.
 
     Args:
         cls: a `pydantic.dataclasses.dataclass` that forbids extra keys.
@@ -224,71 +267,107 @@ def validate_config(cls: type[T], mapping: Mapping[str, Any], file: str, path: s
         ConfigError: with one problem for each wrong key or value.
     """
     try:
-        return TypeAdapter(cls).validate_json(json.dumps(mapping, default=str))
+        return fit(cls, mapping)
+    except MisfitError as error:
+        problems = [
+            ConfigProblem(join(path, *place) or "file", read, allowed)
+            for place, read, allowed in error.misfits
+        ]
+        raise ConfigError(file, problems) from error
+
+
+def fit(cls: type[T], value: Any) -> T:
+    """Return `cls` made from a value of a file.
+
+    Types are taken as JSON takes them: text is no number and a number no text, a list may
+    become a tuple, text an enum member or a path.
+
+    Args:
+        cls: a dataclass whose pydantic configuration is `key_types.STRICT`.
+        value: what YAML has read.
+
+    Raises:
+        MisfitError: with each wrong key or value.
+    """
+    try:
+        return TypeAdapter(cls).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
-        problems: dict[tuple[str, str], list[str]] = {}
-        for detail in error.errors(include_url=False):
-            keys = _keys_in(mapping, detail["loc"])
-            place = join(path, *keys) or "file"
-            read, allowed = _explain(cls, keys, dict(detail))
-            problems.setdefault((place, read), []).append(allowed)
-        raise ConfigError(
-            file,
-            [
-                ConfigProblem(place, read, " or ".join(dict.fromkeys(allowed)))
-                for (place, read), allowed in problems.items()
-            ],
-        ) from error
+        raise MisfitError(_misfits(cls, value, error)) from error
 
 
-def _explain(cls: type, keys: Sequence[str], detail: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what was read and what is allowed, for one of pydantic's errors."""
+def _misfits(cls: type, value: Any, error: ValidationError) -> list[Misfit]:
+    found: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for detail in error.errors(include_url=False):
+        place, read, allowed = _explain(cls, _keys_in(value, detail), detail)
+        found.setdefault((place, read), []).append(allowed)
+    places = [place for place, _ in found]
+    return [
+        Misfit(place, read, " or ".join(dict.fromkeys(allowed)))
+        for (place, read), allowed in found.items()
+        # A mapping that is wrong inside is no misfit of the union's members that are no mapping.
+        if not any(len(other) > len(place) and other[: len(place)] == place for other in places)
+    ]
+
+
+def _explain(cls: type, place: tuple[str, ...], detail: ErrorDetails) -> Misfit:
+    """Return one of pydantic's errors in the words of a file."""
     kind = detail["type"]
     if kind in {"unexpected_keyword_argument", "extra_forbidden"}:
-        return "an unknown key", suggest(str(keys[-1]), _keys_known_at(cls, keys[:-1]))
-    if kind in {"missing", "missing_argument"}:
-        return "nothing", "a value; this key has no default"
+        return Misfit(
+            place, "an unknown key", suggest(str(place[-1]), _keys_known_at(cls, place[:-1]))
+        )
+    if kind in _MISSING:
+        # An item of a list is no key.
+        of_key = "; this key has no default" if isinstance(detail["loc"][-1], str) else ""
+        return Misfit(place, "nothing", f"a value{of_key}")
     if kind in WRONG_SIZE:
-        return show(detail["input"]), SIZE_ALLOWED
+        return Misfit(place, show(detail["input"]), SIZE_ALLOWED)
+    if kind == "too_long":
+        return Misfit(place, show(detail["input"]), f"at most {detail['ctx']['max_length']} items")
     message = str(detail["msg"])
     for beginning in ("Input should be ", "String should have ", "Value error, "):
         message = message.removeprefix(beginning)
+    # A dataclass that checks itself may name the key and what was read.
+    if told := _TOLD.fullmatch(message):
+        key, read, allowed = told.groups()
+        return Misfit((*place, key) if key else place, read, allowed)
     # pydantic speaks of JSON, the file is YAML.
     for json_word, yaml_word in (("an object", "a mapping"), ("a valid array", "a list")):
         message = message.replace(json_word, yaml_word)
-    return show(detail["input"]), message
+    return Misfit(place, show(detail["input"]), message)
 
 
-def _keys_in(mapping: Any, location: Sequence[str | int]) -> list[str]:
-    """Return the keys of `location` that a reader of the file knows.
+def _keys_in(value: Any, detail: ErrorDetails) -> tuple[str, ...]:
+    """Return the keys of an error's location that a reader of the file knows.
 
     pydantic's own steps, such as the name of a union's member, are left out.
     """
     keys: list[str] = []
-    here = mapping
+    here = value
+    location = detail["loc"]
     for index, step in enumerate(location):
+        is_missing = index == len(location) - 1 and detail["type"] in _MISSING
         if isinstance(here, Mapping):
             by_text = {str(key): value for key, value in here.items()}
             if str(step) in by_text:
                 here = by_text[str(step)]
-            elif index < len(location) - 1 or str(step) == "[key]":
+            elif not is_missing:
                 continue
         elif isinstance(here, list) and isinstance(step, int):
-            here = here[step]
+            here = None if is_missing else here[step]
         else:
             continue
         keys.append(str(step))
-    return keys
+    return tuple(keys)
 
 
 def _keys_known_at(annotation: Any, keys: Sequence[str]) -> list[str]:
     """Return the keys that the dataclass at `keys` below `annotation` has."""
-    fields = getattr(annotation, "__pydantic_fields__", None)
-    if fields is not None:
+    if is_dataclass(annotation):
+        names = [each.name for each in fields(annotation) if each.metadata != NOT_IN_FILE]
         if not keys:
-            return [field.alias or name for name, field in fields.items()]
-        field = fields.get(keys[0])
-        return [] if field is None else _keys_known_at(field.annotation, keys[1:])
+            return names
+        return _keys_known_at(get_type_hints(annotation).get(keys[0]), keys[1:])
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _keys_known_at(arguments[0], keys)

@@ -6,15 +6,14 @@ The forwarder answers each request with one `Answer`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from typing import ClassVar, Final, Literal, TypeAlias
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
+from penstock.broker.config.key_types import STRICT
 from penstock.netem.links.channel import Counts
 from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.profiles import Profile
-
-_CONFIG: Final[dict[str, Any]] = {"extra": "forbid", "strict": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Add:
         seed: of its chance.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _CONFIG
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     link: int
     devices: tuple[str, str]
@@ -48,7 +47,7 @@ class AddTc:
         profile: to begin with.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _CONFIG
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     link: int
     wires: str
@@ -61,7 +60,7 @@ class AddTc:
 class Switch:
     """Change a link now, and leave it so."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _CONFIG
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     link: int
     profile: Profile
@@ -78,7 +77,7 @@ class Follow:
         begin_at: monotonic seconds of their beginning; may be past.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _CONFIG
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     link: int
     changes: Changes
@@ -90,7 +89,7 @@ class Follow:
 class Tell:
     """Say what became of a link's packets, and when it changed."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _CONFIG
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     link: int
     do: Literal["tell"] = "tell"

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from penstock.netem.checked_yaml import STRICT, Mistake, MistakesError, fit, read_yaml
+from pydantic import ConfigDict
+
+from penstock.broker.config.key_types import STRICT
+from penstock.netem.checked_yaml import Mistake, MistakesError, fit, read_yaml
 from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.profiles import Profile
 from penstock.netem.runs.scenario import OnOffPlan, TracePlan, Ways, make_changes
@@ -17,14 +20,14 @@ from penstock.netem.runs.scenario import OnOffPlan, TracePlan, Ways, make_change
 
 @dataclass(frozen=True, slots=True)
 class _OnOff(OnOffPlan):
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     profiles: dict[str, Ways]
     begin: str

@@ -7,11 +7,12 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
+from pydantic import ConfigDict
+
+from penstock.broker.config.key_types import STRICT
 from penstock.netem.links.profiles import Profile
-
-_CONFIG: Final[dict[str, Any]] = {"extra": "forbid", "strict": True}
 
 LEAST_SECONDS: Final = 0.001
 """Mean length of a state, and how long before a trace begins again: of links that change without a
@@ -30,7 +31,7 @@ class OnOff:
         seed: of the times: the same seed is bad at the same times.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _CONFIG
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     good: Profile
     bad: Profile
@@ -77,7 +78,7 @@ class Trace:
             for never.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _CONFIG
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     at_seconds: tuple[float, ...]
     profiles: tuple[Profile, ...]

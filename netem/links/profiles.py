@@ -8,9 +8,11 @@ everything here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
-from penstock.broker.config.key_types import Rate, Size
+from pydantic import ConfigDict
+
+from penstock.broker.config.key_types import STRICT, Rate, Size
 
 LEAST_QUEUE_BYTES: Final = 15_000
 """Ten packets of Ethernet's size: what fits before a rate limit at the least."""
@@ -37,7 +39,7 @@ class Bursts:
         outside: share of the other packets that are lost (1 - k).
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     begin: float
     end: float
@@ -77,7 +79,7 @@ class Direction:
         duplicate: share of packets that arrive twice.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     delay: float = 0.0
     rate: Rate | None = None
@@ -140,7 +142,7 @@ class Profile:
         downstream: towards the client.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     name: str
     upstream: Direction

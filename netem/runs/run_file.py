@@ -6,13 +6,15 @@ them again, and on what.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, NamedTuple
+from typing import ClassVar, Final, Literal, NamedTuple
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 
-from penstock.netem.checked_yaml import STRICT
+from penstock.broker.config.key_types import STRICT
+from penstock.netem.checked_yaml import MistakesError, fit
 from penstock.netem.errors import NetemError, RunError
 from penstock.netem.runs.scenario import Scenario
 
@@ -54,7 +56,7 @@ class RunInfo:
         engine: what made links, ``tun`` or ``tc``; None where nobody has written it down.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     scenario: Scenario
     length: Literal["full", "short"]
@@ -98,16 +100,8 @@ def read_run_info(folder: Path) -> RunInfo:
     """
     path = folder / NAME
     try:
-        return _FORM.validate_json(path.read_bytes())
-    except OSError as error:
+        return fit(RunInfo, json.loads(path.read_bytes()))
+    except (OSError, ValueError, RecursionError) as error:
         raise NetemError(f"{path}: {error}") from error
-    except ValidationError as error:
-        raise NetemError("\n".join(f"{path}: {_explain(each)}" for each in error.errors())) from (
-            error
-        )
-
-
-def _explain(detail: Any) -> str:
-    """Return one mistake: the place and what is wrong there."""
-    place = ".".join(map(str, detail["loc"]))
-    return f"{place}: {detail['msg']}" if place else str(detail["msg"])
+    except MistakesError as error:
+        raise error.of(path) from error

@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
-from penstock.broker.config.key_types import Size
-from penstock.netem.checked_yaml import NO_KEY, STRICT, Mistake, MistakesError, Place
+from pydantic import ConfigDict
+
+from penstock.broker.config.checked_yaml import NOT_IN_FILE
+from penstock.broker.config.key_types import STRICT, Size
+from penstock.netem.checked_yaml import Mistake, MistakesError, Place
 from penstock.netem.links.link_variation import Changes, OnOff, Trace
 from penstock.netem.links.profiles import Direction, Profile
 
@@ -49,7 +52,7 @@ class Ways:
         downstream: towards the second.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     upstream: Direction = field(default_factory=Direction)
     downstream: Direction = field(default_factory=Direction)
@@ -63,7 +66,7 @@ class HostPlan:
         congestion_control: of its TCP connections; None for cubic.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     congestion_control: str | None = None
 
@@ -77,7 +80,7 @@ class LinkPlan:
         profile: what it is where no impairment says otherwise; a name in `Scenario.profiles`.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     between: tuple[str, str]
     profile: str
@@ -97,7 +100,7 @@ class Topology:
         links: in any order.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     hosts: dict[str, HostPlan]
     links: list[LinkPlan]
@@ -124,7 +127,7 @@ class Topology:
 class OnOffPlan:
     """`OnOff` of `link_variation` by names of profiles; its seed is that of the run."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     good: str
     bad: str
@@ -136,7 +139,7 @@ class OnOffPlan:
 class TracePlan:
     """`penstock.netem.links.link_variation.Trace` by names of profiles."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     at_seconds: tuple[float, ...]
     profiles: tuple[str, ...]
@@ -198,7 +201,7 @@ class Impairment:
         trace: changes at given times; or None. One of both is given.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     link: str
     on_off: OnOffPlan | None = None
@@ -218,7 +221,7 @@ class Stream:
         arrivals: ``periodic``, or ``poisson``: exponential times between two.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     topic: str
     payload_bytes: Size
@@ -240,7 +243,7 @@ class Publisher:
         brokers: names of the brokers that have it; None for all.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     host: str
     streams: list[str]
@@ -266,7 +269,7 @@ class Subscriber:
         user_properties: of its CONNECT, such as ``threshold_l``; MQTT 5 alone.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     host: str
     filters: list[str]
@@ -291,7 +294,7 @@ class Broker:
             address. ``{directory}`` in it stands for an empty directory.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     kind: Literal["penstock", "mosquitto", "amqtt", "command"]
     settings: dict[str, Any] = field(default_factory=dict)
@@ -311,7 +314,7 @@ class Measurements:
             those with an impaired link on their way, or all where there is none.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     arrivals: bool = True
     memory_period_seconds: float = 0.5
@@ -333,7 +336,7 @@ class Target:
             judge it.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     figure: str
     broker: str
@@ -368,9 +371,9 @@ class Scenario:
         side_by_side: how many brokers run at a time; None for all.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    name: str = field(metadata=NO_KEY)
+    name: str = field(metadata=NOT_IN_FILE)
     title: str
     about: str
     topology: Topology
@@ -403,7 +406,7 @@ class Scenario:
         """
         changes = make_changes(impairment.on_off, impairment.trace, self.all_profiles(), seed)
         if changes is None:
-            raise MistakesError([Mistake((), "missing on_off or trace")])
+            raise MistakesError([Mistake((), "read nothing; allowed: on_off or trace")])
         return changes
 
     def figures(self) -> list[str]:

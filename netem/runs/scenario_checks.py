@@ -154,7 +154,7 @@ def _check_brokers(scenario: Scenario) -> Iterator[Mistake]:
                 words = f"no key of kind {broker.kind}; allowed: beside {' or '.join(kinds)}"
                 yield Mistake((*place, key), words)
         if broker.kind == "command" and not broker.command:
-            yield Mistake((*place, "command"), "missing")
+            yield Mistake((*place, "command"), "read nothing; allowed: a program and its arguments")
 
 
 def _check_traffic(scenario: Scenario) -> Iterator[Mistake]:
@@ -171,7 +171,7 @@ def _check_traffic(scenario: Scenario) -> Iterator[Mistake]:
             allowed = f"at least {least:g}, which makes {MAX_MESSAGES} messages"
             yield _wrong((*place, "period_seconds"), stream.period_seconds, allowed)
         if name not in published:
-            yield Mistake(place, "nobody publishes it; allowed: streams of publishers")
+            yield Mistake(place, "read no publisher of it; allowed: at least one")
 
 
 def _check_stream(place: Place, stream: Stream) -> Iterator[Mistake]:
@@ -298,7 +298,7 @@ def _check_targets(scenario: Scenario) -> Iterator[Mistake]:
             if target.over == target.broker:
                 yield _wrong((*place, "over"), target.over, "another broker")
         elif target.figure.endswith(" share_as_fast"):
-            yield Mistake((*place, "over"), "missing; the broker than which to be as fast")
+            yield Mistake((*place, "over"), "read nothing; allowed: the broker to be as fast as")
         if (target.at_most is None) == (target.at_least is None):
             which = "neither" if target.at_most is None else "both"
             yield Mistake(place, f"read {which} of at_most and at_least; allowed: one of them")

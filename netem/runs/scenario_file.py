@@ -60,7 +60,9 @@ def _take_apart(mapping: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     if not isinstance(over, dict):
         raise MistakesError([Mistake(("short",), f"read {over!r}; allowed: a mapping")])
     if "name" in mapping | over:
-        raise MistakesError([Mistake(("name",), "no such key; the name is that of the file")])
+        raise MistakesError(
+            [Mistake(("name",), "read a key; allowed: none; the file's name is the name")]
+        )
     return mapping, over
 
 

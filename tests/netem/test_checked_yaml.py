@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from pydantic import ConfigDict
 
-from penstock.netem.checked_yaml import STRICT, Mistake, MistakesError, fit, read_yaml
+from penstock.broker.config.key_types import STRICT
+from penstock.netem.checked_yaml import Mistake, MistakesError, fit, read_yaml
 from penstock.netem.errors import NetemError
 
 
@@ -16,7 +18,7 @@ from penstock.netem.errors import NetemError
 class Inner:
     """A mapping that checks itself."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     seconds: float
 
@@ -29,7 +31,7 @@ class Inner:
 class Outer:
     """One of each kind of value."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     forms: float | Inner = 0.0
     by_name: dict[str, Inner] | None = None
@@ -42,25 +44,31 @@ class Outer:
     ("value", "lines"),
     [
         (7, ["read 7; allowed: a mapping"]),
-        ({"forms": "much"}, ["forms: read 'much'; allowed: a valid number"]),
+        ({"forms": "much"}, ["forms: read 'much'; allowed: a valid number or a mapping"]),
         ({"forms": {"seconds": -1}}, ["forms.seconds: read -1.0; allowed: from 0"]),
-        ({"forms": {"hours": 1, "seconds": 1}}, ["forms.hours: no such key; allowed: seconds"]),
+        (
+            {"forms": {"hours": 1, "seconds": 1}},
+            ["forms.hours: read an unknown key; allowed: one of seconds"],
+        ),
         (
             {"by_name": {"float": {"seconds": "1"}}},
             ["by_name.float.seconds: read '1'; allowed: a valid number"],
         ),
         ({"by_name": {"Inner": 1}}, ["by_name.Inner: read 1; allowed: a mapping"]),
         ({"by_name": []}, ["by_name: read []; allowed: a mapping"]),
-        ({"pair": ["a", "b", "c"]}, ["pair: read ['a', 'b', 'c']; allowed: 2 of them"]),
-        ({"pair": ["a"]}, ["pair.1: missing"]),
+        ({"pair": ["a", "b", "c"]}, ["pair: read ['a', 'b', 'c']; allowed: at most 2 items"]),
+        ({"pair": ["a"]}, ["pair.1: read nothing; allowed: a value"]),
         ({"pair": "ab"}, ["pair: read 'ab'; allowed: a list"]),
         ({"numbers": [1, True]}, ["numbers.1: read True; allowed: a valid integer"]),
-        ({"inner": {}}, ["inner.seconds: missing"]),
+        ({"inner": {}}, ["inner.seconds: read nothing; allowed: a value; this key has no default"]),
         (
             {"iner": 1, "inner": {"seconds": None}},
             [
-                "inner.seconds: read None; allowed: a valid number",
-                "iner: no such key; allowed: forms, by_name, pair, numbers, inner",
+                "inner.seconds: read null; allowed: a valid number",
+                (
+                    "iner: read an unknown key; allowed: one of by_name, forms, inner, numbers, "
+                    "pair (perhaps inner)"
+                ),
             ],
         ),
     ],

@@ -39,6 +39,8 @@ class Example:
     filters: dict[str, Filter] = Field(default_factory=dict)
     listed: list[Filter] | None = None
     table: dict[int, float] = Field(default_factory=dict)
+    loss: float | Filter = 0.0
+    pair: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """Refuse one value, as a check across fields does."""
@@ -90,6 +92,23 @@ def test_members_of_a_union_are_one_problem() -> None:
     assert problems_of({"name": "n", "rate": "fast"}) == [
         ("plugins.example.rate", "'fast'", "a valid number or 'learned'")
     ]
+
+
+@pytest.mark.parametrize(
+    ("part", "problem"),
+    [
+        ({"loss": "much"}, ("loss", "'much'", "a valid number or a mapping")),
+        ({"loss": {"threshold_s": "1"}}, ("loss.threshold_s", "'1'", "a valid integer")),
+        ({"pair": [1]}, ("pair.1", "nothing", "a value")),
+        ({"pair": [1, 2, 3]}, ("pair", "[1, 2, 3]", "at most 2 items")),
+    ],
+)
+def test_a_value_is_told_in_the_form_in_which_it_was_written(
+    part: dict[str, Any], problem: tuple[str, str, str]
+) -> None:
+    """A mapping that is wrong inside is no wrong number; no value ends in a traceback."""
+    path, read, allowed = problem
+    assert problems_of({"name": "n", **part}) == [(f"plugins.example.{path}", read, allowed)]
 
 
 @pytest.mark.parametrize(

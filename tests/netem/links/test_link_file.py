@@ -62,22 +62,25 @@ def test_without_a_plan_a_link_stays_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "profiles: missing"),
+        ("", "profiles: read nothing; allowed: a value"),
         ("profiles: [1\n", "link.yaml"),
         ("profiles: {}\nbegin: good", "begin: read 'good'; allowed: "),
         (TWO.replace("0.5", "-1"), "profiles.bad.upstream.delay: read -1.0; allowed: seconds"),
-        (TWO.replace("0.5", ".nan"), "profiles.bad.upstream.delay: read nan; allowed: seconds"),
+        (
+            TWO.replace("0.5", ".nan"),
+            "profiles.bad.upstream.delay: read nan; allowed: a finite number",
+        ),
         (TWO.replace("0.5", "'1'"), "profiles.bad.upstream.delay: read '1'; allowed: a valid nu"),
         (
             TWO.replace("delay", "dely"),
             (
-                "profiles.bad.upstream.dely: no such key; allowed: delay, rate, jitter, loss, "
-                "queue_bytes, reorder, duplicate"
+                "profiles.bad.upstream.dely: read an unknown key; allowed: one of delay, "
+                "duplicate, jitter, loss, queue_bytes, rate, reorder (perhaps delay)"
             ),
         ),
         (
             TWO.replace("upstream", "up"),
-            "profiles.bad.up: no such key; allowed: upstream, downstream",
+            "profiles.bad.up: read an unknown key; allowed: one of downstream, upstream",
         ),
         (
             TWO.replace("delay: 0.5", "loss: {begin: 1, end: 2}"),
@@ -85,17 +88,20 @@ def test_without_a_plan_a_link_stays_as_it_is(tmp_path: Path) -> None:
         ),
         (
             TWO.replace("delay: 0.5", "loss: {begin: 1, over: 2}"),
-            "profiles.bad.upstream.loss.end: missing",
+            "profiles.bad.upstream.loss.end: read nothing; allowed: a value",
         ),
         (
             TWO.replace("delay: 0.5", "loss: {begin: 1, end: 1, over: 2}"),
-            "profiles.bad.upstream.loss.over: no such key; allowed: begin, end, inside, outside",
+            "profiles.bad.upstream.loss.over: read an unknown key; allowed: one of begin, end, ",
         ),
         (
             TWO.replace("delay: 0.5", "loss: much"),
             "profiles.bad.upstream.loss: read 'much'; allowed: a valid number",
         ),
-        (TWO + "until: 5", "until: no such key; allowed: profiles, begin, on_off, trace"),
+        (
+            TWO + "until: 5",
+            "until: read an unknown key; allowed: one of begin, on_off, profiles, trace",
+        ),
         (
             TWO + "on_off: {good: good, bad: ugly, mean_good_seconds: 1, mean_bad_seconds: 1}",
             "on_off.bad: read 'ugly'; allowed: good, bad",
@@ -110,12 +116,12 @@ def test_without_a_plan_a_link_stays_as_it_is(tmp_path: Path) -> None:
         ),
         (
             TWO + "trace: {at: [2, 1], profiles: [good, bad]}",
-            "trace.at: no such key; allowed: at_seconds, profiles, repeat_seconds",
+            "trace.at: read an unknown key; allowed: one of at_seconds, profiles, repeat_seconds",
         ),
         (
             TWO + "trace: {at_seconds: [0], profiles: [good]}\n"
             "on_off: {good: good, bad: bad, mean_good_seconds: 1, mean_bad_seconds: 1, sed: 1}",
-            "on_off.sed: no such key; allowed: good, bad, mean_good_seconds",
+            "on_off.sed: read an unknown key; allowed: one of bad, good, mean_bad_seconds",
         ),
         (
             TWO + "trace: {at_seconds: [0], profiles: [good]}\n"

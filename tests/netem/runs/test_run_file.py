@@ -94,5 +94,5 @@ def test_each_mistake_in_a_file_is_named_with_its_place(tmp_path: Path) -> None:
         [str(path), "length"],
     ]
     path.write_text("no JSON")
-    with pytest.raises(NetemError, match=r"run\.json: Invalid JSON"):
+    with pytest.raises(NetemError, match=r"run\.json: Expecting value"):
         read_run_info(tmp_path)

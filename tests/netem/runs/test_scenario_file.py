@@ -168,9 +168,12 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     (
         "title: A",
         "titel: A",
-        ["title: missing", "titel: no such key; allowed: title, about, "],
+        [
+            "title: read nothing; allowed: a value; ",
+            "titel: read an unknown key; allowed: one of about, broker_host, ",
+        ],
     ),
-    ("title: A", "name: x\ntitle: A", ["name: no such key; "]),
+    ("title: A", "name: x\ntitle: A", ["name: read a key; allowed: none; "]),
     (
         "delay: 0.5",
         "delay: -1",
@@ -251,7 +254,11 @@ CHANGES: list[tuple[str, str, list[str]]] = [
         "{kind: penstock, lines: [x]}",
         ["brokers.ours.lines: no key of kind penstock; allowed: beside mosquitto"],
     ),
-    ("{kind: mosquitto}", "{kind: command}", ["brokers.other.command: missing"]),
+    (
+        "{kind: mosquitto}",
+        "{kind: command}",
+        ["brokers.other.command: read nothing; allowed: a program and its arguments"],
+    ),
     ("over: other", "over: ours", ["targets.0.over: read 'ours'; allowed: another broker"]),
     # Traffic.
     (
@@ -290,14 +297,14 @@ CHANGES: list[tuple[str, str, list[str]]] = [
             "{small: {topic: a/b, payload_bytes: 100, period_seconds: 1}, "
             "more: {topic: m, payload_bytes: 24, period_seconds: 1}}"
         ),
-        ["traffic.more: nobody publishes it; allowed: streams of publishers"],
+        ["traffic.more: read no publisher of it; allowed: at least one"],
     ),
     # Clients.
     (
         "streams: [small]",
         "streams: [smal]",
         [
-            "traffic.small: nobody publishes it; ",
+            "traffic.small: read no publisher of it; ",
             "publishers.pub.streams.0: read 'smal'; allowed: small",
             "subscribers.sub.filters.0: read 'a/#'; allowed: a filter that a published ",
         ],
@@ -443,7 +450,7 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     (
         "small p50, broker: ours, over: other",
         "small share_as_fast, broker: ours",
-        ["targets.0.over: missing; the broker than which to be as fast"],
+        ["targets.0.over: read nothing; allowed: the broker to be as fast as"],
     ),
     (
         "at_most: 0.5",
@@ -463,7 +470,7 @@ CHANGES: list[tuple[str, str, list[str]]] = [
     (
         "duration_seconds: 60",
         "duration_seconds: .inf",
-        ["duration_seconds: read inf; allowed: above 0"],
+        ["duration_seconds: read inf; allowed: a finite number"],
     ),
     (
         "duration_seconds: 60",
@@ -535,8 +542,8 @@ def test_a_mistake_is_told_with_file_place_and_what_is_allowed(
             "short: {brokers: {third: {kind: mosquitto, command: [x]}}}",
             "short.brokers.third.command: no key of kind mosquitto; allowed: beside command",
         ),
-        ("short: {name: x}", "name: no such key; the name is that of the file"),
-        ("short: {nane: x}", "short.nane: no such key; allowed: title, about"),
+        ("short: {name: x}", "name: read a key; allowed: none; the file's name is the name"),
+        ("short: {nane: x}", "short.nane: read an unknown key; allowed: one of about, brok"),
     ],
 )
 def test_a_mistake_of_the_short_length_is_told_where_it_stands(
@@ -551,7 +558,11 @@ def test_a_mistake_of_the_short_length_is_told_where_it_stands(
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("", "title: missing"), ("7", "allowed: a mapping"), ("[a]", "allowed: a mapping")],
+    [
+        ("", "title: read nothing; allowed: a value"),
+        ("7", "allowed: a mapping"),
+        ("[a]", "allowed: a mapping"),
+    ],
 )
 def test_a_file_without_keys_is_told(tmp_path: Path, text: str, told: str) -> None:
     """An empty one too."""
