@@ -151,19 +151,14 @@ class RetainedMessages:
             self._expiries[message.topic] = self._timers.at(
                 message.expires_at, lambda _now: self.expire(message.topic)
             )
-        node = self._root
+        self.n_bytes += self._bytes_of_new_levels(message.topic)
         self._n_sets += 1
-        n_bytes = 0
+        node = self._root
         for level in message.topic.split("/"):
             child = node.children.get(level)
             if child is None:
-                n_bytes += LEVEL_BYTES
-                if node.children is _NO_CHILDREN and node is not self._root:
-                    n_bytes += TABLE_BYTES
                 child = node.own_children()[level] = _Node(self._n_sets)
             node = child
-        if not message.topic.startswith("$SYS"):
-            self.n_bytes += n_bytes
         node.message = message
         node.set_at = self._n_sets
         self.by_topic[message.topic] = message
@@ -186,22 +181,20 @@ class RetainedMessages:
             path.append((node, level))
             node = node.children[level]
         node.message = None
-        n_bytes = 0
         for parent, level in reversed(path):
             child = parent.children[level]
             if child.children or child.message is not None:
                 break
             children = parent.own_children()
             del children[level]
-            n_bytes += LEVEL_BYTES
             if not children and parent is not self._root:
                 parent.children = _NO_CHILDREN
-                n_bytes += TABLE_BYTES
-        if not topic.startswith("$SYS"):
-            self.n_bytes -= n_bytes
+        self.n_bytes -= self._bytes_of_new_levels(topic)
 
     def _bytes_of_new_levels(self, topic: str) -> int:
-        """Return what the levels of a topic take that are not there yet."""
+        """Return what the levels of a topic take that are not there; none under `$SYS` counts."""
+        if topic.startswith("$SYS"):
+            return 0
         node = self._root
         levels = topic.split("/")
         for n_found, level in enumerate(levels):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.extensions import MessageSink
@@ -62,6 +63,7 @@ def subscription_bytes(topic_filter: str) -> int:
 _STRING_BYTES: Final = 56
 
 
+@dataclass(slots=True, eq=False)
 class Subscription:
     """One session's subscription to one topic filter.
 
@@ -74,31 +76,13 @@ class Subscription:
         subscription_id: Subscription Identifier, or 0 for none.
     """
 
-    __slots__ = (
-        "no_local",
-        "qos",
-        "retain_as_published",
-        "session",
-        "subscription_id",
-        "topic_filter",
-    )
-
-    def __init__(
-        self,
-        session: Subscriber,
-        topic_filter: str,
-        qos: int,
-        *,
-        no_local: bool = False,
-        retain_as_published: bool = False,
-        subscription_id: int = 0,
-    ) -> None:
-        self.session = session
-        self.topic_filter = topic_filter
-        self.qos = qos
-        self.no_local = no_local
-        self.retain_as_published = retain_as_published
-        self.subscription_id = subscription_id
+    session: Subscriber
+    topic_filter: str
+    qos: int
+    _: KW_ONLY
+    no_local: bool = False
+    retain_as_published: bool = False
+    subscription_id: int = 0
 
 
 class Target:
@@ -151,6 +135,7 @@ class Target:
         return self._without_no_local if self._has_no_local else self
 
 
+@dataclass(slots=True, eq=False)
 class Plan:
     """Where the messages of one topic go.
 
@@ -163,23 +148,12 @@ class Plan:
         threshold_s: payload bytes above which a message is large; `sys.maxsize` for never.
     """
 
-    __slots__ = ("shares", "sinks", "targets", "threshold_s", "topic", "topic_bytes")
-
-    def __init__(
-        self,
-        topic: str,
-        topic_bytes: bytes,
-        targets: list[Target],
-        sinks: tuple[MessageSink, ...],
-        threshold_s: int,
-        shares: tuple[SharedSubscription, ...] = (),
-    ) -> None:
-        self.shares = shares
-        self.topic = topic
-        self.topic_bytes = topic_bytes
-        self.targets = targets
-        self.sinks = sinks
-        self.threshold_s = threshold_s
+    topic: str
+    topic_bytes: bytes
+    targets: list[Target]
+    shares: tuple[SharedSubscription, ...]
+    sinks: tuple[MessageSink, ...]
+    threshold_s: int
 
     def size_bytes(self) -> int:
         """Return about what the plan takes of the memory."""
@@ -292,12 +266,7 @@ class TopicTree:
         topic_filter = subscription.topic_filter
         if topic_filter.startswith(SHARE_PREFIX):
             return self._join(subscription, parse_share(topic_filter).topic_filter)
-        node = self._node(topic_filter)
-        is_new = True
-        if node.held is None:  # as for most filters
-            node.held = subscription
-        else:
-            is_new = node.hold(subscription)
+        is_new = self._node(topic_filter).hold(subscription)
         if is_new:
             self._count(subscription.session, topic_filter, 1)
         if self.plans:
@@ -336,8 +305,7 @@ class TopicTree:
                 if not node:
                     self.n_bytes += TABLE_BYTES
                 self.n_bytes += LEVEL_BYTES + sys.getsizeof(level)
-                child = node[level] = _Node()
-                child.held = child.shares = None
+                child = node[level] = _new_node()
             node = child
         return node
 
@@ -413,7 +381,10 @@ class TopicTree:
     def fresh_plan(self, topic: str, topic_bytes: bytes) -> Plan:
         """Return the plan of a valid topic for one use: for messages of very many topics."""
         by_session: dict[Subscriber, list[Subscription]] = {}
+        shares: list[SharedSubscription] = []
         for node in self._matching_nodes(topic):
+            if node.shares:
+                shares += node.shares.values()
             held = node.held
             if held is None:
                 continue
@@ -430,9 +401,9 @@ class TopicTree:
             topic,
             topic_bytes,
             [Target(session, found) for session, found in by_session.items()],
+            tuple(shares),
             tuple(s for s in self._sinks if any(matches(f, topic) for f in s.topic_filters)),
             sys.maxsize if threshold_s is None else threshold_s,
-            tuple(self.match_shares(topic)) if self.shares else (),
         )
 
     def levels_below(self, prefix: str) -> list[str]:
@@ -460,12 +431,6 @@ class TopicTree:
             if own is not None and own.session is session:
                 found.append(own)
         return found
-
-    def match_shares(self, topic: str) -> Iterator[SharedSubscription]:
-        """Yield every shared subscription whose filter matches a topic."""
-        for node in self._matching_nodes(topic):
-            if node.shares:
-                yield from node.shares.values()
 
     def _matching_nodes(self, topic: str) -> Iterator[_Node]:
         """Yield the node of every filter that matches a topic.

@@ -174,3 +174,11 @@ def test_a_walk_finds_what_was_there_and_still_is_whatever_changes_meanwhile(
         step()
     assert sorted(seen) == sorted(expected)
     assert not any(walk.ahead(topic) for topic in topics)
+
+
+def test_levels_under_sys_are_not_asked_for_as_they_do_not_count() -> None:
+    """A bridge's message under $SYS has room where just its own bytes are left."""
+    message = Message("$SYS/broker/connection/b/state", b"1", retain=True, publisher="bridge")
+    unlimited = RetainedMessages()
+    assert unlimited.set(message)
+    assert RetainedMessages(max_bytes=unlimited.n_bytes).set(message)
