@@ -11,16 +11,37 @@ PACKAGES: Final = ("broker", "edge_proxy", "models", "netem", "plugins", "spark_
 """Packages that a plugin must import from `penstock`, not as top-level names."""
 
 _RENAMED_MODULES: Final = {
+    "broker.arrival": "broker.network.accepted",
     "broker.config": "broker.config.policy",
     "broker.config_file": "broker.config.checked_yaml",
     "broker.eager": "broker.sending.run_now",
     "broker.fitting": "broker.mqtt.size_limit",
+    "broker.handlers": "broker.receiving.control_packets",
+    "broker.held": "broker.outbox.large_messages",
+    "broker.journal": "broker.durable.journal",
+    "broker.lingering": "broker.network.lingering_close",
     "broker.outbox_rules": "broker.outbox.rules",
+    "broker.persistence_config": "broker.config.policy",
+    "broker.reporting": "broker.reports.client_reports",
+    "broker.restoring": "broker.durable.recovery",
+    "broker.rounds": "broker.reports.periodic_work",
+    "broker.routing": "broker.receiving.publish_routing",
     "broker.sending": "broker.sending.sender",
     "broker.session_database": "broker.durable.database",
     "broker.session_registry": "broker.sessions.registry",
+    "broker.succession": "broker.sessions.user_change",
+    "netem.changes": "netem.links.link_variation",
+    "netem.gathering": "netem.runs.result_rows",
+    "netem.messages": "netem.links.forwarder_messages",
+    "netem.mistakes": "netem.checked_yaml",
+    "netem.topics": "broker.mqtt.topics",
+    "netem.watch": "netem.runs.withheld_watch",
+    "plugins.sqlite_file": "broker.durable.database_file",
+    "plugins.turns": "plugins.access.fair_queue",
+    "plugins.words": "plugins.console.report_text",
 }
-"""Those whose files have other names; files that have only moved are found."""
+"""Package and last name of those whose files have other names, in whichever folder they were; files
+that have only moved are found."""
 
 _RENAMED_CLASSES: Final = {
     "Listeners": "Callbacks",
@@ -80,13 +101,14 @@ def _imported_by(error: ImportError) -> str:
 
 def _place(name: str) -> str:
     """Return where a module is, both as its name below `penstock`."""
-    if name in _RENAMED_MODULES:
-        return _RENAMED_MODULES[name]
     root = Path(__file__).parent.parent
     path = root.joinpath(*name.split("."))
     if path.with_suffix(".py").is_file():
         return name
     package = name.partition(".")[0]
+    renamed = _RENAMED_MODULES.get(f"{package}.{path.name}")
+    if renamed is not None:
+        return renamed
     moved = sorted((root / package).rglob(f"{path.name}.py"))
     if len(moved) != 1:
         return name if path.is_dir() else package
