@@ -62,11 +62,15 @@ class Reception:
             arrival.transport.abort()
 
 
+@dataclass(eq=False, slots=True)
 class AcceptedConnection:
     """One connection.
 
     Attributes:
-        listener: name of the listener in the policy file.
+        reception: of the broker.
+        listener: name of the listener that accepts it, in the policy file.
+        places: of that listener.
+        is_behind_proxy: whether its peer is a proxy, which will send the client's address.
         transport: the lowest one, of the socket itself; set on acceptance.
         place: set on acceptance; None where there was none.
         accepted_at: monotonic seconds.
@@ -77,48 +81,21 @@ class AcceptedConnection:
         connection: the broker's side of it once it speaks MQTT; before that None.
     """
 
-    __slots__ = (
-        "_is_behind_proxy",
-        "_is_ending",
-        "_places",
-        "_reception",
-        "_timer",
-        "accepted_at",
-        "certificate_name",
-        "connection",
-        "listener",
-        "place",
-        "remote_address",
-        "remote_port",
-        "ssl_object",
-        "transport",
-    )
-
-    def __init__(
-        self, reception: Reception, listener: str, places: Places, *, is_behind_proxy: bool = False
-    ) -> None:
-        """Prepare for a connection.
-
-        Args:
-            reception: of the broker.
-            listener: name of the listener that accepts it.
-            places: of that listener.
-            is_behind_proxy: whether its peer is a proxy, which will send the client's address.
-        """
-        self.listener = listener
-        self.transport: asyncio.Transport
-        self.place: Place | None = None
-        self.accepted_at = 0.0
-        self.remote_address = ""
-        self.remote_port = 0
-        self.ssl_object: Any = None
-        self.certificate_name: str | None = None
-        self.connection: Connection | None = None
-        self._is_behind_proxy = is_behind_proxy
-        self._is_ending = False
-        self._reception = reception
-        self._places = places
-        self._timer: asyncio.TimerHandle | None = None
+    reception: Reception
+    listener: str
+    places: Places
+    _: KW_ONLY
+    is_behind_proxy: bool = False
+    transport: asyncio.Transport = field(init=False)
+    place: Place | None = None
+    accepted_at: float = 0.0
+    remote_address: str = ""
+    remote_port: int = 0
+    ssl_object: Any = None
+    certificate_name: str | None = None
+    connection: Connection | None = None
+    _is_ending: bool = False
+    _timer: asyncio.TimerHandle | None = None
 
     @property
     def is_known(self) -> bool:
@@ -135,15 +112,15 @@ class AcceptedConnection:
             False where the connection was cut off.
         """
         self.transport = transport
-        self.accepted_at = self._reception.clock()
-        place = self.place = self._reception.admission.enter(self._places)
+        self.accepted_at = self.reception.clock()
+        place = self.place = self.reception.admission.enter(self.places)
         if place is None:
-            self._reception.cut_off(transport)
+            self.reception.cut_off(transport)
             return False
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):  # that of a Unix socket is text
             self.remote_address, self.remote_port = str(peer[0]), int(peer[1])
-        return self._is_behind_proxy or self._count_address()
+        return self.is_behind_proxy or self._count_address()
 
     def came_from(self, address: str, port: int) -> bool:
         """Take the client's address from a proxy.
@@ -162,19 +139,19 @@ class AcceptedConnection:
     def _count_address(self) -> bool:
         if self.place is None or self.place.came_from(self.remote_address):
             return True
-        self._reception.cut_off(self.transport)
+        self.reception.cut_off(self.transport)
         return False
 
     def enter_layers(self) -> None:
         """Start the timeout of the layers; further calls do nothing."""
-        reception = self._reception
+        reception = self.reception
         if self not in reception.in_layers:
             reception.in_layers.add(self)
             self._timer = asyncio.get_running_loop().call_later(reception.timeout, self._time_is_up)
 
     def leave_layers(self) -> None:
         """End the timeout: the connection speaks MQTT or has ended; further calls do nothing."""
-        self._reception.in_layers.discard(self)
+        self.reception.in_layers.discard(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -214,7 +191,7 @@ class AcceptedConnection:
 
     def note(self, reason: str, detail: str, *, is_loud: bool = True) -> None:
         """Count and log why a connection ends."""
-        reception = self._reception
+        reception = self.reception
         count(reception.counters.connections_refused, reason)
         reception.logger.log(
             logging.INFO if is_loud else logging.DEBUG, "%s: %s", self.peer(), detail
@@ -226,7 +203,7 @@ class AcceptedConnection:
 
     def leave_to_kernel(self) -> None:
         """Set how long the kernel may try to send the rest; call it right before the close."""
-        orphan_ms = self._reception.orphan_timeouts_ms.get(self.listener)
+        orphan_ms = self.reception.orphan_timeouts_ms.get(self.listener)
         if orphan_ms is not None:
             with contextlib.suppress(OSError):  # the peer has reset it
                 set_give_up(self.transport.get_extra_info("socket"), orphan_ms)

@@ -7,8 +7,9 @@ Figures of single clients are in `penstock.broker.reports.client_topics`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from penstock.broker.config.limits import OF_MEMORY
 from penstock.broker.faults import note_fault
@@ -23,6 +24,22 @@ ROOT = "$SYS/broker/"
 
 SLICE: Final = 64
 """Sessions that are added up in one slice: some 0.1 ms."""
+
+_COMMON: Final = {
+    "clients/connected": "clients_connected",
+    "connections/total": "connections_total",
+    "load/bytes/received": "bytes_received",
+    "load/bytes/sent": "bytes_sent",
+    "messages/received": "packets_received",
+    "messages/sent": "packets_sent",
+    "messages/publish/received": "publish_received",
+    "messages/publish/sent": "publish_sent",
+}
+"""Topic below `ROOT` to the counter, for those that mosquitto publishes as well."""
+
+_NOT_BY_NAME: Final = {*_COMMON.values(), "broken_off"}
+"""Counters that are published under other names. All others stand below ``penstock`` by their own;
+those that are kept by reason have a topic for each reason."""
 
 
 class _Figure(Message):
@@ -134,23 +151,17 @@ class SysTopics:
 
     def _common(self, now: float) -> Iterator[tuple[str, str]]:
         core = self._core
-        counters = core.counters
+        n_connected = core.counters.clients_connected
         yield "version", f"Penstock {self._version}"
         yield "uptime", str(int(now - self._started_at))
-        yield "clients/connected", str(counters.clients_connected)
         yield "clients/total", str(len(core.sessions))
-        yield "clients/disconnected", str(len(core.sessions) - counters.clients_connected)
-        yield "connections/total", str(counters.connections_total)
-        yield "load/bytes/received", str(counters.bytes_received)
-        yield "load/bytes/sent", str(counters.bytes_sent)
-        yield "messages/received", str(counters.packets_received)
-        yield "messages/sent", str(counters.packets_sent)
-        yield "messages/publish/received", str(counters.publish_received)
-        yield "messages/publish/sent", str(counters.publish_sent)
+        yield "clients/disconnected", str(len(core.sessions) - n_connected)
         yield "retained messages/count", str(len(core.retained))
         yield "messages/retained/count", str(len(core.retained))
         yield "subscriptions/count", str(core.tree.n_subscriptions)
         yield "heap/size", str(resident_bytes())
+        for topic, name in _COMMON.items():
+            yield topic, str(getattr(core.counters, name))
 
     def _ledger(self) -> Iterator[tuple[str, str]]:
         totals = self._totals
@@ -188,13 +199,9 @@ class SysTopics:
 
     def _faults(self) -> Iterator[tuple[str, str]]:
         core = self._core
-        for reason, n_messages in sorted(core.counters.publish_refused.items()):
-            yield f"penstock/publish_refused/{reason}", str(n_messages)
         yield "penstock/publishes_held", str(core.room.n_held)
         if core.journal is not None:
             yield "penstock/persistence/failing", str(int(core.journal.is_failing))
-        yield "penstock/publishers_slowed", str(core.counters.publishers_slowed)
-        yield "penstock/retained_discarded", str(core.counters.retained_discarded)
         yield "penstock/retained_expired", str(core.retained.expired_total)
         for name in OF_MEMORY:
             limit = getattr(core.limits, name)
@@ -204,21 +211,16 @@ class SysTopics:
         yield "penstock/subscription_bytes", str(core.tree.n_bytes)
         yield "penstock/will_bytes", str(core.sessions.will_bytes)
         yield "penstock/retained_bytes", str(core.retained.n_bytes)
-        for reason, n_requests in sorted(core.counters.subscribe_refused.items()):
-            yield f"penstock/subscribe_refused/{reason}", str(n_requests)
-        for reason, n_connections in sorted(core.counters.connections_refused.items()):
-            yield f"penstock/connections_refused/{reason}", str(n_connections)
-        yield "penstock/logins_failed", str(core.counters.logins_failed)
-        yield "penstock/logins_not_judged", str(core.counters.logins_not_judged)
-        yield "penstock/revoked", str(core.counters.revoked)
-        yield "penstock/user_properties_ignored", str(core.counters.user_properties_ignored)
-        n_unexpected = core.counters.unexpected_acknowledgements
-        yield "penstock/unexpected_acknowledgements", str(n_unexpected)
-        for code, n_connections in sorted(core.counters.peer_errors.items()):
-            yield f"penstock/peer_errors/0x{code:02X}", str(n_connections)
-        for name, n_events in sorted(core.counters.extension_events_dropped.items()):
-            yield f"penstock/extension_events_dropped/{name.replace('/', '.')}", str(n_events)
-        for name, n_errors in sorted(core.counters.extension_errors.items()):
-            yield f"penstock/extension_errors/{name.replace('/', '.')}", str(n_errors)
-        for name, n_errors in sorted(core.counters.faults.items()):
-            yield f"penstock/faults/{name}", str(n_errors)
+        for field in fields(core.counters):
+            if field.name not in _NOT_BY_NAME:
+                yield from _counter(field.name, getattr(core.counters, field.name))
+
+
+def _counter(name: str, counted: int | dict[Any, int]) -> Iterator[tuple[str, str]]:
+    """Yield the figures of one counter; a reason that is a number is a reason code."""
+    if isinstance(counted, int):
+        yield f"penstock/{name}", str(counted)
+        return
+    for key, number in sorted(counted.items()):
+        level = f"0x{key:02X}" if isinstance(key, int) else key.replace("/", ".")
+        yield f"penstock/{name}/{level}", str(number)
