@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.config.limits import OF_MEMORY
 from penstock.broker.config.listener_config import Listener
 from penstock.broker.config.local_only import (
     WHAT_TO_WRITE,
@@ -131,7 +130,7 @@ class Server:
     def _log_limits(self) -> None:
         """Log the limits that are derived from the machine's memory."""
         asked, limits = self._policy.limits, self._limits
-        chosen = [name for name in OF_MEMORY if getattr(asked, name) is None]
+        chosen = asked.chosen_by_memory()
         self._logger.info(
             "limits of this machine, with %d bytes of memory: %s",
             self._memory_bytes,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from functools import partial
 from typing import Any, Final, TypeAlias
 
 from penstock.broker.amqtt_host.handlers import Handler, run_now
@@ -133,16 +132,10 @@ class PluginCalls:
         """Call each handler; return the tasks of those that may suspend."""
         tasks = []
         for handler in handlers:
-            try:
-                coroutine = handler.call(**told)
-                if handler.can_wait:
-                    task = self._own(coroutine, handler.name)
-                    task.add_done_callback(partial(self._done, handler))
-                    tasks.append(task)
-                else:
-                    run_now(coroutine)
-            except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
-                self._on_error(handler.name, error)
+            if handler.can_wait:
+                tasks.append(self._own(self._answer(handler, told), handler.name))
+            else:
+                self._answer_now(handler, told)
         return tasks
 
     async def fire_and_wait(
@@ -171,10 +164,3 @@ class PluginCalls:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    def _done(self, handler: Handler, task: asyncio.Task[Any]) -> None:
-        if task.cancelled():
-            return
-        error = task.exception()
-        if isinstance(error, Exception):
-            self._on_error(handler.name, error)

@@ -168,28 +168,24 @@ def warn_of_unknown_events(plugins: Iterable[Any], logger: logging.Logger) -> No
 def counts_packets(plugin: Any) -> bool:
     """Whether a plugin is aMQTT's own `$SYS` plugin, which only counts packets.
 
-    The broker has counted them already; see `SysCounts`.
+    The broker has counted them already; see `share_counts`.
     """
     return type(plugin) is BrokerSysPlugin and isinstance(plugin._stats, dict)  # noqa: SLF001
 
 
-class SysCounts:
-    """Gives aMQTT's `$SYS` plugin the broker's counters before each of its publications."""
+def share_counts(plugin: Any, counters: Counters) -> None:
+    """Give aMQTT's `$SYS` plugin the broker's counters before each of its publications."""
+    stats = plugin._stats  # noqa: SLF001 (the plugin has no public access)
+    publish = plugin.broadcast_dollar_sys_topics
 
-    def __init__(self, plugin: Any, counters: Counters) -> None:
-        self._stats = plugin._stats  # noqa: SLF001 (the plugin has no public access)
-        self._counters = counters
-        self._publish = plugin.broadcast_dollar_sys_topics
-        # The plugin schedules this method by its name.
-        plugin.broadcast_dollar_sys_topics = self.publish
+    def update_and_publish() -> None:
+        stats[STAT_BYTES_RECEIVED] = counters.bytes_received
+        stats[STAT_BYTES_SENT] = counters.bytes_sent
+        stats[STAT_MSG_RECEIVED] = counters.packets_received
+        stats[STAT_MSG_SENT] = counters.packets_sent
+        stats[STAT_PUBLISH_RECEIVED] = counters.publish_received
+        stats[STAT_PUBLISH_SENT] = counters.publish_sent
+        publish()
 
-    def publish(self) -> None:
-        """Update the counts, then call the plugin's method."""
-        counters = self._counters
-        self._stats[STAT_BYTES_RECEIVED] = counters.bytes_received
-        self._stats[STAT_BYTES_SENT] = counters.bytes_sent
-        self._stats[STAT_MSG_RECEIVED] = counters.packets_received
-        self._stats[STAT_MSG_SENT] = counters.packets_sent
-        self._stats[STAT_PUBLISH_RECEIVED] = counters.publish_received
-        self._stats[STAT_PUBLISH_SENT] = counters.publish_sent
-        self._publish()
+    # The plugin schedules this method by its name.
+    plugin.broadcast_dollar_sys_topics = update_and_publish

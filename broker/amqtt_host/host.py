@@ -26,11 +26,11 @@ from penstock.broker.access_control import (
 from penstock.broker.amqtt_host.calls import SHUTDOWN_SECONDS, PluginCalls
 from penstock.broker.amqtt_host.facade import HostedBroker
 from penstock.broker.amqtt_host.handlers import (
-    SysCounts,
     counts_packets,
     decides,
     event_handlers,
     handler_of,
+    share_counts,
     warn_of_unknown_events,
 )
 from penstock.broker.amqtt_host.loading import load_manager
@@ -161,7 +161,7 @@ class AmqttHost(AccessControl):
             core.catch_up = self._calls.catch_up
         for plugin in self.manager.plugins:
             if counts_packets(plugin):
-                SysCounts(plugin, core.counters)
+                share_counts(plugin, core.counters)
 
     @property
     def core(self) -> Core:

@@ -117,8 +117,11 @@ def _config_names(plugin_path: str) -> list[str]:
 def _problems(path: str, plugin_path: str, error: Exception) -> list[ConfigProblem]:
     cause = error.__cause__
     if isinstance(cause, UnexpectedDataError):
-        known = suggest_each(cause.keys, _config_names(plugin_path))
-        return [ConfigProblem(f"{path}.{key}", "an unknown key", known[key]) for key in known]
+        known = _config_names(plugin_path)
+        return [
+            ConfigProblem(f"{path}.{key}", "an unknown key", suggest(key, known))
+            for key in sorted(cause.keys)
+        ]
     if isinstance(cause, DaciteFieldError):
         place = f"{path}.{cause.field_path}"
         if isinstance(cause, MissingValueError):
@@ -133,11 +136,6 @@ def _problems(path: str, plugin_path: str, error: Exception) -> list[ConfigProbl
     if isinstance(error, PluginInitError):
         return [ConfigProblem(path, _causes(cause or error), "a configuration it can start with")]
     return [ConfigProblem(path, _causes(error), "a plugin that aMQTT can load")]
-
-
-def suggest_each(keys: set[str], known: list[str]) -> dict[str, str]:
-    """Return what is allowed in place of each of several unknown names."""
-    return {key: suggest(key, known) for key in sorted(keys)}
 
 
 def _causes(error: BaseException) -> str:

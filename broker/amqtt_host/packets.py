@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from bisect import bisect_left
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -18,12 +19,15 @@ from penstock.broker.amqtt_host.handlers import run_now
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
 from penstock.broker.mqtt.packets import (
-    ConnAck,
     Connect,
+    Disconnect,
     Packet,
+    PubAck,
+    PubComp,
+    PubRec,
+    PubRel,
     Subscribe,
     SubscriptionRequest,
-    UnsubAck,
 )
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.writer import write_packet
@@ -66,12 +70,8 @@ def retained_view(message: Message, source: AmqttSession | None) -> RetainedAppl
     return RetainedApplicationMessage(source, message.topic, message.read_payload(), message.qos)
 
 
-def _size_bytes_of_length(size_bytes: int) -> int:
-    """Return how many bytes the remaining length takes in a packet of this size."""
-    for n_bytes in (1, 2, 3):
-        if size_bytes <= 1 + n_bytes + (1 << 7 * n_bytes) - 1:
-            return n_bytes
-    return 4
+_LARGEST: Final = tuple(n_bytes + 128**n_bytes for n_bytes in (1, 2, 3))
+"""Bytes of the largest packet whose remaining length takes one, two and three bytes."""
 
 
 class LazyPacket:
@@ -85,7 +85,7 @@ class LazyPacket:
     _amqtt_class: type[Any]
 
     def __init__(self, first_byte: int, size_bytes: int, frame: bytes, version: int) -> None:
-        n_bytes = _size_bytes_of_length(size_bytes)
+        n_bytes = 1 + bisect_left(_LARGEST, size_bytes)
         self.fixed_header = MQTTFixedHeader(
             first_byte >> 4, first_byte & 0x0F, size_bytes - 1 - n_bytes
         )
@@ -131,24 +131,18 @@ class LazyPacket:
 
 
 def _as_mqtt_3_1_1(packet: Packet) -> Packet:
-    """Return the packet without what MQTT 3.1.1 does not have."""
-    names = {field.name for field in fields(packet)}
-    changes: dict[str, Any] = {}
-    if "properties" in names:
-        changes["properties"] = {}
+    """Return the packet without what `write_packet` would refuse to write for MQTT 3.1.1."""
     if isinstance(packet, Connect):
-        changes["protocol_version"] = int(ProtocolVersion.MQTT_3_1_1)
-        if packet.username is None:
-            changes["password"] = None
-    elif isinstance(packet, Subscribe):
-        changes["subscriptions"] = tuple(
-            SubscriptionRequest(asked.topic_filter, asked.qos) for asked in packet.subscriptions
-        )
-    elif isinstance(packet, UnsubAck):
-        changes["reason_codes"] = ()
-    elif "reason_code" in names and not isinstance(packet, ConnAck):
-        changes["reason_code"] = 0
-    return replace(packet, **changes)
+        password = None if packet.username is None else packet.password
+        version = int(ProtocolVersion.MQTT_3_1_1)
+        return replace(packet, protocol_version=version, password=password)
+    if isinstance(packet, Subscribe):
+        asked = packet.subscriptions
+        plain = tuple(SubscriptionRequest(each.topic_filter, each.qos) for each in asked)
+        return replace(packet, subscriptions=plain)
+    if isinstance(packet, PubAck | PubRec | PubRel | PubComp | Disconnect):
+        return replace(packet, reason_code=0)
+    return packet
 
 
 def _lazy_class(amqtt_class: type[Any]) -> type[LazyPacket]:

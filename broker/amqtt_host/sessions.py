@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from asyncio import Queue
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 from amqtt.session import Session as AmqttSession
@@ -12,11 +11,11 @@ from amqtt.session import Session as AmqttSession
 from penstock.broker.access_control import ConnectAttempt
 from penstock.broker.sessions.session import Session
 
-_MADE_WHEN_ASKED: Final[dict[str, Callable[[], Any]]] = {
-    "inflight_in": OrderedDict,
-    "inflight_out": OrderedDict,
-    "retained_messages": Queue,
-    "delivered_message_queue": Queue,
+_INITIAL: Final = vars(AmqttSession())
+"""Every attribute of aMQTT's session with its value at the beginning."""
+
+_MADE_WHEN_ASKED: Final = {
+    name: type(value) for name, value in _INITIAL.items() if isinstance(value, (OrderedDict, Queue))
 }
 
 _OF_THE_CONNECTION: Final = (
@@ -75,7 +74,7 @@ class HostedSession(AmqttSession):
     """What a plugin gets in place of aMQTT's own session.
 
     aMQTT's constructor builds a state machine and two queues, 23 KB and 140 microseconds for each
-    client. Here everything is in the class until it is set or asked for.
+    client. Here an attribute has its value at the beginning until it is set.
 
     Attributes:
         session: the broker's session; None while a client is authenticated.
@@ -83,29 +82,7 @@ class HostedSession(AmqttSession):
 
     session: Session | None = None
 
-    remote_address: str | None = None
-    remote_port: int | None = None
-    client_id: str | None = None
-    clean_session: bool | None = None
-    will_flag: bool = False
-    will_message: bytes | bytearray | None = None
-    will_qos: int | None = None
-    will_retain: bool | None = None
-    will_topic: str | None = None
-    keep_alive: int = 0
-    publish_retry_delay: int = 0
-    broker_uri: str | None = None
-    username: str | None = None
-    password: str | None = None
-    cafile: str | None = None
-    capath: str | None = None
-    cadata: bytes | None = None
-    parent: int = 0
-    last_connect_time: int | None = None
-    last_disconnect_time: int | None = None
-    ssl_object: Any = None
-    is_anonymous: bool = False
-    _packet_id: int = 0
+    ssl_object: Any
 
     __hash__: ClassVar[None]  # type: ignore[assignment]  # as aMQTT's own
 
@@ -115,12 +92,13 @@ class HostedSession(AmqttSession):
         self.transitions: Any = SessionState()
 
     def __getattr__(self, name: str) -> Any:
-        """Make a container of aMQTT's session on its first use."""
-        factory = _MADE_WHEN_ASKED.get(name)
-        if factory is None:
+        """Return the value at the beginning; a container is made on its first use."""
+        if name in _MADE_WHEN_ASKED:
+            made = self.__dict__[name] = _MADE_WHEN_ASKED[name]()
+            return made
+        if name not in _INITIAL:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        made = self.__dict__[name] = factory()
-        return made
+        return _INITIAL[name]
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what cannot be pickled and what belongs to the broker."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -31,21 +31,16 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 _MAX_PACKET_SIZE: Final = MAX_REMAINING_LENGTH
 
 _MEMORY_PER_SESSION: Final = 32 * 1024
-_MEMORY_PER_QUEUED_BYTE: Final = 4
-_MEMORY_PER_RETAINED_BYTE: Final = 8
-_MEMORY_PER_RECEIVED_BYTE: Final = 8
-_MEMORY_PER_SUBSCRIPTION_BYTE: Final = 8
-_MEMORY_PER_WILL_BYTE: Final = 16
+_MEMORY_PER_BYTE: Final = {
+    "total_received_bytes": 8,
+    "total_subscription_bytes": 8,
+    "total_will_bytes": 16,
+    "total_queued_bytes": 4,
+    "retained_bytes": 8,
+}
+"""Bytes of the machine's memory for each byte of these limits."""
 
-OF_MEMORY: Final = (
-    "sessions",
-    "sessions_per_address",
-    "total_received_bytes",
-    "total_subscription_bytes",
-    "total_will_bytes",
-    "total_queued_bytes",
-    "retained_bytes",
-)
+OF_MEMORY: Final = ("sessions", "sessions_per_address", *_MEMORY_PER_BYTE)
 """Limits that are a share of the machine's memory where the policy file has no number."""
 
 _MOST_PLAN_BYTES: Final = 128 * 1024 * 1024
@@ -219,6 +214,10 @@ class Limits:
     write_high_bytes: PositiveSize = 32 * 1024
     write_low_bytes: Annotated[Size, Field(ge=0)] = 8 * 1024
 
+    def chosen_by_memory(self) -> list[str]:
+        """Return the limits that have no number, which `for_memory` gives them."""
+        return [name for name in OF_MEMORY if getattr(self, name) is None]
+
     def for_memory(self, memory_bytes: int) -> Limits:
         """Return the limits on a machine, with a number wherever None stands for a share of it.
 
@@ -226,20 +225,12 @@ class Limits:
             memory_bytes: that the process may use.
         """
         sessions = self.sessions or max(1, memory_bytes // _MEMORY_PER_SESSION)
-        return replace(
-            self,
-            sessions=sessions,
-            sessions_per_address=self.sessions_per_address or max(1, sessions // 2),
-            total_received_bytes=self.total_received_bytes
-            or memory_bytes // _MEMORY_PER_RECEIVED_BYTE,
-            total_subscription_bytes=self.total_subscription_bytes
-            or memory_bytes // _MEMORY_PER_SUBSCRIPTION_BYTE,
-            total_will_bytes=self.total_will_bytes or memory_bytes // _MEMORY_PER_WILL_BYTE,
-            total_queued_bytes=self.total_queued_bytes or memory_bytes // _MEMORY_PER_QUEUED_BYTE,
-            retained_bytes=memory_bytes // _MEMORY_PER_RETAINED_BYTE
-            if self.retained_bytes is None
-            else self.retained_bytes,
-        )
+        shares: dict[str, Any] = {
+            "sessions": sessions,
+            "sessions_per_address": max(1, sessions // 2),
+        }
+        shares |= {name: memory_bytes // part for name, part in _MEMORY_PER_BYTE.items()}
+        return replace(self, **{name: shares[name] for name in self.chosen_by_memory()})
 
     def __post_init__(self) -> None:
         """Check the values against each other."""

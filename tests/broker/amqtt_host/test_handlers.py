@@ -15,12 +15,12 @@ from amqtt.plugins.sys.broker import BrokerSysPlugin
 from amqtt.plugins.topic_checking import TopicAccessControlListPlugin, TopicTabooPlugin
 
 from penstock.broker.amqtt_host.handlers import (
-    SysCounts,
     counts_packets,
     decides,
     event_handlers,
     handler_of,
     run_now,
+    share_counts,
     warn_of_unknown_events,
 )
 from penstock.broker.counters import Counters
@@ -208,7 +208,7 @@ def test_sys_plugin_publishes_the_brokers_counts(monkeypatch: pytest.MonkeyPatch
     plugin = made(BrokerSysPlugin)
     run_now(plugin.on_broker_pre_start())
     counters = Counters()
-    SysCounts(plugin, counters)
+    share_counts(plugin, counters)
     counters.bytes_received, counters.bytes_sent = 1, 2
     counters.packets_received, counters.packets_sent = 3, 4
     counters.publish_received, counters.publish_sent = 5, 6
