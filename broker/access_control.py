@@ -121,7 +121,7 @@ class SessionView(Protocol):
 
 
 class AccessControl:
-    """Authentication and topic filtering. As it is, it lets nobody in and forbids nothing.
+    """Authentication and topic filtering. As it is, it lets no client in and forbids nothing.
 
     An answer is given at once, or is an awaitable where it takes a wait; while it is awaited
     the connection reads nothing more. Where several are there, `penstock.broker.sessions.access`

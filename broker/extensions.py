@@ -358,8 +358,8 @@ class PluginContext(NamedTuple):
 class Plugin:
     """A plugin of the policy file: a config class and any of the extension points.
 
-    A distribution offers it under a short name in the entry-point group ``penstock.plugins``. What
-    it brings stands in its attributes when it has been made.
+    A distribution offers it under a short name in the entry-point group ``penstock.plugins``. Its
+    constructor sets the attributes for the extension points that it brings.
 
     Attributes:
         Config: a frozen dataclass that checks itself; its fields are the keys under the name.

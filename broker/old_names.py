@@ -1,4 +1,4 @@
-"""What a plugin that imports a name of an earlier version is told: the name that holds."""
+"""Names of earlier versions: an error of a plugin that imports one says the present name."""
 
 from __future__ import annotations
 

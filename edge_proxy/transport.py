@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final, cast
 
+from penstock.broker.faults import is_logged
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.quotas.admission import Admission, Place, Places
 from penstock.edge_proxy.direction import Direction
@@ -107,7 +108,7 @@ class Pairs:
         """Drop a connection of a flood; the log reports each doubling of their number."""
         transport.abort()
         n_connections = self.shared.counters.connections_refused["cut_off"]
-        if not n_connections & (n_connections - 1):
+        if is_logged(n_connections):
             self.shared.logger.warning(
                 "%d connections above the limit cut off so far", n_connections
             )

@@ -203,6 +203,15 @@ def test_arguments_may_choose_no_test_of_memory(
     assert tested("pytest -m memory", 2).returncode == 1
 
 
+def test_arguments_that_choose_no_test_at_all_fail(
+    tested: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    """A misspelt name of a test is not a run that passes."""
+    ended = tested("pytest", 5)
+    assert ended.returncode == 1
+    assert "test: failed: the arguments choose no test: -k two words" in ended.stderr
+
+
 def test_tests_of_memory_run_alone(checkout: Checkout) -> None:
     """Each measurement has the machine to itself."""
     checkout.add_venv()
