@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from copy import copy
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -168,27 +169,18 @@ class Message(Storable):
         payload = self.payload
         return payload if isinstance(payload, bytes) else payload.read()
 
-    def with_payload(self, copy: Callable[[Payload], Payload]) -> Message:
+    def with_payload(self, copy_payload: Callable[[Payload], Payload]) -> Message:
         """Return the message for one subscriber, with a payload of its own.
 
         Args:
-            copy: copies a payload; called for payloads that are long enough for a store.
+            copy_payload: called for payloads that are long enough for a store.
         """
         if len(self.payload) <= STORED_ABOVE_BYTES:
             return self
-        own = Message(
-            self.topic,
-            copy(self.payload),
-            qos=self.qos,
-            retain=self.retain,
-            arrived_at=self.arrived_at,
-            is_large=self.is_large,
-            expires_at=self.expires_at,
-            properties=self.properties,
-            publisher=self.publisher,
-            topic_bytes=self.topic_bytes,
-        )
-        own.more_bytes = self.more_bytes
+        own = copy(self)
+        own.payload = copy_payload(self.payload)
+        own.n_references = own.n_waiting = 0
+        own.forget_row()
         return own
 
     def __repr__(self) -> str:

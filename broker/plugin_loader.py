@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Protocol
@@ -264,32 +264,22 @@ def _check_contracts(name: str, plugin: Plugin) -> None:
                 )
 
 
-def _conflicts(made: Mapping[str, Plugin]) -> list[ConfigProblem]:
+def _conflicts(made: Mapping[str, Plugin]) -> Iterator[ConfigProblem]:
     """Find places that more than one plugin would fill."""
-    problems: list[ConfigProblem] = []
-    for attribute, what in (("gate", "delivery gate"), ("payload_store", "payload store")):
-        names = [name for name, plugin in made.items() if getattr(plugin, attribute) is not None]
-        problems.extend(_one_too_many(names, what))
-    sinks: dict[str, list[str]] = {}
+    taken: dict[str, str] = {}
     for name, plugin in made.items():
-        for sink in plugin.sinks:
-            sinks.setdefault(sink.name, []).append(name)
-    methods: dict[str, list[str]] = {}
-    for name, plugin in made.items():
-        for authenticator in plugin.authenticators:
-            methods.setdefault(authenticator.method, []).append(name)
-    for sink_name, names in sinks.items():
-        problems.extend(_one_too_many(names, f"sink named {sink_name}"))
-    for method, names in methods.items():
-        problems.extend(_one_too_many(names, f"authentication method {method}"))
-    return problems
-
-
-def _one_too_many(names: list[str], what: str) -> Iterable[ConfigProblem]:
-    for name in names[1:]:
-        yield ConfigProblem(
-            f"plugins.{name}", f"a second {what} beside that of {names[0]}", f"one {what}"
-        )
+        places = [f"sink named {sink.name}" for sink in plugin.sinks]
+        places += [f"authentication method {one.method}" for one in plugin.authenticators]
+        if plugin.gate is not None:
+            places.append("delivery gate")
+        if plugin.payload_store is not None:
+            places.append("payload store")
+        for what in places:
+            if what in taken:
+                read = f"a second {what} beside that of {taken[what]}"
+                yield ConfigProblem(f"plugins.{name}", read, f"one {what}")
+            else:
+                taken[what] = name
 
 
 def _warn_of_blind_gate(made: Mapping[str, Plugin], file: str) -> None:

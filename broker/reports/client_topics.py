@@ -19,7 +19,7 @@ written as ``%2F``, ``%2B`` and ``%23``, and so ``%`` as ``%25``.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -59,10 +59,9 @@ class ClientTopics:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._interval = self._began_at = 0.0
-        self._round: list[str] = []
+        self._interval = 0.0
         self._asked: dict[str, None] = {}
-        self._work = PeriodicWork(core.timers, self._begin_round, self._go_on, self._failed)
+        self._work = PeriodicWork(core.timers, self._publish_asked, self._failed)
 
     def start(self, now: float, interval: float) -> None:
         """Start to publish.
@@ -98,23 +97,21 @@ class ClientTopics:
             self._core.timers.at(now, self._answer)
         self._publish_all(client_ids, now)
 
-    def _begin_round(self, now: float) -> None:
+    def _publish_asked(self, now: float) -> Generator[float, float, None]:
+        """Publish the documents of every client that a filter names, as work for `PeriodicWork`."""
+        end = now + self._interval
         levels = self._core.tree.levels_below(ROOT)
         if "+" in levels or "#" in levels:
-            self._round = self._core.sessions.client_ids()
+            client_ids = self._core.sessions.client_ids()
         else:
-            self._round = [unquote(level) for level in levels]
-        self._began_at = now
-
-    def _go_on(self, now: float) -> float | None:
-        n_slices = len(self._round) // SLICE + 1
-        client_ids = self._round[-SLICE:]
-        del self._round[-SLICE:]
-        self._publish_all(client_ids, now)
-        if not self._round:
-            return None
-        rest = max(0.0, self._began_at + self._interval - now)
-        return now + rest / n_slices
+            client_ids = [unquote(level) for level in levels]
+        while True:
+            n_slices = len(client_ids) // SLICE + 1
+            self._publish_all(client_ids[-SLICE:], now)
+            del client_ids[-SLICE:]
+            if not client_ids:
+                return
+            now = yield now + max(0.0, end - now) / n_slices
 
     def _publish_all(self, client_ids: list[str], now: float) -> None:
         for client_id in client_ids:

@@ -7,7 +7,7 @@ descriptor, ends this round but not the following ones. The exception is counted
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 from penstock.broker.timers import Timers
 
@@ -18,23 +18,21 @@ class PeriodicWork:
     def __init__(
         self,
         timers: Timers,
-        begin_round: Callable[[float], None],
-        go_on: Callable[[float], float | None],
+        work: Callable[[float], Generator[float, float, None]],
         on_error: Callable[[Exception], None],
     ) -> None:
         """Prepare the work; `start` or `begin` starts it.
 
         Args:
             timers: of the broker.
-            begin_round: called with `now` at the start of each round, before its first slice.
-            go_on: does one slice at `now`; returns when the next slice is due, or None at the end
-                of the round.
-            on_error: called with an exception that either of them raised.
+            work: does one round from `now` on; yields after each slice but the last when the next
+                one is due, and is sent the `now` of that one.
+            on_error: called with an exception that it raised.
         """
         self._timers = timers
-        self._prepare = begin_round
-        self._go_on = go_on
+        self._work = work
         self._on_error = on_error
+        self._slices: Generator[float, float, None]
         self._period = 0.0
         self._next_round_at = 0.0
 
@@ -56,22 +54,17 @@ class PeriodicWork:
 
     def _begin_round(self, now: float) -> None:
         self._next_round_at = now + self._period
-        self._do(self._begin_and_go_on, now)
+        self._slices = self._work(now)
+        self._slice(now, is_first=True)
 
-    def _begin_and_go_on(self, now: float) -> float | None:
-        self._prepare(now)
-        return self._go_on(now)
-
-    def _slice(self, now: float) -> None:
-        self._do(self._go_on, now)
-
-    def _do(self, work: Callable[[float], float | None], now: float) -> None:
+    def _slice(self, now: float, *, is_first: bool = False) -> None:
         next_round = self._timers.at(max(now, self._next_round_at), self._begin_round)
         try:
-            again_at = work(now)
+            again_at = next(self._slices) if is_first else self._slices.send(now)
+        except StopIteration:
+            return
         except Exception as error:  # noqa: BLE001 (this round's fault must not stop the next)
             self._on_error(error)
             return
-        if again_at is not None:
-            next_round.cancel()
-            self._timers.at(again_at, self._slice)
+        next_round.cancel()
+        self._timers.at(again_at, self._slice)

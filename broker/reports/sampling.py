@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -40,23 +41,29 @@ class Sampling:
         self._probes: Probes | None = None
         if sampler.probe_topic is not None:
             self._probes = Probes(core, sampler, sampler.probe_topic)
-        self._round: list[Session] = []  # the next one last
-        self._round_began = 0.0
         failed = partial(core.guard.failed, sampler)
-        self._work = PeriodicWork(core.timers, self._begin_round, self._sample_slice, failed)
+        self._work = PeriodicWork(core.timers, self._sample_all, failed)
 
     def start(self, now: float) -> None:
         """Begin the first round one period from now."""
         self._work.start(now + self._period, self._period)
 
-    def _begin_round(self, now: float) -> None:
-        self._round = list(self._core.sessions)
-        self._round.reverse()
-        self._round_began = now
+    def _sample_all(self, now: float) -> Generator[float, float, None]:
+        """Sample every subscriber once, as work for `PeriodicWork`."""
+        end = now + self._period
+        waiting = list(self._core.sessions)
+        waiting.reverse()
+        while True:
+            n_slices = len(waiting) // SLICE + 1
+            self._sample_slice(waiting, now)
+            if not waiting:
+                break
+            now = yield now + max(0.0, end - now) / n_slices
+        if self._probes is not None:
+            self._probes.end_round()
 
-    def _sample_slice(self, now: float) -> float | None:
-        waiting = self._round
-        n_slices = len(waiting) // SLICE + 1
+    def _sample_slice(self, waiting: list[Session], now: float) -> None:
+        """Sample some sessions from the end of a list, and remove them from it."""
         n_sampled = 0
         stop = max(0, len(waiting) - MOST_SEEN)
         while len(waiting) > stop and n_sampled < SLICE:
@@ -66,12 +73,6 @@ class Sampling:
             if connection is not None and (session.subscriptions or session.outbox.n_messages):
                 n_sampled += 1
                 self._sample(session, connection, now)
-        if waiting:
-            rest = self._round_began + self._period - now
-            return now + max(0.0, rest) / n_slices
-        if self._probes is not None:
-            self._probes.end_round()
-        return None
 
     def _sample(self, session: Session, connection: Client, now: float) -> None:
         try:

@@ -6,7 +6,7 @@ Figures of single clients are in `penstock.broker.reports.client_topics`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import fields
 from functools import partial
 from typing import Any, Final
@@ -108,13 +108,9 @@ class SysTopics:
         self._version = version
         self._started_at = started_at
         self._published: dict[str, str] = {}
-        self._totals = Totals(core)
-        self._work = PeriodicWork(
-            core.timers,
-            self._begin,
-            self._go_on,
-            partial(note_fault, core.logger, core.counters.faults, "$SYS"),
-        )
+        self._totals: Totals
+        failed = partial(note_fault, core.logger, core.counters.faults, "$SYS")
+        self._work = PeriodicWork(core.timers, self._publish, failed)
 
     def start(self, now: float, interval: float) -> None:
         """Publish now, and then once in each interval.
@@ -125,16 +121,11 @@ class SysTopics:
         """
         self._work.begin(now, interval)
 
-    def _begin(self, _now: float) -> None:
+    def _publish(self, now: float) -> Generator[float, float, None]:
+        """Publish what has changed, as work for `PeriodicWork`."""
         self._totals = Totals(self._core)
-
-    def _go_on(self, now: float) -> float | None:
-        if self._totals.read_some():
-            return now  # the next slice, in the next turn
-        self._publish(now)
-        return None
-
-    def _publish(self, now: float) -> None:
+        while self._totals.read_some():
+            now = yield now  # the next slice, in the next turn
         for name, value in self._figures(now):
             if self._published.get(name) != value:
                 self._published[name] = value

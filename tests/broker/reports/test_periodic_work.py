@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Generator
+
 from penstock.broker.reports.periodic_work import PeriodicWork
 from penstock.broker.timers import Timers
 
@@ -14,19 +16,16 @@ class Work:
         self.done: list[float] = []
         self.fails = False
         self.seconds = 1.0
-        self._left = 0
-        self.periodic = PeriodicWork(self.timers, self._begin, self._go_on, self.errors.append)
+        self.periodic = PeriodicWork(self.timers, self._work, self.errors.append)
 
-    def _begin(self, now: float) -> None:
+    def _work(self, now: float) -> Generator[float, float, None]:
         self.begun.append(now)
-        self._left = 3
-
-    def _go_on(self, now: float) -> float | None:
-        if self.fails:
-            raise OSError(24, "Too many open files")
-        self.done.append(now)
-        self._left -= 1
-        return now + self.seconds if self._left else None
+        for n_left in (2, 1, 0):
+            if self.fails:
+                raise OSError(24, "Too many open files")
+            self.done.append(now)
+            if n_left:
+                now = yield now + self.seconds
 
     def run_until(self, end: float) -> None:
         """Let time pass."""
