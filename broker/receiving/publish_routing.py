@@ -15,15 +15,11 @@ from penstock.broker.sessions.client import PublishReceipt
 
 if TYPE_CHECKING:
     from penstock.broker.sessions.client import Client
-    from penstock.broker.sessions.core import Core
-    from penstock.broker.sessions.journal import Journal
-    from penstock.broker.sessions.session import Session
 
 
 async def route_allowed(
     connection: Client,
     receipt: PublishReceipt | None,
-    session: Session,
     plan: Plan,
     message: Message,
     now: float,
@@ -34,9 +30,8 @@ async def route_allowed(
     meanwhile gets it as that. Whether there is room for it is then asked before, too.
 
     Args:
-        connection: that its publisher is slowed down by.
+        connection: on which it came; the receipt's, if the client has come back.
         receipt: of a QoS 1 or 2 message, with one answer missing.
-        session: of the publisher.
         plan: of its topic.
         message: to be routed.
         now: monotonic seconds.
@@ -54,7 +49,7 @@ async def route_allowed(
             full = room.lacks(message, plan.targets, chosen, now, can_tell=is_5)
             if full:
                 return full
-        _tell_routed(core, session, message)
+        _tell_routed(connection, message)
         core.router.retain(message)
     targets, chosen = await core.router.allowed_recipients(plan, message, now)
     if receipt is not None and receipt.is_settled:
@@ -64,14 +59,14 @@ async def route_allowed(
         if full:
             return full
     if not message.retain:
-        _tell_routed(core, session, message)
+        _tell_routed(connection, message)
     if receipt is not None:
         receipt.wait_for(len(plan.sinks))
         receipt.reason_code = taken(receipt.connection, plan)
     core.router.route(message, targets, chosen, plan.sinks, receipt, now)
     connection.throttle.wait_for_congested(now)
     if receipt is not None:
-        settle_when_safe(receipt, core.journal, n_changes, session, plan, message)
+        settle_when_safe(receipt, n_changes, plan, message)
     return ""
 
 
@@ -98,22 +93,16 @@ async def route_held(receipt: PublishReceipt, message: Message, now: float) -> b
         core.router.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED)
         receipt.settle(ReasonCode.QUOTA_EXCEEDED)
         return True
-    return not await route_allowed(connection, receipt, session, plan, message, now)
+    return not await route_allowed(connection, receipt, plan, message, now)
 
 
-def _tell_routed(core: Core, session: Session, message: Message) -> None:
-    if core.callbacks.message_routed:
-        core.guard.tell(core.callbacks.message_routed, MessageRouted(session, message))
+def _tell_routed(connection: Client, message: Message) -> None:
+    callbacks = connection.core.callbacks.message_routed
+    if callbacks:
+        connection.core.guard.tell(callbacks, MessageRouted(connection.session, message))
 
 
-def settle_when_safe(
-    receipt: PublishReceipt,
-    journal: Journal | None,
-    n_changes: int,
-    session: Session,
-    plan: Plan,
-    message: Message,
-) -> None:
+def settle_when_safe(receipt: PublishReceipt, n_changes: int, plan: Plan, message: Message) -> None:
     """Give the receipt of a routed message the broker's own answer, after the commit if any.
 
     The packet identifier of a QoS 2 message is stored in the commit of the message itself, so
@@ -122,20 +111,21 @@ def settle_when_safe(
 
     Args:
         receipt: one of whose answers is missing.
-        journal: of the broker.
-        n_changes: its changes before the message was routed.
-        session: of the publisher.
+        n_changes: changes in the journal before the message was routed.
         plan: where the message went.
         message: which was routed.
     """
+    connection = receipt.connection
+    journal = connection.core.journal
     if journal is None:
         return receipt.settle(ReasonCode.SUCCESS)
-    if receipt.qos == 2 and not plan.sinks and session.journal is not None:
+    of_session = connection.session.journal
+    if receipt.qos == 2 and not plan.sinks and of_session is not None:
         receipt.is_stored = True
-        session.journal.incoming_changed(receipt.packet_id)
+        of_session.incoming_changed(receipt.packet_id)
     if journal.n_changes == n_changes:
         return receipt.settle(ReasonCode.SUCCESS)
-    return journal.settle_after(receipt, message.payload_bytes, receipt.connection)
+    return journal.settle_after(receipt, message.payload_bytes, connection)
 
 
 def taken(connection: Client, plan: Plan) -> int:

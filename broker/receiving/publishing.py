@@ -16,7 +16,7 @@ from penstock.broker.mqtt.expiry import expiry_time
 from penstock.broker.mqtt.packets import PubAck, PubRec
 from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
-from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.topics import read_topic
 from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
@@ -35,7 +35,7 @@ from penstock.broker.sessions.client import PublishReceipt
 
 if TYPE_CHECKING:
     from penstock.broker.sessions.client import Client
-    from penstock.broker.sessions.core import Core, FastPlan
+    from penstock.broker.sessions.core import FastPlan
     from penstock.broker.sessions.session import Session
 
 SMALL_PROPERTIES_BYTES: Final = 1024
@@ -47,9 +47,15 @@ MEMORY_PER_PROPERTY_BYTE: Final = 16
 MAX_LOGGED_TOPIC: Final = 80
 """Characters of a topic that is refused for its length, in the log."""
 
+_CLOSING: Final = (ReasonCode.TOPIC_NAME_INVALID, ReasonCode.PAYLOAD_FORMAT_INVALID)
+"""They end the connection where no acknowledgement can say so: at QoS 0 and in MQTT 3.1.1."""
+
 _TOPIC_ALIAS_ALONE: Final = b"\x03\x23"
 """Properties that are a Topic Alias and nothing else begin so."""
 
+_NOT_UTF_8: Final = "the payload is not UTF-8, as its Payload Format Indicator says"
+_NOT_KEPT: Final = "the broker cannot keep the payload"
+_IS_SYS: Final = "topics that begin with $SYS are the broker's own"
 _NOT_AUTHORIZED: Final = "not authorized to publish to this topic"
 _NO_ROOM_TO_RETAIN: Final = "no room for one more retained message"
 _NO_ROOM: Final = "no room for it in the queue of a subscriber"
@@ -100,33 +106,39 @@ def receive_publish(
         topic = _topic(topic_bytes)
         problem = core.limits.topic_problem(topic)
         if problem:
-            return _refuse_topic(connection, topic, problem, packet_id, qos)
+            shown = topic if len(topic) <= MAX_LOGGED_TOPIC else f"{topic[:MAX_LOGGED_TOPIC]}..."
+            code = ReasonCode.TOPIC_NAME_INVALID
+            return _refuse(connection, shown, packet_id, qos, code, problem)
         plan = core.tree.plan(topic, topic_bytes)
     if core.is_restricted:
         check_publish(core.options, first_byte)
         if not is_payload_valid(core.options, properties, data[payload_at:stop]):
-            return _refuse_payload(connection, plan.topic, packet_id, qos)
+            code = ReasonCode.PAYLOAD_FORMAT_INVALID
+            return _refuse(connection, plan.topic, packet_id, qos, code, _NOT_UTF_8)
     if stop - payload_at > core.most_payload_bytes:
-        return _refuse_large(connection, plan.topic, stop - payload_at, packet_id, qos)
+        code = ReasonCode.PACKET_TOO_LARGE
+        allowed = core.limits.payload_bytes
+        reason = f"payload of {stop - payload_at} bytes; allowed: at most {allowed}"
+        return _refuse(connection, plan.topic, packet_id, qos, code, reason)
     message = _message(connection, plan, data[payload_at:stop], first_byte, properties, now)
     if message is None:
-        reason = "the broker cannot keep the payload"
-        return _refuse(connection, plan.topic, packet_id, qos, ReasonCode.QUOTA_EXCEEDED, reason)
+        code = ReasonCode.QUOTA_EXCEEDED
+        return _refuse(connection, plan.topic, packet_id, qos, code, _NOT_KEPT)
     if properties is not None and n_properties_bytes > SMALL_PROPERTIES_BYTES:
         message.more_bytes = n_properties_bytes * MEMORY_PER_PROPERTY_BYTE
     is_sys = topic_bytes.startswith(b"$SYS")
     if is_sys and not may_publish_sys(connection.session.client_id, plan.topic):
-        reason = "topics that begin with $SYS are the broker's own"
-        return _refuse(connection, plan.topic, packet_id, qos, ReasonCode.NOT_AUTHORIZED, reason)
+        code = ReasonCode.NOT_AUTHORIZED
+        return _refuse(connection, plan.topic, packet_id, qos, code, _IS_SYS)
     if core.is_plain:
         is_simple = core.takes_runs or (first_byte == 0x30 and properties is None)
         if is_simple and not (first_byte & 1 or is_sys):
             core.fast_plan(plan, connection.version)
         return _take(connection, plan, message, packet_id, now)
-    session = connection.session
     if core.callbacks.message_received:
-        core.guard.tell(core.callbacks.message_received, MessageReceived(session, message))
-    return connection.run(_take_checked(connection, session, plan, message, packet_id, now))
+        event = MessageReceived(connection.session, message)
+        core.guard.tell(core.callbacks.message_received, event)
+    return connection.run(_take_checked(connection, plan, message, packet_id, now))
 
 
 def are_direct(sessions: Sequence[Session]) -> bool:
@@ -249,46 +261,6 @@ def _topic(topic_bytes: bytes) -> str:
     return read_topic(topic_bytes)
 
 
-def _refuse_topic(connection: Client, topic: str, problem: str, packet_id: int, qos: int) -> None:
-    """Refuse a Topic Name that is correct and beyond the limits.
-
-    Where no acknowledgement can say so, at QoS 0 and in MQTT 3.1.1, the connection ends.
-
-    Raises:
-        ProtocolError: topic name invalid, in those cases.
-    """
-    if not qos or connection.version != MQTT_5:
-        raise ProtocolError(f"PUBLISH: {problem}", ReasonCode.TOPIC_NAME_INVALID)
-    shown = topic if len(topic) <= MAX_LOGGED_TOPIC else f"{topic[:MAX_LOGGED_TOPIC]}..."
-    _refuse(connection, shown, packet_id, qos, ReasonCode.TOPIC_NAME_INVALID, problem)
-
-
-def _refuse_payload(connection: Client, topic: str, packet_id: int, qos: int) -> None:
-    """Refuse a payload that is not UTF-8 though it says so (MQTT 5.0, 3.3.2.3.2).
-
-    Raises:
-        ProtocolError: payload format invalid, at QoS 0.
-    """
-    reason = "the payload is not UTF-8, as its Payload Format Indicator says"
-    if not qos:
-        raise ProtocolError(f"PUBLISH: {reason}", ReasonCode.PAYLOAD_FORMAT_INVALID)
-    _refuse(connection, topic, packet_id, qos, ReasonCode.PAYLOAD_FORMAT_INVALID, reason)
-
-
-def _refuse_large(connection: Client, topic: str, n_bytes: int, packet_id: int, qos: int) -> None:
-    """Refuse a payload beyond the limit, and acknowledge it.
-
-    PUBACK and PUBREC have no reason code for the size of a packet: it is a quota (MQTT 5.0,
-    3.4.2.1). MQTT 3.1.1 has no reason codes: a client sends an unacknowledged message again after
-    each reconnect.
-    """
-    allowed = connection.core.limits.payload_bytes
-    reason = f"payload of {n_bytes} bytes; allowed: at most {allowed}"
-    code = ReasonCode.QUOTA_EXCEEDED if connection.version == MQTT_5 else ReasonCode.SUCCESS
-    counted_as = describe_reason_code(ReasonCode.PACKET_TOO_LARGE)
-    _refuse(connection, topic, packet_id, qos, code, reason, counted_as)
-
-
 def _message(
     connection: Client,
     plan: Plan,
@@ -373,7 +345,7 @@ def _take(connection: Client, plan: Plan, message: Message, packet_id: int, now:
         receipt = book_receipt(connection, packet_id, message.qos, len(plan.sinks) + 1)
         receipt.reason_code = taken(connection, plan)
         core.router.route(message, plan.targets, chosen, plan.sinks, receipt, now)
-        settle_when_safe(receipt, journal, n_changes, connection.session, plan, message)
+        settle_when_safe(receipt, n_changes, plan, message)
         return connection.throttle.wait_for_congested(now)
     if message.qos == 2:
         check_receive_maximum(connection)
@@ -384,7 +356,7 @@ def _take(connection: Client, plan: Plan, message: Message, packet_id: int, now:
     ):
         receipt = book_receipt(connection, packet_id, message.qos, 1)
         receipt.reason_code = taken(connection, plan)
-        settle_when_safe(receipt, journal, n_changes, connection.session, plan, message)
+        settle_when_safe(receipt, n_changes, plan, message)
     elif message.qos == 2:
         connection.session.incoming[packet_id] = None
         if plan.targets or plan.shares:
@@ -401,12 +373,7 @@ def _take(connection: Client, plan: Plan, message: Message, packet_id: int, now:
 
 
 async def _take_checked(
-    connection: Client,
-    session: Session,
-    plan: Plan,
-    message: Message,
-    packet_id: int,
-    now: float,
+    connection: Client, plan: Plan, message: Message, packet_id: int, now: float
 ) -> None:
     """As `_take`, with access control and callbacks in the way.
 
@@ -416,23 +383,17 @@ async def _take_checked(
     core = connection.core
     receipt = book_receipt(connection, packet_id, message.qos, 1) if message.qos else None
     try:
-        access = core.access
-        is_allowed = (
-            access is None
-            or not access.checks_publish
-            or await core.router.is_allowed(access, session, message.topic, PUBLISH)
-        )
-        if not is_allowed:
+        if not await core.router.is_allowed(connection.session, message.topic, PUBLISH):
             code = ReasonCode.NOT_AUTHORIZED
-            return _refuse_booked(core, session, receipt, plan.topic, code, _NOT_AUTHORIZED)
+            return _refuse_booked(connection, receipt, plan.topic, code, _NOT_AUTHORIZED)
         if receipt is not None:
             if receipt.connection.awaiting:
                 return core.room.hold(receipt, message, route_held, now)
             problem = _problem(receipt.connection, plan, message)
             if problem:
                 code = ReasonCode.QUOTA_EXCEEDED
-                return _refuse_booked(core, session, receipt, plan.topic, code, problem)
-        full = await route_allowed(connection, receipt, session, plan, message, now)
+                return _refuse_booked(connection, receipt, plan.topic, code, problem)
+        full = await route_allowed(connection, receipt, plan, message, now)
     except BaseException:  # cancelled, such as by a plugin: the client must not wait for ever
         if receipt is not None:
             receipt.settle(ReasonCode.UNSPECIFIED_ERROR)
@@ -442,7 +403,7 @@ async def _take_checked(
     if receipt.connection.version != MQTT_5:
         return core.room.hold(receipt, message, route_held, now)
     code = ReasonCode.QUOTA_EXCEEDED
-    return _refuse_booked(core, session, receipt, plan.topic, code, _NO_ROOM, full)
+    return _refuse_booked(connection, receipt, plan.topic, code, _NO_ROOM, full)
 
 
 def _problem(connection: Client, plan: Plan, message: Message) -> str:
@@ -473,16 +434,19 @@ def _refuse(
     reason: str,
     counted_as: str = "",
 ) -> None:
-    """Refuse a publish before it was routed, and acknowledge it as far as the version allows."""
+    """Refuse a publish before it was routed, and acknowledge it as far as the version allows.
+
+    Raises:
+        ProtocolError: for a reason that closes the connection (`_CLOSING`).
+    """
+    if reason_code in _CLOSING and (not qos or connection.version != MQTT_5):
+        raise ProtocolError(f"PUBLISH: {reason}", reason_code)
     receipt = book_receipt(connection, packet_id, qos, 1) if qos else None
-    _refuse_booked(
-        connection.core, connection.session, receipt, topic, reason_code, reason, counted_as
-    )
+    _refuse_booked(connection, receipt, topic, reason_code, reason, counted_as)
 
 
 def _refuse_booked(
-    core: Core,
-    session: Session,
+    connection: Client,
     receipt: PublishReceipt | None,
     topic: str,
     reason_code: ReasonCode,
@@ -491,22 +455,26 @@ def _refuse_booked(
 ) -> None:
     """Refuse a publish whose receipt is booked, if it gets one.
 
-    MQTT 3.1.1 has no reason code for "not authorized": such a message is acknowledged and not
-    delivered [MQTT-3.3.5-2]. One that cannot be kept closes the connection, unacknowledged.
+    MQTT 3.1.1 has no reason codes: a client sends an unacknowledged message again after each
+    reconnect. A message that is not authorized [MQTT-3.3.5-2] or too large is therefore
+    acknowledged and not delivered. One that cannot be kept closes the connection, unacknowledged.
 
     Args:
-        core: the broker.
-        session: of the publisher.
+        connection: the publisher's.
         receipt: with one answer missing; None at QoS 0.
         topic: Topic Name.
         reason_code: for the publisher.
         reason: the same in words.
         counted_as: what the refusal is counted as; "" for the name of the reason code.
     """
-    core.router.refuse(session.client_id, topic, reason_code, counted_as)
+    connection.core.router.refuse(connection.session.client_id, topic, reason_code, counted_as)
     if receipt is None:
         return
     receipt.reason = reason
-    is_5 = receipt.connection.version == MQTT_5
-    is_told = is_5 or reason_code != ReasonCode.NOT_AUTHORIZED
-    receipt.settle(reason_code if is_told else ReasonCode.SUCCESS)
+    is_too_large = reason_code == ReasonCode.PACKET_TOO_LARGE
+    if receipt.connection.version != MQTT_5:
+        if is_too_large or reason_code == ReasonCode.NOT_AUTHORIZED:
+            reason_code = ReasonCode.SUCCESS
+    elif is_too_large:  # PUBACK and PUBREC have no such code: it is a quota (3.4.2.1)
+        reason_code = ReasonCode.QUOTA_EXCEEDED
+    receipt.settle(reason_code)

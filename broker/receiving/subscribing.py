@@ -21,7 +21,7 @@ from penstock.broker.mqtt.packets import (
 )
 from penstock.broker.mqtt.reason_codes import SUBACK_FAILURE_3_1_1, ReasonCode, describe_reason_code
 from penstock.broker.mqtt.size_limit import explained
-from penstock.broker.mqtt.topics import SHARE_PREFIX, parse_share
+from penstock.broker.mqtt.topics import parse_share
 from penstock.broker.routing.topic_tree import Subscription
 from penstock.broker.sending import run_now
 from penstock.broker.sessions import redelivery, retained_delivery
@@ -114,8 +114,11 @@ async def _subscribe(connection: Client, packet: Subscribe, now: float) -> None:
             or core.tree.n_bytes >= most_bytes_of_all
         ):
             refusal = _refusal(connection, topic_filter)
-            if refusal is None and checks_subscribe and not await _is_allowed(connection, request):
-                refusal = ReasonCode.NOT_AUTHORIZED, "not authorized to subscribe"
+            if refusal is None and checks_subscribe:
+                # A share opens no topic that its filter alone would not.
+                asked = parse_share(topic_filter).topic_filter
+                if not await core.router.is_allowed(session, asked, SUBSCRIBE):
+                    refusal = ReasonCode.NOT_AUTHORIZED, "not authorized to subscribe"
             if not connection.is_open:
                 return
             if refusal is not None:
@@ -162,15 +165,14 @@ def _unquestioned_characters(connection: Client, n_filters: int) -> int:
 def _refusal(connection: Client, topic_filter: str) -> tuple[ReasonCode, str] | None:
     """Return the reason code by which a subscription is refused, and why; None where it is not.
 
-    Access control is asked by `_is_allowed`.
+    Access control is asked after that.
     """
     core = connection.core
     limits = core.limits
     session = connection.session
     if core.journal is not None and core.journal.is_failing and session.journal:
         return ReasonCode.QUOTA_EXCEEDED, "the disk refuses"
-    is_share = topic_filter.startswith(SHARE_PREFIX)
-    problem = limits.topic_problem(_without_share(topic_filter) if is_share else topic_filter)
+    problem = limits.topic_problem(parse_share(topic_filter).topic_filter)
     if problem:
         return ReasonCode.TOPIC_FILTER_INVALID, problem
     code = refusal_of_filter(core.options, topic_filter)
@@ -219,23 +221,6 @@ def _refuse(
     if told == code:
         reasons.append(f"{request.topic_filter}: {reason}")
     return told
-
-
-def _without_share(topic_filter: str) -> str:
-    """Return the filter by which a request is judged.
-
-    A share opens no topic that its filter alone would not: it is judged as that filter.
-    """
-    return parse_share(topic_filter).topic_filter
-
-
-async def _is_allowed(connection: Client, request: SubscriptionRequest) -> bool:
-    """Ask access control, which there is, whether a client may subscribe."""
-    core = connection.core
-    assert core.access is not None  # noqa: S101 (else nobody asks)
-    return await core.router.is_allowed(
-        core.access, connection.session, _without_share(request.topic_filter), SUBSCRIBE
-    )
 
 
 def add_subscription(core: Core, session: Session, subscription: Subscription) -> bool:

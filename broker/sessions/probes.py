@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from penstock.broker.access_control import RECEIVE, AccessControl
+from penstock.broker.access_control import RECEIVE
 from penstock.broker.extensions import LinkSampler
 from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import Delivery
@@ -109,15 +109,13 @@ class Probes:
             self._probe(session, connection, now)
         elif session not in self._asked:
             self._asked.add(session)
-            rest = run_now.start(self._ask(access, session, connection, now))
+            rest = run_now.start(self._ask(session, connection, now))
             if rest is not None:
                 self._core.spawn(rest)
 
-    async def _ask(
-        self, access: AccessControl, session: Session, connection: Client, now: float
-    ) -> None:
+    async def _ask(self, session: Session, connection: Client, now: float) -> None:
         try:
-            is_allowed = await self._core.router.is_allowed(access, session, self._topic, RECEIVE)
+            is_allowed = await self._core.router.is_allowed(session, self._topic, RECEIVE)
         finally:
             self._asked.discard(session)
         if is_allowed and session.connection is connection and self._topic in session.subscriptions:

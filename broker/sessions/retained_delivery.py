@@ -179,7 +179,6 @@ def send_due(session: Session, now: float, n_messages: int = SLICE_MESSAGES) -> 
 async def _send_asked(session: Session, due: RetainedDue, now: float, n_messages: int) -> None:
     """As the end of `send_due`, where access control is asked about each message."""
     core = session.core
-    access = core.access
     try:
         for _ in range(SLICE_LEVELS):
             message = due.next(now)
@@ -188,9 +187,7 @@ async def _send_asked(session: Session, due: RetainedDue, now: float, n_messages
             if message is None:
                 continue
             due.asked = message
-            is_allowed = access is None or await core.router.is_allowed(
-                access, session, message.topic, RECEIVE
-            )
+            is_allowed = await core.router.is_allowed(session, message.topic, RECEIVE)
             due.asked = None
             if not _is_due(due):
                 break  # it was unsubscribed from, or has ended, meanwhile

@@ -56,7 +56,7 @@ async def hand_over(
             _take_away(core, session, answers, now)
             return
         for action, topic in new:
-            answers[action, topic] = await core.router.is_allowed(access, session, topic, action)
+            answers[action, topic] = await core.router.is_allowed(session, topic, action)
 
 
 def _questions(session: Session, access: AccessControl) -> dict[_Question, None]:
