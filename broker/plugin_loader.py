@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Protocol
 
 from penstock.broker.access_control import AccessControl, Authenticator
-from penstock.broker.config.policy import suggest, validate_config
+from penstock.broker.config.checked_yaml import suggest, validate_config
 from penstock.broker.contracts import breaches, callback_breaches
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.events import Callbacks

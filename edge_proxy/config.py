@@ -10,9 +10,9 @@ from typing import Annotated, Any, Final
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from penstock.broker.config.checked_yaml import parse_mapping, read_mapping, validate_config
 from penstock.broker.config.key_types import STRICT, Positive, PositiveSize, Seconds, Size
 from penstock.broker.config.listener_config import split_bind
-from penstock.broker.config.policy import parse_mapping, read_mapping, validate_config
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.config.checked_yaml import parse_mapping, validate_config
 from penstock.broker.config.limits import Limits
 from penstock.broker.config.listener_config import ListenerKeys
 from penstock.broker.config.mqtt_options import MqttOptions
-from penstock.broker.config.policy import Persistence, load_policy, parse_mapping, validate_config
+from penstock.broker.config.policy import Persistence, load_policy
 from penstock.broker.config.policy import _PolicyKeys as PolicyKeys
 from penstock.plugins.access.config import AccessConfig
 from penstock.plugins.console.config import ConsoleConfig

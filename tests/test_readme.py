@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.config.policy import validate_config
+from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.errors import ConfigError
 from penstock.plugins.withholding.config import WithholdingConfig
 

@@ -25,7 +25,7 @@ from amqtt.plugins.sys.broker import (
 )
 from amqtt.plugins.topic_checking import TopicAccessControlListPlugin, TopicTabooPlugin
 
-from penstock.broker.config.policy import suggest
+from penstock.broker.config.checked_yaml import suggest
 from penstock.broker.counters import Counters
 
 EVENTS: Final = (*BrokerEvents, *MQTTEvents)

@@ -23,8 +23,8 @@ from dacite.exceptions import (
     WrongTypeError,
 )
 
-from penstock.broker.config.checked_yaml import show
-from penstock.broker.config.policy import Policy, suggest
+from penstock.broker.config.checked_yaml import show, suggest
+from penstock.broker.config.policy import Policy
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.old_names import import_hint
 

@@ -16,14 +16,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from penstock.broker.config.checked_yaml import (
-    NamedBy,
-    check_listeners,
     join,
     parse_mapping,
     read_mapping,
-    read_text,
     show,
-    suggest,
     validate_config,
 )
 from penstock.broker.config.key_types import STRICT, Size
@@ -36,20 +32,6 @@ from penstock.broker.config.listener_config import (
 )
 from penstock.broker.config.mqtt_options import MqttOptions
 from penstock.broker.errors import ConfigError, ConfigProblem
-
-__all__ = [
-    "NamedBy",
-    "Persistence",
-    "Policy",
-    "check_listeners",
-    "load_policy",
-    "parse_mapping",
-    "parse_policy",
-    "read_mapping",
-    "read_text",
-    "suggest",
-    "validate_config",
-]
 
 DEFAULT_SYS_INTERVAL = 10.0
 """Seconds; as mosquitto has it, so that a dashboard made for it reads the same."""
@@ -171,13 +153,11 @@ class _Reading:
         listeners = read_listeners(listener_keys, own_keys, self._wrong)
         if not listeners and not self.problems:
             self._wrong("listeners", "none with a bind", "at least one listener with a bind")
-        limits_keys = self._underscored(keys.limits or {}, "limits")
-        limits = self._checked(Limits, limits_keys, "limits")
-        mqtt = self._checked(MqttOptions, self._underscored(keys.mqtt or {}, "mqtt"), "mqtt")
+        limits = self._section(Limits, keys.limits or {}, "limits")
+        mqtt = self._section(MqttOptions, keys.mqtt or {}, "mqtt")
         persistence = None
         if keys.persistence is not None:
-            own = self._underscored(keys.persistence, "persistence")
-            persistence = self._checked(Persistence, own, "persistence")
+            persistence = self._section(Persistence, keys.persistence, "persistence")
         elif "persistence" in top:
             # A section whose keys are all comments: to keep nothing then would be a bad surprise.
             self._wrong(
@@ -212,6 +192,9 @@ class _Reading:
         except ConfigError as error:
             self.problems.extend(error.problems)
             return None
+
+    def _section(self, cls: type[T], mapping: Mapping[str, Any], name: str) -> T | None:
+        return self._checked(cls, self._underscored(mapping, name), name)
 
     def _underscored(self, mapping: Mapping[str, Any], path: str) -> dict[str, Any]:
         """Return `mapping` with dashes in its keys as underscores, as aMQTT reads both."""

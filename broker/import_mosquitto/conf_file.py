@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.broker.config.policy import read_text
+from penstock.broker.config.checked_yaml import read_text
 from penstock.broker.errors import ConfigError, ConfigProblem
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from penstock.broker.config.policy import suggest
+from penstock.broker.config.checked_yaml import suggest
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.import_mosquitto.conf_file import Line
 from penstock.broker.import_mosquitto.directives import (

@@ -36,7 +36,7 @@ from penstock.broker.access_control import (
     SessionView,
 )
 from penstock.broker.config.addresses import address_key
-from penstock.broker.config.policy import NamedBy, check_listeners, read_text
+from penstock.broker.config.checked_yaml import NamedBy, check_listeners, read_text
 from penstock.broker.extensions import Plugin, PluginContext
 from penstock.plugins.access import certificate
 from penstock.plugins.access.acl import READ, WRITE, AccessList, parse_acl

@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.broker.config.policy import load_policy, validate_config
+from penstock.broker.config.checked_yaml import validate_config
+from penstock.broker.config.policy import load_policy
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.process.program import (
     Debug,

@@ -172,7 +172,11 @@ PURE_PLUGIN_IMPORTS: Final = (
 )
 """What a pure module of a plugin may import of the broker."""
 
-CONFIG_IMPORTS: Final = (*PURE_PLUGIN_IMPORTS, "broker.config.policy", "broker.config.key_types")
+CONFIG_IMPORTS: Final = (
+    *PURE_PLUGIN_IMPORTS,
+    "broker.config.checked_yaml",
+    "broker.config.key_types",
+)
 """The same for a plugin's ``config.py``, and for ``limits.py`` of what several share."""
 
 EDGE_PROXY_PURE: Final = frozenset(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.config.policy import parse_mapping, validate_config
+from penstock.broker.config.checked_yaml import parse_mapping, validate_config
 from penstock.broker.errors import ConfigError
 from penstock.edge_proxy.config import (
     ListenerKeys,

@@ -12,7 +12,8 @@ import pytest
 from scramp import ScramClient
 
 from penstock.broker.access_control import NOT_JUDGED, Accepted, Admittance, ConnectAttempt
-from penstock.broker.config.policy import parse_policy, validate_config
+from penstock.broker.config.checked_yaml import validate_config
+from penstock.broker.config.policy import parse_policy
 from penstock.broker.errors import ConfigError
 from penstock.broker.extensions import PluginContext
 from penstock.broker.mqtt.packets import Auth, ConnAck, Connect, Disconnect, PubAck, Publish

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.config.policy import validate_config
+from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.errors import ConfigError
 from penstock.broker.extensions import PluginContext
 from penstock.plugins.memory.config import MemoryConfig

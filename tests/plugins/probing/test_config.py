@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.config.key_types import SIZE_ALLOWED
-from penstock.broker.config.policy import validate_config
 from penstock.broker.errors import ConfigError
 from penstock.plugins.probing.config import ProbingConfig
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.broker.config.policy import validate_config
+from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.message import Message
 from penstock.plugins.queue.config import QueueConfig
 from penstock.plugins.queue.engine import Engine, QueueLayout

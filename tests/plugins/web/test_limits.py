@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.config.policy import validate_config
+from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.errors import ConfigError
 from penstock.plugins.web.limits import HttpLimits
 

@@ -6,8 +6,8 @@ from typing import Any, get_args
 
 import pytest
 
+from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.config.key_types import SIZE_ALLOWED
-from penstock.broker.config.policy import validate_config
 from penstock.broker.errors import ConfigError
 from penstock.plugins.withholding.config import PolicyName, WithholdingConfig
 from penstock.plugins.withholding.policies import make_policy
