@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from penstock.broker.access_control import AccessControl, Authenticator
-from penstock.broker.config.checked_yaml import suggest, validate_config
+from penstock.broker.config.checked_yaml import show, suggest, validate_config
 from penstock.broker.contracts import breaches, callback_breaches
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.events import Callbacks
@@ -209,6 +211,10 @@ def _plugin_class(name: str, point: EntryPoint) -> type[Plugin]:
         raise PluginLoadError(
             f"plugin {name}: {point.value} cannot be imported: {error}{import_hint(error)}"
         ) from error
+    except Exception as error:
+        raise PluginLoadError(
+            f"plugin {name}: {point.value} cannot be imported: {_with_place(error)}"
+        ) from error
     if not (isinstance(cls, type) and issubclass(cls, Plugin) and hasattr(cls, "Config")):
         raise PluginLoadError(
             f"plugin {name}: {point.value} is {cls!r}; allowed: a subclass of "
@@ -223,7 +229,17 @@ def _make(name: str, cls: type[Plugin], config: Any, context: PluginContext) -> 
     except PenstockError:
         raise
     except Exception as error:
-        raise PluginLoadError(f"plugin {name}: {type(error).__name__}: {error}") from error
+        raise PluginLoadError(f"plugin {name}: {_with_place(error)}") from error
+
+
+def _with_place(error: Exception) -> str:
+    """Return an error with the line of a plugin that raised it, if one did."""
+    told = f"{type(error).__name__}: {error}"
+    raised_at = traceback.extract_tb(error.__traceback__)[-1]
+    # A SyntaxError has its place in its text, and what calls a plugin wrongly is here.
+    if isinstance(error, SyntaxError) or raised_at.filename == __file__:
+        return told
+    return f"{told} ({Path(raised_at.filename).name}, line {raised_at.lineno})"
 
 
 _MAY_WAIT: Final[dict[type, frozenset[str]]] = {
@@ -246,6 +262,9 @@ def _check_contracts(name: str, plugin: Plugin) -> None:
         (plugin.access, AccessControl),
         (plugin.callbacks, Callbacks),
     ]
+    owner = type(plugin).__qualname__
+    _check_list(name, f"{owner}.sinks", plugin.sinks, MessageSink.__name__)
+    _check_list(name, f"{owner}.authenticators", plugin.authenticators, Authenticator.__name__)
     brought += [(sink, MessageSink) for sink in plugin.sinks]
     brought += [(authenticator, Authenticator) for authenticator in plugin.authenticators]
     for extension, base in brought:
@@ -254,14 +273,31 @@ def _check_contracts(name: str, plugin: Plugin) -> None:
         may_wait = _MAY_WAIT.get(base, frozenset())
         for what, read, allowed in breaches(extension, base, may_wait=may_wait):
             raise PluginLoadError(f"plugin {name}: {what}: read {read}; allowed: {allowed}")
+    for sink in plugin.sinks:
+        what = f"{type(sink).__qualname__}.topic_filters"
+        _check_list(name, what, sink.topic_filters, "topic filters")
     for event in fields(Callbacks) if plugin.callbacks is not None else ():
-        for callback in getattr(plugin.callbacks, event.name):
+        callbacks = getattr(plugin.callbacks, event.name)
+        _check_list(name, f"Callbacks.{event.name}", callbacks, "functions")
+        for callback in callbacks:
             for read, allowed in callback_breaches(callback):
                 what = getattr(callback, "__qualname__", repr(callback))
                 raise PluginLoadError(
                     f"plugin {name}: {what}, a callback of {event.name}: read {read}; "
                     f"allowed: {allowed}"
                 )
+
+
+def _check_list(name: str, what: str, value: object, of: str) -> None:
+    """Check that there are several where several may be; a text is not several topic filters.
+
+    Raises:
+        PluginLoadError: it names the attribute, what was read and what is allowed.
+    """
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise PluginLoadError(
+            f"plugin {name}: {what}: read {show(value)}; allowed: a tuple or list of {of}"
+        )
 
 
 def _conflicts(made: Mapping[str, Plugin]) -> Iterator[ConfigProblem]:
@@ -283,7 +319,7 @@ def _conflicts(made: Mapping[str, Plugin]) -> Iterator[ConfigProblem]:
 
 
 def _warn_of_blind_gate(made: Mapping[str, Plugin], file: str) -> None:
-    """Say so where a gate will know nothing of any path: it lets every message go, unnoticed."""
+    """Warn of a gate that will know nothing of any path: it may let every message go, unnoticed."""
     gates = [name for name, plugin in made.items() if plugin.gate is not None]
     looking = (
         plugin.sampler is not None and (plugin.gate is None or plugin.sampler.period is not None)
@@ -291,8 +327,8 @@ def _warn_of_blind_gate(made: Mapping[str, Plugin], file: str) -> None:
     )
     if gates and not any(looking):
         logging.getLogger(f"penstock.{gates[0]}").warning(
-            "%s: no plugin under plugins finds out RTTs, so that %s lets every message go; name "
-            "one, such as probing",
+            "%s: no plugin under plugins finds out RTTs: where %s decides by them, it lets every "
+            "message go; name one, such as probing",
             file,
             gates[0],
         )

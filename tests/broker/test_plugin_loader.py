@@ -221,6 +221,15 @@ class Nameless(MessageSink):
         """Take nothing."""
 
 
+class Anything(Sink):
+    """A sink whose one topic filter is a sequence of short ones, `#` among them."""
+
+    topic_filters = "a/#"  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__("anything")
+
+
 async def on_connected(event: object) -> None:
     """Want to wait, which a callback must not."""
 
@@ -250,6 +259,17 @@ async def on_connected(event: object) -> None:
         (
             _brings(callbacks=Callbacks(client_connected=(on_connected,))),  # type: ignore[arg-type]
             "on_connected, a callback of client_connected: read an asynchronous function; allowed:",
+        ),
+        (
+            _brings(callbacks=Callbacks(client_connected=print)),  # type: ignore[arg-type]
+            "Callbacks.client_connected: read <built-in function print>; allowed: a tuple or list ",
+        ),
+        (_brings(sinks=Sink("s")), "Bringing.sinks: read <"),
+        (_brings(sinks=None), "Bringing.sinks: read null; allowed: a tuple or list of MessageSink"),
+        (_brings(authenticators=Gatekeeper()), "Bringing.authenticators: read <"),
+        (
+            _brings(sinks=[Anything()]),
+            "Anything.topic_filters: read 'a/#'; allowed: a tuple or list of topic filters",
         ),
     ],
 )
@@ -302,9 +322,9 @@ def test_second_gate_is_refused() -> None:
 def test_a_gate_that_will_know_of_no_rtt_is_told(
     plugins: str, *, is_told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It would let every message go without a word."""
+    """One that decides by it would let every message go without a word."""
     load(plugins)
-    told = "policy.yaml: no plugin under plugins finds out RTTs, so that withholding lets every"
+    told = "policy.yaml: no plugin under plugins finds out RTTs: where withholding decides by"
     assert [message.startswith(told) for message in caplog.messages] == [True] * is_told
 
 
@@ -338,7 +358,10 @@ def test_second_authentication_method_of_a_name_is_refused() -> None:
 @pytest.mark.usefixtures("example_plugins")
 def test_plugin_that_fails_when_made_is_named() -> None:
     """An error of a plugin's own names the plugin instead of showing a traceback."""
-    with pytest.raises(PluginLoadError, match="plugin alarm: OSError: no luck"):
+    with pytest.raises(
+        PluginLoadError,
+        match=r"plugin alarm: OSError: no luck \(test_plugin_loader.py, line \d+\)$",
+    ):
         load("{alarm: {level: 13}}")
 
 
@@ -348,12 +371,16 @@ def test_plugin_that_fails_when_made_is_named() -> None:
         ("no_such_module:X", "No module named 'no_such_module'"),
         (f"{__name__}:NoSuchClass", "NoSuchClass"),
         (f"{__name__}:Sink", "a subclass of penstock.broker.extensions.Plugin"),
+        ("plugin_with_a_fault:X", "KeyError: 'level' (plugin_with_a_fault.py, line 2)"),
+        ("plugin_with_bad_syntax:X", "SyntaxError: invalid syntax (plugin_with_bad_syntax.py, "),
     ],
 )
 def test_plugin_that_cannot_be_brought_in_is_named(
-    install: Install, value: str, expected: str
+    install: Install, tmp_path: Path, value: str, expected: str
 ) -> None:
     """A broken entry point says which plugin, where it points and what is wrong."""
+    (tmp_path / "plugin_with_a_fault.py").write_text("levels = {}\nlevels['level']\n")
+    (tmp_path / "plugin_with_bad_syntax.py").write_text("class X(:\n")
     install({"broken": value})
     with pytest.raises(PluginLoadError, match="plugin broken") as caught:
         load("{broken: }")
