@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import errno
+import logging
 import os
 import socket
 import ssl
@@ -112,7 +113,6 @@ class Listening:
         self.address = ("", 0)
         self._driver = driver
         self._reception = reception
-        self._logger = reception.logger
         self._places = Places(listener.max_connections, waits=listener.when_full == "wait")
         self._revoked: list[RevocationList] = []
         self._context: ssl.SSLContext | None = None
@@ -133,11 +133,8 @@ class Listening:
             except TlsFilesError as error:
                 raise ListenError(f"listener {listener.name}: {error}") from error
         elif listener.unused_certfile is not None:
-            self._logger.warning(
-                "listener %s: certfile %s is not used: without ssl: true there is no TLS",
-                listener.name,
-                listener.unused_certfile,
-            )
+            unused = listener.unused_certfile
+            self._log(f"certfile {unused} is not used: without ssl: true there is no TLS")
         if listener.is_websocket:
             # Its library costs time and memory, and most brokers have no such listener.
             from penstock.broker.network.websocket import WebSocketLayer  # noqa: PLC0415
@@ -174,15 +171,10 @@ class Listening:
                 self._servers.append(
                     await loop.create_server(self._new_protocol, sock=sock, backlog=BACKLOG)
                 )
-                host, port = sock.getsockname()[
-                    :2
-                ]  # the kernel may have chosen the port; the next family gets the same
-                self._logger.info(
-                    "listener %s: listening on %s:%d",
-                    listener.name,
-                    f"[{host}]" if ":" in host else host,
-                    port,
-                )
+                # The kernel may have chosen the port; the next family gets the same.
+                host, port = sock.getsockname()[:2]
+                shown = f"[{host}]" if ":" in host else host
+                self._log(f"listening on {shown}:{port}", logging.INFO)
                 if self.address == ("", 0):
                     self.address = (host, port)
         except CongestionControlError as error:
@@ -199,11 +191,7 @@ class Listening:
             return None
         plan = plan_retransmissions(listener.rto_max_seconds)
         if plan is None:
-            self._logger.warning(
-                "listener %s: rto_max_seconds has no effect: it needs %s",
-                listener.name,
-                RTO_MAX_SINCE,
-            )
+            self._log(f"rto_max_seconds has no effect: it needs {RTO_MAX_SINCE}")
         else:
             self._reception.orphan_timeouts_ms[listener.name] = plan.orphan_ms
         return plan
@@ -226,29 +214,25 @@ class Listening:
             ) from error
         self._servers.append(server)
         self.address = (path, 0)
-        self._logger.info("listener %s: listening on unix:%s", listener.name, path)
+        self._log(f"listening on unix:{path}", logging.INFO)
 
     def _new_context(self, tls: Tls) -> ssl.SSLContext:
         protocols = ALPN_WEBSOCKET if self.listener.is_websocket else ALPN_MQTT
         context = make_context(tls, protocols)
         problem = problem_of_certificate(context, tls)
         if problem is not None:
-            self._logger.warning(
-                "listener %s: certfile %s: %s: clients will refuse it",
-                self.listener.name,
-                tls.certfile,
-                problem,
-            )
+            self._log(f"certfile {tls.certfile}: {problem}: clients will refuse it")
         self._revoked = revocation_lists(tls)
         now = dt.datetime.now(dt.UTC)
         if any(one.next_update is not None and one.next_update < now for one in self._revoked):
-            self._logger.warning(
-                "listener %s: crlfile %s: a list in it has expired: all certificates of its "
-                "authority are refused",
-                self.listener.name,
-                tls.crlfile,
+            self._log(
+                f"crlfile {tls.crlfile}: a list in it has expired: all certificates of its "
+                "authority are refused"
             )
         return context
+
+    def _log(self, text: str, level: int = logging.WARNING) -> None:
+        self._reception.logger.log(level, "listener %s: %s", self.listener.name, text)
 
     def has_revoked(self, ssl_object: ssl.SSLObject | None) -> bool:
         """Say whether a client has shown a certificate that is revoked."""
@@ -278,9 +262,7 @@ class Listening:
         try:
             self._context = await asyncio.to_thread(self._new_context, tls)
         except (TlsFilesError, OSError) as error:  # a file may be deleted while it is read
-            self._logger.error(  # noqa: TRY400 (a user's mistake)
-                "listener %s: %s; its old files stay in use", self.listener.name, error
-            )
+            self._log(f"{error}; its old files stay in use", logging.ERROR)
             return None
         return tls.files()
 

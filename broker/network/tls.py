@@ -54,6 +54,7 @@ def make_context(tls: Tls, protocols: tuple[str, ...]) -> ssl.SSLContext:
     Raises:
         TlsFilesError: a file cannot be used; the message names it.
     """
+    _check_files(tls)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = (
         ssl.TLSVersion.TLSv1_3 if tls.minimum_version > 1.2 else ssl.TLSVersion.TLSv1_2
@@ -76,14 +77,21 @@ def make_context(tls: Tls, protocols: tuple[str, ...]) -> ssl.SSLContext:
     return context
 
 
-def _load_certificate(context: ssl.SSLContext, tls: Tls) -> None:
-    for key, file in (("certfile", tls.certfile), ("keyfile", tls.keyfile)):
+def _check_files(tls: Tls) -> None:
+    """Check that each file can be read; OpenSSL's own errors name none."""
+    for key in ("certfile", "keyfile", "cafile", "crlfile"):
+        file = getattr(tls, key)
+        if not file:
+            continue
         try:
             check_is_no_pipe(file)
             with open(file, "rb"):  # noqa: PTH123 (opened for its error alone)
                 pass
         except OSError as error:
             raise TlsFilesError(f"{key} {file}: {error.strerror or error}") from error
+
+
+def _load_certificate(context: ssl.SSLContext, tls: Tls) -> None:
     try:
         # Without a password OpenSSL would ask for one on the terminal.
         context.load_cert_chain(tls.certfile, tls.keyfile, password=lambda: "")
@@ -106,16 +114,10 @@ def _what_is_wrong(tls: Tls, error: ssl.SSLError) -> str:
 
 def _load_authorities(context: ssl.SSLContext, tls: Tls) -> None:
     try:
-        if tls.cafile:
-            check_is_no_pipe(tls.cafile)
         context.load_verify_locations(tls.cafile, tls.capath, tls.cadata)
     except OSError as error:  # OpenSSL's errors are OSErrors, too
-        reason = error.strerror if error.filename or error.errno else str(error)
-        if isinstance(error, ssl.SSLError):
-            reason = "no certificates in PEM form"
-        where = f"capath {tls.capath}" if tls.capath else "cadata"
-        if tls.cafile:
-            where = f"cafile {tls.cafile}"
+        where = f"cafile {tls.cafile}" if tls.cafile else "cadata"
+        reason = "no certificates in PEM form" if isinstance(error, ssl.SSLError) else str(error)
         raise TlsFilesError(f"{where}: {reason}") from error
 
 
@@ -124,12 +126,9 @@ def _load_revocation_lists(context: ssl.SSLContext, file: str) -> None:
     before = context.cert_store_stats()
     problem = f"crlfile {file}: no certificate revocation list in PEM form"
     try:
-        check_is_no_pipe(file)
         context.load_verify_locations(file)
     except ssl.SSLError as error:
         raise TlsFilesError(problem) from error
-    except OSError as error:
-        raise TlsFilesError(f"crlfile {file}: {error.strerror or error}") from error
     after = context.cert_store_stats()
     if after["x509"] != before["x509"]:  # OpenSSL would trust them as authorities
         raise TlsFilesError(
@@ -269,25 +268,16 @@ class TlsLayer(Layer):
 
     def write(self, data: Buffer) -> None:
         """Send some bytes."""
-        if self._is_closing or not data:
-            return
-        self._unsent.append(data)
-        self._unsent_bytes += len(data)
-        self._encrypt()
-        self._tell_above()
+        self.writelines((data,))
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         """Send some buffers; small ones share a record."""
-        buffers = list(list_of_data)
-        if sum(map(len, buffers)) <= SLICE_BYTES:
-            self.write(b"".join(buffers))
-            return
         if self._is_closing:
             return
-        for buffer in buffers:
-            if buffer:
-                self._unsent.append(buffer)
-                self._unsent_bytes += len(buffer)
+        buffers = list(list_of_data)
+        n_bytes = sum(map(len, buffers))
+        self._unsent += [b"".join(buffers)] if n_bytes <= SLICE_BYTES else filter(None, buffers)
+        self._unsent_bytes += n_bytes
         self._encrypt()
         self._tell_above()
 

@@ -8,6 +8,7 @@ any time.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import cast
 
 from penstock.broker.access_control import SessionView
@@ -26,7 +27,7 @@ class ClientLog:
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
-        self._told: dict[str, dict[str, int]] = {}
+        self._told: dict[str, Counter[str]] = {}
 
     @property
     def callbacks(self) -> Callbacks:
@@ -63,21 +64,14 @@ class ClientLog:
 
     def _tell_drops(self, view: SessionView, when: str) -> None:
         """Log what was dropped since the last such line."""
-        dropped = cast(Session, view).ledger.dropped
-        if not dropped:
-            return
-        told = self._told.get(view.client_id, {})
-        news = {
-            reason: n_messages - told.get(reason, 0)
-            for reason, n_messages in dropped.items()
-            if n_messages > told.get(reason, 0)
-        }
+        dropped = Counter(cast(Session, view).ledger.dropped)
+        news = dropped - self._told.get(view.client_id, Counter())
         if news:
-            self._told[view.client_id] = dict(dropped)
+            self._told[view.client_id] = dropped
             self._logger.info(
                 "client %s: messages for it dropped %s, %d: %s",
                 view.client_id,
                 when,
-                sum(news.values()),
+                news.total(),
                 ", ".join(f"{reason} {n_messages}" for reason, n_messages in news.items()),
             )
