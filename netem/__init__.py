@@ -1,1 +1,1 @@
-"""Bad networks on one machine, to test everything on."""
+"""Networks with delay, loss and limited rate on one machine, and experiments on them."""

@@ -1,4 +1,4 @@
-"""Networks for people to try things on, and experiments on them: ``penstock netem``, as root."""
+"""The command ``penstock netem``: emulated networks and experiments on them; needs root."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def link(
 ) -> None:
     """Hold two hosts and a link until Ctrl-C; names of profiles on standard input change it."""
     plan = read_link(file)
-    # Python's own way of ending by SIGTERM would leave no time to say goodbye, and a shell without
-    # a terminal starts what is in its background with SIGINT ignored.
+    # Python's default for SIGTERM would end the process before the network is taken down. A shell
+    # without a terminal starts its background processes with SIGINT ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     try:
@@ -133,7 +133,7 @@ def _needs_extra(missing: ModuleNotFoundError) -> NetemError:
 
 
 def _time_of(scenario: Scenario) -> str:
-    """Return how long a run takes, from the traffic alone to that with whole drains."""
+    """Return how long a run takes: from the traffic alone to the traffic with complete drains."""
     least = scenario.rounds * scenario.duration_seconds
     most = scenario.rounds * (scenario.duration_seconds + scenario.drain_seconds)
     if least < 2 * SECONDS_A_MINUTE:
@@ -142,7 +142,7 @@ def _time_of(scenario: Scenario) -> str:
 
 
 def _hold(made: Link, plan: LinkPlan) -> None:
-    """Say each change of the link, and switch it as standard input says; without an end."""
+    """Print each change of the link and switch it as standard input says; never return."""
     told = 0
     rest = b""
     with (
@@ -168,7 +168,7 @@ def _hold(made: Link, plan: LinkPlan) -> None:
                     continue
                 try:
                     made.switch(plan.profiles[name])
-                except NetemError as error:  # the engine cannot; the link stays what it is
+                except NetemError as error:  # the engine cannot do it; the link is unchanged
                     _say(str(error))
 
 
@@ -184,10 +184,9 @@ def main(argv: list[str] | None = None) -> int:
         argv: arguments after the program's name; None for those of the process.
 
     Returns:
-        Exit status: 0 after a link was held and stopped by a signal; 1 where an experiment has
-        failed, or missed a target that it was to meet; 2 for a mistake in the arguments or the
-        file, or where networks cannot be made; 130 or 143 where an experiment was ended by a
-        signal.
+        Exit status. 0: success, or a signal stopped `link`. 1: an experiment failed, or missed a
+        target with ``--check``. 2: a mistake in the arguments or the file, or the network cannot be
+        made. 130 or 143: a signal ended an experiment.
     """
     try:
         app(args=argv, prog_name="penstock netem")

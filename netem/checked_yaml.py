@@ -20,10 +20,10 @@ Place: TypeAlias = tuple[int | str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """What is wrong in a file.
+    """One mistake in a file.
 
     Attributes:
-        place: keys, and numbers from 0 in lists, from the top of the file.
+        place: keys, and indices of lists from 0, from the top of the file.
         words: what was read and what is allowed.
     """
 
@@ -36,10 +36,10 @@ class Mistake:
 
 
 class MistakesError(Exception):
-    """A file says what cannot be.
+    """A file holds mistakes.
 
     Attributes:
-        mistakes: all of them, at least one.
+        mistakes: every mistake that was found, at least one.
     """
 
     def __init__(self, mistakes: Iterable[Mistake]) -> None:
@@ -47,7 +47,7 @@ class MistakesError(Exception):
         super().__init__("\n".join(map(str, self.mistakes)))
 
     def of(self, path: Path) -> NetemError:
-        """Return it as the error of a file: a line for each mistake."""
+        """Return the error of a file, with one line for each mistake."""
         return NetemError("\n".join(f"{path}: {mistake}" for mistake in self.mistakes))
 
 
@@ -55,7 +55,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping that a YAML file holds.
 
     Raises:
-        NetemError: it cannot be read, is no YAML, gives a key twice, or holds no mapping.
+        NetemError: the file cannot be read, is not YAML, gives a key twice, or is not a mapping.
     """
     try:
         return checked_yaml.read_mapping(path)

@@ -1,11 +1,11 @@
-"""What goes wrong around a network."""
+"""Errors of emulated networks and of runs on them."""
 
 from __future__ import annotations
 
 
 class NetemError(Exception):
-    """The network cannot be had as it was asked for; the text says why."""
+    """The network, file or command cannot be used as given; the text says why."""
 
 
 class RunError(NetemError):
-    """A broker, a client or what carries links has failed during a run; the text names it."""
+    """A broker, a client or a link engine failed during a run; the text names it."""

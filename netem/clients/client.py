@@ -1,10 +1,10 @@
 """The clients of one host, a process each: ``python -m penstock.netem.clients.client PLAN``.
 
-Each is forked from this process, which has what they need in its memory: a hundred clients start
-in a second and share it. Lines on standard output tell the runner about a client (``ready``,
-``published``, ``assured``, ``complete``, and ``ended ID STATUS`` when its process has ended);
-``begin SECONDS`` on standard input says when the traffic begins. At the end of that input all
-clients are ended.
+Each client is forked from this process, which has already loaded the modules: a hundred clients
+start in a second and share the memory. Lines on standard output tell the runner about a client:
+``ready``, ``published``, ``assured``, ``complete``, and ``ended ID STATUS`` when its process has
+ended. ``begin SECONDS`` on standard input gives the start of the traffic. The end of standard input
+ends all clients.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.netem.clients.client_plan import CrewPlan, PublisherPlan, Subscrib
 from penstock.netem.clients.connection import say
 
 LOOK_SECONDS: Final = 0.2
-"""Between two looks at whether a client has ended."""
+"""Period at which ended clients are looked for."""
 
 
 class _Client:
@@ -48,7 +48,7 @@ class _Client:
 
 
 def _be(plan: PublisherPlan | SubscriberPlan, orders: int) -> None:
-    """Be a client; never returns."""
+    """Run a client in this process; never return."""
     status = 1
     try:
         log = os.open(plan.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -77,9 +77,9 @@ def _awaiting(orders: int) -> Callable[[], float]:
 def main(argv: list[str]) -> int:
     """Start the clients of a plan and keep them until standard input ends."""
     plan = CrewPlan.read(Path(argv[0]))
-    # Ctrl-C on a terminal reaches everybody on it; when to end is the runner's word.
+    # Ctrl-C reaches every process of the terminal; the runner alone decides when clients end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Pages that nobody writes to stay shared.
+    # The collector would write to pages that clients share.
     gc.freeze()
     clients = {each.pid: each for each in map(_Client, plan.clients())}
     try:
@@ -89,7 +89,7 @@ def main(argv: list[str]) -> int:
                 if not words:
                     return 0
                 for each in clients.values():
-                    with contextlib.suppress(BrokenPipeError):  # told of below
+                    with contextlib.suppress(BrokenPipeError):  # its end is reported below
                         os.write(each.orders, f"{words[-1]}\n".encode())
             _tell_who_has_ended(clients)
     finally:

@@ -1,6 +1,6 @@
-"""What the runner tells the clients of a host: one file of JSON.
+"""The plan that the runner gives the clients of a host: one JSON file.
 
-Plain dataclasses: a client is to be a light process.
+Plain dataclasses without pydantic keep a client's process small.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class StreamPlan:
         topic: Topic Name.
         payload_bytes: length of each message.
         qos: of each.
-        times: when they are due.
+        times: when messages are due.
     """
 
     number: int
@@ -46,8 +46,8 @@ class PublisherPlan:
         address: of the broker.
         protocol: of MQTT.
         streams: each has a connection of its own.
-        file: for what it has published.
-        log: for its words.
+        file: path of the file for the messages that it published.
+        log: path of its log.
     """
 
     client_id: str
@@ -61,13 +61,13 @@ class PublisherPlan:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """A stream of a publisher that a subscriber is to get.
+    """A stream of a publisher that a subscriber should receive.
 
     Attributes:
         publisher: its number.
         stream: its number.
         messages: how many there are.
-        is_promised: whether each has to come: at QoS 1 and 2.
+        is_promised: whether each message must arrive: at QoS 1 and 2.
     """
 
     publisher: int
@@ -85,13 +85,13 @@ class SubscriberPlan:
         address: of the broker.
         protocol: of MQTT.
         filters: topic filters.
-        qos: greatest QoS that it asks for.
+        qos: maximum QoS that it requests.
         keep_alive_seconds: Keep Alive of its CONNECT.
-        reads_from_seconds: after the beginning, when it starts to read; None for at once.
+        reads_from_seconds: seconds after the beginning at which it starts to read; None for 0.
         user_properties: of its CONNECT.
-        awaited: what is to come.
-        file: for what it gets.
-        log: for its words.
+        awaited: the streams that it should receive.
+        file: path of the file for the messages that it received.
+        log: path of its log.
     """
 
     client_id: str
@@ -124,7 +124,7 @@ class CrewPlan:
 
     @classmethod
     def read(cls, file: Path) -> CrewPlan:
-        """Return what `write` has written."""
+        """Return the plan that `write` wrote."""
         plan: dict[str, list[dict[str, Any]]] = json.loads(file.read_text())
         for publisher in plan["publishers"]:
             for stream in publisher["streams"]:

@@ -1,4 +1,4 @@
-"""What publisher and subscriber have in common: a stock client of MQTT, and words to the runner."""
+"""What publisher and subscriber share: a standard MQTT client, and lines to the runner."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from paho.mqtt.properties import Properties
 from penstock.netem.clients.client_plan import Protocol
 
 PORT: Final = 1883
-"""Where brokers listen."""
+"""TCP port of the brokers."""
 
 SESSION_SECONDS: Final = 86_400
 """Session Expiry Interval: longer than any run."""
 
 LEAST_WAIT_SECONDS: Final = 1
 MOST_WAIT_SECONDS: Final = 4
-"""Before a connection that was lost is tried again."""
+"""Delay before a client reconnects."""
 
 
 def say(*words: str) -> None:
-    """Tell the runner something: a line on standard output, at once and in one piece."""
+    """Tell the runner something: write one line to standard output, in a single write."""
     os.write(1, (" ".join(words) + "\n").encode())
 
 
 def note(text: str) -> None:
-    """Write something into the client's log."""
+    """Write a line to the client's log."""
     sys.stderr.write(f"{time.monotonic():.3f} {text}\n")
     sys.stderr.flush()
 
 
 def give_up(text: str) -> None:
-    """End this process from whatever thread; the log says why."""
+    """End this process, from any thread, and log why."""
     note(text)
     os._exit(1)
 
 
 def new_client(client_id: str, protocol: Protocol) -> mqtt.Client:
-    """Return a client with a persistent session that connects again when its connection is lost."""
+    """Return a client with a persistent session that reconnects when its connection is lost."""
     if protocol == "5":
         client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id, protocol=mqtt.MQTTv5)
     else:
@@ -65,7 +65,7 @@ def connect(
     """Open the network connection and send CONNECT.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: the connection cannot be made.
     """
     if protocol != "5":
         client.connect(address, PORT, keep_alive_seconds)
@@ -78,7 +78,7 @@ def connect(
 
 
 def _without_delay(_client: mqtt.Client, _data: Any, sock: Any) -> None:
-    """Let small packets leave at once, as most clients do."""
+    """Set TCP_NODELAY, as most clients do: small packets leave at once."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 

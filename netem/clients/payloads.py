@@ -1,7 +1,7 @@
-"""What tells messages apart: the head of a payload, and when messages are due.
+"""The head of a payload, which identifies its message, and the times at which messages are due.
 
-Both the runner and the clients know a stream's times: they follow from the scenario and the seed.
-Pure; imported by every client, so it brings nothing with it.
+The runner and the clients compute a stream's times from the scenario and the seed.
+This module is pure, and imports little because every client imports it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 MARK: Final = b"pnst"
-"""At the beginning of each payload: a broker's own messages have something else there."""
+"""First bytes of each payload; messages of the broker itself do not have them."""
 
 _HEAD: Final = struct.Struct("!4sHHId")
 
@@ -20,13 +20,13 @@ HEAD_BYTES: Final = _HEAD.size
 
 
 class Head(NamedTuple):
-    """What a message says of itself.
+    """The identity of a message, from the head of its payload.
 
     Attributes:
         publisher: its number in the run, 0 to 65,535.
         stream: its number in the scenario, 0 to 65,535.
         number: of the message in the stream of this publisher, from 0.
-        due_at: monotonic seconds at which it was to be published.
+        due_at: monotonic seconds at which it was due to be published.
     """
 
     publisher: int
@@ -36,12 +36,12 @@ class Head(NamedTuple):
 
 
 def write_payload(head: Head, filling: bytes) -> bytes:
-    """Return a payload: the head, and what makes it as long as it is to be."""
+    """Return a payload: the head, padded to the length of the message."""
     return _HEAD.pack(MARK, *head) + filling
 
 
 def read_head(payload: bytes) -> Head | None:
-    """Return the head of a payload; None where it is none of ours."""
+    """Return the head of a payload; None if the payload has no such head."""
     if len(payload) < HEAD_BYTES:
         return None
     mark, *values = _HEAD.unpack_from(payload)
@@ -53,11 +53,11 @@ class Times:
     """When the messages of a stream are due.
 
     Attributes:
-        first_seconds: after the beginning, of the first.
-        period_seconds: between two, or the mean of it.
-        arrivals: ``periodic``, or ``poisson``: exponential times between two.
-        until_seconds: after the beginning; none is due then or later.
-        chance: seed of times that come at random.
+        first_seconds: time of the first message, in seconds after the beginning.
+        period_seconds: time between two messages; with ``poisson`` its mean.
+        arrivals: ``periodic``, or ``poisson`` (exponential inter-arrival times).
+        until_seconds: end of the stream, exclusive, in seconds after the beginning.
+        chance: seed of random times.
     """
 
     first_seconds: float
@@ -76,6 +76,6 @@ class Times:
             if self.arrivals == "poisson":
                 at += rng.expovariate(1 / self.period_seconds)
             else:
-                # Not by adding up, which would add up its errors too.
+                # A running sum would accumulate rounding errors.
                 at = self.first_seconds + len(times) * self.period_seconds
         return times

@@ -1,16 +1,17 @@
 """A client that publishes each message when it is due.
 
-Each stream has a connection of its own, so that a large message does not hold up a small one. What
-it has published is written to a file as it happens, a line each:
+Each stream has a connection of its own, so that a large message does not delay a small one. The
+publisher writes a line to its file for each event:
 
 * ``p STREAM NUMBER PACKET_ID SECONDS``: a message was given to its connection,
-* ``a STREAM PACKET_ID SECONDS``: its PUBACK or PUBCOMP came. The two lines of a message may come
-  in either order.
+* ``a STREAM PACKET_ID SECONDS``: its PUBACK or PUBCOMP arrived. The two lines of a message may
+  stand in either order.
 
 Seconds are monotonic.
 
-A stream of small messages goes on after its last one, with messages that nobody writes down: else
-the end of the traffic would be the end of all news of a link, just when it is good again.
+A stream of small messages continues after its last message, with messages that are not recorded.
+Without them, the broker would get no further measurement of a link at the end of the traffic, just
+when the link is good again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from penstock.netem.clients.payloads import HEAD_BYTES, Head, write_payload
 KEEP_ALIVE_SECONDS: Final = 60
 
 SMALL_BYTES: Final = 10_000
-"""Streams of no larger messages go on: threshold_s of paper 002."""
+"""Streams with messages up to this size continue after the traffic: threshold_s of paper 002."""
 
 
 class Published(NamedTuple):
@@ -41,7 +42,7 @@ class Published(NamedTuple):
         stream: its number.
         number: of the message.
         published_at: monotonic seconds at which it was given to the connection.
-        acknowledged_at: of its PUBACK or PUBCOMP; None where none came.
+        acknowledged_at: monotonic seconds of its PUBACK or PUBCOMP; None if none arrived.
     """
 
     stream: int
@@ -76,13 +77,13 @@ def read_published(lines: Iterable[str]) -> list[Published]:
 
 
 def run(plan: PublisherPlan, await_begin: Callable[[], float]) -> None:
-    """Publish all, and stay for the acknowledgements until the process is ended.
+    """Publish all messages, then receive acknowledgements until the process is ended.
 
-    Says ``ready`` when connected, and ``published`` when the last message has been published.
+    The runner is told ``ready`` on connection, and ``published`` after the last message.
 
     Args:
-        plan: what.
-        await_begin: returns the monotonic second of the beginning when that is known.
+        plan: what to publish.
+        await_begin: waits for the beginning and returns it in monotonic seconds.
     """
     threading.excepthook = lambda failed: give_up(f"{failed.exc_type}: {failed.exc_value}")
     lines = os.open(plan.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -103,8 +104,8 @@ class _Stream:
     """A stream and its connection.
 
     Attributes:
-        connected: set once the broker has accepted it.
-        published: set once its last message has been given to it.
+        connected: set when the broker has accepted the connection.
+        published: set when the last message has been given to the connection.
     """
 
     def __init__(self, publisher: PublisherPlan, plan: StreamPlan, lines: int) -> None:
@@ -129,7 +130,7 @@ class _Stream:
             payload = write_payload(Head(self._publisher, plan.number, number, due_at), filling)
             at = time.monotonic()
             told = self._client.publish(plan.topic, payload, plan.qos)
-            # At QoS 0 paho counts as well, though nobody acknowledges.
+            # paho returns a packet id at QoS 0 too, which is never acknowledged.
             packet_id = told.mid if plan.qos else 0
             self._write(f"p {plan.number} {number} {packet_id} {at!r}\n")
         self.published.set()
@@ -155,7 +156,7 @@ class _Stream:
 
 
 def read_published_file(file: Path) -> list[Published]:
-    """Return the messages of a publisher's file; none where it has not begun."""
+    """Return the messages of a publisher's file; none if the file does not exist."""
     if not file.exists():
         return []
     with file.open() as lines:

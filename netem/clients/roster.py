@@ -1,4 +1,4 @@
-"""Who takes part beside a broker: its clients, and what each of them is to get. Pure."""
+"""The clients of a broker in a run, and the messages that each should receive. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.netem.figures.records import ExpectedRow
 from penstock.netem.runs.scenario import Publisher, Scenario, Subscriber, client_ids
 
 WITNESS: Final = "netem-witness"
-"""Client Identifier of the subscriber beside the broker that tells when messages arrive."""
+"""Client Identifier of the subscriber on the broker's host that records when messages arrive."""
 
 WITNESS_KEEP_ALIVE_SECONDS: Final = 60
 
@@ -30,8 +30,8 @@ class PublisherMember(NamedTuple):
     Attributes:
         client_id: its name in the results.
         number: in the run, from 0.
-        topic_number: what ``{n}`` in a topic stands for, from 1.
-        publisher: what it does.
+        topic_number: value of ``{n}`` in a topic, from 1.
+        publisher: its entry in the scenario.
     """
 
     client_id: str
@@ -47,7 +47,7 @@ class SubscriberMember(NamedTuple):
         client_id: its Client Identifier.
         group: its name in the scenario.
         is_focus: whether its latencies are reported and compared.
-        subscriber: what it does.
+        subscriber: its entry in the scenario.
     """
 
     client_id: str
@@ -60,8 +60,8 @@ class Roster:
     """The clients of one broker in the run with one seed.
 
     Attributes:
-        scenario: whose.
-        broker: name.
+        scenario: the experiment.
+        broker: name of the broker.
         seed: of the run.
         publishers: by their number.
         subscribers: those of the scenario.
@@ -95,7 +95,7 @@ class Roster:
         return self.scenario.traffic[stream].topic.replace("{n}", str(member.topic_number))
 
     def times(self, member: PublisherMember, stream: str) -> Times:
-        """Return when the messages of a stream of a publisher are due: as beside other brokers."""
+        """Return when the messages of a publisher's stream are due: the same for each broker."""
         plan = self.scenario.traffic[stream]
         return Times(
             plan.first_seconds,
@@ -106,7 +106,7 @@ class Roster:
         )
 
     def expected(self) -> list[ExpectedRow]:
-        """Return what each subscriber is to get."""
+        """Return the streams that each subscriber should receive."""
         return [
             ExpectedRow(
                 self.broker,
@@ -136,8 +136,8 @@ class Roster:
         """Return the clients of each host.
 
         Args:
-            address_from: returns the broker's address as a host sees it.
-            directory: for what clients write.
+            address_from: returns the address at which a host reaches the broker.
+            directory: for the files of clients.
         """
         hosts = [
             *(each.publisher.host for each in self.publishers),
@@ -197,7 +197,7 @@ class Roster:
         plan = member.subscriber
         keep_alive = plan.keep_alive_seconds
         if plan.reads_from_seconds is not None:
-            # Who reads nothing sees no PINGRESP either; the broker is not to end it for that.
+            # A client that reads nothing sees no PINGRESP; Keep Alive must not end its connection.
             keep_alive = max(keep_alive, round(2 * plan.reads_from_seconds))
         awaited = [
             Awaited(
@@ -238,17 +238,17 @@ def focus_of(scenario: Scenario) -> set[str]:
 
 
 def publisher_files(directory: Path, number: int) -> tuple[Path, Path]:
-    """Return where a publisher writes what it publishes, and its words."""
+    """Return the paths of a publisher's file and log."""
     return directory / f"publisher{number}", directory / f"publisher{number}.log"
 
 
 def subscriber_files(directory: Path, number: int) -> tuple[Path, Path]:
-    """Return where a subscriber writes what it gets, and its words."""
+    """Return the paths of a subscriber's file and log."""
     return directory / f"subscriber{number}", directory / f"subscriber{number}.log"
 
 
 def witness_files(directory: Path) -> tuple[Path, Path]:
-    """Return where the witness writes what it gets, and its words."""
+    """Return the paths of the witness's file and log."""
     return directory / "witness", directory / "witness.log"
 
 

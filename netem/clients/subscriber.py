@@ -1,8 +1,8 @@
-"""A client that subscribes and writes down each PUBLISH at once.
+"""A client that subscribes and records each PUBLISH at once.
 
-A line each, ``PUBLISHER STREAM NUMBER QOS DUP SECONDS``: numbers as in the head of the
-payload, and the monotonic second at which the client had it; at QoS 2, that of its PUBREL. If its
-connection is lost, it connects again to its session.
+Each PUBLISH makes a line, ``PUBLISHER STREAM NUMBER QOS DUP SECONDS``: the numbers are those of the
+payload's head, and the seconds are the monotonic time at which the client received the PUBLISH, or
+at QoS 2 its PUBREL. The client reconnects to its session when its connection is lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOOP_SECONDS: Final = 0.5
 
 
 class Delivered(NamedTuple):
-    """A PUBLISH as the subscriber has it.
+    """A PUBLISH as the subscriber received it.
 
     Attributes:
         publisher: its number.
@@ -43,7 +43,7 @@ class Delivered(NamedTuple):
 
 
 def read_delivered_file(file: Path) -> list[Delivered]:
-    """Return what a subscriber has written, in the order of arrival; nothing where it has not."""
+    """Return a subscriber's records in order of arrival; none if its file does not exist."""
     if not file.exists():
         return []
     delivered = []
@@ -57,30 +57,30 @@ def read_delivered_file(file: Path) -> list[Delivered]:
 
 
 def run(plan: SubscriberPlan, await_begin: Callable[[], float]) -> None:
-    """Subscribe and write down what comes until the process is ended.
+    """Subscribe and record messages until the process is ended.
 
-    Says ``ready`` when subscribed, ``assured`` when all has come that has to (QoS 1 and 2), and
-    ``complete`` when all has come.
+    The runner is told ``ready`` when the client has subscribed, ``assured`` when all messages of
+    QoS 1 and 2 have arrived, and ``complete`` when all messages have arrived.
 
     Args:
-        plan: to what.
-        await_begin: returns the monotonic second of the beginning when that is known.
+        plan: the subscriptions and the expected messages.
+        await_begin: waits for the beginning and returns it in monotonic seconds.
     """
     subscriber = _Subscriber(plan)
     subscriber.connect()
     if plan.reads_from_seconds is not None:
-        # The kernel takes what fits into its receive buffer, some 130 kB, and then nothing more: it
-        # grows with what is read. A smaller one would throw away what it has offered to take.
+        # The kernel accepts what fits its receive buffer, some 130 kB, and no more: the buffer
+        # grows only when data is read. A smaller buffer would drop data of the offered window.
         time.sleep(max(0.0, await_begin() + plan.reads_from_seconds - time.monotonic()))
     subscriber.read()
 
 
 class Progress:
-    """What has come of what is awaited.
+    """Progress of the expected messages.
 
     Args:
-        plan: what is awaited.
-        tell: is called with ``assured`` and ``complete``, once each.
+        plan: the expected messages.
+        tell: called with ``assured`` and ``complete``, once each.
     """
 
     def __init__(self, plan: SubscriberPlan, tell: Callable[[str], None]) -> None:
@@ -99,7 +99,7 @@ class Progress:
             tell("complete")
 
     def count(self, publisher: int, stream: int, number: int) -> None:
-        """Count a message, which may come again."""
+        """Count a message; a duplicate is counted once."""
         awaited = self._awaited.get((publisher, stream))
         if awaited is None or (publisher, stream, number) in self._seen:
             return
@@ -112,7 +112,7 @@ class Progress:
 
 
 class _Subscriber:
-    """The connection and what came over it."""
+    """The connection and the messages that it delivered."""
 
     def __init__(self, plan: SubscriberPlan) -> None:
         self._plan = plan
@@ -139,7 +139,7 @@ class _Subscriber:
                 give_up(f"connection lost before the subscription: {mqtt.error_string(status)}")
 
     def read(self) -> None:
-        """Take what comes, without an end."""
+        """Receive messages; never return."""
         self._client.loop_forever()
 
     def _on_connect(

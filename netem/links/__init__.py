@@ -1,1 +1,1 @@
-"""Links that are bad on purpose, and what carries them."""
+"""Emulated links and the engines that carry them."""

@@ -1,11 +1,11 @@
-"""One direction of a link, packet by packet: what is lost, and when the rest arrives.
+"""One direction of a link, packet by packet: which packets are lost, and when the others arrive.
 
-Theory of operation. A packet that is taken waits in a bounded queue for the rate. It occupies the
-link for its length over the rate, and has left when its last bit has; then chance decides whether
-it is lost, and if not, when it arrives: after the delay, give or take the jitter, and not before
-the packet ahead of it, unless it is one of those that overtake. Nothing happens by itself: the
-caller comes back at `next_event`, or later. What a late caller finds has the times that it would
-have had for a punctual one, so that lateness does not add up.
+Theory of operation. A packet first waits in a bounded queue for the rate. It occupies the link for
+its length divided by the rate, and leaves with its last bit. Chance then decides whether the packet
+is lost. If not, it arrives after the delay plus or minus the jitter, and not before the packet
+ahead of it, unless it is reordered. The channel has no timer: the caller calls again at
+`next_event` or later. Times do not depend on when the caller calls, so that lateness does not
+accumulate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from random import Random
 
 MAX_UNDER_WAY_BYTES: Final = 64 << 20
-"""What may be delayed at a time: ten seconds at the rate at which a tunnel forwards."""
+"""Most that may be delayed at a time: ten seconds at the rate at which a tunnel forwards."""
 
 UNIMPAIRED: Final = Direction()
 
@@ -32,12 +32,12 @@ class Counts:
     """Packets of one direction: taken + duplicated = delivered + lost + dropped + under way.
 
     Attributes:
-        taken: entered the link.
-        delivered: left it, duplicates among them.
-        lost: by chance.
-        dropped: the queue was full, or too much was under way.
-        duplicated: arrived a second time, or will.
-        overtaking: were not delayed.
+        taken: packets that entered the link.
+        delivered: packets that arrived, duplicates included.
+        lost: packets lost by chance.
+        dropped: packets for which the queue was full, or too much was under way.
+        duplicated: packets that arrive twice.
+        overtaking: packets that were not delayed.
     """
 
     taken: int = 0
@@ -52,7 +52,7 @@ class Channel:
     """One direction of a link.
 
     Attributes:
-        counts: what became of its packets.
+        counts: its packets by outcome.
     """
 
     __slots__ = (
@@ -73,8 +73,8 @@ class Channel:
         """Make a channel on which nothing is under way.
 
         Args:
-            direction: what it does.
-            rng: its chance.
+            direction: delay, rate, loss and the rest.
+            rng: source of its random numbers.
         """
         self.counts = Counts()
         self._direction = direction
@@ -82,7 +82,7 @@ class Channel:
         self._in_burst = False
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
-        self._free_at = -inf  # when the first of the queue has left
+        self._free_at = -inf  # when the first packet of the queue has left
         self._arriving: list[tuple[float, int, bytes]] = []
         self._under_way_bytes = 0
         self._number = 0
@@ -90,7 +90,7 @@ class Channel:
 
     @property
     def is_open(self) -> bool:
-        """Whether a packet that comes now arrives at once: the caller may pass it by."""
+        """Whether a packet arrives at the moment it enters: the caller may skip the channel."""
         return self._direction == UNIMPAIRED and not self._arriving and not self._queue
 
     @property
@@ -112,8 +112,8 @@ class Channel:
         """Let a packet enter the link.
 
         Args:
-            packet: with all its headers.
-            now: monotonic seconds, not before those of any call before.
+            packet: the packet with all its headers.
+            now: monotonic seconds; never less than in an earlier call.
         """
         counts = self.counts
         counts.taken += 1
@@ -131,7 +131,7 @@ class Channel:
             self._advance(now)
 
     def due(self, now: float) -> list[bytes]:
-        """Return the packets that have arrived, in their order, and forget them."""
+        """Return the packets that have arrived, in order, and remove them."""
         self._advance(now)
         arriving = self._arriving
         packets = []
@@ -143,7 +143,7 @@ class Channel:
         return packets
 
     def change(self, direction: Direction, now: float) -> None:
-        """Become another link for what has not left; what has keeps its time of arrival."""
+        """Change the link for packets that have not left; the others keep their arrival time."""
         self._advance(now)
         before = self._direction
         self._direction = direction
@@ -158,7 +158,7 @@ class Channel:
         return 0.0 if rate is None else len(packet) / rate
 
     def _advance(self, now: float) -> None:
-        """Let leave what the rate has let through."""
+        """Move on the packets whose last bit has left."""
         queue = self._queue
         while queue and self._free_at <= now:
             packet = queue.popleft()
@@ -168,7 +168,7 @@ class Channel:
                 self._free_at += self._seconds(queue[0])
 
     def _leave(self, packet: bytes, at: float) -> None:
-        """Decide what becomes of a packet that has left the sender."""
+        """Draw loss, duplication and arrival time of a packet that has left the sender."""
         if self._is_lost():
             self.counts.lost += 1
             return
@@ -180,7 +180,7 @@ class Channel:
             self.counts.overtaking += 1
             arrives_at = at
         else:
-            # A shorter delay than before, by chance or by a change, is no way past others.
+            # A shorter delay, by jitter or by a change of profile, overtakes no packet.
             arrives_at = self._last_arrival = max(arrives_at, self._last_arrival)
         self._send(packet, arrives_at)
         if direction.duplicate and rng.random() < direction.duplicate:
@@ -192,7 +192,7 @@ class Channel:
             self.counts.dropped += 1
             return
         self._under_way_bytes += len(packet)
-        self._number += 1  # those of one moment keep their order
+        self._number += 1  # packets of the same time keep their order
         heapq.heappush(self._arriving, (arrives_at, self._number, packet))
 
     def _is_lost(self) -> bool:

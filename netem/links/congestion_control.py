@@ -13,23 +13,23 @@ from penstock.netem.errors import NetemError
 from penstock.netem.links.namespaces import FOLDER
 
 SYSCTL: Final = "/proc/sys/net/ipv4/tcp_congestion_control"
-"""The default of the namespace that the process which opens it is in."""
+"""Default congestion control of the namespace of the process that opens the file."""
 
 AVAILABLE: Final = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 ALLOWED: Final = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
-"""For the machine: what processes without privileges, and other namespaces than the first, may
-choose (ip-sysctl)."""
+"""Machine-wide: the congestion controls that unprivileged processes and other network namespaces
+may choose (ip-sysctl)."""
 
 
 def set_congestion_control(name: str, run: Callable[[list[str]], str]) -> None:
     """Make a congestion control the default of a namespace.
 
     Args:
-        name: as the kernel calls it.
-        run: runs a command in the namespace; raises NetemError where that fails.
+        name: the kernel's name of it.
+        run: runs a command in the namespace; raises NetemError if the command fails.
 
     Raises:
-        NetemError: the machine does not have it.
+        NetemError: the kernel does not have this congestion control.
     """
     available = AVAILABLE.read_text().split()
     if name not in available:
@@ -40,10 +40,10 @@ def set_congestion_control(name: str, run: Callable[[list[str]], str]) -> None:
 
 @contextmanager
 def _allowed(name: str) -> Iterator[None]:
-    """Let namespaces choose it, for a moment: the choice stays, the machine is as before."""
+    """Allow namespaces to choose it for a moment: the choice stays, the machine's list does not."""
     folder = os.open(FOLDER, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)  # others do the same
+        fcntl.flock(folder, fcntl.LOCK_EX)  # other processes change the same list
         before = ALLOWED.read_text()
         if name in before.split():
             yield

@@ -16,10 +16,10 @@ class Engine(StrEnum):
     """What makes links.
 
     Attributes:
-        AUTO: `TUN` where the kernel has TUN devices, otherwise `TC`. Not the other way round: the
-            forwarder does the same on every kernel, loses the same packets for the same seed,
-            counts each, and is what our figures are from; `TC` is for those who ask for it, and
-            for rates that a process in user space does not reach.
+        AUTO: `TUN` if the kernel has TUN devices, otherwise `TC`. `TUN` comes first because the
+            forwarder behaves the same on every kernel, loses the same packets for the same seed
+            and counts each packet; our figures are made with it. `TC` reaches rates that a process
+            in user space does not.
         TUN: a process that forwards packets between TUN devices (`penstock.netem.links.forwarder`).
         TC: pairs of veth devices with the queueing disciplines of the kernel
             (`penstock.netem.links.tc_link`).
@@ -31,7 +31,7 @@ class Engine(StrEnum):
 
 
 def instead_of_tc() -> str:
-    """Return what helps where the kernel lacks what the engine `Engine.TC` needs."""
+    """Return the advice for a kernel that lacks what the engine `Engine.TC` needs."""
     if TUN_DEVICE.exists():
         return f"use the engine {Engine.TUN}"
     return f"load it, or the kernel module tun for the engine {Engine.TUN}"

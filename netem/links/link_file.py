@@ -1,4 +1,4 @@
-"""A link in a file: its states, and when it is in which.
+"""A link in a file: its profiles, and when it changes between them.
 
 YAML, in the units of `penstock.netem.links.profiles`; docs/netem.md has an example.
 """
@@ -41,12 +41,12 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class LinkPlan:
-    """What a file says.
+    """The content of a link file.
 
     Attributes:
         profiles: by name.
-        begin: the link to begin with.
-        changes: when it is which; None where it stays.
+        begin: the profile at the beginning.
+        changes: the changes between profiles; None if the link does not change.
     """
 
     profiles: dict[str, Profile]
@@ -58,8 +58,8 @@ def read_link(path: Path) -> LinkPlan:
     """Read a link from a file.
 
     Raises:
-        NetemError: it cannot be read, or says what cannot be: one line for each mistake, with
-            the file, the place in it, what was read and what is allowed.
+        NetemError: the file cannot be read or holds mistakes: one line for each mistake, with the
+            file, the place in it, what was read and what is allowed.
     """
     mapping = read_yaml(path)
     try:

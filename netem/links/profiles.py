@@ -15,10 +15,10 @@ from pydantic import ConfigDict
 from penstock.broker.config.key_types import STRICT, Rate, Size
 
 LEAST_QUEUE_BYTES: Final = 15_000
-"""Ten packets of Ethernet's size: what fits before a rate limit at the least."""
+"""Minimum size of the queue before a rate limit: ten packets of Ethernet's size."""
 
 QUEUE_SECONDS: Final = 0.2
-"""What fits before a rate limit, in time, where nothing is said: a router's usual buffer."""
+"""Default size of the queue before a rate limit, in time at the rate: a router's usual buffer."""
 
 
 def _check_ratio(name: str, value: float) -> None:
@@ -28,7 +28,7 @@ def _check_ratio(name: str, value: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """Loss in bursts, as by Gilbert and Elliott: a state that may change with each packet.
+    """Loss in bursts, by the model of Gilbert and Elliott: the state may change with each packet.
 
     A burst lasts ``1 / end`` packets on average.
 
@@ -70,12 +70,12 @@ class Direction:
     Attributes:
         delay: seconds from the last bit sent to the last bit received, at least 0.
         rate: bytes per second, above 0; None for no limit.
-        jitter: seconds by which the delay of a packet is less or more, evenly spread; at most the
-            delay. A packet does not overtake another by it: it waits for the one before.
-        loss: share of packets that are lost, or bursts. A lost packet took its time of the rate.
-        queue_bytes: what may wait for the rate; further packets are dropped. None for what passes
-            in `QUEUE_SECONDS`, and at least `LEAST_QUEUE_BYTES`.
-        reorder: share of packets that are not delayed, and so overtake those that are.
+        jitter: seconds by which the delay varies in either direction, uniformly distributed; at
+            most the delay. Jitter does not reorder: a packet waits for the packet before it.
+        loss: share of packets that are lost, or bursts. A lost packet uses its time of the rate.
+        queue_bytes: bytes that may wait for the rate; further packets are dropped. None for what
+            passes in `QUEUE_SECONDS`, and at least `LEAST_QUEUE_BYTES`.
+        reorder: share of packets that are not delayed, and so overtake packets that are.
         duplicate: share of packets that arrive twice.
     """
 
@@ -114,7 +114,7 @@ class Direction:
 
     @property
     def max_queue_bytes(self) -> float:
-        """What may wait for the rate, in bytes; infinite where there is no rate."""
+        """Bytes that may wait for the rate; infinite without a rate."""
         if self.queue_bytes is not None:
             return self.queue_bytes
         if self.rate is None:
@@ -128,7 +128,7 @@ class Direction:
 
     @property
     def acts_on_packets(self) -> bool:
-        """Whether it does what only an engine that sees packets can do."""
+        """Whether it does more than delay and rate, which only an engine that sees packets can."""
         return self != Direction(self.delay, self.rate)
 
 
@@ -159,25 +159,25 @@ class Profile:
 
 
 OPEN: Final = Profile("open", Direction(), Direction())
-"""No link at all: bytes pass as fast as they are taken."""
+"""No delay and no limit: bytes pass as fast as they are taken."""
 
 GOOD: Final = Profile("good", Direction(0.02, 2_500_000), Direction(0.02, 2_500_000))
-"""A mobile link with nobody else on it: 20 Mbit/s, 40 ms round trip."""
+"""A mobile link without other users: 20 Mbit/s, 40 ms round trip."""
 
 BAD: Final = Profile("bad", Direction(1.0, 125_000), Direction(1.0, 125_000))
-"""The same link in congestion: 1 Mbit/s, and two seconds that bytes wait in buffers on the way.
+"""The same link in congestion: 1 Mbit/s, and a round trip of two seconds in buffers on the way.
 The bursts of congestion in paper 002 (figure 8) add 3.3 s to a round trip on average."""
 
 LOSSY: Final = Profile(
     "lossy", Direction(0.1, 2_500_000, loss=0.2), Direction(0.1, 2_500_000, loss=0.2)
 )
-"""The same link in transient congestion, seen by packets: 100 ms and 20 % loss each way. For the
-tunnel alone."""
+"""The same link in transient congestion: 100 ms and 20 % loss each way. Needs an engine that sees
+packets."""
 
 LOSSY_DOWNSTREAM: Final = Profile(
     "lossy downstream", Direction(0.1, 2_500_000), Direction(0.1, 2_500_000, loss=0.2)
 )
-"""The same where acknowledgements pass: what is full is the way to the client."""
+"""As `LOSSY`, with loss towards the client alone: acknowledgements pass."""
 
 PROFILES: Final = {profile.name: profile for profile in (OPEN, GOOD, BAD)}
-"""By name: those that every engine knows."""
+"""By name: the profiles that every engine can carry."""

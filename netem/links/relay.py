@@ -1,21 +1,21 @@
 """A slow link in user space: relays TCP connections with delay and rate, without root.
 
 ``python -m penstock.netem.links.relay 127.0.0.1:1883`` listens on a port that it prints, relays
-every connection to the target, and reads names of profiles from standard input: type ``bad`` and
-the link is bad, ``good`` and it is good again.
+every connection to the target, and reads names of profiles from standard input: ``bad`` makes the
+link bad, ``good`` makes it good again.
 
-What it is not: it ends the TCP connection of each side and starts another.
+Limits. The relay terminates the TCP connection of each side.
 
-* Segments cannot be lost or reordered in it: there are none, only bytes. Loss needs the tunnel
-  of `penstock.netem.links.network`, and root.
+* It sees bytes and no segments, and cannot lose or reorder segments. Loss needs the tunnel of
+  `penstock.netem.links.network`, and root.
 * The kernel's RTT (``TCP_INFO``) of either side ends at the relay and stays at some
-  microseconds however slow the link is. What sees the whole way is an answer of the other
-  program, such as a PUBACK.
-* A connection is accepted before the target was asked; where the target refuses, it is closed.
+  microseconds, however slow the link is. Only an answer of the other program, such as a PUBACK,
+  measures the whole path.
+* It accepts a connection before it connects to the target, and closes the connection if the target
+  refuses.
 
-So that a sender feels the link and not a machine's buffers, sockets have small ones, and
-segments of Ethernet's size: on loopback, segments of 64 KiB let the kernel take megabytes off a
-sender at once.
+Sockets have small buffers and segments of Ethernet's size, so that a sender notices the link: on
+loopback, segments of 64 KiB let the kernel accept megabytes from a sender at once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Way:
         self._changed = asyncio.Event()
 
     def wake(self) -> None:
-        """Look again at what is waited for: the pacer or what is under way has changed."""
+        """Wake both tasks: the pacer or the bytes under way have changed."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -98,12 +98,12 @@ class _Way:
             self.wake()
 
     async def _wait_for_change(self, seconds: float | None) -> None:
-        """Wait until `wake` or, at the longest, for so many seconds."""
+        """Wait until `wake`, at most for a number of seconds."""
         changed = self._changed
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await changed.wait()
-        # Both tasks may wait; each must see the change before it counts as seen.
+        # Both tasks may wait, and each must see the change.
         if self._changed is changed and changed.is_set():
             self._changed = asyncio.Event()
 
@@ -112,7 +112,7 @@ class Relay:
     """Relays connections to one target over a link whose profile can change.
 
     Attributes:
-        profile: the link now.
+        profile: the current link.
         address: (host, port) that it listens on, once started.
     """
 
@@ -130,7 +130,7 @@ class Relay:
         Args:
             target_host: address of the server.
             target_port: its TCP port.
-            profile: the link to begin with; every connection has such a link of its own.
+            profile: the link at the beginning; every connection has such a link of its own.
             host: address to listen on.
             port: TCP port to listen on; 0 for any free one.
 
@@ -171,7 +171,7 @@ class Relay:
             self._listening.close()
 
     def switch(self, profile: Profile) -> None:
-        """Change the link, for open connections too; what is under way keeps its delay.
+        """Change the link, for open connections too; bytes under way keep their delay.
 
         Raises:
             ValueError: the profile asks for more than delay and rate.
@@ -195,7 +195,7 @@ class Relay:
             self._keep(asyncio.create_task(self._relay(client), name="relay connection"))
 
     async def _relay(self, client: socket.socket) -> None:
-        """Relay one connection; a break on one side is a break on the other."""
+        """Relay one connection; if one side breaks, the other side is closed."""
         server = _small_socket()
         with client, server:
             try:
@@ -219,7 +219,7 @@ class Relay:
 
 
 def _without_packets(profile: Profile) -> Profile:
-    """Return a profile that is nothing but delay and rate."""
+    """Return a profile that has delay and rate alone."""
     if profile.upstream.acts_on_packets or profile.downstream.acts_on_packets:
         raise ValueError(
             f"profile {profile.name!r}: a relay of bytes knows delay and rate; "
@@ -229,7 +229,7 @@ def _without_packets(profile: Profile) -> Profile:
 
 
 def _small_socket() -> socket.socket:
-    """Return a TCP socket that takes little off a sender; what it accepts inherits that."""
+    """Return a TCP socket with small buffers; accepted connections inherit them."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setblocking(False)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
@@ -263,7 +263,7 @@ async def serve(targets: list[tuple[str, int]], profile: Profile) -> None:
             _say(f"profile {PROFILES[name]}")
 
         def follow_standard_input() -> None:
-            # Not sys.stdin: a thread that waits in it holds up the program's end.
+            # Not sys.stdin: a thread that blocks in it delays the end of the program.
             with contextlib.suppress(OSError), os.fdopen(os.dup(0), "rb", buffering=0) as lines:
                 rest = b""
                 while data := lines.read(4096):

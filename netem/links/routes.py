@@ -1,4 +1,4 @@
-"""Shortest ways through a network of links: pure."""
+"""Shortest paths through a network of links. Pure."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class End:
 
 
 def first_ends(start: str, ends: Mapping[str, Sequence[End]]) -> dict[str, End]:
-    """Return, for each other host that can be reached, the link by which its way begins.
+    """Return the first link of the path to each other host that can be reached.
 
-    Ways are over the fewest links; of several, the one over those that were made first.
+    Paths use the fewest links; of several such paths, the one over the links made first.
 
     Args:
-        start: name of the host where the ways begin.
+        start: name of the host where the paths begin.
         ends: the links of each host, in the order in which they were made.
     """
     firsts: dict[str, End] = {}

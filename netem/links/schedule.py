@@ -1,4 +1,4 @@
-"""What a link becomes when, and what it has been: pure, the caller has the clock."""
+"""The planned and past changes of a link. Pure: the caller has the clock."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final, TypeAlias
 from penstock.netem.links.profiles import Profile
 
 MAX_LOG: Final = 100_000
-"""Changes of one link that are remembered, the newest."""
+"""Most changes of one link that are kept; the newest are kept."""
 
 Steps: TypeAlias = Iterator[tuple[float, Profile]]
 Become: TypeAlias = Callable[[Profile, float], None]
-"""Makes a link another; its arguments are the profile and the monotonic seconds now."""
+"""Changes a link; its arguments are the new profile and the time in monotonic seconds."""
 
 
 class Schedule:
@@ -21,15 +21,15 @@ class Schedule:
 
     Attributes:
         log: (monotonic seconds, name of the profile) of each change, oldest first.
-        plan: how often `follow` or `switch` were called: a timer of an older plan is void.
+        plan: number of calls of `follow` and `switch`: a timer of an older plan is void.
     """
 
     def __init__(self, profile: Profile, become: Become, now: float) -> None:
         """Make one without a plan.
 
         Args:
-            profile: what the link is.
-            become: makes it another.
+            profile: the current profile of the link.
+            become: changes the link.
             now: monotonic seconds.
         """
         self.log = [(now, profile.name)]
@@ -40,23 +40,23 @@ class Schedule:
         self._next: tuple[float, Profile] | None = None
 
     def switch(self, profile: Profile, now: float) -> None:
-        """Become another link now, and stay so."""
+        """Change to a profile and drop the plan."""
         self.plan += 1
         self._next = None
         self._become(profile, now)
         self._note(profile, now)
 
     def follow(self, steps: Steps, begin_at: float) -> None:
-        """Change as a plan says whose times count from `begin_at`; the caller calls `step` next."""
+        """Follow a plan whose times count from `begin_at`; the caller must call `step` next."""
         self.plan += 1
         self._steps, self._begin_at = steps, begin_at
         self._next = next(steps, None)
 
     def step(self, now: float) -> float:
-        """Do the changes that are due; return when the next one is, infinite for none.
+        """Apply the changes that are due; return the time of the next one, infinite for none.
 
-        Of several, all are logged, and the link becomes the last: the others have no time in which
-        anything could pass.
+        If several are due, all are logged and the link changes to the last: nothing could pass
+        during the others.
         """
         due = None
         while self._next is not None and self._begin_at + self._next[0] <= now:

@@ -1,22 +1,21 @@
-"""Directions of a link in the words of tc(8), and what it counted in ours: pure.
+"""The arguments of tc(8) for a direction of a link, and its counters as `Counts`. Pure.
 
-Each direction has two queueing disciplines one after the other, as in
-`penstock.netem.links.channel`: first the rate with its bounded queue (tbf), then what happens on
-the way (netem): loss, delay, reordering, duplicates. Where netem came first, as within one device
-it must, a lost packet would take no time of the rate, and the delay would count from when a packet
-is sent instead of from when it has left.
+Each direction has two queueing disciplines in sequence, as in `penstock.netem.links.channel`:
+first the rate with its bounded queue (tbf), then loss, delay, reordering and duplicates (netem).
+Within one device netem would have to come first: a lost packet would then use no time of the rate,
+and the delay would count from when a packet is sent instead of from when it has left.
 
-What tc does another way than the tun engine:
+tc differs from the tun engine:
 
 * tbf lets `BURST_SECONDS` of the rate pass at once after a pause, because a timer may be that late.
-* A burst of loss begins and ends after the packet that the tun engine lets it begin and end with;
-  a duplicate is drawn before the loss, so that one copy of a packet may be lost. The shares are
-  the same in the long run.
-* The kernel does not count packets that overtake, and its chance has no seed of ours.
+* A burst of loss begins and ends one packet later than with the tun engine. A duplicate is drawn
+  before the loss, so that one copy of a packet may be lost. The shares are the same in the long
+  run.
+* The kernel does not count packets that overtake, and its random numbers cannot be seeded.
 
-The words go to the program `tc`. pyroute2 0.9.7 changes a queueing discipline in 0.5 ms, where the
-program takes 3.8 ms, but it has no message for three things that stand below: bursts of loss
-(TCA_NETEM_LOSS), the size table (TCA_STAB), and a rate above 4.29 GB/s (TCA_TBF_RATE64).
+The program `tc` gets these arguments. pyroute2 0.9.7 changes a queueing discipline in 0.5 ms, where
+the program takes 3.8 ms. pyroute2 has no message for three things that are used here: bursts of
+loss (TCA_NETEM_LOSS), the size table (TCA_STAB), and a rate above 4.29 GB/s (TCA_TBF_RATE64).
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ from penstock.netem.links.channel import MAX_UNDER_WAY_BYTES, Counts
 from penstock.netem.links.profiles import Bursts, Direction
 
 ETHERNET_HEADER_BYTES: Final = 14
-"""What tc sees of a packet beyond what a profile counts."""
+"""Bytes of a packet that tc counts and a profile does not."""
 
 BURST_SECONDS: Final = 0.002
 LEAST_BURST_BYTES: Final = 3_000
 """Two packets: tbf drops a packet that is larger than its burst."""
 
 LEAST_RATE: Final = 100.0
-"""Bytes per second; tc's arithmetic of a burst overflows below some tens."""
+"""Bytes per second; tc's computation of a burst overflows below some tens."""
 
 ANY_RATE: Final = 10e9
-"""Bytes per second of a direction without a rate. A queue all the same: if there were none,
-what waits would be lost when the link becomes slow or fast."""
+"""Bytes per second of a direction without a rate. The direction keeps its queue: without one,
+packets that wait would be lost when the link becomes slow or fast."""
 
 ANY_BURST_BYTES: Final = 1_000_000
 MAX_JITTER_SECONDS: Final = 2.147
-"""The kernel takes more for this, in silence (netem_change: INT_MAX nanoseconds)."""
+"""The kernel silently reduces a greater value to this (netem_change: INT_MAX nanoseconds)."""
 
 MAX_UNDER_WAY_PACKETS: Final = MAX_UNDER_WAY_BYTES // 1_500
 KEEP_ORDER: Final = ("rate", "100gbit")
@@ -57,7 +56,7 @@ def rate_words(direction: Direction) -> list[str]:
     """Return the queueing discipline of a direction's rate, as after ``tc qdisc add dev DEVICE``.
 
     Raises:
-        NetemError: tc cannot be that slow.
+        NetemError: the rate is below tc's minimum.
     """
     rate, limit = direction.rate, direction.max_queue_bytes
     if rate is None or rate >= ANY_RATE:
@@ -79,7 +78,7 @@ def impairment_words(direction: Direction) -> list[str]:
     """Return the queueing discipline of all but the rate, as after ``tc qdisc add dev DEVICE``.
 
     Raises:
-        NetemError: tc cannot vary that much.
+        NetemError: the jitter is above tc's maximum.
     """
     if direction.jitter > MAX_JITTER_SECONDS:
         raise NetemError(
@@ -122,11 +121,11 @@ def read_shown(text: str) -> list[dict[str, Any]]:
 
 
 def count(rate: dict[str, Any], impairment: dict[str, Any] | None) -> Counts:
-    """Return what became of the packets of a direction.
+    """Return the packets of a direction by outcome.
 
     Args:
-        rate: what tc shows of the rate's queueing discipline.
-        impairment: what it showed, before, of the other; None where there is none.
+        rate: counters of the rate's queueing discipline, from tc.
+        impairment: counters of the other discipline, read earlier; None if there is none.
     """
     sent, dropped = rate["packets"], rate["drops"]
     counts = Counts(taken=sent + dropped + rate["qlen"], delivered=sent, dropped=dropped)

@@ -1,22 +1,22 @@
-"""A link by the kernel's traffic control: pairs of veth devices and their queueing disciplines.
+"""A link made by the kernel's traffic control: veth pairs and their queueing disciplines.
 
 ::
 
     server  link0 ─ s0 ⇄ d0 ─ u0 ⇄ c0 ─ link0  client
             host     ╰─ wires' namespace ─╯     host
 
-``─`` joins the two ends of a pair; ``⇄`` is what comes into one device going out of the other, by
-mirred actions at the ingress: the wires' namespace has no addresses and routes nothing. Upstream
-goes client, c0, out of u0 (the rate's queue), d0, out of s0 (netem), server; downstream the same in
-reverse, out of d0 and c0.
+``─`` joins the two ends of a pair. ``⇄`` forwards packets from one device to the other by mirred
+actions at the ingress: the wires' namespace has no addresses and routes nothing. Upstream packets
+go from the client to c0, out of u0 (the rate's queue), to d0, and out of s0 (netem) to the server.
+Downstream packets take the reverse path, out of d0 and c0.
 
-The queue is not on the host's own device because a socket counts what waits there as unsent (TCP
-small queues) and holds back: that is a network card, not a slow link far away. A mirrored packet
-is a clone, which no socket owns; the original ends in the wires' namespace, being addressed to
-another device than the one at which it came in.
+The queue is not on the host's own device: a socket counts packets that wait there as unsent (TCP
+small queues) and sends less, as with a slow network card and unlike with a slow link far away. A
+mirrored packet is a clone, which no socket owns. The original is dropped in the wires' namespace,
+because it is addressed to a device other than the one at which it arrived.
 
-Packets come in one order on one processor: by default a veth device hands each packet to the
-processor that sent it, and two of them overtake each other.
+One processor handles the packets of a link, which keeps their order: by default a veth device hands
+each packet to the processor that sent it, and packets of two processors overtake each other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from penstock.netem.links.tc_commands import (
 )
 
 MAX_PROCESSORS: Final = 32
-"""Those that one group of a processor mask names."""
+"""Processors in one group of a processor mask."""
 
 ALL_IP: Final = "protocol ip u32 match u32 0 0"
 PROBES: Final = {
@@ -49,26 +49,26 @@ PROBES: Final = {
     "cls_u32": f"filter add dev lo ingress {ALL_IP} classid 1:1",
     "act_mirred": f"filter add dev lo ingress {ALL_IP} action mirred egress mirror dev lo",
 }
-"""What links need of the kernel, and what fails where it is missing."""
+"""Kernel module to a command of tc that fails without it."""
 
 
 def run_tc(namespace: str, *arguments: str, lines: str | None = None) -> str:
-    """Run `tc` in a namespace, by its name; as `run_tool`."""
+    """Run `tc` in a named namespace, as `run_tool`."""
     return run_tool("tc", "-netns", namespace, *arguments, lines=lines)
 
 
 class Wires:
-    """The namespace in which the links of a network are, and what its kernel can do.
+    """The namespace that holds the links of a network, and the capabilities of the kernel.
 
     Attributes:
         namespace: its name.
     """
 
     def __init__(self, namespace: str) -> None:
-        """Find out what the kernel can do.
+        """Find out what the kernel supports.
 
         Raises:
-            NetemError: it lacks what each link needs; the text names it.
+            NetemError: the kernel lacks a module that every link needs; the text names it.
         """
         self.namespace = namespace
         self._missing: dict[str, str] = {}
@@ -87,7 +87,7 @@ class Wires:
         return "sch_netem" not in self._missing
 
     def check(self, profile: Profile) -> None:
-        """Check that links can be so.
+        """Check that links can have a profile.
 
         Raises:
             NetemError: the kernel lacks something, or tc cannot express a value.
@@ -117,14 +117,14 @@ class TcLink:
         """Make the devices; those in the hosts are called ``link`` and the number, and are down.
 
         Args:
-            number: one of a kind in the network.
-            wires: where the link is.
+            number: unique in the network.
+            wires: namespace of the link.
             hosts: namespaces of the server and the client.
-            profile: to begin with.
+            profile: the profile at the beginning.
             now: monotonic seconds.
 
         Raises:
-            NetemError: the kernel cannot do it.
+            NetemError: the kernel cannot make the link.
         """
         wires.check(profile)
         self._wires = wires
@@ -136,16 +136,16 @@ class TcLink:
         self.schedule = Schedule(profile, self._become, now)
 
     def check(self, profile: Profile) -> None:
-        """Check that the link can become so.
+        """Check that the link can change to a profile.
 
         Raises:
-            NetemError: it cannot.
+            NetemError: the kernel lacks something, or tc cannot express a value.
         """
         self._wires.check(profile)
 
     def counts(self) -> tuple[Counts, Counts]:
-        """Return what became of the packets: towards the server, and towards the client."""
-        # What a packet reaches later is read first, so that none is counted twice.
+        """Return the packets by outcome: towards the server, and towards the client."""
+        # The second discipline is read before the first, so that no packet is counted twice.
         devices = [self._upstream, self._downstream]
         if self._wires.has_netem:
             devices = [self._server, self._client, *devices]
@@ -174,12 +174,12 @@ class TcLink:
 
     @staticmethod
     def _processor_mask(number: int) -> str:
-        """Return one processor of this process's: links take turns."""
+        """Return the mask of one usable processor; links take processors in turn."""
         usable = [each for each in sorted(os.sched_getaffinity(0)) if each < MAX_PROCESSORS] or [0]
         return f"{1 << usable[number % len(usable)]:x}"
 
     def _join(self) -> None:
-        """Let packets go from device to device."""
+        """Forward packets between devices."""
         lines = []
         for come_in, what, go_out in (
             (self._client, "mirror", self._upstream),
@@ -196,7 +196,7 @@ class TcLink:
         self._set_up(profile, "change")
 
     def _set_up(self, profile: Profile, verb: str) -> None:
-        """Add or change the queueing disciplines; what waits in them stays."""
+        """Add or change the queueing disciplines; packets in them stay."""
         commands = []
         for direction, rate, impairment in (
             (profile.upstream, self._upstream, self._server),
