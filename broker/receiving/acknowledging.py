@@ -1,17 +1,17 @@
 """PUBACK, PUBREC, PUBREL and PUBCOMP from a client (MQTT 5.0, 3.4 to 3.7).
 
-Most have neither reason code nor properties. `SHORT` takes these by their packet identifier, so
-that no packet is made of them.
+Most have neither reason code nor properties. `TAKE_ACKNOWLEDGEMENT` takes these by their packet
+identifier, so that no packet is made of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.broker.errors import ProtocolError
 from penstock.broker.mqtt.enums import ProtocolVersion
-from penstock.broker.mqtt.packets import PubAck, PubComp, PubRec, PubRel
+from penstock.broker.mqtt.packets import PubComp, PubRel
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.sessions import redelivery
 
@@ -97,14 +97,13 @@ def sample(session: Session, core: Core, packet_id: int, n_packets: int, now: fl
             session.link_changed()
 
 
-def _taken_by_client(connection: Client, packet_id: int, now: float) -> None:
-    acknowledged(connection, packet_id, 1, now)
+def handle_puback(connection: Client, packet_id: int, now: float, reason_code: int = 0) -> None:
+    """Take a PUBACK (section 3.4)."""
+    acknowledged(connection, packet_id, 1, now, reason_code)
 
 
-def _received_by_client(
-    connection: Client, packet_id: int, now: float, reason_code: int = 0
-) -> None:
-    """Take a PUBREC and answer it, unless it refuses the message [MQTT-4.3.3-4].
+def handle_pubrec(connection: Client, packet_id: int, now: float, reason_code: int = 0) -> None:
+    """Take a PUBREC (section 3.5) and answer it, unless it refuses the message [MQTT-4.3.3-4].
 
     Raises:
         ProtocolError: packet identifier 0 [MQTT-2.2.1-3], or that of a QoS 1 message.
@@ -124,8 +123,8 @@ def _received_by_client(
         connection.send_short(PUBREL_BYTE, packet_id)
 
 
-def _released_by_client(connection: Client, packet_id: int, _now: float) -> None:
-    """Take a PUBREL and answer it [MQTT-4.3.3-11].
+def handle_pubrel(connection: Client, packet_id: int, _now: float, _reason_code: int = 0) -> None:
+    """Take a PUBREL (section 3.6) and answer it [MQTT-4.3.3-11].
 
     Raises:
         ProtocolError: packet identifier 0 [MQTT-2.2.1-3], or that of a message whose PUBREC is
@@ -146,37 +145,19 @@ def _released_by_client(connection: Client, packet_id: int, _now: float) -> None
     connection.send_short(PUBCOMP_BYTE, packet_id)
 
 
-def _completed_by_client(connection: Client, packet_id: int, now: float) -> None:
+def handle_pubcomp(connection: Client, packet_id: int, now: float, _reason_code: int = 0) -> None:
+    """Take a PUBCOMP (section 3.7)."""
     acknowledged(connection, packet_id, 2, now)
 
 
-SHORT: Final[dict[int, Callable[[Any, int, float], None]]] = {
-    0x40: _taken_by_client,
-    PUBREC_BYTE: _received_by_client,
-    PUBREL_BYTE: _released_by_client,
-    PUBCOMP_BYTE: _completed_by_client,
+TAKE_ACKNOWLEDGEMENT: Final[dict[int, Callable[..., None]]] = {
+    0x40: handle_puback,
+    PUBREC_BYTE: handle_pubrec,
+    PUBREL_BYTE: handle_pubrel,
+    PUBCOMP_BYTE: handle_pubcomp,
 }
-"""First byte of a packet of four bytes to what takes it: (connection, packet identifier, now)."""
-
-
-def handle_puback(connection: Client, packet: PubAck, now: float) -> None:
-    """Take a PUBACK (section 3.4)."""
-    acknowledged(connection, packet.packet_id, 1, now, packet.reason_code)
-
-
-def handle_pubrec(connection: Client, packet: PubRec, now: float) -> None:
-    """Take a PUBREC (section 3.5)."""
-    _received_by_client(connection, packet.packet_id, now, packet.reason_code)
-
-
-def handle_pubrel(connection: Client, packet: PubRel, now: float) -> None:
-    """Take a PUBREL (section 3.6)."""
-    _released_by_client(connection, packet.packet_id, now)
-
-
-def handle_pubcomp(connection: Client, packet: PubComp, now: float) -> None:
-    """Take a PUBCOMP (section 3.7)."""
-    acknowledged(connection, packet.packet_id, 2, now)
+"""First byte of a packet to what takes it: (connection, packet identifier, now, reason code); one
+of four bytes has no reason code."""
 
 
 def _not_found(connection: Client) -> int:

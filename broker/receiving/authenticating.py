@@ -200,10 +200,7 @@ def _judged(
     refused = refused_unjudged(core, login)
     if refused is not None:
         return refused
-    if isinstance(step, Refused):
-        return note_failure(core, login, step, None, now)
-    core.logins.succeeded(login)
-    return step
+    return noted(core, login, step, None, now)
 
 
 def _refused(
@@ -229,30 +226,33 @@ def refused_unjudged(core: Core, login: Attempt) -> Refused | None:
     return NOT_JUDGED._replace(why=why)
 
 
-def note_failure(
-    core: Core, login: Attempt, refused: Refused, password: bytes | None, now: float
-) -> Refused:
-    """Note a failed login for those that follow.
+def noted(
+    core: Core, login: Attempt, answer: Accepted | Refused, password: bytes | None, now: float
+) -> Accepted | Refused:
+    """Note the outcome of a login for those that follow.
 
     Args:
         core: the broker.
         login: that was judged.
-        refused: what has come of it.
+        answer: what has come of it.
         password: as sent in clear, or None.
         now: monotonic seconds.
 
     Returns:
-        The refusal, with what the log is to say beside.
+        The answer; a refusal with what the log is to say beside.
     """
-    if refused.reason_code == NOT_JUDGED.reason_code:
+    if isinstance(answer, Accepted):
+        core.logins.succeeded(login)
+        return answer
+    if answer.reason_code == NOT_JUDGED.reason_code:
         core.counters.logins_not_judged += 1
-        return refused
+        return answer
     core.counters.logins_failed += 1
     wait = core.logins.failed(login, password, now)
     if not wait:
-        return refused
-    why = f"{refused.why or 'not authorized'}; the next is judged in {math.ceil(wait)} s"
-    return refused._replace(why=why)
+        return answer
+    why = f"{answer.why or 'not authorized'}; the next is judged in {math.ceil(wait)} s"
+    return answer._replace(why=why)
 
 
 def refusal_code(refused: Refused, packet_type: PacketType) -> ReasonCode:

@@ -152,12 +152,10 @@ async def _connect(connection: Client, packet: Connect, now: float) -> None:
     answer = await _log_in(core, attempt, now)
     if connection.is_closing:
         return
-    if not answer:
-        refused = answer if isinstance(answer, Refused) else Refused()
-        _refuse_login(connection, client_id, packet.username, refused, now)
+    if isinstance(answer, Refused):
+        _refuse_login(connection, client_id, packet.username, answer, now)
         return
-    accepted = answer if isinstance(answer, Accepted) else Accepted()
-    await let_in(connection, packet, client_id, accepted, {}, now)
+    await let_in(connection, packet, client_id, answer, {}, now)
 
 
 async def let_in(
@@ -300,7 +298,7 @@ def _assigned_client_id(core: Core) -> str:
     return client_id
 
 
-async def _log_in(core: Core, attempt: ConnectAttempt, now: float) -> Admittance:
+async def _log_in(core: Core, attempt: ConnectAttempt, now: float) -> Accepted | Refused:
     """Let access control judge a CONNECT, unless its client has failed too often before."""
     username = attempt.username
     if username is None:  # no guess
@@ -313,24 +311,22 @@ async def _log_in(core: Core, attempt: ConnectAttempt, now: float) -> Admittance
             return refusal
         attempt = attempt._replace(is_wanted=login.is_wanted)
     answer = await _authenticate(core, attempt)
-    if answer is None:
-        answer = Refused(why="unknown user")
     if login is None or answer is _FAILED:
         return answer
-    if answer:
-        core.logins.succeeded(login)
-        return answer
-    refused = answer if isinstance(answer, Refused) else Refused()
-    return authenticating.note_failure(core, login, refused, password, now)
+    return authenticating.noted(core, login, answer, password, now)
 
 
-async def _authenticate(core: Core, attempt: ConnectAttempt) -> Admittance:
+async def _authenticate(core: Core, attempt: ConnectAttempt) -> Accepted | Refused:
     if core.access is None:
-        return True
+        return Accepted()
     answer: Admittance = await core.guard.wait_for(
         "access control, authenticate", core.access.authenticate, attempt, otherwise=_FAILED
     )
-    return answer
+    if isinstance(answer, Accepted | Refused):
+        return answer
+    if answer is None and attempt.username is not None:
+        return Refused(why="unknown user")
+    return Accepted() if answer else Refused()
 
 
 def _set_up(session: Session, connection: Client, packet: Connect, username: str | None) -> None:

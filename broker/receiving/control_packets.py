@@ -1,7 +1,7 @@
 """From the bytes of a packet other than PUBLISH to the function that handles it.
 
-`handle` is a table from packet class to ``handle_<packet>``. Those of CONNECT, AUTH, SUBSCRIBE and
-UNSUBSCRIBE, and of acknowledgements, have modules of their own; PINGREQ and DISCONNECT are here.
+A table leads from packet class to ``handle_<packet>``. Those of CONNECT, AUTH, SUBSCRIBE and
+UNSUBSCRIBE have modules of their own, as acknowledgements have; PINGREQ and DISCONNECT are here.
 """
 
 from __future__ import annotations
@@ -15,23 +15,13 @@ from penstock.broker.mqtt.packets import (
     Auth,
     Connect,
     Disconnect,
-    Packet,
     PingReq,
     PingResp,
-    PubAck,
-    PubComp,
-    PubRec,
-    PubRel,
     Subscribe,
     Unsubscribe,
 )
 from penstock.broker.mqtt.reader import read_packet
-from penstock.broker.receiving.acknowledging import (
-    handle_puback,
-    handle_pubcomp,
-    handle_pubrec,
-    handle_pubrel,
-)
+from penstock.broker.receiving.acknowledging import TAKE_ACKNOWLEDGEMENT
 from penstock.broker.receiving.authenticating import handle_auth
 from penstock.broker.receiving.connecting import expiry_seconds, handle_connect
 from penstock.broker.receiving.subscribing import check_number, handle_subscribe, handle_unsubscribe
@@ -59,15 +49,11 @@ def receive(connection: Client, first_byte: int, body: bytes, now: float) -> Non
     if packet_type in (PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE):
         check_number(connection, packet_type, body)
     most_properties = connection.core.limits.properties
-    handle(connection, read_packet(first_byte, body, connection.version, most_properties), now)
-
-
-def handle(connection: Client, packet: Packet, now: float) -> None:
-    """Handle one packet that was read.
-
-    Raises:
-        ProtocolError: the packet is not allowed here.
-    """
+    packet: Any = read_packet(first_byte, body, connection.version, most_properties)
+    take = TAKE_ACKNOWLEDGEMENT.get(first_byte)
+    if take is not None:
+        take(connection, packet.packet_id, now, packet.reason_code)
+        return
     handler = _HANDLERS.get(type(packet))
     if handler is None:  # a packet that only servers send
         raise ProtocolError(f"{type(packet).__name__} from a client")
@@ -105,10 +91,6 @@ _HANDLERS: Final[dict[type, Callable[[Any, Any, float], None]]] = {
     Connect: handle_connect,
     Disconnect: handle_disconnect,
     PingReq: handle_pingreq,
-    PubAck: handle_puback,
-    PubComp: handle_pubcomp,
-    PubRec: handle_pubrec,
-    PubRel: handle_pubrel,
     Subscribe: handle_subscribe,
     Unsubscribe: handle_unsubscribe,
 }

@@ -9,6 +9,7 @@ slows the client down.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -27,25 +28,25 @@ _MIN_WAIT_SECONDS: Final = 0.001
 
 
 class _Bucket:
-    """Tokens that come at a rate, up to a number."""
+    """Tokens that come at a rate, up to a number; without a rate, there is no end of them."""
 
-    __slots__ = ("_filled_at", "capacity", "rate", "tokens")
+    __slots__ = ("_capacity", "_filled_at", "_rate", "tokens")
 
-    def __init__(self, rate: float, capacity: float, now: float) -> None:
-        self.rate = rate
-        self.capacity = capacity
-        self.tokens = capacity
+    def __init__(self, rate: float | None, burst_seconds: float, now: float) -> None:
+        self._rate = rate or 1.0
+        self._capacity = math.inf if rate is None else max(1, rate * burst_seconds)
+        self.tokens = self._capacity
         self._filled_at = now
 
     def fill(self, now: float) -> None:
-        tokens = self.tokens + (now - self._filled_at) * self.rate
-        self.tokens = min(self.capacity, tokens)
+        tokens = self.tokens + (now - self._filled_at) * self._rate
+        self.tokens = min(self._capacity, tokens)
         self._filled_at = now
 
-    def missing(self, n_tokens: float) -> float:
-        """Return how many tokens are to come before so many may be taken; 0 for none."""
-        missing = min(n_tokens, self.capacity) - self.tokens
-        return missing if missing > _ROUNDING else 0.0
+    def wait(self, n_tokens: int) -> float:
+        """Return the seconds until so many tokens may be taken; 0 for none."""
+        missing = min(n_tokens, self._capacity) - self.tokens
+        return missing / self._rate if missing > _ROUNDING else 0.0
 
 
 class RateLimit:
@@ -65,11 +66,8 @@ class RateLimit:
             now: monotonic seconds.
         """
         burst = limits.publish_burst_seconds
-        messages, n_bytes = limits.publish_messages_per_second, limits.publish_bytes_per_second
-        self._messages = (
-            None if messages is None else _Bucket(messages, max(1, messages * burst), now)
-        )
-        self._bytes = None if n_bytes is None else _Bucket(n_bytes, max(1, n_bytes * burst), now)
+        self._messages = _Bucket(limits.publish_messages_per_second, burst, now)
+        self._bytes = _Bucket(limits.publish_bytes_per_second, burst, now)
         self.wait_seconds = 0.0
 
     def take(self, data: bytes, now: float) -> int:
@@ -82,29 +80,22 @@ class RateLimit:
         Returns:
             Where the first packet begins that may not be handled yet; ``len(data)`` for none.
         """
-        buckets = [bucket for bucket in (self._messages, self._bytes) if bucket is not None]
-        for bucket in buckets:
-            bucket.fill(now)
+        self._messages.fill(now)
+        self._bytes.fill(now)
         for position, size in _publishes(data):
-            costs = [1 if bucket is self._messages else size for bucket in buckets]
-            waits = [
-                bucket.missing(cost) / bucket.rate
-                for bucket, cost in zip(buckets, costs, strict=True)
-            ]
-            if any(waits):
-                self.wait_seconds = max(_MIN_WAIT_SECONDS, *waits)
+            wait = max(self._messages.wait(1), self._bytes.wait(size))
+            if wait:
+                self.wait_seconds = max(_MIN_WAIT_SECONDS, wait)
                 return position
-            for bucket, cost in zip(buckets, costs, strict=True):
-                bucket.tokens -= cost
+            self._messages.tokens -= 1
+            self._bytes.tokens -= size
         return len(data)
 
     def give_back(self, data: bytes) -> None:
         """Return the tokens of packets that were not handled after all."""
         for _position, size in _publishes(data):
-            if self._messages is not None:
-                self._messages.tokens += 1
-            if self._bytes is not None:
-                self._bytes.tokens += size
+            self._messages.tokens += 1
+            self._bytes.tokens += size
 
 
 def n_publishes(data: bytes) -> int:

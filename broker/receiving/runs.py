@@ -183,7 +183,9 @@ def _find_run(
             last = min(len(data), position + n_left * packet_bytes) - packet_bytes
             next_at = _end_of_like(data, position, stop, topic_end, properties, last)
             found_ids = _packet_ids(data, topic_end, next_at, packet_bytes)
-            if not _take_ids(connection, qos, found_ids):
+            if b"\0\0" in found_ids and not all(map(or_, found_ids[::2], found_ids[1::2])):
+                break  # [MQTT-2.2.1-3]
+            if qos == 2 and not _note_incoming(connection, found_ids):
                 break
             packet_ids += found_ids
             n_messages = len(found_ids) // 2
@@ -279,13 +281,6 @@ def _packet_ids(data: bytes, start: int, stop: int, step: int) -> bytes | bytear
     return packet_ids
 
 
-def _take_ids(connection: Client, qos: int, packet_ids: bytes | bytearray) -> bool:
-    """Note the Packet Identifiers of QoS 2 as received; return False where one is not allowed."""
-    if b"\0\0" in packet_ids and not all(map(or_, packet_ids[::2], packet_ids[1::2])):
-        return False  # [MQTT-2.2.1-3]
-    return qos == 1 or _note_incoming(connection, packet_ids)
-
-
 def _note_incoming(connection: Client, packet_ids: bytes | bytearray) -> bool:
     """Note the Packet Identifiers of new QoS 2 messages as received [MQTT-4.3.3-10].
 
@@ -297,15 +292,13 @@ def _note_incoming(connection: Client, packet_ids: bytes | bytearray) -> bool:
     n_messages = len(packet_ids) // 2
     if connection.version == MQTT_5 and len(incoming) + n_messages > connection.receive_maximum:
         return False
-    new = dict.fromkeys(_numbers(packet_ids))
+    new = dict.fromkeys(
+        high << 8 | low for high, low in zip(packet_ids[::2], packet_ids[1::2], strict=True)
+    )
     if len(new) != n_messages or not incoming.keys().isdisjoint(new):
         return False
     incoming.update(new)
     return True
-
-
-def _numbers(packet_ids: bytes | bytearray) -> list[int]:
-    return [high << 8 | low for high, low in zip(packet_ids[::2], packet_ids[1::2], strict=True)]
 
 
 def has_durable(sessions: tuple[Session, ...]) -> bool:
@@ -378,24 +371,15 @@ def answer(connection: Client, packets: bytes | bytearray, n_packets: int) -> No
         core.turn.write_soon(connection)
 
 
-def _take_pubacks(
+def _take_last(
     connection: Client, data: bytes, position: int, _start: int, _stop: int, now: float
 ) -> int:
-    return _finish(connection, 1, data, position, now)
-
-
-def _take_pubcomps(
-    connection: Client, data: bytes, position: int, _start: int, _stop: int, now: float
-) -> int:
-    return _finish(connection, 2, data, position, now)
-
-
-def _finish(connection: Client, qos: int, data: bytes, position: int, now: float) -> int:
     """Take a run of PUBACK or PUBCOMP packets, in the order of sending."""
     session = connection.session
     inflight = session.inflight
     if inflight.journal is not None:
         return 0
+    qos = 1 if data[position] == _PUBACK else 2
     first, n_packets = inflight.finish_run(qos, data, position)
     if not n_packets:
         return 0
@@ -480,10 +464,10 @@ def _tell_sent(core: Core, session: Session, first: int, run: MessageRun, now: f
 TAKE_RUN: Final[dict[int, Callable[[Any, bytes, int, int, int, float], int]]] = {
     0x32: _take_publishes,
     0x34: _take_publishes,
-    _PUBACK: _take_pubacks,
+    _PUBACK: _take_last,
     _PUBREC: _take_pubrecs,
     _PUBREL: _take_pubrels,
-    _PUBCOMP: _take_pubcomps,
+    _PUBCOMP: _take_last,
 }
 """First byte of a packet to what takes a run of such.
 

@@ -23,7 +23,7 @@ from penstock.broker.mqtt.enums import MQTT_5, PUBLISH, PacketType
 from penstock.broker.mqtt.reader import answer_version, may_be_connect
 from penstock.broker.mqtt.receive_buffer import packet_too_large, read_remaining_length
 from penstock.broker.receiving import control_packets
-from penstock.broker.receiving.acknowledging import SHORT
+from penstock.broker.receiving.acknowledging import TAKE_ACKNOWLEDGEMENT
 from penstock.broker.receiving.authenticating import check_packet_type
 from penstock.broker.receiving.publishing import are_direct, pass_on, receive_publish
 from penstock.broker.receiving.runs import TAKE_RUN
@@ -224,8 +224,8 @@ def _handle(
         receive_publish(connection, data, first_byte, start, stop, now)
         if core.catch_up is not None:
             _let_catch_up(connection, core.catch_up())
-    elif stop - start == 2 and (take_short := SHORT.get(first_byte)) is not None:
-        take_short(connection, (data[start] << 8) | data[start + 1], now)
+    elif stop - start == 2 and (take := TAKE_ACKNOWLEDGEMENT.get(first_byte)) is not None:
+        take(connection, (data[start] << 8) | data[start + 1], now)
     else:
         core.limits.check_control_bytes(stop - position)
         control_packets.receive(connection, first_byte, data[start:stop], now)

@@ -53,10 +53,10 @@ class SharedSubscription:
         Returns:
             True where its session was no member.
         """
-        for place, member in enumerate(self.members):
-            if member.session is target.session:
-                self.members[place] = target
-                return False
+        old = self.member_of(target.session)
+        if old is not None:
+            self.members[self.members.index(old)] = target
+            return False
         self.members.append(target)
         self.n_durable += target.session.is_durable
         target.session.shares = (*target.session.shares, self)
@@ -67,14 +67,14 @@ class SharedSubscription:
 
         What waits for it stays where it is: see `penstock.broker.sessions.redelivery`.
         """
-        for place, member in enumerate(self.members):
-            if member.session is session:
-                del self.members[place]
-                self.n_durable -= session.is_durable
-                self.holders.pop(session, None)
-                session.shares = tuple(share for share in session.shares if share is not self)
-                return True
-        return False
+        member = self.member_of(session)
+        if member is None:
+            return False
+        self.members.remove(member)
+        self.n_durable -= session.is_durable
+        self.holders.pop(session, None)
+        session.shares = tuple(share for share in session.shares if share is not self)
+        return True
 
     def choose(
         self, message: Message, now: float, refused: Collection[Subscriber] = ()
@@ -114,19 +114,13 @@ class SharedSubscription:
         """Return the member to wait with: nobody can send. Where several equal, in turn."""
         members = self.members
         n_members = len(members)
-        best: Target | None = None
-        best_score: tuple[bool, int, bool, int] | None = None
-        best_turn = 0
-        for step in range(n_members):
-            turn = (self._turn + step) % n_members
-            member = members[turn]
-            if member.session in refused:
-                continue
-            score = _busyness(member, message)
-            if best_score is None or score < best_score:
-                best, best_score, best_turn = member, score, turn
-        self._turn = best_turn + 1
-        return best
+        turns = [(self._turn + step) % n_members for step in range(n_members)]
+        allowed = [turn for turn in turns if members[turn].session not in refused]
+        if not allowed:
+            return None
+        best = min(allowed, key=lambda turn: _busyness(members[turn], message))
+        self._turn = best + 1
+        return members[best]
 
     def member_of(self, session: Subscriber) -> Target | None:
         """Return the member that a session is, or None."""
