@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field
@@ -60,13 +60,11 @@ Wrong: TypeAlias = Callable[[str, str, str], None]
 """Takes note of a wrong place: its path, what was read, what is allowed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """How a listener speaks TLS.
+@dataclass(frozen=True, kw_only=True)
+class ClientCertificates:
+    """The keys of a listener that say which certificates of clients count, and the ciphers.
 
     Attributes:
-        certfile: PEM file of the certificate, then those between it and its root.
-        keyfile: PEM file of the certificate's private key, without a passphrase.
         cafile: PEM file of the authorities whose client certificates count, or None.
         capath: folder of such, named by their hashes as `openssl rehash` does, or None.
         cadata: such as PEM text, or None.
@@ -74,19 +72,30 @@ class Tls:
             issued a client's certificate needs one in it that holds.
         require_certificate: refuse a client without a certificate of one of the authorities.
             False: a certificate that is shown must be right, but none need be shown.
-        minimum_version: 1.2 or 1.3.
         ciphers: OpenSSL's cipher list, for TLS 1.2; None for Python's own choice.
     """
 
-    certfile: str
-    keyfile: str
     cafile: str | None = None
     capath: str | None = None
     cadata: str | None = None
     crlfile: str | None = None
     require_certificate: bool = False
-    minimum_version: float = 1.2
     ciphers: str | None = None
+
+
+@dataclass(frozen=True)
+class Tls(ClientCertificates):
+    """How a listener speaks TLS.
+
+    Attributes:
+        certfile: PEM file of the certificate, then those between it and its root.
+        keyfile: PEM file of the certificate's private key, without a passphrase.
+        minimum_version: 1.2 or 1.3.
+    """
+
+    certfile: str
+    keyfile: str
+    minimum_version: float = 1.2
 
     def files(self) -> list[str]:
         """Return each file that is read, behind its key."""
@@ -94,23 +103,13 @@ class Tls:
         return [f"{key} {getattr(self, key)}" for key in named if getattr(self, key)]
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """One address on which clients connect.
+@dataclass(frozen=True, kw_only=True)
+class ConnectionOptions:
+    """The keys of a listener that are used as they are in the file.
 
     Attributes:
-        name: its key under `listeners`.
-        host: address or name to bind; None for all interfaces.
-        is_loopback: a `host` of None stands for the addresses of loopback instead.
-        port: TCP port; 0 lets the kernel choose.
-        max_connections: connections at a time; 0 for no limit.
-        when_full: whether a client above them waits for a place, as with aMQTT, or is told
-            to go.
-        socket_path: file name of a Unix socket, which takes the place of host and port, or None.
-        socket_mode: permissions of that file.
-        tls: None for none.
-        unused_certfile: a certificate that is named and that no listener shows, or None.
-        is_websocket: MQTT travels in WebSocket messages.
+        when_full: whether a client above `max_connections` waits for a place, as with aMQTT, or is
+            told to go.
         path: the only one that a WebSocket client may ask for; None for any.
         allowed_origins: web sites whose pages may connect by WebSocket; None for any.
         proxy_protocol: each connection begins with a header of the PROXY protocol.
@@ -119,46 +118,11 @@ class Listener:
             no other message can pass.
         send_buffer_bytes: bytes of one connection that the kernel holds, sent and unacknowledged
             ones too (SO_SNDBUF); None: it finds out by itself what fills the link.
+        congestion_control: name of the kernel's algorithm (TCP_CONGESTION); None for its default.
+        rto_max_seconds: the longest retransmission timeout (TCP_RTO_MAX_MS); None for the default.
     """
 
-    name: str
-    host: str | None
-    port: int
-    max_connections: int = 0
     when_full: Literal["wait", "refuse"] = "wait"
-    socket_path: str | None = None
-    socket_mode: int = 0o660
-    tls: Tls | None = None
-    unused_certfile: str | None = None
-    is_websocket: bool = False
-    path: str | None = None
-    allowed_origins: tuple[str, ...] | None = None
-    proxy_protocol: bool = False
-    unsent_bytes: int | None = DEFAULT_UNSENT_BYTES
-    send_buffer_bytes: int | None = None
-    congestion_control: str | None = None
-    rto_max_seconds: float | None = None
-    is_loopback: bool = False
-
-
-@checked_dataclass(frozen=True, slots=True, config=STRICT)
-class ListenerKeys:
-    """What may stand under one listener (aMQTT 0.12, `ListenerConfig`, and ours)."""
-
-    type: str = "tcp"
-    bind: str | int | None = f"0.0.0.0:{DEFAULT_PORT}"
-    max_connections: int = 0
-    when_full: Literal["wait", "refuse"] = "wait"
-    ssl: bool = False
-    cafile: str | None = None
-    capath: str | None = None
-    cadata: str | None = None
-    certfile: str | None = None
-    keyfile: str | None = None
-    crlfile: str | None = None
-    require_certificate: bool = False
-    tls_minimum_version: float = 1.2
-    ciphers: str | None = None
     path: str | None = None
     allowed_origins: tuple[str, ...] | None = None
     proxy_protocol: bool = False
@@ -168,6 +132,48 @@ class ListenerKeys:
         Annotated[str, Field(min_length=1, max_length=_LONGEST_CONGESTION_CONTROL)] | None
     ) = None
     rto_max_seconds: Annotated[float, Field(ge=1, le=120)] | None = None
+
+
+@dataclass(frozen=True)
+class Listener(ConnectionOptions):
+    """One address on which clients connect.
+
+    Attributes:
+        name: its key under `listeners`.
+        host: address or name to bind; None for all interfaces.
+        is_loopback: a `host` of None stands for the addresses of loopback instead.
+        port: TCP port; 0 lets the kernel choose.
+        max_connections: connections at a time; 0 for no limit.
+        socket_path: file name of a Unix socket, which takes the place of host and port, or None.
+        socket_mode: permissions of that file.
+        tls: None for none.
+        unused_certfile: a certificate that is named and that no listener shows, or None.
+        is_websocket: MQTT travels in WebSocket messages.
+    """
+
+    name: str
+    host: str | None
+    port: int
+    max_connections: int = 0
+    socket_path: str | None = None
+    socket_mode: int = 0o660
+    tls: Tls | None = None
+    unused_certfile: str | None = None
+    is_websocket: bool = False
+    is_loopback: bool = False
+
+
+@checked_dataclass(frozen=True, config=STRICT)
+class ListenerKeys(ConnectionOptions, ClientCertificates):
+    """What may stand under one listener (aMQTT 0.12, `ListenerConfig`, and ours)."""
+
+    type: str = "tcp"
+    bind: str | int | None = f"0.0.0.0:{DEFAULT_PORT}"
+    max_connections: int = 0
+    ssl: bool = False
+    certfile: str | None = None
+    keyfile: str | None = None
+    tls_minimum_version: float = 1.2
     socket_mode: str | int = "660"
     reader: str | None = None
     writer: str | None = None
@@ -233,19 +239,17 @@ def _listener(name: str, keys: ListenerKeys, path: str, wrong: Wrong) -> Listene
         host=host,
         port=port,
         max_connections=max(0, keys.max_connections),
-        when_full=keys.when_full,
         socket_path=socket_path,
         socket_mode=_socket_mode(keys, path, wrong),
         tls=_tls(keys, path, wrong) if keys.ssl else None,
         is_websocket=is_websocket,
-        path=keys.path,
-        allowed_origins=keys.allowed_origins,
-        proxy_protocol=keys.proxy_protocol,
-        unsent_bytes=keys.unsent_bytes,
-        send_buffer_bytes=keys.send_buffer_bytes,
-        congestion_control=keys.congestion_control,
-        rto_max_seconds=keys.rto_max_seconds,
+        **_part(keys, ConnectionOptions),
     )
+
+
+def _part(keys: ListenerKeys, cls: type[ConnectionOptions | ClientCertificates]) -> dict[str, Any]:
+    """Return the keys that one of its base classes has."""
+    return {field.name: getattr(keys, field.name) for field in fields(cls)}
 
 
 def _socket_path(bind: str) -> str | None:
@@ -338,13 +342,8 @@ def _tls(keys: ListenerKeys, path: str, wrong: Wrong) -> Tls:
     return Tls(
         certfile=keys.certfile or "",
         keyfile=keys.keyfile or "",
-        cafile=keys.cafile,
-        capath=keys.capath,
-        cadata=keys.cadata,
-        crlfile=keys.crlfile,
-        require_certificate=keys.require_certificate,
         minimum_version=keys.tls_minimum_version,
-        ciphers=keys.ciphers,
+        **_part(keys, ClientCertificates),
     )
 
 

@@ -119,17 +119,7 @@ def cut_frame(frame: bytes, wanted: int, max_messages: int) -> bytes:
     """
     batch = read_batch(frame)
     kept = [index for index in range(len(batch.offset)) if wanted >> index & 1][:max_messages]
-    return write_batch(
-        Batch(
-            [batch.offset[index] for index in kept],
-            [batch.topic[index] for index in kept],
-            [batch.payload[index] for index in kept],
-            [batch.qos[index] for index in kept],
-            [batch.publisher[index] for index in kept],
-            [batch.enqueued_at[index] for index in kept],
-            [batch.properties[index] for index in kept],
-        )
-    )
+    return write_batch(Batch._make([column[index] for index in kept] for column in batch))
 
 
 def properties_json(properties: Mapping[str, Any]) -> str:

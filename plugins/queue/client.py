@@ -165,15 +165,11 @@ def read_batch(body: bytes) -> Batch:
 
 def join_batches(batches: Sequence[Batch]) -> Batch:
     """Return one batch with the messages of all, in their order."""
-    return Batch(
-        list(chain.from_iterable(batch.offset for batch in batches)),
-        list(chain.from_iterable(batch.topic for batch in batches)),
-        list(chain.from_iterable(batch.payload for batch in batches)),
-        list(chain.from_iterable(batch.qos for batch in batches)),
-        list(chain.from_iterable(batch.publisher for batch in batches)),
-        list(chain.from_iterable(batch.enqueued_at for batch in batches)),
-        list(chain.from_iterable(batch.properties for batch in batches)),
+    columns = (
+        list(chain.from_iterable(batch[number] for batch in batches))
+        for number in range(len(Batch._fields))
     )
+    return Batch._make(columns)
 
 
 def read_deliveries(body: bytes) -> list[ReceivedMessage]:
@@ -186,19 +182,8 @@ def read_deliveries(body: bytes) -> list[ReceivedMessage]:
     for reader, batch in _frames(body, KIND_DELIVERIES):
         physical_queue, receive_count = reader.numbers("I"), reader.numbers("I")
         handles = [handle.decode() for handle in reader.slices()]
-        deliveries += map(
-            ReceivedMessage,
-            handles,
-            receive_count,
-            physical_queue,
-            batch.offset,
-            batch.topic,
-            batch.payload,
-            batch.qos,
-            batch.publisher,
-            batch.enqueued_at,
-            batch.properties,
-        )
+        columns = (handles, receive_count, physical_queue, *batch)
+        deliveries += map(ReceivedMessage._make, zip(*columns, strict=True))
     return deliveries
 
 

@@ -245,15 +245,7 @@ class LogicalQueue:
             "hit_dequeues": controller.hit_dequeues,
             "missed_dequeues": controller.missed_dequeues,
             "received": controller.messages,
-            "physical_queues": {
-                str(number): {
-                    "earliest": held.earliest,
-                    "next": held.next,
-                    "messages": held.messages,
-                    "stored_bytes": held.stored_bytes,
-                }
-                for number, held in usage.items()
-            },
+            "physical_queues": {str(number): held._asdict() for number, held in usage.items()},
         }
 
     def _controller(self) -> DequeueController:
