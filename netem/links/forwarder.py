@@ -1,15 +1,15 @@
-"""The process that is the links of a network.
+"""The process that carries the links of a network.
 
-It carries packets between pairs of TUN devices, or tells the kernel when links that the kernel
-carries change (`penstock.netem.links.tc_link`).
+It forwards packets between pairs of TUN devices, or changes links that the kernel carries
+(`penstock.netem.links.tc_link`).
 
-`penstock.netem.links.network` starts it and tells it what to do on its standard input
+`penstock.netem.links.network` starts it and sends requests to its standard input
 (`penstock.netem.links.forwarder_messages`). It ends with that input, however the other program
-ended, and takes the network down with it: its devices go with its file descriptors, the namespaces
-and what runs in them are removed.
+ended, and takes the network down: its devices close with its file descriptors, and it removes the
+namespaces and ends the processes in them.
 
-What it carries are whole IP packets of at most `MTU_BYTES`: without segmentation offload, so that
-a loss is the loss of what a wire would have lost.
+It carries whole IP packets of at most `MTU_BYTES`, without segmentation offload, so that a loss is
+that of one packet, as on a wire.
 """
 
 from __future__ import annotations
@@ -49,28 +49,28 @@ from penstock.netem.links.schedule import Schedule
 from penstock.netem.links.tc_link import TcLink, Wires
 
 MTU_BYTES: Final = 1500
-"""Of the devices: Ethernet's, and the kernel's default for TUN."""
+"""MTU of the devices: that of Ethernet, and the kernel's default for TUN."""
 
 TUNSETIFF: Final = 0x400454CA
 IFF_TUN: Final = 0x0001
 IFF_NO_PI: Final = 0x1000
-"""From linux/if_tun.h. No packet information: a read is an IP packet and nothing else."""
+"""From linux/if_tun.h. Without packet information, a read returns an IP packet alone."""
 
 PACKETS_AT_A_TIME: Final = 64
-"""Read from one device before others get their turn."""
+"""Packets read from one device before the other devices are served."""
 
 
 def open_tun(name: str) -> int:
     """Make a TUN device in this process's network namespace.
 
     Args:
-        name: of up to 15 bytes, that no device has.
+        name: an unused name of up to 15 bytes.
 
     Returns:
-        A file descriptor that does not block; the device goes with it.
+        A non-blocking file descriptor; the device is removed when it is closed.
 
     Raises:
-        OSError: it is not allowed or not there.
+        OSError: TUN devices are not permitted or not available.
     """
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -86,8 +86,8 @@ class Way:
     """One direction of a link: a channel between two devices.
 
     Attributes:
-        channel: what it does to packets.
-        wakes_at: monotonic seconds for which it has a timer; infinite for none.
+        channel: delays, drops and reorders packets.
+        wakes_at: monotonic seconds of its timer; infinite for none.
     """
 
     __slots__ = ("_destination", "_source", "channel", "wakes_at")
@@ -99,7 +99,7 @@ class Way:
         self.wakes_at = inf
 
     def carry(self) -> bool:
-        """Take the packets that wait at the source; return whether the device is still there."""
+        """Read the packets that wait at the source; return whether the device still exists."""
         source, destination, channel = self._source, self._destination, self.channel
         read, write = os.read, os.write
         try:
@@ -124,21 +124,21 @@ class Way:
         return True
 
     def deliver(self, now: float) -> None:
-        """Hand what has arrived to the destination; a host that does not take it loses it."""
+        """Write the packets that have arrived to the destination; packets it refuses are lost."""
         for packet in self.channel.due(now):
             try:
                 os.write(self._destination, packet)
-            except OSError:  # the device is down, or the host out of memory
+            except OSError:  # the device is down, or the host is out of memory
                 continue
 
 
 class TunLink:
-    """Two ways, and when they change.
+    """Two directions, and when they change.
 
     Attributes:
         upstream: from the client's device to the server's.
         downstream: from the server's to the client's.
-        schedule: when they change.
+        schedule: the changes of both.
     """
 
     def __init__(self, server: int, client: int, profile: Profile, seed: str) -> None:
@@ -147,10 +147,10 @@ class TunLink:
         self.schedule = Schedule(profile, self._become, time.monotonic())
 
     def check(self, profile: Profile) -> None:
-        """Check that the link can become so, as it always can."""
+        """Accept every profile: this engine can carry them all."""
 
     def counts(self) -> tuple[Counts, Counts]:
-        """Return what became of the packets: towards the server, and towards the client."""
+        """Return the packets by outcome: towards the server, and towards the client."""
         return self.upstream.channel.counts, self.downstream.channel.counts
 
     def _become(self, profile: Profile, now: float) -> None:
@@ -168,7 +168,7 @@ class Forwarder:
         """Make one without links.
 
         Args:
-            requests: file descriptor of the requests; their end is the end.
+            requests: file descriptor of the requests; the forwarder ends when they end.
             answers: file descriptor of the answers.
         """
         self._requests = requests
@@ -189,7 +189,7 @@ class Forwarder:
         watched = [poller.fileno()]
         while True:
             if timers:
-                # Not the time-out of epoll, which counts in milliseconds.
+                # A timer, because the timeout of epoll has a resolution of milliseconds.
                 select.select(watched, (), (), max(0.0, timers[0][0] - time.monotonic()))
                 events = poller.poll(0)
             else:
@@ -207,7 +207,7 @@ class Forwarder:
             self._fire()
 
     def _fire(self) -> None:
-        """Do what is due."""
+        """Run the timers that are due."""
         timers = self._timers
         now = time.monotonic()
         while timers and timers[0][0] <= now:
@@ -216,7 +216,7 @@ class Forwarder:
                 link, plan = what
                 if link.schedule.plan == plan:
                     self._step(link, now)
-            elif what.wakes_at == at:  # else another timer of it was sooner
+            elif what.wakes_at == at:  # otherwise an earlier timer replaced this one
                 what.wakes_at = inf
                 what.deliver(now)
                 self._arm(what)
@@ -230,14 +230,14 @@ class Forwarder:
     def _step(self, link: AnyLink, now: float) -> None:
         at = link.schedule.step(now)
         if isinstance(link, TunLink):
-            # Packets that have waited for a slow rate may be due sooner now.
+            # Packets that wait for a slow rate may become due earlier.
             self._arm(link.upstream)
             self._arm(link.downstream)
         if at < inf:
             heapq.heappush(self._timers, (at, next(self._number), (link, link.schedule.plan)))
 
     def _take_requests(self) -> bool:
-        """Answer what is asked; return whether more may come."""
+        """Answer the requests that have arrived; return whether more may follow."""
         data = os.read(self._requests, 1 << 16)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
@@ -300,17 +300,17 @@ class Forwarder:
 def main() -> None:
     """Forward until standard input ends, then remove the namespaces of the network.
 
-    The one argument is what the names of its namespaces begin with.
+    The only argument is the prefix of the names of its namespaces.
     """
-    # What a terminal sends, when it is closed too, reaches all of its processes; this one ends with
-    # the program it serves, and takes down what that has left.
+    # Signals of a terminal reach all of its processes. This process must outlive the program that
+    # it serves, to remove what that program leaves.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     try:
         Forwarder(0, 1).run()
-    except BrokenPipeError:  # whoever asked has ended
+    except BrokenPipeError:  # the program that asked has ended
         pass
-    except NetemError as error:  # the kernel has refused a change for which it was not asked now
+    except NetemError as error:  # the kernel refused a planned change, which has no request
         sys.exit(f"netem: {error}")
     finally:
         remove_namespaces(sys.argv[1])

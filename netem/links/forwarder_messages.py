@@ -1,4 +1,4 @@
-"""The messages between a network and its forwarder: one line of JSON each way in turn.
+"""The messages between a network and its forwarder: requests and answers, a line of JSON each.
 
 The forwarder answers each request with one `Answer`.
 """
@@ -22,9 +22,9 @@ class Add:
 
     Attributes:
         link: its number.
-        devices: names of the server's side and the client's.
-        profile: to begin with.
-        seed: of its chance.
+        devices: names of the server's device and the client's.
+        profile: the profile at the beginning.
+        seed: of its random numbers.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -43,8 +43,8 @@ class AddTc:
     Attributes:
         link: its number.
         wires: namespace of the links.
-        hosts: those of the server and the client.
-        profile: to begin with.
+        hosts: namespaces of the server and the client.
+        profile: the profile at the beginning.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -58,7 +58,7 @@ class AddTc:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Change a link now, and leave it so."""
+    """Change a link at once and drop its plan."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -69,12 +69,12 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Change a link as is laid down.
+    """Change a link by a plan.
 
     Attributes:
         link: its number.
-        changes: what and when.
-        begin_at: monotonic seconds of their beginning; may be past.
+        changes: the plan.
+        begin_at: monotonic seconds of the plan's beginning; may be in the past.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -87,7 +87,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Say what became of a link's packets, and when it changed."""
+    """Return a link's packets by outcome, and its changes."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -100,10 +100,10 @@ class Answer:
     """The answer to a request.
 
     Attributes:
-        error: why it was not done; None where it was.
+        error: why the request failed; None if it succeeded.
         log: for `Tell`: (monotonic seconds, name of the profile) of each change, oldest first.
-        upstream: for `Tell`: towards the server.
-        downstream: for `Tell`: towards the client.
+        upstream: for `Tell`: packets towards the server.
+        downstream: for `Tell`: packets towards the client.
     """
 
     error: str | None = None

@@ -1,4 +1,4 @@
-"""When a link is which: a random on/off process, or a trace."""
+"""Plans by which a link changes: a random on/off process, or a trace."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from penstock.broker.config.key_types import STRICT
 from penstock.netem.links.profiles import Profile
 
 LEAST_SECONDS: Final = 0.001
-"""Mean length of a state, and how long before a trace begins again: of links that change without a
-pause, nothing else would ever be carried."""
+"""Minimum mean length of a state, and minimum pause before a trace repeats. A link that changed
+without a pause would carry no packets."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnOff:
-    """A link that is good and bad in turn, for exponentially distributed times, good first.
+    """A link that alternates between good and bad, for exponentially distributed times, good first.
 
     Attributes:
-        good: the one state.
-        bad: the other.
-        mean_good_seconds: how long the one lasts on average, from `LEAST_SECONDS`.
-        mean_bad_seconds: how long the other does.
-        seed: of the times: the same seed is bad at the same times.
+        good: the profile while the link is good.
+        bad: the profile while it is bad.
+        mean_good_seconds: mean time for which it is good, at least `LEAST_SECONDS`.
+        mean_bad_seconds: mean time for which it is bad, at least `LEAST_SECONDS`.
+        seed: of the times: the same seed gives the same times.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -53,11 +53,11 @@ class OnOff:
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
-        """What the link may become."""
+        """The profiles to which the link may change."""
         return self.good, self.bad
 
     def steps(self) -> Iterator[tuple[float, Profile]]:
-        """Yield seconds since the beginning and what the link becomes then, without an end."""
+        """Yield, without end, seconds since the beginning and the profile from then on."""
         rng = random.Random(self.seed)  # noqa: S311 - no secret
         at = 0.0
         while True:
@@ -72,10 +72,10 @@ class Trace:
     """A link that changes at given times.
 
     Attributes:
-        at_seconds: of each change, from 0, since the beginning; rising.
-        profiles: what the link becomes, one for each time.
-        repeat_seconds: when it begins again, `LEAST_SECONDS` or more after the last change; None
-            for never.
+        at_seconds: times of the changes in seconds since the beginning, from 0, rising.
+        profiles: the profile from each time on, one for each time.
+        repeat_seconds: period after which the trace repeats, at least `LEAST_SECONDS` after the
+            last change; None if it does not repeat.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -92,7 +92,7 @@ class Trace:
                 profiles.
         """
         times = self.at_seconds
-        # Written so that what is not a number is refused as well.
+        # This form of the comparison refuses NaN too.
         is_rising = all(a < b for a, b in itertools.pairwise(times))
         if not times or not is_rising or not 0 <= times[0] <= times[-1] < inf:
             raise ValueError(f"at_seconds: read {list(times)}; allowed: rising seconds from 0")
@@ -106,7 +106,7 @@ class Trace:
             )
 
     def steps(self) -> Iterator[tuple[float, Profile]]:
-        """Yield seconds since the beginning and what the link becomes then."""
+        """Yield seconds since the beginning and the profile from then on."""
         begin = 0.0
         while True:
             for at, profile in zip(self.at_seconds, self.profiles, strict=True):

@@ -1,11 +1,11 @@
-"""Network namespaces of hosts: made, entered and removed, by iproute2's `ip`.
+"""Network namespaces of hosts: made, entered and removed with iproute2's `ip`.
 
-Names say whose they are: process id and start time of the process that made them, so that what
-a killed process has left is told from what is in use, whatever reuses its id. Temporary folders of
-runs are named so too.
+A name holds the process id and the start time of the process that made the namespace. Leftovers of
+a killed process can thus be told from namespaces in use, even if its process id is used again.
+Temporary folders of runs have such names too.
 
 pyroute2 0.9.7 starts a process in a namespace in 12.7 ms, as the child of a helper process, and
-leaves the machine's /sys in place; ``ip netns exec`` takes 2.1 ms, becomes the process, and mounts
+leaves the machine's /sys in place. ``ip netns exec`` takes 2.1 ms, becomes the process, and mounts
 the namespace's own /sys.
 """
 
@@ -25,16 +25,16 @@ from penstock.netem.errors import NetemError
 
 NAME_PREFIX: Final = "penstock-"
 FOLDER: Final = Path("/run/netns")
-"""Where iproute2 keeps names of namespaces."""
+"""Folder in which iproute2 keeps the names of namespaces."""
 
 CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
-"""What making namespaces and their devices takes, by bit: linux/capability.h."""
+"""Capabilities that namespaces and their devices need, by bit (linux/capability.h)."""
 
 END_SECONDS: Final = 5.0
-"""How long what was killed in a namespace may take to end."""
+"""Time that killed processes of a namespace have to end."""
 
 MOST_AT_ONCE: Final = 200
-"""Namespaces that are held open to be removed: a process may have 1,024 files, and the forwarder
+"""Most namespaces that are held open for removal: a process may have 1,024 files, and the forwarder
 has two for each link."""
 
 DEAD: Final = frozenset({"Z", "X", "x"})
@@ -45,7 +45,7 @@ def require_root() -> None:
     """Check that networks can be made here.
 
     Raises:
-        NetemError: they cannot; the text says what is missing.
+        NetemError: something is missing; the text names it.
     """
     if os.geteuid() != 0:
         raise NetemError("network namespaces need root; run it with sudo")
@@ -59,7 +59,7 @@ def require_root() -> None:
 
 
 def _missing_capabilities() -> list[str]:
-    """Return what root may not do here of what networks need, as in most containers."""
+    """Return the needed capabilities that root lacks, as in most containers."""
     status = Path("/proc/self/status").read_text()
     held = int(status.partition("CapEff:")[2].split()[0], 16)
     return [name for name, bit in CAPABILITIES.items() if not held >> bit & 1]
@@ -78,10 +78,10 @@ def run_tool(*words: str, lines: str | None = None) -> str:
         lines: for ``-batch -``, one command a line.
 
     Returns:
-        What it printed.
+        Its standard output.
 
     Raises:
-        NetemError: it failed; the text holds its words.
+        NetemError: the program failed; the text holds its standard error.
     """
     done = subprocess.run(  # noqa: S603 - the words are ours
         words, input=lines, capture_output=True, text=True, check=False
@@ -92,7 +92,7 @@ def run_tool(*words: str, lines: str | None = None) -> str:
 
 
 def start_time_of(pid: int) -> int | None:
-    """Return when a process began, in clock ticks since boot; None if there is none any more."""
+    """Return the start of a process in clock ticks since boot; None if it does not exist."""
     try:
         # The name may hold spaces and brackets; state is field 3 and the time field 22: proc(5).
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -102,25 +102,26 @@ def start_time_of(pid: int) -> int | None:
 
 
 def own_prefix() -> str:
-    """Return what the names of this process's namespaces and folders begin with."""
+    """Return the prefix of the names of this process's namespaces and folders."""
     return f"{NAME_PREFIX}{os.getpid()}-{start_time_of(os.getpid())}-"
 
 
 def remove_namespaces(prefix: str) -> None:
-    """End what runs in the namespaces whose names begin so, and remove them.
+    """Remove the namespaces whose names have a prefix, and kill the processes in them.
 
-    Comes back once all of it has ended. May be repeated, and done by two processes at a time.
+    Returns when all of the processes have ended. May be repeated, and called by two processes at a
+    time.
     """
     _remove([name for name in _names() if name.startswith(prefix)])
 
 
 def remove_leftovers() -> None:
-    """Remove the namespaces of processes that have ended without doing so."""
+    """Remove the namespaces of processes that ended without removing them."""
     _remove([name for name in _names() if is_leftover(name)])
 
 
 def is_leftover(name: str) -> bool:
-    """Say whether the process that has named something with `own_prefix` has ended."""
+    """Return whether the process that made a name with `own_prefix` has ended."""
     pid, _, rest = name.removeprefix(NAME_PREFIX).partition("-")
     began = rest.partition("-")[0]
     if not (name.startswith(NAME_PREFIX) and pid.isdecimal() and began.isdecimal()):
@@ -146,24 +147,24 @@ def _remove_at_once(names: list[str]) -> None:
         # open keeps its number: else the next namespace of another program could have it.
         files = set()
         for name in names:
-            with contextlib.suppress(OSError):  # another has removed it
+            with contextlib.suppress(OSError):  # another process has removed it
                 descriptor = os.open(FOLDER / name, os.O_RDONLY)
                 held.callback(os.close, descriptor)
                 files.add(_identity(os.fstat(descriptor)))
         files.discard(_identity(Path("/proc/self/ns/net").stat()))  # nobody's leftover
         _end_processes(files, names)
         lines = "".join(f"netns delete {name}\n" for name in names)
-        with contextlib.suppress(NetemError):  # another has removed some
+        with contextlib.suppress(NetemError):  # another process has removed some
             run_ip("-force", "-batch", "-", lines=lines)
-        # Who had opened the name meanwhile, to enter, does so still; nobody does from now on.
+        # A process that opened the name earlier may still enter; no other process can.
         _end_processes(files, names)
 
 
 def _end_processes(files: set[tuple[int, int]], names: list[str]) -> None:
-    """Kill what runs in namespaces, or is about to, and come back once it has ended.
+    """Kill the processes in namespaces, and those about to enter, and wait for their end.
 
-    Looks again until there is none, as one that was not looked at yet may have been born of one
-    that was. What the kernel does not let end is left after `END_SECONDS`.
+    The search repeats until it finds none, because a process that was found may have started one
+    that was not. Processes that the kernel does not end are left after `END_SECONDS`.
     """
     enters = {_entering(name) for name in names}
     deadline = time.monotonic() + END_SECONDS
@@ -175,7 +176,7 @@ def _end_processes(files: set[tuple[int, int]], names: list[str]) -> None:
             for process in Path("/proc").iterdir():
                 if process.name.isdecimal() and _is_of(process, files, enters):
                     with contextlib.suppress(OSError):  # it has ended
-                        # A signal to an id could reach who has it next, one to a descriptor not.
+                        # A signal to a process id could reach a later process with the same id.
                         descriptor = os.pidfd_open(int(process.name))
                         held.callback(os.close, descriptor)
                         if _is_of(process, files, enters):
@@ -193,14 +194,14 @@ def _end_processes(files: set[tuple[int, int]], names: list[str]) -> None:
 
 
 def _entering(name: str) -> bytes:
-    """Return how the command of a process begins that is to run in a namespace and does not yet."""
+    """Return the prefix of the command of a process that has not entered its namespace yet."""
     return f"ip\0netns\0exec\0{name}\0".encode()
 
 
 def _is_of(process: Path, files: set[tuple[int, int]], enters: set[bytes]) -> bool:
-    """Say whether a process of /proc is of one of the namespaces; one that has ended is not.
+    """Return whether a running process of /proc belongs to one of the namespaces.
 
-    `ip` has begun some milliseconds before it enters, more on a busy machine.
+    `ip` starts some milliseconds before it enters the namespace, more on a busy machine.
     """
     try:
         if _identity((process / "ns/net").stat()) in files:
@@ -212,5 +213,5 @@ def _is_of(process: Path, files: set[tuple[int, int]], enters: set[bytes]) -> bo
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:
-    """Return what tells a namespace from all others (namespaces(7))."""
+    """Return the identity of a namespace: device and inode number (namespaces(7))."""
     return found.st_dev, found.st_ino

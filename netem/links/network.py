@@ -1,4 +1,4 @@
-"""Networks of this machine's own: hosts with real TCP, and links that delay, lose and limit.
+"""Emulated networks on this machine: hosts with real TCP, and links with delay, loss and rate.
 
 ::
 
@@ -9,16 +9,16 @@
         client = edge.popen(["mosquitto_sub", "-h", link.server_address, "-t", "#"])
         link.switch(LOSSY)
 
-A host is a network namespace: processes in it see its devices, addresses and ports alone. A link
-is by default a TUN device in either host, and a forwarder in user space between them
-(`penstock.netem.links.forwarder`): it needs root and /dev/net/tun, and nothing that a kernel may
-have been built without. With the engine `tc` it is the kernel's (`penstock.netem.links.tc_link`).
+A host is a network namespace: processes in it see its devices, addresses and ports alone. By
+default, a link is a TUN device in each host and a forwarder in user space between them
+(`penstock.netem.links.forwarder`). It needs root and /dev/net/tun, and no optional kernel module.
+With the engine `tc` the kernel carries the link (`penstock.netem.links.tc_link`).
 
-Hosts that a link joins reach each other by the `Host.address` of either; `Network.route` makes
-hosts between others pass packets on, so that all reach each other which links connect.
+Two hosts with a link between them reach each other by their `Host.address`. `Network.route` makes
+hosts forward packets, so that all connected hosts reach each other.
 
-A host's congestion control is that of all TCP connections of its processes; a program may choose
-another for a socket (TCP_CONGESTION), without privileges one that the machine allows everybody.
+A host's congestion control applies to all TCP connections of its processes. A program may choose
+another for a socket (TCP_CONGESTION); without privileges, the machine must allow it to everyone.
 """
 
 from __future__ import annotations
@@ -60,22 +60,21 @@ from penstock.netem.links.profiles import Profile
 from penstock.netem.links.routes import End, first_ends
 
 DEFAULT_CONGESTION_CONTROL: Final = "cubic"
-"""Linux's own default, whatever this machine's is: runs can be compared."""
+"""Linux's default, whatever the default of this machine is, so that runs can be compared."""
 
 DEVICE_QUEUE_PACKETS: Final = 20_000
-"""What a host may have given to a device that the forwarder has not taken yet: a TUN device does
-not hold a sender up as a wire would, it drops; this is a full window of each of a hundred fast
-connections. With a tenth of it, 1 MB to each of 77 subscribers half a second away took half as long
-again."""
+"""Most packets that wait in a device for the forwarder. A TUN device drops packets where a wire
+would hold the sender back, so the queue takes a full window of each of a hundred fast connections.
+With a tenth of it, 1 MB to each of 77 subscribers half a second away took half as long again."""
 
 STOP_SECONDS: Final = 5.0
-"""What a process gets to end after SIGTERM."""
+"""Time that a process has to end after SIGTERM."""
 
 CLOSE_SECONDS: Final = 30.0
-"""What the forwarder gets to end after its last request; it removes namespaces by then."""
+"""Time that the forwarder has to remove namespaces and end after its last request."""
 
-# RFC 2544's addresses for tests of networks, which nobody routes: the lower half for links, four
-# for each, the upper one for hosts.
+# RFC 2544's addresses for tests of networks, which are not routed: the lower half is for links,
+# four for each, the upper half for hosts.
 FIRST_LINK_ADDRESS: Final = (198 << 24) + (18 << 16)
 FIRST_HOST_ADDRESS: Final = (198 << 24) + (19 << 16)
 HOSTS: Final = "198.19.0.0/16"
@@ -83,7 +82,7 @@ MAX_HOSTS: Final = (1 << 16) - 1
 MAX_LINKS: Final = 1 << 14
 
 FOLDER: Final = Path(__file__).absolute().parents[3]
-"""Where the package is: the forwarder runs the same."""
+"""Folder of the package, from which the forwarder is started too."""
 
 _networks: Final = itertools.count()
 _devices: Final = itertools.count()
@@ -93,10 +92,10 @@ class Host:
     """A host of a network; made by `Network.host`.
 
     Attributes:
-        name: as it was given.
+        name: unique in the network.
         namespace: name of its network namespace, as for ``ip netns exec``.
-        address: its own IPv4 address, for hosts that a link joins to it, and after
-            `Network.route` for all that may reach it.
+        address: its IPv4 address, for hosts that share a link with it, and after `Network.route`
+            for all hosts that links connect with it.
     """
 
     def __init__(self, name: str, namespace: str, address: str) -> None:
@@ -117,7 +116,7 @@ class Host:
     ) -> subprocess.Popen[bytes]:
         """Start a process on this host.
 
-        It is sent SIGTERM at the end of the network if it still runs then, and killed soon after.
+        If it still runs at the end of the network, it gets SIGTERM, and soon after SIGKILL.
 
         Args:
             command: program and arguments.
@@ -140,15 +139,15 @@ class Host:
         return process
 
     def run(self, command: list[str]) -> str:
-        """Run a short command on this host and return what it printed.
+        """Run a short command on this host and return its standard output.
 
         Raises:
-            NetemError: it failed; the text holds its words.
+            NetemError: the command failed; the text holds its standard error.
         """
         return run_ip("netns", "exec", self.namespace, *command)
 
     def end_processes(self) -> None:
-        """End what `popen` has started."""
+        """End the processes that `popen` started."""
         running = [process for process in self._processes if process.poll() is None]
         for process in running:
             process.terminate()
@@ -166,8 +165,8 @@ class Link:
     """A link between two hosts; made by `Network.link`.
 
     Attributes:
-        server_address: IPv4 address of the first host on it.
-        client_address: that of the second.
+        server_address: IPv4 address of the first host on this link.
+        client_address: IPv4 address of the second.
     """
 
     def __init__(
@@ -179,16 +178,16 @@ class Link:
         self._forwarder = forwarder
 
     def switch(self, profile: Profile) -> None:
-        """Become another link now, and stay so; what is under way keeps its time of arrival."""
+        """Change to a profile and drop the plan; packets under way keep their time of arrival."""
         self._forwarder.ask(Switch(self._number, profile))
 
     def follow(self, changes: Changes, begin_at: float | None = None) -> None:
-        """Change as a plan says, from now on.
+        """Follow a plan.
 
         Args:
-            changes: what and when.
-            begin_at: `time.monotonic` of the plan's beginning, for links that are to change
-                together; None for now.
+            changes: the plan.
+            begin_at: `time.monotonic` of the plan's beginning, for links that should change
+                together; None for the time of the call.
         """
         at = time.monotonic() if begin_at is None else begin_at
         self._forwarder.ask(Follow(self._number, changes, at))
@@ -198,17 +197,17 @@ class Link:
         return self._forwarder.ask(Tell(self._number)).log
 
     def counts(self) -> tuple[Counts, Counts]:
-        """Return what became of the packets: towards the server, and towards the client."""
+        """Return the packets by outcome: towards the server, and towards the client."""
         answer = self._forwarder.ask(Tell(self._number))
         return answer.upstream or Counts(), answer.downstream or Counts()
 
 
 class Network:
-    """Hosts and links, as long as the context lasts.
+    """Hosts and links, which exist as long as the context.
 
-    When it ends, by whatever way, its processes, devices and namespaces end with it: if this
-    process was killed, the forwarder sees to that, and if that was killed too, whoever next makes
-    a network on this machine.
+    The end of the context ends its processes and removes its devices and namespaces. If this
+    process was killed, the forwarder does that. If the forwarder was killed too, the next program
+    that makes a network on this machine does.
     """
 
     def __init__(
@@ -218,20 +217,20 @@ class Network:
         congestion_control: str = DEFAULT_CONGESTION_CONTROL,
         engine: str = Engine.AUTO,
     ) -> None:
-        """Make a description; nothing happens before the context is entered.
+        """Describe a network; entering the context makes it.
 
         Args:
-            seed: of the links' chance: which packets are lost, and how late they are. Of the
-                engine `tun`; the kernel draws as it likes.
+            seed: of the links' random numbers, which decide on loss and jitter, with the engine
+                `tun`; those of the kernel cannot be seeded.
             congestion_control: of hosts that name no other.
-            engine: what makes links: a name of `penstock.netem.links.engines.Engine`.
+            engine: a name of `penstock.netem.links.engines.Engine`.
         """
         self._seed = seed
         self._congestion_control = congestion_control
         self._asked_engine = engine
         self._engine = Engine.AUTO
         self._prefix = f"{own_prefix()}{next(_networks)}-"
-        self._wires = f"{self._prefix}@wires"  # no host is called so
+        self._wires = f"{self._prefix}@wires"  # no host can have this name
         self._hosts: dict[str, Host] = {}
         self._ends: dict[str, list[End]] = {}
         self._is_routed = True
@@ -259,18 +258,18 @@ class Network:
             for host in self._hosts.values():
                 host.end_processes()
         finally:
-            # First, so that it changes no link any more that is being taken down.
+            # The forwarder ends first, so that it changes no link that is being taken down.
             if self._forwarder is not None:
                 self._forwarder.close()
             remove_namespaces(self._prefix)
 
     @property
     def forwarder_pid(self) -> int:
-        """Process id of the forwarder: what a measurement of processor time asks for."""
+        """Process id of the forwarder, for measurements of its processor time."""
         return self._running().pid
 
     def check(self) -> None:
-        """See that links are carried.
+        """Check that links are carried.
 
         Raises:
             RunError: the forwarder has ended.
@@ -281,11 +280,11 @@ class Network:
         """Make a host.
 
         Args:
-            name: of letters, digits, dots, dashes and underscores; one of a kind in the network.
+            name: letters, digits, dots, dashes and underscores; unique in the network.
             congestion_control: for TCP; None for the network's.
 
         Raises:
-            NetemError: there is such a host, or no such congestion control.
+            NetemError: the name is taken, or the congestion control is unknown.
         """
         if name in self._hosts:
             raise NetemError(f"host: read {name!r}; allowed: a name that no other host has")
@@ -313,11 +312,11 @@ class Network:
         Args:
             server: upstream is towards it.
             client: downstream is towards it.
-            profile: the link to begin with.
+            profile: the profile at the beginning.
 
         Raises:
-            NetemError: it is one host, the devices cannot be had, or the kernel has not what the
-                profile needs of it.
+            NetemError: both hosts are the same, the devices cannot be made, or the kernel lacks
+                something that the profile needs.
         """
         if server is client:
             raise NetemError(f"link: read {server.name!r} twice; allowed: two hosts")
@@ -344,7 +343,7 @@ class Network:
         return Link(number, addresses[0], addresses[1], forwarder)
 
     def address(self, source: Host, destination: Host) -> str:
-        """Return the address by which one host reaches another, over whatever hosts are between.
+        """Return the address by which one host reaches another, directly or over other hosts.
 
         Raises:
             NetemError: no links connect them.
@@ -361,18 +360,18 @@ class Network:
         return destination.address
 
     def route(self) -> None:
-        """Make all hosts reach each other that links connect, over the fewest links.
+        """Set up routes over the fewest links between all connected hosts.
 
-        To be called after the last link; may be repeated after further ones. Of several ways with
-        as few links, it is the one over those that were made first.
+        Call it after the last link was made; it may be repeated after further links. Of several
+        paths with the fewest links, the one over the links made first is used.
 
         Raises:
-            NetemError: the kernel refuses it.
+            NetemError: the kernel refuses a route.
         """
         for name, ends in self._ends.items():
             host = self._hosts[name]
             if len(ends) == 1:
-                # Whatever host there is, the only way is this.
+                # A host with a single link needs a single route.
                 lines = [_route("replace", HOSTS, ends[0], host)]
             else:
                 firsts = first_ends(name, self._ends)
@@ -387,7 +386,7 @@ class Network:
 
     def _add_tun(self, number: int, hosts: tuple[Host, Host], profile: Profile) -> None:
         """Make the devices of a link of the engine tun, and move them to its hosts."""
-        # Until they are moved, the devices are seen by the whole machine: 15 bytes, no two alike.
+        # Until they are moved, the devices share the machine's names: 15 bytes, and unique.
         devices = (f"pnst{os.getpid()}.{next(_devices)}", f"pnst{os.getpid()}.{next(_devices)}")
         self._running().ask(Add(number, devices, profile, f"{self._seed} {number}"))
         run_ip(
@@ -399,20 +398,20 @@ class Network:
         )
 
     def _set_up_end(self, host: Host, own_address: str, end: End, peer: Host) -> None:
-        """Give a host its address on a link, and the way to the other host."""
+        """Give a host its address on a link, and the route to the other host."""
         device = end.device
         lines = [
             f"address add {own_address} peer {end.peer_address} dev {device}",
             f"link set {device} txqueuelen {DEVICE_QUEUE_PACKETS}",
         ]
         if self._engine is Engine.TC:
-            # Neither questions of ARP among the packets that are counted, nor segments that are
-            # cut behind what counts and loses them.
+            # No ARP requests among the counted packets, and no segmentation after the device that
+            # counts and loses packets.
             lines += [
                 f"link set {device} gso_max_segs 1 address {_mac(own_address)}",
                 f"neighbour add {end.peer_address} lladdr {_mac(end.peer_address)} dev {device}",
             ]
-        # Of several links between two hosts, the first is the way.
+        # Of several links between two hosts, the route uses the first.
         lines += [f"link set {device} up", _route("append", peer.address, end, host)]
         run_ip("-netns", host.namespace, "-batch", "-", lines="\n".join(lines))
 
@@ -423,7 +422,7 @@ class Network:
 
 
 class _Forwarder:
-    """The forwarder of a network, seen from outside."""
+    """The forwarder's process and the requests to it."""
 
     def __init__(self, prefix: str) -> None:
         self._process = subprocess.Popen(  # noqa: S603 - our own program
@@ -438,7 +437,7 @@ class _Forwarder:
         """Return the answer to a request.
 
         Raises:
-            NetemError: it was not done.
+            NetemError: the request failed.
             RunError: the forwarder has ended.
         """
         requests, answers = self._process.stdin, self._process.stdout
@@ -458,17 +457,17 @@ class _Forwarder:
         return answer
 
     def check(self) -> None:
-        """See that it runs.
+        """Check that it runs.
 
         Raises:
-            RunError: it has ended; what it had to say stands on standard error.
+            RunError: it has ended; its errors are on standard error.
         """
         status = self._process.poll()
         if status is not None:
             raise RunError(f"the forwarder has ended with status {status}")
 
     def close(self) -> None:
-        """End it; what is under way is lost. It is killed if it does not end."""
+        """End it, or kill it if it does not end; packets under way are lost."""
         try:
             with contextlib.suppress(OSError):
                 self._process.communicate(timeout=CLOSE_SECONDS)
@@ -478,15 +477,15 @@ class _Forwarder:
 
 
 def _set_up_namespace(namespace: str) -> None:
-    # What a namespace's processes see under /proc/sys/net is the namespace's own.
+    # A process sees its namespace's own settings under /proc/sys/net.
     settings = {
         # No neighbour discovery among the packets that are counted.
         "net/ipv6/conf/all/disable_ipv6": "1",
         "net/ipv6/conf/default/disable_ipv6": "1",
-        # Where two ways are as short, there and back may be different.
+        # If two paths have the same length, the two directions may take different paths.
         "net/ipv4/conf/all/rp_filter": "0",
         "net/ipv4/conf/default/rp_filter": "0",
-        # A connection does not begin with what an earlier one has learned of the link.
+        # A connection does not start with cached metrics of an earlier connection.
         "net/ipv4/tcp_no_metrics_save": "1",
     }
     lines = [
@@ -497,13 +496,13 @@ def _set_up_namespace(namespace: str) -> None:
 
 
 def _route(verb: str, destination: str, end: End, host: Host) -> str:
-    """Return the command that makes a host reach others by a link, as who it is everywhere."""
+    """Return the command for a route by a link, with the host's own address as the source."""
     way = f"via {end.peer_address} dev {end.device} src {host.address}"
     return f"route {verb} {destination} {way}\n"
 
 
 def _mac(address: str) -> str:
-    """Return the hardware address of the device that has an IPv4 address: a local one."""
+    """Return the locally administered hardware address of the device with an IPv4 address."""
     return "02:00:" + ":".join(f"{int(byte):02x}" for byte in address.split("."))
 
 

@@ -1,10 +1,9 @@
-"""When bytes that enter one direction of a link come out of it: pure, the caller has the clock.
+"""When bytes that enter one direction of a link leave it. Pure: the caller has the clock.
 
 Theory of operation. A link sends one chunk at a time. A chunk of n bytes occupies it for
-``n / rate`` seconds and comes out ``delay`` seconds after its last byte was sent. While the
-link is occupied nothing more is taken from the sender, so what waits does so at the sender:
-that is the backpressure. What is *under way* has been sent and has not come out yet; in a
-link that flows it is ``rate * delay`` bytes.
+``n / rate`` seconds and arrives ``delay`` seconds after its last byte was sent. While the link is
+occupied, nothing more is read from the sender: that is the back-pressure. Bytes that are *under
+way* have been sent and have not arrived yet; in steady state they are ``rate * delay`` bytes.
 """
 
 from __future__ import annotations
@@ -14,27 +13,27 @@ from typing import Final
 from penstock.netem.links.profiles import Direction
 
 CHUNK_SECONDS: Final = 0.01
-"""What one chunk occupies the link for: as fine as a change of profile takes effect."""
+"""Time for which one chunk occupies the link: the granularity of a change of profile."""
 
 CATCH_UP_SECONDS: Final = 0.002
-"""A caller that wakes late by this much loses no rate; clocks of event loops are that coarse."""
+"""Lateness of a caller that costs no rate: the resolution of an event loop's clock."""
 
 MIN_CHUNK_BYTES: Final = 256
 MAX_CHUNK_BYTES: Final = 64 * 1024
 
 SLACK_BYTES: Final = 64 * 1024
-"""What may be under way beyond ``rate * delay``: a far side that takes nothing stops the link
-after so much."""
+"""Bytes that may be under way beyond ``rate * delay``: the link stops after them if the far side
+takes nothing."""
 
 UNLIMITED_BYTES: Final = 1024 * 1024
-"""What may be under way on a link without a rate."""
+"""Bytes that may be under way on a link without a rate."""
 
 
 class Pacer:
     """One direction of a link.
 
     Attributes:
-        free_at: monotonic seconds at which the chunk that was last begun has been sent.
+        free_at: monotonic seconds at which the last chunk has been sent.
     """
 
     __slots__ = ("_direction", "free_at")
@@ -45,7 +44,7 @@ class Pacer:
 
     @property
     def chunk_bytes(self) -> int:
-        """Most bytes to begin at a time."""
+        """Most bytes of the next chunk."""
         rate = self._direction.rate
         if rate is None:
             return MAX_CHUNK_BYTES
@@ -53,7 +52,7 @@ class Pacer:
 
     @property
     def max_under_way_bytes(self) -> int:
-        """Bytes under way at which nothing more may begin."""
+        """Bytes under way at which no further chunk may be sent."""
         rate = self._direction.rate
         if rate is None:
             return UNLIMITED_BYTES
@@ -61,14 +60,14 @@ class Pacer:
 
     @property
     def arrives_at(self) -> float:
-        """Monotonic seconds at which the chunk that was last begun comes out.
+        """Monotonic seconds at which the last chunk arrives.
 
-        To be read once `free_at` has come: a change of profile before that moves it.
+        Read it at `free_at` or later: an earlier change of profile moves it.
         """
         return self.free_at + self._direction.delay
 
     def begin(self, n_bytes: int, now: float) -> None:
-        """Send a chunk; the next may begin at `free_at`.
+        """Send a chunk; the next may be sent at `free_at`.
 
         Args:
             n_bytes: its length.
@@ -79,9 +78,9 @@ class Pacer:
         self.free_at = now if rate is None else start + n_bytes / rate
 
     def change(self, direction: Direction, now: float) -> None:
-        """Take another delay and rate: they hold for the rest of the chunk that is being sent.
+        """Change delay and rate, for the rest of the current chunk too.
 
-        What is under way keeps its time of arrival.
+        Bytes under way keep their time of arrival.
         """
         rate = self._direction.rate
         if rate is not None and self.free_at > now:
