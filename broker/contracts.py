@@ -65,7 +65,10 @@ def _misspelt(extension: object, base: type) -> Iterator[tuple[str, str, str]]:
     names = {name for cls in classes for name in _public(cls)}
     names |= {name for name in getattr(extension, "__dict__", {}) if not name.startswith("_")}
     for name in sorted(names.difference(contract)):
-        similar = difflib.get_close_matches(name, contract, 1, SAME_NAME_RATIO)
+        # `closed = False` is no misspelt `close`: what cannot be called is no method.
+        is_method = callable(inspect.getattr_static(extension, name))
+        known = contract if is_method else sorted(base.__annotations__)
+        similar = difflib.get_close_matches(name, known, 1, SAME_NAME_RATIO)
         if similar:
             yield (
                 f"{kind.__qualname__}.{name}",

@@ -225,11 +225,16 @@ def _plugin_class(name: str, point: EntryPoint) -> type[Plugin]:
 
 def _make(name: str, cls: type[Plugin], config: Any, context: PluginContext) -> Plugin:
     try:
-        return cls(config, context)
+        plugin = cls(config, context)
     except PenstockError:
         raise
     except Exception as error:
         raise PluginLoadError(f"plugin {name}: {_with_place(error)}") from error
+    # A constructor need not call that of `Plugin`.
+    for attribute, value in (("config", config), ("context", context)):
+        if not hasattr(plugin, attribute):
+            setattr(plugin, attribute, value)
+    return plugin
 
 
 def _with_place(error: Exception) -> str:

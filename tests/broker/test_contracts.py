@@ -37,6 +37,17 @@ def test_methods_of_its_own_are_no_breach() -> None:
     assert list(breaches(gate, DeliveryGate)) == []
 
 
+def test_a_state_that_is_called_like_a_method_is_no_breach() -> None:
+    """No method is meant by `accepted`, `samples` or `closed` that cannot be called."""
+    sampler = LinkSampler()
+    sampler.samples = []  # type: ignore[attr-defined]
+    sampler.forgets = False  # type: ignore[attr-defined]
+    assert list(breaches(sampler, LinkSampler)) == []
+    sampler.samples = print  # type: ignore[attr-defined]
+    ((what, _, _),) = breaches(sampler, LinkSampler)
+    assert what == "LinkSampler.samples"
+
+
 def test_an_attribute_in_the_place_of_a_method_is_a_breach() -> None:
     """The broker would fail at the first call."""
     gate = Own()

@@ -92,6 +92,14 @@ class Shelf(Plugin):
     payload_store = Store()
 
 
+class Bare(Shelf):
+    """A plugin with a constructor of its own, and with state of its own."""
+
+    def __init__(self, config: Any, context: Any) -> None:
+        self.made_of = (config, context)
+        self.started = self.closed = False
+
+
 class Gatekeeper(Authenticator):
     """An authentication method."""
 
@@ -282,6 +290,14 @@ def test_an_extension_that_breaks_its_contract_is_a_load_error(
     with pytest.raises(PluginLoadError) as caught:
         load("{bad: }")
     assert str(caught.value).startswith(f"plugin bad: {told}")
+
+
+def test_a_constructor_need_not_call_that_of_the_base_class(install: Install) -> None:
+    """The loader sets what it would have set."""
+    install({"bare": f"{__name__}:Bare"})
+    (plugin,) = load("{bare: }").plugins
+    assert isinstance(plugin, Bare)
+    assert (plugin.config, plugin.context) == plugin.made_of
 
 
 @pytest.mark.usefixtures("example_plugins")
