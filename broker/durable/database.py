@@ -16,7 +16,8 @@ import sqlite3
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
@@ -161,56 +162,43 @@ class SessionDatabase:
             DatabaseStartError: the file is in use, not ours, damaged, or cannot be created.
         """
         self.path = path
-        try:
-            self._file = DatabaseFile(path)
-        except DatabaseFileError as error:
-            raise DatabaseStartError(f"persistence database {path}: {error}") from error
-        self.tightened = self._file.tightened
         self.n_staying = 0
         self._turn = threading.Lock()
         try:
-            self._connection = self._open(is_flushed=is_flushed)
+            with ExitStack() as undo:
+                self._file = DatabaseFile(path)
+                undo.callback(self._file.close)
+                self._connection = self._open("FULL" if is_flushed else "NORMAL")
+                undo.pop_all()
         except sqlite3.Error as error:
-            self._file.close()
-            raise self._start_error(in_words(error)) from error
+            raise self._start_error(error) from error
         except DatabaseFileError as error:
-            self._file.close()
             raise DatabaseStartError(f"persistence database {path}: {error}") from error
-        except BaseException:
-            self._file.close()
-            raise
+        self.tightened = self._file.tightened
         self._file.watch()
 
-    def _open(self, *, is_flushed: bool) -> sqlite3.Connection:
+    def _open(self, synchronous: str, locking_mode: str = "NORMAL") -> sqlite3.Connection:
+        """Open a connection. Set a new file up, or check that it is one of ours."""
         connection = connect(self.path)
         try:
-            try:
-                self._prepare(connection, is_flushed=is_flushed)
-            except sqlite3.OperationalError as error:
-                if getattr(error, "sqlite_errorcode", 0) not in _NO_ROOM_FOR_INDEX:
-                    raise
-                connection.close()
-                connection = connect(self.path)
-                connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # the index is in memory
-                self._prepare(connection, is_flushed=is_flushed)
-        except BaseException:
+            connection.execute(f"PRAGMA locking_mode = {locking_mode}")
+            set_up(connection, FORMAT)
+            connection.execute(f"PRAGMA synchronous = {synchronous}")
+            connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        except BaseException as error:
             connection.close()
+            code = getattr(error, "sqlite_errorcode", 0)
+            if code in _NO_ROOM_FOR_INDEX and locking_mode == "NORMAL":
+                return self._open(synchronous, "EXCLUSIVE")  # the index is in memory
             raise
         return connection
 
-    def _start_error(self, read: str) -> DatabaseStartError:
+    def _start_error(self, error: sqlite3.Error) -> DatabaseStartError:
         return DatabaseStartError(
-            f"persistence database {self.path}: read {read}; allowed: a database of this broker "
-            "that can be written, or a path where nothing is and a file can be made. To begin "
-            "without what it holds, move the file away"
+            f"persistence database {self.path}: read {in_words(error)}; allowed: a database of "
+            "this broker that can be written, or a path where nothing is and a file can be made. "
+            "To begin without what it holds, move the file away"
         )
-
-    @staticmethod
-    def _prepare(connection: sqlite3.Connection, *, is_flushed: bool) -> None:
-        """Set a new file up, or check that it is one of ours."""
-        set_up(connection, FORMAT)
-        connection.execute(f"PRAGMA synchronous = {'FULL' if is_flushed else 'NORMAL'}")
-        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
 
     def read(self, keep: Callable[[bytes], Payload]) -> Stored:
         """Return everything that the file holds.
@@ -235,7 +223,7 @@ class SessionDatabase:
                         found = (self._kept(row, keep) for row in found)
                     setattr(stored, name, list(found))
         except sqlite3.Error as error:
-            raise self._start_error(in_words(error)) from error
+            raise self._start_error(error) from error
         return stored
 
     def _kept(self, row: MessageRow, keep: Callable[[bytes], Payload]) -> MessageRow:
@@ -330,6 +318,7 @@ class SessionDatabase:
         self._file.close()
 
 
+@dataclass(eq=False, slots=True)
 class StayingPayload:
     """A payload that is read from the database as it is sent.
 
@@ -337,12 +326,9 @@ class StayingPayload:
     to the stored message.
     """
 
-    __slots__ = ("_database", "_n_bytes", "_row")
-
-    def __init__(self, database: SessionDatabase, row: int, n_bytes: int) -> None:
-        self._database = database
-        self._row = row
-        self._n_bytes = n_bytes
+    _database: SessionDatabase
+    _row: int
+    _n_bytes: int
 
     def __len__(self) -> int:
         return self._n_bytes

@@ -198,16 +198,10 @@ class Journal:
         for delivery in stored:
             self._forget(delivery)
 
-    def _forget_expired(self) -> None:
-        expired, self._expired = self._expired, {}
-        self._n_expired = 0
-        for own, stored in expired.values():
-            self._forget_session(own, stored)
-
     def keep_for_share(self, session: Session) -> None:
         """Keep what a session that is not durable holds for shares with durable members."""
         if session.outbox.journal is None:
-            ShareJournal(self, session).watch()
+            session.outbox.journal = session.inflight.journal = ShareJournal(self, session)
 
     def departed(self, delivery: Delivery) -> None:
         """A share's delivery was taken from a session, and no session has it until `arrived`."""
@@ -359,7 +353,10 @@ class Journal:
         assert self.sealed is None  # noqa: S101 (one at a time)
         self.is_awake = False
         if self._n_expired >= MOST_EXPIRED or not (self._receipts or self._connections):
-            self._forget_expired()
+            for own, stored in self._expired.values():
+                self._forget_session(own, stored)
+            self._expired.clear()
+            self._n_expired = 0
         elif self._expired:
             self.is_awake = True  # for a commit behind this one
         if not (self.is_dirty or self._receipts or self._connections):

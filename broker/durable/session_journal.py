@@ -178,11 +178,6 @@ class ShareJournal(DeliveryJournal):
         super().__init__(journal, 0)
         self._session = session
 
-    def watch(self) -> None:
-        """Have outbox and inflight window report to this journal from now on."""
-        assert self._session is not None  # noqa: S101 (only sessions are watched)
-        self._session.outbox.journal = self._session.inflight.journal = self
-
     def changed(self, delivery: Delivery) -> None:
         """A QoS 1 or 2 delivery was added to the session, changed its state, or left it."""
         if not (delivery.share or delivery.row_start):

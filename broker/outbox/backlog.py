@@ -11,6 +11,7 @@ outboxes in which it waits.
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.broker.message import Message
@@ -27,6 +28,7 @@ _MOST_TEXT_BYTES: Final = 512 * 1024
 bytes a character, and once more as UTF-8."""
 
 
+@dataclass(eq=False, slots=True)
 class Backlog:
     """The messages that wait in the outboxes of one broker.
 
@@ -38,26 +40,20 @@ class Backlog:
         over_half: the set that contains the backlog while more than half of a limit waits.
     """
 
-    __slots__ = (
-        "_half_bytes",
-        "_half_messages",
-        "_near_bytes",
-        "most_bytes",
-        "most_messages",
-        "n_bytes",
-        "n_messages",
-        "over_half",
-    )
+    most_messages: int
+    most_bytes: int
+    n_messages: int = field(default=0, init=False)
+    n_bytes: int = field(default=0, init=False)
+    over_half: set[object] = field(default_factory=set, init=False)
+    _near_bytes: int = field(init=False)
+    _half_messages: int = field(init=False)
+    _half_bytes: int = field(init=False)
 
-    def __init__(self, most_messages: int, most_bytes: int) -> None:
-        self.n_messages = 0
-        self.n_bytes = 0
-        self.most_messages = most_messages
-        self.most_bytes = most_bytes
-        self._near_bytes = most_bytes - _MOST_TEXT_BYTES
-        self._half_messages = most_messages // 2
-        self._half_bytes = most_bytes // 2
-        self.over_half: set[object] = set()
+    def __post_init__(self) -> None:
+        """Compute what each message is compared with."""
+        self._near_bytes = self.most_bytes - _MOST_TEXT_BYTES
+        self._half_messages = self.most_messages // 2
+        self._half_bytes = self.most_bytes // 2
 
     @classmethod
     def of(cls, most_messages: int | None, most_bytes: int | None) -> Backlog | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Final, Protocol
 
 from penstock.broker.extensions import LinkSampler
@@ -27,6 +28,7 @@ client would have five. Nothing can be put into it; code that queues something f
 a new deque."""
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Delivery(Storable):
     """One message to be delivered to one subscriber.
 
@@ -53,39 +55,19 @@ class Delivery(Storable):
     is_stored: ClassVar[bool] = True
     is_repeat: ClassVar[bool] = False
 
-    __slots__ = (
-        "after",
-        "is_waiting",
-        "message",
-        "packet_id",
-        "qos",
-        "retain",
-        "sequence",
-        "share",
-        "subscription_ids",
-        "withheld_since",
-    )
-
-    def __init__(
-        self,
-        message: Message,
-        qos: int,
-        *,
-        retain: bool = False,
-        subscription_ids: tuple[int, ...] = (),
-        share: str = "",
-    ) -> None:
-        self.message = message
-        self.qos = qos
-        self.retain = retain
-        self.subscription_ids = subscription_ids
-        self.packet_id = 0
-        self.withheld_since: float | None = None
-        self.after: Delivery | None = None
-        self.sequence = 0
-        self.share = share
-        self.is_waiting = False
-        self.row_start = self.row_index = 0
+    message: Message
+    qos: int
+    _: KW_ONLY
+    retain: bool = False
+    subscription_ids: tuple[int, ...] = ()
+    share: str = ""
+    packet_id: int = field(default=0, init=False)
+    withheld_since: float | None = field(default=None, init=False)
+    after: Delivery | None = field(default=None, init=False)
+    sequence: int = field(default=0, init=False)
+    is_waiting: bool = field(default=False, init=False)
+    row_start: int = field(default=0, init=False)
+    row_index: int = field(default=0, init=False)
 
     @property
     def link_bytes(self) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.broker.errors import ProtocolError
@@ -26,16 +27,14 @@ if TYPE_CHECKING:
     from penstock.broker.outbox.backlog import Backlog
 
 
+@dataclass(eq=False, slots=True)
 class _Part:
     """A run on its way: where its Packet Identifiers begin, and how far it has come."""
 
-    __slots__ = ("first_packet_id", "n_finished", "n_released", "run")
-
-    def __init__(self, run: MessageRun, first_packet_id: int) -> None:
-        self.run = run
-        self.first_packet_id = first_packet_id
-        self.n_released = 0
-        self.n_finished = 0
+    run: MessageRun
+    first_packet_id: int
+    n_released: int = field(default=0, init=False)
+    n_finished: int = field(default=0, init=False)
 
 
 class Inflight:

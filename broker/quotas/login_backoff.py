@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from penstock.broker.config.addresses import address_key
@@ -57,6 +58,7 @@ _PER_SECOND: Final = 1.0
 _Record = TypeVar("_Record")
 
 
+@dataclass(slots=True)
 class _Pair:
     """The failures of one address with one user name.
 
@@ -67,13 +69,10 @@ class _Pair:
         wrong: hash of a wrong password to when it was last checked, the oldest first.
     """
 
-    __slots__ = ("failed_at", "failures", "until", "wrong")
-
-    def __init__(self) -> None:
-        self.failures = 0
-        self.until = -math.inf
-        self.failed_at = -math.inf
-        self.wrong: dict[int, float] = {}
+    failures: int = 0
+    until: float = -math.inf
+    failed_at: float = -math.inf
+    wrong: dict[int, float] = field(default_factory=dict)
 
 
 class _InHand:
@@ -96,28 +95,31 @@ class _InHand:
         self._at = now
 
 
+@dataclass(slots=True)
 class Attempt:
     """One login, from its start to `LoginBackoff.failed` or `succeeded`.
 
     Attributes:
+        backoff: that has begun it.
+        address: hash of the client's address.
+        user: hash of its user name.
+        pair: hash of both.
+        failures: of the pair when the attempt began.
         wait: seconds after which an attempt would be checked; 0.0 where this one is.
         is_known_wrong: the same password was wrong a moment ago and need not be checked.
     """
 
-    __slots__ = ("_backoff", "_failures", "address", "is_known_wrong", "pair", "user", "wait")
-
-    def __init__(self, backoff: LoginBackoff, address: str, username: str | None) -> None:
-        self._backoff = backoff
-        self.address = hash(address)
-        self.user = hash(username)
-        self.pair = hash((address, username))
-        self.wait = 0.0
-        self.is_known_wrong = False
-        self._failures = backoff.failures_of(self)
+    backoff: LoginBackoff
+    address: int
+    user: int
+    pair: int
+    failures: int
+    wait: float = 0.0
+    is_known_wrong: bool = False
 
     def is_wanted(self) -> bool:
         """Say whether it is still to be checked: others of its pair or address may have failed."""
-        return self._backoff.is_wanted(self, self._failures)
+        return self.backoff.is_wanted(self)
 
 
 class LoginBackoff:
@@ -159,42 +161,35 @@ class LoginBackoff:
         if not address:
             return None
         now = self._now = max(now, self._now)
-        attempt = Attempt(self, address_key(address), username)
-        pair = self._pairs.get(attempt.pair)
+        address = address_key(address)
+        key = hash((address, username))
+        pair = self._pairs.get(key)
+        failures = 0 if pair is None else pair.failures
+        attempt = Attempt(self, hash(address), hash(username), key, failures)
         if pair is not None and password is not None:
             judged_at = pair.wrong.get(hash(password), -math.inf)
             attempt.is_known_wrong = now - judged_at < REPEAT_SECONDS
         if not attempt.is_known_wrong:
-            attempt.wait = self._wait(attempt, now)
-            if not attempt.wait and pair is not None and pair.until > -math.inf:
-                pair.until = now + self._pair_wait(attempt, pair)  # one attempt at a time
+            attempt.wait = self._address_wait(attempt)
+            if pair is not None:
+                attempt.wait = max(attempt.wait, pair.until - now)
+                if not attempt.wait and pair.until > -math.inf:
+                    pair.until = now + self._pair_wait(attempt, pair)  # one attempt at a time
         return attempt
 
-    def _wait(self, attempt: Attempt, now: float) -> float:
-        pair = self._pairs.get(attempt.pair)
-        wait = 0.0 if pair is None else max(0.0, pair.until - now)
+    def _address_wait(self, attempt: Attempt) -> float:
+        """Return for how many seconds an attempt must wait because of its address."""
         address = self._addresses.get(attempt.address)
         if address is None or attempt.pair in self._good:
-            return wait
-        return max(wait, address.wait(now))
+            return 0.0
+        return address.wait(self._now)
 
-    def failures_of(self, attempt: Attempt) -> int:
-        """Return how often an attempt's pair has failed."""
+    def is_wanted(self, attempt: Attempt) -> bool:
+        """Say whether an attempt that `begin` let pass is still to be checked."""
         pair = self._pairs.get(attempt.pair)
-        return 0 if pair is None else pair.failures
-
-    def is_wanted(self, attempt: Attempt, failures: int) -> bool:
-        """Say whether an attempt is still to be checked.
-
-        Args:
-            attempt: that `begin` let pass.
-            failures: of its pair at that time.
-        """
-        pair = self._pairs.get(attempt.pair)
-        if pair is not None and pair.failures > failures and pair.until > self._now:
+        if pair is not None and pair.failures > attempt.failures and pair.until > self._now:
             return False
-        address = self._addresses.get(attempt.address)
-        return address is None or attempt.pair in self._good or not address.wait(self._now)
+        return not self._address_wait(attempt)
 
     def succeeded(self, attempt: Attempt) -> None:
         """Note that a client has logged in; wrong passwords of other clients stay known."""

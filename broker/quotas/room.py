@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from penstock.broker.counters import count
@@ -112,6 +113,7 @@ class Held(NamedTuple):
     route: Callable[[Any, Message, float], Awaitable[bool]]
 
 
+@dataclass(slots=True)
 class _Drops:
     """What was dropped for one client since the last log line about it.
 
@@ -120,11 +122,8 @@ class _Drops:
         logged_at: monotonic seconds of that line.
     """
 
-    __slots__ = ("logged_at", "n_messages")
-
-    def __init__(self, now: float) -> None:
-        self.n_messages = 0
-        self.logged_at = now - LOG_SECONDS
+    logged_at: float
+    n_messages: int = 0
 
 
 class Room:
@@ -430,7 +429,7 @@ class Room:
         """
         drops = self._drops.get(link.client_id)
         if drops is None:
-            drops = self._drops[link.client_id] = _Drops(now)
+            drops = self._drops[link.client_id] = _Drops(now - LOG_SECONDS)
         drops.n_messages += n_messages
         if now - drops.logged_at < LOG_SECONDS:
             return
