@@ -75,7 +75,10 @@ def withholding(
         Path | None, typer.Option(help="Write there what each policy did on the first trace.")
     ] = None,
 ) -> None:
-    """Withholding policies of paper 002 on the same traces; prints Markdown."""
+    """Compare the withholding policies of paper 002.
+
+    All run on the same traces. The result is printed as Markdown.
+    """
     periods = _numbers(probe_periods, "--probe-periods", int)
     levels = _numbers(thresholds, "--thresholds", float)
     read_by: Answers

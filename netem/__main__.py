@@ -43,7 +43,10 @@ def link(
         Engine, typer.Option(help="What makes the link; auto is tun wherever it can be.")
     ] = Engine.AUTO,
 ) -> None:
-    """Hold two hosts and a link until Ctrl-C; names of profiles on standard input change it."""
+    """Hold two hosts and a link until Ctrl-C.
+
+    The name of a profile on standard input switches the link to it.
+    """
     plan = read_link(file)
     # Python's default for SIGTERM would end the process before the network is taken down. A shell
     # without a terminal starts its background processes with SIGINT ignored.

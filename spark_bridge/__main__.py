@@ -64,7 +64,7 @@ def read_trigger(text: str) -> float | None:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
         raise OptionError(
-            f"--trigger: read {text!r}, allowed is {AVAILABLE_NOW} or a number of seconds above 0"
+            f"--trigger: read {text!r}; allowed: {AVAILABLE_NOW} or a number of seconds above 0"
         )
     return seconds
 
@@ -79,7 +79,7 @@ def read_pairs(option: str, texts: list[str]) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise OptionError(f"{option}: read {text!r}, allowed is NAME=VALUE")
+            raise OptionError(f"{option}: read {text!r}; allowed: NAME=VALUE")
         pairs[name] = value
     return pairs
 

@@ -60,14 +60,14 @@ def _url(name: str, text: str) -> str:
         usable = False
     if not usable:
         raise OptionError(
-            f"option {name!r}: read {text!r}, allowed is http://host:port or https://host:port"
+            f"option {name!r}: read {text!r}; allowed: http://host:port or https://host:port"
         )
     return text.rstrip("/")
 
 
 def _name(name: str, text: str) -> str:
     if not text.strip():
-        raise OptionError(f"option {name!r}: read an empty text, allowed is a queue's name")
+        raise OptionError(f"option {name!r}: read an empty text; allowed: a queue's name")
     return text
 
 
@@ -77,7 +77,7 @@ def _positive(name: str, text: str) -> int:
     except ValueError:
         number = 0
     if number < 1:
-        raise OptionError(f"option {name!r}: read {text!r}, allowed is a whole number from 1")
+        raise OptionError(f"option {name!r}: read {text!r}; allowed: a whole number from 1")
     return number
 
 
@@ -85,7 +85,7 @@ def _size(name: str, text: str) -> int:
     size = read_size(text)
     if not size:
         raise OptionError(
-            f"option {name!r}: read {text!r}, allowed is a number of bytes from 1, such as "
+            f"option {name!r}: read {text!r}; allowed: a number of bytes from 1, such as "
             "8388608 or 8 MiB"
         )
     return size
@@ -98,14 +98,14 @@ def _seconds(name: str, text: str, *, zero: bool) -> float:
         number = math.nan
     if not (math.isfinite(number) and (number > 0 or (zero and number == 0))):
         least = "from 0" if zero else "above 0"
-        raise OptionError(f"option {name!r}: read {text!r}, allowed is a number of seconds {least}")
+        raise OptionError(f"option {name!r}: read {text!r}; allowed: a number of seconds {least}")
     return number
 
 
 def _flag(name: str, text: str) -> bool:
     flags = {"true": True, "false": False}
     if text.strip().lower() not in flags:
-        raise OptionError(f"option {name!r}: read {text!r}, allowed is true or false")
+        raise OptionError(f"option {name!r}: read {text!r}; allowed: true or false")
     return flags[text.strip().lower()]
 
 

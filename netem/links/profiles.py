@@ -98,7 +98,7 @@ class Direction:
         if not 0 <= self.delay < float("inf"):
             raise ValueError(f"delay: read {self.delay}; allowed: seconds from 0")
         if self.rate is not None and not 0 < self.rate < float("inf"):
-            raise ValueError(f"rate: read {self.rate}; allowed: bytes per second above 0, or None")
+            raise ValueError(f"rate: read {self.rate}; allowed: bytes per second above 0, or null")
         if not 0 <= self.jitter <= self.delay:
             raise ValueError(f"jitter: read {self.jitter}; allowed: seconds from 0 to the delay")
         if not isinstance(self.loss, Bursts):

@@ -302,7 +302,10 @@ def relay(
         str, typer.Option(help=f"The link to begin with: {', '.join(PROFILES)}.")
     ] = "good",
 ) -> None:
-    """Relay TCP connections over a slow link; names of profiles on standard input change it."""
+    """Relay TCP connections over a slow link.
+
+    The name of a profile on standard input switches the link to it.
+    """
     if profile not in PROFILES:
         raise typer.BadParameter(
             f"read {profile!r}; allowed: {', '.join(PROFILES)}", param_hint="--profile"

@@ -101,7 +101,10 @@ def read_run_info(folder: Path) -> RunInfo:
     path = folder / NAME
     try:
         return fit(RunInfo, json.loads(path.read_bytes()))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise NetemError(f"{path}: read {reason}; allowed: a file that can be read") from error
+    except (ValueError, RecursionError) as error:
         raise NetemError(f"{path}: {error}") from error
     except MistakesError as error:
         raise error.of(path) from error

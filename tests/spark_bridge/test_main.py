@@ -23,11 +23,11 @@ def arguments(folder: Path, url: str, *more: str) -> list[str]:
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (["--trigger", "often"], "--trigger: read 'often', allowed is available-now or a number"),
-        (["--trigger", "0"], "--trigger: read '0', allowed is available-now or a number"),
-        (["--option", "fail_on_data_loss"], "--option: read 'fail_on_data_loss', allowed is NAME="),
+        (["--trigger", "often"], "--trigger: read 'often'; allowed: available-now or a number"),
+        (["--trigger", "0"], "--trigger: read '0'; allowed: available-now or a number"),
+        (["--option", "fail_on_data_loss"], "--option: read 'fail_on_data_loss'; allowed: NAME="),
         (["--option", "retries=3"], "unknown option 'retries'"),
-        (["--conf", "=1"], "--conf: read '=1', allowed is NAME=VALUE"),
+        (["--conf", "=1"], "--conf: read '=1'; allowed: NAME=VALUE"),
     ],
 )
 def test_wrong_arguments_end_with_status_2_and_one_line(
