@@ -76,15 +76,7 @@ def check_connect(options: MqttOptions, packet: Connect) -> None:
     will = packet.will
     if will is None:
         return
-    if will.qos > options.maximum_qos:
-        raise ProtocolError(
-            f"CONNECT: Will QoS {will.qos}; allowed: at most {options.maximum_qos}",
-            ReasonCode.QOS_NOT_SUPPORTED,
-        )
-    if will.retain and not options.retain_available:
-        raise ProtocolError(
-            "CONNECT: Will Retain; allowed: no retained messages", ReasonCode.RETAIN_NOT_SUPPORTED
-        )
+    _check_qos_and_retain(options, "CONNECT: Will", will.qos, is_retained=will.retain)
     if options.check_payload_format and not _has_its_format(will.properties, will.payload):
         raise ProtocolError(
             "CONNECT: Will Payload is not UTF-8, as its Payload Format Indicator says",
@@ -108,14 +100,18 @@ def check_publish(options: MqttOptions, first_byte: int) -> None:
         ProtocolError: QoS not supported [MQTT-3.2.2-11], retain not supported [MQTT-3.2.2-14].
     """
     qos = (first_byte >> 1) & 3
+    _check_qos_and_retain(options, "PUBLISH:", qos, is_retained=bool(first_byte & 1))
+
+
+def _check_qos_and_retain(options: MqttOptions, where: str, qos: int, *, is_retained: bool) -> None:
     if qos > options.maximum_qos:
         raise ProtocolError(
-            f"PUBLISH: QoS {qos}; allowed: at most {options.maximum_qos}",
+            f"{where} QoS {qos}; allowed: at most {options.maximum_qos}",
             ReasonCode.QOS_NOT_SUPPORTED,
         )
-    if first_byte & 1 and not options.retain_available:
+    if is_retained and not options.retain_available:
         raise ProtocolError(
-            "PUBLISH: RETAIN; allowed: no retained messages", ReasonCode.RETAIN_NOT_SUPPORTED
+            f"{where} RETAIN; allowed: no retained messages", ReasonCode.RETAIN_NOT_SUPPORTED
         )
 
 

@@ -168,10 +168,9 @@ class QueueApi:
         failure = self._engine.failure()
         if failure is not None:
             return error_answer(503, failure)
-        aside = {name: self._engine.set_aside(name) for name in self._queues}
-        if any(aside.values()):
-            found = {name: n_messages for name, n_messages in aside.items() if n_messages}
-            return web.json_response({"status": "damaged", "set_aside": found})
+        aside = {name: n for name in self._queues if (n := self._engine.set_aside(name))}
+        if aside:
+            return web.json_response({"status": "damaged", "set_aside": aside})
         return web.json_response({"status": "ok"})
 
     async def _list(self, _: web.Request) -> web.Response:
