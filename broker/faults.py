@@ -8,7 +8,6 @@ gate's message is delivered, access control refuses.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
 from logging import Logger
 from typing import Any, TypeVar
 
@@ -97,7 +96,17 @@ class Guard:
         self, plugin: object, ask: Callable[..., Answer] | None, otherwise: Answer
     ) -> Callable[..., Answer] | None:
         """Return a plugin's function, each of whose calls is as by `call`; None for None."""
-        return None if ask is None else partial(self.call, plugin, ask, otherwise=otherwise)
+        if ask is None:
+            return None
+
+        def guarded(*args: Any) -> Answer:
+            try:
+                return ask(*args)
+            except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
+                self.failed(plugin, error)
+                return otherwise
+
+        return guarded
 
     async def wait_for(
         self, plugin: object, ask: Callable[..., Any], *args: Any, otherwise: Any
