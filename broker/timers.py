@@ -7,21 +7,20 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 MIN_CANCELLED: Final = 100
 """With fewer cancelled timers, the heap is not cleaned."""
 
 
+@dataclass(eq=False, slots=True)
 class Timer:
     """One deadline; `cancel` may be called repeatedly, at any time."""
 
-    __slots__ = ("_timers", "action", "at")
-
-    def __init__(self, at: float, action: Callable[[float], None], timers: Timers) -> None:
-        self._timers = timers
-        self.at = at
-        self.action: Callable[[float], None] | None = action
+    at: float
+    action: Callable[[float], None] | None
+    _timers: Timers
 
     def cancel(self) -> None:
         """Prevent the call of the action."""

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from penstock.broker.config.limits import OF_MEMORY
+from penstock.broker.extensions import SinkCounts
 from penstock.broker.faults import note_fault
 from penstock.broker.message import Message
 from penstock.broker.outbox.ledger import Ledger
@@ -158,29 +159,21 @@ class SysTopics:
         totals = self._totals
         ledger = totals.ledger
         root = "penstock/ledger/"
-        yield root + "matched", str(ledger.matched)
-        yield root + "delivered", str(ledger.delivered)
-        yield root + "inflight", str(totals.inflight)
-        yield root + "withheld", str(totals.withheld)
-        yield root + "queued", str(totals.queued)
-        yield root + "queued_bytes", str(totals.queued_bytes)
+        for name in ("matched", "delivered", "expired", "moved"):
+            yield root + name, str(getattr(ledger, name))
+        for name in ("inflight", "withheld", "queued", "queued_bytes"):
+            yield root + name, str(getattr(totals, name))
         backlog = self._core.outbox_rules.backlog
         if backlog is not None:
             yield root + "queued_memory_bytes", str(backlog.n_bytes)
-        yield root + "expired", str(ledger.expired)
-        yield root + "moved", str(ledger.moved)
-        for reason, n_messages in sorted(ledger.dropped.items()):
-            yield root + f"dropped/{reason}", str(n_messages)
+        yield from _counter("ledger/dropped", ledger.dropped)
         yield "penstock/withholding/withheld_total", str(ledger.withheld_total)
         yield "penstock/withholding/released_total", str(ledger.released_total)
         yield "penstock/withholding/broken_off_total", str(self._core.counters.broken_off)
         for sink in self._core.sinks:
-            root = f"penstock/ledger/sinks/{sink.name}/"
-            yield root + "matched", str(sink.counts.matched)
-            yield root + "stored", str(sink.counts.stored)
-            yield root + "queued", str(sink.counts.queued)
-            for reason, n_messages in sorted(sink.counts.dropped.items()):
-                yield root + f"dropped/{reason}", str(n_messages)
+            for field in fields(SinkCounts):
+                name = f"ledger/sinks/{sink.name}/{field.name}"
+                yield from _counter(name, getattr(sink.counts, field.name))
 
     def _payload_store(self) -> Iterator[tuple[str, str]]:
         store = self._core.payload_store
