@@ -19,6 +19,9 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 PROPERTY_BYTES: Final = 3
 """Bytes of the property; a topic that is not longer gains nothing by an alias."""
 
+_NO_TOPICS: Final[dict[int, bytes]] = {}
+"""The table of all who have used no Topic Alias, which are most; nothing is ever put into it."""
+
 
 class IncomingAliases:
     """The topics of the Topic Aliases of one client's connection.
@@ -38,7 +41,7 @@ class IncomingAliases:
             maximum: Topic Alias Maximum that the client was sent; 0 for none.
         """
         self._maximum = maximum
-        self._topics: dict[int, bytes] = {}
+        self._topics = _NO_TOPICS
         self.n_bytes = 0
 
     def resolve(self, alias: int, topic_bytes: bytes) -> bytes:
@@ -58,6 +61,8 @@ class IncomingAliases:
             if not 0 < alias <= self._maximum:
                 raise self._wrong(alias)
             self.n_bytes += len(topic_bytes) - len(self._topics.get(alias, b""))
+            if not self._topics:
+                self._topics = {}
             self._topics[alias] = topic_bytes
             return topic_bytes
         known = self._topics.get(alias)

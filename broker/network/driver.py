@@ -302,7 +302,7 @@ class Driver:
         )
         self._keep(task)
         if not connection.is_open:
-            connection.driver.judging = task
+            connection.outgoing.driver.judging = task
 
     async def _run_suspended(
         self, connection: Connection, coroutine: Coroutine[Any, Any, None]
@@ -317,7 +317,7 @@ class Driver:
         except Exception:  # the broker's own; this client's request cannot be answered
             self.logger.exception("%s: closed after a fault of the broker", connection.peer())
             connection.disconnected(self.clock())
-        connection.driver.resume()
+        connection.outgoing.driver.resume()
 
     def leaves(self, now: float) -> None:
         """A client is gone, and what it has sent is still to be handled, until `has_left`."""

@@ -196,7 +196,7 @@ class MqttProtocol(asyncio.Protocol):
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (see `_failed`)
             self._failed(connection, error, now)
         if not self.is_reading:
-            turn.touch(connection)  # to be read from again, or to take another turn
+            turn.touch(connection.outgoing)  # to be read from again, or to take another turn
         turn.is_running = False
         driver.settle(now, is_more_to_come=bool(self._rest) or connection.wants_turn)
 
@@ -215,7 +215,8 @@ class MqttProtocol(asyncio.Protocol):
             if not connection.is_held_up:
                 self._end(now)
         else:
-            self._go_on(connection, lambda _now: self.driver.core.turn.touch(connection), now)
+            outgoing = connection.outgoing
+            self._go_on(connection, lambda _now: self.driver.core.turn.touch(outgoing), now)
 
     def _is_too_late(self, now: float) -> bool:
         return now >= self._leftover_until and self.driver.is_crowded(now)
@@ -316,7 +317,7 @@ class MqttProtocol(asyncio.Protocol):
     def hurry(self) -> None:
         """The broker stops: a client that was sent its end is not waited for."""
         connection = self.connection
-        has_rest = connection is not None and connection.has_unread
+        has_rest = connection is not None and connection.outgoing.has_unread
         is_waiting = has_rest or self.transport.get_write_buffer_size()
         if self._close_timer is not None and not is_waiting:
             self.transport.abort()
@@ -327,20 +328,21 @@ class MqttProtocol(asyncio.Protocol):
         transport = self.transport
         if connection is None:
             return
-        is_over = self._close_timer is not None and not connection.has_unread
+        outgoing = connection.outgoing
+        is_over = self._close_timer is not None and not outgoing.has_unread
         if is_over or transport.is_closing():
-            connection.drop_out()
+            outgoing.drop_out()
             self.run_suspended(connection)  # what was received before the end still counts
             self._line_up(connection)
             return
-        if connection.needs_look:
+        if outgoing.needs_look:
             look(connection, self, now)
-        elif now - self.written_at < BUSY_SECONDS and connection.out_bytes < WORTH_BYTES:
-            self.driver.postpone((connection,), now)
-        elif connection.out:
+        elif now - self.written_at < BUSY_SECONDS and outgoing.out_bytes < WORTH_BYTES:
+            self.driver.postpone((outgoing,), now)
+        elif outgoing.out:
             self.written_at = now
-            if write(connection, self.transport):
-                self.driver.core.turn.write_soon(connection)
+            if write(outgoing, transport):
+                self.driver.core.turn.write_soon(outgoing)
 
     def is_late(self, now: float) -> bool:
         """Say whether a call that began at `now` has taken what one turn may."""
@@ -389,7 +391,7 @@ class MqttProtocol(asyncio.Protocol):
             return
         if self._close_timer is None:
             self._close_timer = self.driver.loop.call_later(CLOSE_TIMEOUT_SECONDS, transport.abort)
-        if connection.out:
+        if connection.outgoing.out:
             return  # the rest of a payload goes as there is room for it, then this is called again
         if connection.is_heard_out and transport.can_write_eof():
             try:

@@ -343,7 +343,7 @@ class Room:
         self.waiting[connection] = None
         self._look_at(now + LOOK_SECONDS)
         if connection.awaiting_bytes > self.each_bytes:
-            self._core.turn.touch(connection)
+            self._core.turn.touch(connection.outgoing)
 
     def _count_held(self, connection: Sender, n_bytes: int) -> None:
         connection.awaiting_bytes += n_bytes
@@ -414,7 +414,7 @@ class Room:
             self.waiting.pop(connection, None)
         elif is_routed:
             self._look_at(now)
-        core.turn.touch(connection)  # it may be read from again
+        core.turn.touch(connection.outgoing)  # it may be read from again
 
     # -- what is dropped --------------------------------------------------------------------
 

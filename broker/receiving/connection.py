@@ -122,7 +122,7 @@ class Connection(Client):
     def go_on(self, now: float) -> None:
         """Handle what was put off: nothing keeps it any more, or it `wants_turn`."""
         backlog, self.backlog = self.backlog, []
-        self.core.turn.touch(self)
+        self.core.turn.touch(self.outgoing)
         for chunk in backlog:
             self.receive_data(chunk, now)
 
@@ -208,7 +208,7 @@ class Connection(Client):
         self.backlog.append(data[stop:])
         self.core.counters.publishers_slowed += 1
         self._rate_timer = self.core.timers.at(now + rate.wait_seconds, self._rate_allows)
-        self.core.turn.touch(self)
+        self.core.turn.touch(self.outgoing)
 
     def _rate_allows(self, now: float) -> None:
         self._rate_timer = None
@@ -218,7 +218,7 @@ class Connection(Client):
         """Keep bytes that were not handled, in their order, for `go_on`."""
         if data:
             self.backlog.append(data)
-            self.core.turn.touch(self)
+            self.core.turn.touch(self.outgoing)
 
     def _receive(self, data: bytes, now: float) -> None:
         """Handle each whole packet in `data`, as far as the steps go; keep the rest.

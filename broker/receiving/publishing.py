@@ -144,8 +144,7 @@ def receive_publish(
 def are_direct(sessions: Sequence[Session]) -> bool:
     """Say whether all of them can just be given a copy of what comes for them."""
     for session in sessions:
-        connection = session.connection
-        if not session.is_direct or connection is None or not connection.copy_maximum:
+        if not session.is_direct or not session.outgoing.copy_maximum:
             return False
     return True
 
@@ -197,23 +196,23 @@ def pass_on(
         cannot just be given a copy, and all of it would be too many steps at once.
     """
     core = connection.core
-    direct: list[Client] = []
+    direct: list[Session] = []
     waiting: list[Session] = []
     for session in sessions:
-        subscriber = session.connection
-        if session.is_direct and subscriber is not None and largest <= subscriber.copy_maximum:
-            direct.append(subscriber)
+        if session.is_direct and largest <= session.outgoing.copy_maximum:
+            direct.append(session)
         else:
             waiting.append(session)
     if waiting:
         run, n_messages = _deliver_run(connection, waiting, run, now)
     n_bytes = len(run)
-    for subscriber in direct:
-        subscriber.out.append(run)
-        subscriber.out_bytes += n_bytes
-        if not subscriber.is_touched:
-            core.turn.write_soon(subscriber)
-        subscriber.session.n_direct += n_messages
+    for session in direct:
+        outgoing = session.outgoing
+        outgoing.out.append(run)
+        outgoing.out_bytes += n_bytes
+        if not outgoing.is_touched:
+            core.turn.write_soon(outgoing)
+        session.n_direct += n_messages
     counters = core.counters
     counters.packets_received += n_messages
     counters.publish_received += n_messages

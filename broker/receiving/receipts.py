@@ -36,7 +36,7 @@ def book_receipt(connection: Client, packet_id: int, qos: int, n_answers: int) -
     if qos == 2:
         connection.session.incoming[packet_id] = receipt
     if not connection.may_receive:
-        connection.core.turn.touch(connection)
+        connection.core.turn.touch(connection.outgoing)
     return receipt
 
 

@@ -328,22 +328,22 @@ def deliver(core: Core, sessions: tuple[Session, ...], run: MessageRun, now: flo
         if (  # `Session.sends_at_once`, for all of the run
             session.is_direct
             and connection is not None
-            and run.largest_bytes <= connection.copy_maximum
+            and run.largest_bytes <= (outgoing := session.outgoing).copy_maximum
             and n_messages + inflight.n_messages <= connection.send_quota
             and n_bytes + inflight.n_bytes < connection.send_quota_bytes
-            and n_bytes + connection.out_bytes < DIRECT_BYTES
+            and n_bytes + outgoing.out_bytes < DIRECT_BYTES
         ):
             first = inflight.start_run(run)
-        if not first or connection is None:
+        if not first:
             core.turn.steps += n_messages
             for index in range(n_messages):
                 message = run.message(index)
                 session.deliver(message, run.qos, retain=False, subscription_ids=(), now=now)
             continue
-        connection.out.append(run.renumbered(first))
-        connection.out_bytes += n_bytes
-        if not connection.is_touched:
-            core.turn.write_soon(connection)
+        outgoing.out.append(run.renumbered(first))
+        outgoing.out_bytes += n_bytes
+        if not outgoing.is_touched:
+            core.turn.write_soon(outgoing)
         session.ledger.matched += n_messages
         n_sent += n_messages
         if core.timing and not (core.spares and now < session.link.quiet_until):
@@ -360,15 +360,16 @@ def answer(connection: Client, packets: bytes | bytearray, n_packets: int) -> No
         packets: whole ones, without a reason code.
         n_packets: how many.
     """
-    connection.out.append(packets)
-    connection.out_bytes += len(packets)
+    outgoing = connection.outgoing
+    outgoing.out.append(packets)
+    outgoing.out_bytes += len(packets)
     core = connection.core
     core.counters.packets_sent += n_packets
-    if connection.is_paused:
-        connection.unread_bytes += n_packets * ANSWER_MEMORY_BYTES
-        core.turn.touch(connection)  # it may be too much to read on
-    elif not connection.is_touched:
-        core.turn.write_soon(connection)
+    if outgoing.is_paused:
+        outgoing.unread_bytes += n_packets * ANSWER_MEMORY_BYTES
+        core.turn.touch(outgoing)  # it may be too much to read on
+    elif not outgoing.is_touched:
+        core.turn.write_soon(outgoing)
 
 
 def _take_last(

@@ -241,4 +241,4 @@ def _let_catch_up(connection: Client, wait: Coroutine[Any, Any, None] | None) ->
         wait.close()
         return
     connection.suspended = wait
-    connection.core.turn.touch(connection)
+    connection.core.turn.touch(connection.outgoing)

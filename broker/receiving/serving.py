@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from penstock.broker.receiving.connection import Connection
+from penstock.broker.sending.outgoing import Outgoing
 
 
 class Outlet(Protocol):
@@ -54,43 +55,44 @@ class Served(Protocol):
         """Close the transport; all that there is room for is written."""
 
 
-def write(connection: Connection, transport: Outlet) -> bool:
+def write(outgoing: Outgoing, transport: Outlet) -> bool:
     """Write what is in `out`, or as much of it as the others get in this round.
 
     Returns:
         Whether the rest may be written in the next round.
     """
-    out = connection.data_to_send()
+    out = outgoing.data_to_send()
     if len(out) == 1:
         transport.write(out[0])
     elif out:
         transport.writelines(out)
-    return bool(connection.out) and not connection.is_stuck
+    return bool(outgoing.out) and not outgoing.is_stuck
 
 
 def look(connection: Connection, served: Served, now: float) -> None:
     """Do all that the connection wants: move on its outbox, write, wait, read or not, close."""
-    connection.needs_look = False
+    outgoing = connection.outgoing
+    outgoing.needs_look = False
     transport = served.transport
     while True:
         connection.pump(transport.get_write_buffer_size(), now)
-        if not connection.out:
+        if not outgoing.out:
             break
-        write(connection, transport)
-        if connection.is_paused or connection.out or not connection.wants_more:
+        write(outgoing, transport)
+        if outgoing.is_paused or outgoing.out or not connection.wants_more:
             break
         if served.is_late(now):
             break
-    if connection.out:
-        if not connection.is_stuck:
-            connection.core.turn.touch(connection)
-    elif connection.wants_more and not connection.is_paused:
+    if outgoing.out:
+        if not outgoing.is_stuck:
+            connection.core.turn.touch(outgoing)
+    elif connection.wants_more and not outgoing.is_paused:
         served.wait_for_turn()
     if connection.suspended is not None:
         served.run_suspended(connection)
     if not (served.is_reading and connection.wants_reading):
         served.see_to_reading(connection)
     if connection.is_closing:
-        while connection.out and not connection.is_stuck:
-            write(connection, transport)
+        while outgoing.out and not outgoing.is_stuck:
+            write(outgoing, transport)
         served.close(connection)

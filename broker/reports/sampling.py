@@ -76,7 +76,7 @@ class Sampling:
 
     def _sample(self, session: Session, connection: Client, now: float) -> None:
         try:
-            has_news = self._sampler.sample(session.link, connection.driver.fileno, now)
+            has_news = self._sampler.sample(session.link, connection.outgoing.driver.fileno, now)
         except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
             self._core.guard.failed(self._sampler, error)
             return

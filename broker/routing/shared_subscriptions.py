@@ -151,4 +151,4 @@ def _busyness(member: Target, message: Message) -> tuple[bool, int, bool, int]:
     is_full = not session.has_room_for(message)
     if connection is None:
         return is_full, 1, member.qos == 0, n_messages
-    return is_full, 0, connection.is_paused or outbox.look_again_at is not None, n_messages
+    return is_full, 0, connection.outgoing.is_paused or outbox.look_again_at is not None, n_messages

@@ -39,9 +39,14 @@ class Outgoing:
             payload in it that is read piece by piece.
         is_unreadable: a payload that has begun to leave cannot be read on: the connection must end.
         is_paused: the transport has more unsent bytes than it should.
+        unread_bytes: about what the memory holds of answers to this client that were put while
+            the transport had no room.
+        copy_maximum: bytes of the largest PUBLISH that goes to this client as it came; 0 where
+            none does, as the client takes Topic Aliases.
     """
 
     __slots__ = (
+        "copy_maximum",
         "core",
         "driver",
         "is_paused",
@@ -51,6 +56,7 @@ class Outgoing:
         "out",
         "out_bytes",
         "round_bytes",
+        "unread_bytes",
     )
 
     def __init__(self, core: Shared, driver: Any) -> None:
@@ -63,6 +69,8 @@ class Outgoing:
         self.round_bytes = WRITE_BYTES
         self.is_paused = False
         self.is_unreadable = False
+        self.unread_bytes = 0
+        self.copy_maximum = 0
 
     def data_to_send(self) -> list[Buffer]:
         """Return what is to be written now, and keep in `out` what goes in the next round."""

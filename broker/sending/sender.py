@@ -84,10 +84,12 @@ class Recipient(SessionView, Protocol):
         """Whether the session outlives the process."""
 
 
-class Sender(Outgoing):
-    """What is on its way to one client.
+class Sender:
+    """Makes what is to leave for one client, and puts it into its `Outgoing`.
 
     Attributes:
+        core: what all of the broker share.
+        outgoing: the bytes on their way to the client.
         session: the client's session; only after CONNECT was accepted.
         version: protocol version.
         awaiting: the client's own messages that wait for room in the outboxes of subscribers,
@@ -96,14 +98,10 @@ class Sender(Outgoing):
         held: (commit, first byte, header, payload) of packets that wait for a commit.
         held_bytes: what they sum up to.
         send_maximum: bytes of the largest packet this client takes.
-        copy_maximum: bytes of the largest PUBLISH that goes to this client as it came; 0 where
-            none does, as the client takes Topic Aliases.
         aliases: Topic Aliases used towards this client, or None for none.
         is_explained: Request Problem Information: the client wants Reason Strings.
         send_quota: QoS 1 and 2 messages that may be inflight to this client.
         send_quota_bytes: payload bytes inflight from which on no further message is sent.
-        unread_bytes: about what the memory holds of answers to this client that were put while
-            the transport had no room; above `UNREAD_BYTES` the client is not read from.
         is_broken_off: ended in the middle of a packet, of which nothing more is to be sent.
         is_heard_out: to be closed when the peer has read why: what it sends to a closed socket
             may cost it what it has not read yet.
@@ -120,7 +118,7 @@ class Sender(Outgoing):
         "aliases",
         "awaiting",
         "awaiting_bytes",
-        "copy_maximum",
+        "core",
         "held",
         "held_bytes",
         "is_broken_off",
@@ -129,6 +127,7 @@ class Sender(Outgoing):
         "is_open",
         "is_pump_wanted",
         "listener",
+        "outgoing",
         "remote_address",
         "remote_port",
         "send_maximum",
@@ -136,7 +135,6 @@ class Sender(Outgoing):
         "send_quota_bytes",
         "session",
         "throttle",
-        "unread_bytes",
         "version",
         "wants_more",
     )
@@ -150,7 +148,8 @@ class Sender(Outgoing):
         remote_address: str = "",
         remote_port: int = 0,
     ) -> None:
-        super().__init__(core, driver)
+        self.core = core
+        self.outgoing = Outgoing(core, driver)
         self.listener = listener
         self.remote_address = remote_address
         self.remote_port = remote_port
@@ -160,12 +159,11 @@ class Sender(Outgoing):
         self.held_bytes = 0
         self.awaiting: deque[Any] = NO_QUEUE
         self.awaiting_bytes = 0
-        self.send_maximum = self.copy_maximum = MAX_REMAINING_LENGTH + 5
+        self.send_maximum = MAX_REMAINING_LENGTH + 5
         self.aliases: OutgoingAliases | None = None
         self.is_explained = True
         self.send_quota = 0
         self.send_quota_bytes = core.limits.inflight_bytes
-        self.unread_bytes = 0
         self.is_broken_off = False
         self.is_heard_out = False
         self.is_open = False
@@ -180,15 +178,15 @@ class Sender(Outgoing):
 
     def pause_sending(self, now: float) -> None:
         """The transport has too many unsent bytes: yield nothing until `resume_sending`."""
-        self.is_paused = True
+        self.outgoing.is_paused = True
         self.throttle.paused(now)
         if self.is_open:
             self.session.is_direct = False
 
     def resume_sending(self, now: float) -> None:
         """The transport has room again."""
-        self.is_paused = False
-        self.unread_bytes = 0
+        self.outgoing.is_paused = False
+        self.outgoing.unread_bytes = 0
         self.throttle.resumed(now)
         self.want_pump()
 
@@ -200,7 +198,7 @@ class Sender(Outgoing):
     def want_pump(self) -> None:
         """Ask the driver for a `pump`: something may be able to leave."""
         self.is_pump_wanted = True
-        self.core.turn.touch(self)
+        self.core.turn.touch(self.outgoing)
 
     def send_packet(self, packet: Packet) -> None:
         """Put a packet other than PUBLISH into `out`, behind what is held."""
@@ -477,10 +475,11 @@ class Sender(Outgoing):
         elif core.is_plain and len(payload) <= JOIN_BELOW_BYTES >= len(header):
             # As `_put`, with one call less.
             core.counters.packets_sent += 1
-            self.out_bytes += size
-            self.out.append(header + payload)  # type: ignore[operator]  # a reader is longer
-            if not self.is_touched:
-                core.turn.write_soon(self)
+            outgoing = self.outgoing
+            outgoing.out_bytes += size
+            outgoing.out.append(header + payload)  # type: ignore[operator]  # a reader is longer
+            if not outgoing.is_touched:
+                core.turn.write_soon(outgoing)
         else:
             self._put(header[0], header, payload)
         return True
@@ -488,27 +487,28 @@ class Sender(Outgoing):
     def _put(self, first_byte: int, header: bytes, payload: bytes | PayloadReader) -> None:
         """Put one packet into `out`."""
         core = self.core
+        outgoing = self.outgoing
         size = len(header) + len(payload)
-        self.out_bytes += size
+        outgoing.out_bytes += size
         core.counters.packets_sent += 1
-        if self.is_paused:
-            self.unread_bytes += len(header) + _ANSWER_BYTES
-            core.turn.touch(self)  # it may be too much to read on
+        if outgoing.is_paused:
+            outgoing.unread_bytes += len(header) + _ANSWER_BYTES
+            core.turn.touch(outgoing)  # it may be too much to read on
         if not payload:
-            self.out.append(header)
+            outgoing.out.append(header)
         elif isinstance(payload, PayloadReader):
-            self.out += (header, payload)
-            self.round_bytes = 0
+            outgoing.out += (header, payload)
+            outgoing.round_bytes = 0
         elif len(payload) <= JOIN_BELOW_BYTES >= len(header):
-            self.out.append(header + payload)
+            outgoing.out.append(header + payload)
         else:
-            self.out.append(header)
-            self.out.append(payload)
+            outgoing.out.append(header)
+            outgoing.out.append(payload)
         if core.callbacks.packet_sent:
             session = self.session if self.is_open else None
             # As `_read` has, where there are callbacks.
             read = payload.whole if isinstance(payload, PieceReader) else cast("bytes", payload)
             event = PacketSent(session, first_byte, size, (header, read))
             core.guard.tell(core.callbacks.packet_sent, event)
-        if not self.is_touched:
-            core.turn.write_soon(self)
+        if not outgoing.is_touched:
+            core.turn.write_soon(outgoing)

@@ -138,7 +138,7 @@ class Throttle:
 
     def _touch(self) -> None:
         if self.connection is not None:
-            self._core.turn.touch(self.connection)
+            self._core.turn.touch(self.connection.outgoing)
 
     def _waits_for(self, other: Throttle) -> bool:
         """Say whether this connection waits for another one, be it through others."""

@@ -175,7 +175,7 @@ class BreakingOff:
         sending = self._sendings.get(sender)
         if sending is None or now < sending.look_at:
             return
-        if not sender.is_next(sending.reader):
+        if not sender.outgoing.is_next(sending.reader):
             return  # the transport was given all of it, or is still given something else
         sending.look_at = now + LOOK_SECONDS
         left_bytes = min(sending.n_bytes, len(sending.reader) + unsent_bytes)

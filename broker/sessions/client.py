@@ -129,7 +129,7 @@ class PublishReceipt:
             else:
                 connection.send_packet(first.acknowledgement())
         if n_before >= connection.receive_maximum > len(receipts):
-            connection.core.turn.touch(connection)
+            connection.core.turn.touch(connection.outgoing)
         return None
 
     def acknowledgement(self) -> PubAck | PubRec:
@@ -266,7 +266,7 @@ class Client(Sender):
         return self.has_peer_left or not (
             self._waits_for_disk
             or self.throttle.blockers
-            or self.unread_bytes > UNREAD_BYTES
+            or self.outgoing.unread_bytes > UNREAD_BYTES
             or (len(self.receipts) >= self.receive_maximum and self.version != MQTT_5)
             or self.awaiting_bytes > self.core.room.each_bytes
         )
@@ -277,7 +277,7 @@ class Client(Sender):
         turn = self.core.turn
         if waits:
             turn.steps = turn.most_steps  # the rest of the chunk waits too
-        turn.touch(self)
+        turn.touch(self.outgoing)
 
     def owe(self, receipt: PublishReceipt) -> None:
         """Note that a message is owed an acknowledgement, behind those that came before it."""
@@ -290,7 +290,7 @@ class Client(Sender):
         rest = run_now.start(coroutine)
         if rest is not None:
             self.suspended = rest
-            self.core.turn.touch(self)
+            self.core.turn.touch(self.outgoing)
 
     def open(
         self,
@@ -314,11 +314,11 @@ class Client(Sender):
         if core.takes_runs and core.catch_up is None and not core.limits.has_publish_rate:
             self.most_lone_bytes = min(JOIN_BELOW_BYTES, self.maximum_packet_size)
         self.send_quota = min(receive_maximum, self.core.limits.inflight_messages)
-        self.copy_maximum = min(self.send_maximum, self.core.copy_maximum)
+        self.outgoing.copy_maximum = min(self.send_maximum, self.core.copy_maximum)
         topic_alias_maximum = min(topic_alias_maximum, self.core.options.outgoing_topic_aliases)
         if topic_alias_maximum:
             self.aliases = OutgoingAliases(topic_alias_maximum)
-            self.copy_maximum = 0
+            self.outgoing.copy_maximum = 0
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -330,6 +330,7 @@ class Client(Sender):
         if session.incoming:
             self.inherited = frozenset(session.incoming)
         session.connection = self
+        session.outgoing = self.outgoing
         session.resend = deque(session.inflight) if session.inflight else NO_QUEUE
         session.outbox.link_changed()
         self.core.counters.clients_connected += 1
@@ -400,11 +401,11 @@ class Client(Sender):
         """End the connection in the middle of a packet: nothing more can be said on it."""
         self.is_broken_off = True
         self.wants_more = False
-        self.drop_out()
+        self.outgoing.drop_out()
         self._end(now)
 
     def _end(self, now: float) -> None:
-        self.core.turn.touch(self)
+        self.core.turn.touch(self.outgoing)
         self.detach(now)
 
     def disconnected(self, now: float) -> None:

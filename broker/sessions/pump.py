@@ -31,19 +31,20 @@ def pump(client: Client, unsent_bytes: int, now: float) -> None:
         unsent_bytes: what the transport has taken and not sent.
         now: monotonic seconds.
     """
-    if client.is_unreadable:  # a DISCONNECT would be read as a part of the payload
+    outgoing = client.outgoing
+    if outgoing.is_unreadable:  # a DISCONNECT would be read as a part of the payload
         client.close(ReasonCode.UNSPECIFIED_ERROR, now)
-        client.drop_out()
+        outgoing.drop_out()
     if not client.is_pump_wanted:
         return
-    if not client.round_bytes and client.core.breaking is not None:
+    if not outgoing.round_bytes and client.core.breaking is not None:
         # Of what may be broken off the rest is in `out`: what stands behind it would be lost.
         client.wants_more = True
         client.core.breaking.look(client, unsent_bytes, now)
         return
     client.is_pump_wanted = False
     client.wants_more = False
-    if not client.is_open or client.is_paused or (client.held and not client.is_disk_failing()):
+    if not client.is_open or outgoing.is_paused or (client.held and not client.is_disk_failing()):
         return
     session = client.session
     if session.connection is not client:  # its peer is gone
@@ -54,7 +55,7 @@ def pump(client: Client, unsent_bytes: int, now: float) -> None:
     session.link.unsent_bytes = unsent_bytes
     if session.probe is not None:
         send_probe(session, client, now)
-    while n_left and client.out_bytes + client.held_bytes < PUMP_BYTES:
+    while n_left and outgoing.out_bytes + client.held_bytes < PUMP_BYTES:
         n_left -= 1
         if session.resend:
             # The quota is this connection's [MQTT-3.3.4-9]; the last one's may have been more.

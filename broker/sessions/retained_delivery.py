@@ -259,7 +259,7 @@ def _has_room(session: Session) -> bool:
     limit = min(SLICE_MESSAGES, max(1, session.core.limits.queued_messages // 2))
     return (
         connection is not None
-        and connection.out_bytes < UNSENT_BYTES
+        and connection.outgoing.out_bytes < UNSENT_BYTES
         and outbox.n_messages < limit
         and outbox.n_bytes <= session.core.limits.queued_bytes // 2
     )
@@ -289,12 +289,12 @@ def _give(due: RetainedDue, message: Message, now: float) -> None:
         ledger.drop("offline")
     elif (
         connection is not None
-        and not connection.is_paused
+        and not connection.outgoing.is_paused
         and not connection.holds_connack
         and not session.outbox.n_messages
         and not session.resend
         and not message.is_large
-        and not (breaking is not None and connection.has_unread)  # see `Sender.pump`
+        and not (breaking is not None and connection.outgoing.has_unread)  # see `Sender.pump`
         and (not delivery.qos or connection.has_quota())
     ):
         connection.send_delivery(delivery, now)

@@ -19,6 +19,7 @@ from penstock.broker.timers import Timer
 
 if TYPE_CHECKING:
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
+    from penstock.broker.sending.outgoing import Outgoing
     from penstock.broker.sessions.client import Client, PublishReceipt
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.journal import SessionWatcher
@@ -42,6 +43,7 @@ class Session:
         counted_address: address for which it does; "" for none.
         version: protocol version of the newest connection.
         connection: the network connection, or None.
+        outgoing: the bytes on their way to the client; only while there is a connection.
         is_direct: a small message may be written at once, with nothing to overtake.
         subscriptions: by topic filter.
         subscription_bytes: about what they take of the memory; the topic tree counts them.
@@ -86,6 +88,7 @@ class Session:
         "n_direct",
         "n_refused",
         "outbox",
+        "outgoing",
         "overflow_timer",
         "probe",
         "resend",
@@ -107,6 +110,7 @@ class Session:
         self.listener = ""
         self.version = 4
         self.connection: Client | None = None
+        self.outgoing: Outgoing
         self.is_direct = False
         self.subscriptions: dict[str, Subscription] = {}
         self.subscription_bytes = 0
@@ -182,7 +186,7 @@ class Session:
                 ledger.drop("offline")
             return
         # As `sends_at_once`.
-        if self.is_direct and not message.is_large and connection.out_bytes < DIRECT_BYTES:
+        if self.is_direct and not message.is_large and self.outgoing.out_bytes < DIRECT_BYTES:
             if not qos:
                 connection.send_qos0(
                     message, retain=retain, subscription_ids=subscription_ids, now=now
@@ -205,7 +209,7 @@ class Session:
         else:
             self._overflowed(now)
         if not connection.throttle.is_slow and (
-            connection.is_paused or self.outbox.n_messages > connection.send_quota
+            self.outgoing.is_paused or self.outbox.n_messages > connection.send_quota
         ):
             self.core.turn.congested.append((connection, message.payload_bytes))
 
@@ -223,7 +227,7 @@ class Session:
         return (
             self.is_direct
             and connection is not None
-            and connection.out_bytes < DIRECT_BYTES
+            and self.outgoing.out_bytes < DIRECT_BYTES
             and (not qos or connection.has_quota())
         )
 

@@ -51,7 +51,7 @@ def protocol_of(server: Server, client_id: str) -> MqttProtocol:
     session = server.core.sessions.get(client_id)
     assert session is not None
     assert session.connection is not None
-    protocol = session.connection.driver
+    protocol = session.connection.outgoing.driver
     assert isinstance(protocol, MqttProtocol)
     return protocol
 

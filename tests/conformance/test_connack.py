@@ -65,7 +65,7 @@ def test_a_refusal_has_a_code_of_its_table(version: int, code: int) -> None:
     client = VirtualClient(VirtualBroker(), version)
     client.connection.version = version
     client.connection.refuse_connect(ReasonCode(code))
-    came = b"".join(client.connection.data_to_send())
+    came = b"".join(client.connection.outgoing.data_to_send())
     if version == 5:
         assert came == bytes((0x20, 3, 0, code, 0))
     elif ReasonCode(code) in CONNACK_RETURN_CODES:

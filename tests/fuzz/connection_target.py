@@ -205,7 +205,7 @@ class Run:
         )
 
     def _room(self, peer: Peer) -> None:
-        if not peer.connection.is_paused:
+        if not peer.connection.outgoing.is_paused:
             peer.connection.pause_sending(self.broker.now)
         else:
             peer.connection.resume_sending(self.broker.now)

@@ -179,10 +179,10 @@ class VirtualClient:
     def serve(self, now: float) -> None:
         """Do what a touched connection wants."""
         connection = self.connection
-        if connection.needs_look:
+        if connection.outgoing.needs_look:
             look(connection, self, now)
-        elif connection.out and write(connection, self.transport):
-            self.broker.core.turn.write_soon(connection)
+        elif connection.outgoing.out and write(connection.outgoing, self.transport):
+            self.broker.core.turn.write_soon(connection.outgoing)
 
     def take_turn(self, now: float) -> None:
         """Go on with what was put off."""
@@ -191,7 +191,7 @@ class VirtualClient:
         if self.connection.wants_turn:
             self.connection.go_on(now)
         else:
-            turn.touch(self.connection)
+            turn.touch(self.connection.outgoing)
         turn.is_running = False
         self.broker.settle()
 
@@ -236,7 +236,7 @@ class VirtualClient:
         self.received += data
         if self.room_bytes is not None:
             self.room_bytes -= len(data)
-            if self.room_bytes <= 0 and not self.connection.is_paused:
+            if self.room_bytes <= 0 and not self.connection.outgoing.is_paused:
                 self.connection.pause_sending(self.broker.now)
         for first_byte, body in frames_of(self._buffer, self._buffer.receive_data(bytes(data))):
             self.inbox.append(read_packet(first_byte, body, self.version))

@@ -97,7 +97,7 @@ class Client:
     def received(self) -> list[Packet]:
         """Return what has come since the last call."""
         self.connection.pump(0, self._broker.now)
-        data = b"".join(self.connection.data_to_send())
+        data = b"".join(self.connection.outgoing.data_to_send())
         packets = []
         position = 0
         while position < len(data):

@@ -38,12 +38,12 @@ async def test_what_slices_have_for_a_subscriber_is_written_together_and_never_l
         assert connection is not None
         flooding = protocol_of(server, "p")
         flooding.data_received(b"".join(map(numbered, range(MESSAGES))))
-        assert connection.out
+        assert connection.outgoing.out
         driver = driver_of(server)
         clock = driver.clock
         driver.clock = lambda: clock() + BUSY_SECONDS
         protocol_of(server, "q").data_received(write_packet(Publish("t", b"other"), 4))
-        assert not connection.out
+        assert not connection.outgoing.out
         payloads = [(await subscriber.take(Publish)).payload[:4] for _ in range(MESSAGES + 2)]
         assert payloads.index(b"othe") < MESSAGES
         payloads.remove(b"othe")
@@ -69,7 +69,7 @@ async def test_what_many_senders_have_for_a_reader_at_a_time_is_written_together
         left = []
         for payload in payloads:
             protocol_of(server, "p").data_received(write_packet(Publish("t", payload), 4))
-            left.append(len(connection.out))
+            left.append(len(connection.outgoing.out))
         assert left == [0, 1, 2, 3, 4]
         received = [(await subscriber.take(Publish)).payload for _ in range(6)]
         assert received == [b"known", *payloads]
@@ -101,7 +101,7 @@ async def test_those_who_wait_get_as_long_as_what_came_meanwhile_took() -> None:
 
         def n_unwritten() -> int:
             connections = [protocol.connection for protocol in driver.protocols]
-            return sum(bool(each.out) for each in connections if each is not None)
+            return sum(bool(each.outgoing.out) for each in connections if each is not None)
 
         await until(lambda: not n_unwritten())
         clock = driver.clock

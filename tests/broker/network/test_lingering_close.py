@@ -137,7 +137,7 @@ async def test_a_connection_that_is_broken_off_ends_without_a_reset() -> None:
             connection.session.deliver(message, 0, retain=False, subscription_ids=(), now=0.0)
 
         driver_of(server).take_turn(send)
-        await until(lambda: connection.is_stuck)
+        await until(lambda: connection.outgoing.is_stuck)
         protocol.transport.pause_reading()
         await client.send(PingReq())
         driver_of(server).take_turn(lambda: connection.break_off(0.0))

@@ -114,7 +114,7 @@ async def test_a_stored_payload_is_read_as_the_client_takes_it() -> None:
                 connection.session.deliver(message, 0, retain=False, subscription_ids=(), now=0.0)
 
         driver_of(server).take_turn(send)
-        await until(lambda: connection.is_stuck)
+        await until(lambda: connection.outgoing.is_stuck)
         assert protocol.arrival.transport.get_write_buffer_size() <= PIECE_BYTES
         assert shelves[1].starts == []
         for shelf in shelves:

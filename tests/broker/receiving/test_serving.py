@@ -105,8 +105,8 @@ def test_what_is_written_before_the_end_comes_before_the_end() -> None:
 def test_write_says_whether_a_rest_may_follow() -> None:
     """A connection with nothing left in `out` needs no further round."""
     broker, client = behind()
-    client.connection.out.append(b"\xd0\x00")
-    client.connection.out_bytes += 2
-    assert not write(client.connection, client.transport)
+    client.connection.outgoing.out.append(b"\xd0\x00")
+    client.connection.outgoing.out_bytes += 2
+    assert not write(client.connection.outgoing, client.transport)
     assert client.take(PingResp) == PingResp()
     broker.settle()

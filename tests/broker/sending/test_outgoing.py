@@ -26,12 +26,12 @@ def test_very_much_is_written_in_rounds() -> None:
     """Each takes as much as another connection may get meanwhile; nothing is copied."""
     payload = bytes(range(256)) * 8192
     connection = large_message_in_out(payload)
-    total = connection.out_bytes
+    total = connection.outgoing.out_bytes
     before = connection.core.counters.bytes_sent
     rounds = []
-    while connection.out:
-        rounds.append(connection.data_to_send())
-        assert connection.out_bytes == sum(map(len, connection.out))
+    while connection.outgoing.out:
+        rounds.append(connection.outgoing.data_to_send())
+        assert connection.outgoing.out_bytes == sum(map(len, connection.outgoing.out))
     sizes = [sum(map(len, buffers)) for buffers in rounds]
     assert sizes == [WRITE_BYTES] * (total // WRITE_BYTES) + [total % WRITE_BYTES]
     assert connection.core.counters.bytes_sent - before == total
@@ -44,8 +44,8 @@ def test_what_has_no_room_is_handed_over_whole() -> None:
     """It waits in the transport for the kernel: there is no next round for it."""
     connection = large_message_in_out(bytes(4 * WRITE_BYTES))
     connection.pause_sending(0.0)
-    assert sum(map(len, connection.data_to_send())) > 4 * WRITE_BYTES
-    assert not connection.out
+    assert sum(map(len, connection.outgoing.data_to_send())) > 4 * WRITE_BYTES
+    assert not connection.outgoing.out
 
 
 def stored(n_bytes: int, fails_from: int | None = None) -> Shelf:
@@ -70,12 +70,12 @@ def test_a_stored_payload_is_read_piece_by_piece(n_pieces: float) -> None:
     packet = deliver(connection, payload)
     written = []
     for n_read in range(1, -int(-n_pieces // 1) + 1):
-        assert connection.has_unread
-        written += connection.data_to_send()
+        assert connection.outgoing.has_unread
+        written += connection.outgoing.data_to_send()
         assert len(payload.starts) == n_read
-        assert connection.out_bytes == sum(map(len, connection.out))
-    assert not connection.has_unread
-    assert not connection.out
+        assert connection.outgoing.out_bytes == sum(map(len, connection.outgoing.out))
+    assert not connection.outgoing.has_unread
+    assert not connection.outgoing.out
     assert b"".join(written) == packet
     assert connection.core.counters.bytes_sent - before == len(packet)
 
@@ -84,8 +84,8 @@ def test_a_short_stored_payload_is_read_at_once() -> None:
     """One that is a single piece needs no rounds."""
     connection = VirtualBroker().connect("s").connection
     packet = deliver(connection, stored(PIECE_BYTES))
-    assert not connection.has_unread
-    assert b"".join(connection.data_to_send()) == packet
+    assert not connection.outgoing.has_unread
+    assert b"".join(connection.outgoing.data_to_send()) == packet
 
 
 def test_stored_payloads_and_others_leave_in_their_order() -> None:
@@ -96,11 +96,11 @@ def test_stored_payloads_and_others_leave_in_their_order() -> None:
         for payload in (b"a", stored(200_000), b"b" * 100, stored(PIECE_BYTES + 1), b"c" * 9000)
     ]
     written = []
-    while connection.out:
-        written += connection.data_to_send()
-        assert connection.out_bytes == sum(map(len, connection.out))
+    while connection.outgoing.out:
+        written += connection.outgoing.data_to_send()
+        assert connection.outgoing.out_bytes == sum(map(len, connection.outgoing.out))
     assert b"".join(written) == b"".join(packets)
-    assert not connection.out_bytes
+    assert not connection.outgoing.out_bytes
 
 
 def test_a_stored_payload_waits_for_room() -> None:
@@ -108,19 +108,19 @@ def test_a_stored_payload_waits_for_room() -> None:
     connection = VirtualBroker().connect("s").connection
     payload = stored(200_000)
     packets = [deliver(connection, payload)]
-    written = connection.data_to_send()
+    written = connection.outgoing.data_to_send()
     connection.pause_sending(0.0)
-    assert connection.is_stuck
+    assert connection.outgoing.is_stuck
     connection.send_short(0x62, 7)
     packets.append(b"\x62\x02\x00\x07")
     for _ in range(3):
-        assert connection.data_to_send() == []
-        assert connection.out_bytes == sum(map(len, connection.out))
+        assert connection.outgoing.data_to_send() == []
+        assert connection.outgoing.out_bytes == sum(map(len, connection.outgoing.out))
     assert payload.starts == [0]
     connection.resume_sending(0.0)
-    assert not connection.is_stuck
-    while connection.out:
-        written += connection.data_to_send()
+    assert not connection.outgoing.is_stuck
+    while connection.outgoing.out:
+        written += connection.outgoing.data_to_send()
     assert b"".join(written) == b"".join(packets)
 
 
@@ -141,8 +141,12 @@ def test_what_nobody_can_be_written_to_is_forgotten() -> None:
     connection = VirtualBroker().connect("s").connection
     payload = stored(200_000)
     deliver(connection, payload)
-    connection.drop_out()
+    connection.outgoing.drop_out()
     assert payload.starts == [0]
-    assert (connection.out, connection.out_bytes, connection.has_unread) == ([], 0, False)
+    assert (
+        connection.outgoing.out,
+        connection.outgoing.out_bytes,
+        connection.outgoing.has_unread,
+    ) == ([], 0, False)
     packet = deliver(connection, b"next")
-    assert connection.data_to_send() == [packet]
+    assert connection.outgoing.data_to_send() == [packet]

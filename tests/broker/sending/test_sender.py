@@ -138,7 +138,7 @@ def test_a_large_payload_is_written_by_reference_to_every_subscriber() -> None:
     broker.core.turn.take_touched()
     publisher = broker.connect("p")
     publisher.connection.receive_data(b"\x30\xa4\x9c\x01\x00\x01t\x00" + b"x" * 20_000, broker.now)
-    payloads = [client.connection.data_to_send()[-1] for client in clients]
+    payloads = [client.connection.outgoing.data_to_send()[-1] for client in clients]
     assert len(payloads[0]) == 20_000
     assert all(payload is payloads[0] for payload in payloads)
 
@@ -164,10 +164,10 @@ def test_a_pump_leaves_the_rest_for_the_next_turn() -> None:
     subscriber.connection.pause_sending(subscriber.broker.now)
     for _ in range(100):
         publisher.publish("t", b"x" * 4000)
-    subscriber.connection.is_paused = False
+    subscriber.connection.outgoing.is_paused = False
     subscriber.connection.want_pump()
     subscriber.connection.pump(0, 0.0)
-    assert PUMP_BYTES <= subscriber.connection.out_bytes < PUMP_BYTES + 5000
+    assert PUMP_BYTES <= subscriber.connection.outgoing.out_bytes < PUMP_BYTES + 5000
     assert subscriber.connection.wants_more
 
 
@@ -385,7 +385,7 @@ def test_a_few_bytes_cannot_ask_for_more_than_one_turn_may_write() -> None:
     filters = ("#", "r/#", "+/+", "r/+")
     frame = write_packet(Subscribe(1, tuple(SubscriptionRequest(name) for name in filters)), 5)
     client.connection.receive_data(frame * 5, broker.now)
-    assert client.connection.out_bytes < 2 * PUMP_BYTES
+    assert client.connection.outgoing.out_bytes < 2 * PUMP_BYTES
     assert not client.session.outbox.n_messages
     client.session.check_invariants()
     broker.settle()

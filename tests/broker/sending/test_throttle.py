@@ -273,7 +273,7 @@ def test_whoever_is_held_waits_in_the_end_for_a_client_that_is_read(data: st.Dat
         number, to = data.draw(who), data.draw(who)
         if data.draw(st.booleans()):
             clients[number].publish(str(to), much(b"x"))
-        elif clients[number].connection.is_paused:
+        elif clients[number].connection.outgoing.is_paused:
             clients[number].connection.resume_sending(broker.now)
             broker.settle()
         else:
@@ -289,4 +289,4 @@ def ends(client: VirtualClient, passed: set[VirtualClient]) -> None:
     assert client not in passed
     for blocker in client.connection.throttle.blockers:
         assert blocker.connection is not None
-        ends(blocker.connection.driver, passed | {client})
+        ends(blocker.connection.outgoing.driver, passed | {client})

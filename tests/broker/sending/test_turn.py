@@ -15,9 +15,9 @@ def test_a_connection_is_on_the_list_once_and_wakes_the_driver_outside_its_turn(
     client.send_bytes(b"\xc0\x00")
     assert woken == []
     client.connection.want_pump()
-    broker.core.turn.touch(client.connection)
+    broker.core.turn.touch(client.connection.outgoing)
     assert woken == [1]
-    assert broker.core.turn.take_touched() == [client.connection]
+    assert broker.core.turn.take_touched() == [client.connection.outgoing]
     assert broker.core.turn.take_touched() == []
 
 
@@ -25,13 +25,13 @@ def test_what_only_has_to_be_written_is_not_looked_at_any_further() -> None:
     """An answer needs no more than its write; whoever may want more says so, before or after."""
     broker = VirtualBroker()
     client = broker.connect()
-    assert not client.connection.needs_look
+    assert not client.connection.outgoing.needs_look
     client.connection.receive_data(b"\xc0\x00", broker.now)
-    assert broker.core.turn.touched == [client.connection]
-    assert not client.connection.needs_look
+    assert broker.core.turn.touched == [client.connection.outgoing]
+    assert not client.connection.outgoing.needs_look
     client.connection.want_pump()
-    assert broker.core.turn.touched == [client.connection]
-    assert client.connection.needs_look
+    assert broker.core.turn.touched == [client.connection.outgoing]
+    assert client.connection.outgoing.needs_look
     broker.settle()
-    assert not client.connection.needs_look
+    assert not client.connection.outgoing.needs_look
     assert bytes(client.received).endswith(b"\xd0\x00")

@@ -492,7 +492,7 @@ class Probed(RuleBasedStateMachine):
     def stalls_or_goes_on(self, data: st.DataObject) -> None:
         """The transport has no room any more, or has some again."""
         client = self.clients[data.draw(st.sampled_from(sorted(self.clients)))]
-        if client.connection.is_paused:
+        if client.connection.outgoing.is_paused:
             client.connection.resume_sending(self.broker.now)
         else:
             client.connection.pause_sending(self.broker.now)

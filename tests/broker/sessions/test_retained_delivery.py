@@ -105,14 +105,14 @@ def test_live_messages_between_retained_ones_do_not_keep_others_from_their_turn(
     client.connection.resume_sending(broker.now)
     broker.core.turn.take_touched()
     for _ in range(5):
-        client.connection.needs_look = False
+        client.connection.outgoing.needs_look = False
         client.connection.want_pump()
         broker.core.turn.take_touched()
-        client.connection.needs_look = False
+        client.connection.outgoing.needs_look = False
         client.connection.pump(0, broker.now)
         assert client.connection.wants_more
-        assert not client.connection.needs_look
-        client.connection.data_to_send()
+        assert not client.connection.outgoing.needs_look
+        client.connection.outgoing.data_to_send()
         broker.core.turn.take_touched()
 
 
@@ -122,7 +122,7 @@ def test_bytes_that_are_not_sent_yet_are_bounded() -> None:
     retain(broker, 50, size=UNSENT_BYTES // 4)
     client = paused(broker)
     client.send(Subscribe(1, (SubscriptionRequest("#"),)))
-    assert client.connection.out_bytes < 2 * UNSENT_BYTES
+    assert client.connection.outgoing.out_bytes < 2 * UNSENT_BYTES
     go_on(client)
     assert len(client.payloads()) == 50
 

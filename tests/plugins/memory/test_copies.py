@@ -136,7 +136,9 @@ def test_what_leaves_at_once_is_copied_for_each_reader_too(n_messages: int) -> N
         reader.subscribe("t")
         reader.serve = lambda _now: None  # type: ignore[method-assign, assignment]  # keeps what is to be written
     publish(publisher, "t", 0, n_messages)
-    payloads = [part for reader in readers for part in reader.connection.out if part == PAYLOAD]
+    payloads = [
+        part for reader in readers for part in reader.connection.outgoing.out if part == PAYLOAD
+    ]
     assert len(payloads) == 4 * n_messages
     assert len(set(map(id, payloads))) == len(payloads)
 

@@ -273,7 +273,7 @@ class Link:
         self.client.room_bytes = 1
         self.go_on()
         self.client.room_bytes = None
-        if not self.connection.is_paused:
+        if not self.connection.outgoing.is_paused:
             self.stall()
 
     def go_on(self) -> None:
@@ -312,7 +312,7 @@ def test_packets_behind_a_payload_keep_their_place(tmp_path: Path) -> None:
     broker.connect("p").publish("t", payload_of(1, 200_000), qos=1)
     link.take_one()
     client.publish("nobody", b"x", qos=1, packet_id=9)  # its PUBACK stands behind the payload
-    assert client.connection.is_stuck
+    assert client.connection.outgoing.is_stuck
     link.go_on()
     assert [type(packet).__name__ for packet in client.inbox] == ["Publish", "PubAck"]
     assert client.payloads() == [payload_of(1, 200_000)]
@@ -330,7 +330,7 @@ def test_a_connection_that_ends_amid_a_payload_frees_it(tmp_path: Path) -> None:
     link.take_one()
     assert store.disk_bytes == 300_000
     client.lose()
-    client.connection.drop_out()
+    client.connection.outgoing.drop_out()
     assert store.disk_bytes == 0
 
 

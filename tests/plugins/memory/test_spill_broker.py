@@ -58,19 +58,19 @@ class Spilling(RuleBasedStateMachine):
     def stall(self, name: str) -> None:
         """The client reads nothing more."""
         client = self.clients[name]
-        if client is not None and not client.connection.is_paused:
+        if client is not None and not client.connection.outgoing.is_paused:
             client.connection.pause_sending(self.broker.now)
 
     @rule(name=st.sampled_from(NAMES))
     def read_a_little(self, name: str) -> None:
         """A client that has stalled takes one write."""
         client = self.clients[name]
-        if client is not None and client.connection.is_paused:
+        if client is not None and client.connection.outgoing.is_paused:
             client.room_bytes = 1
             client.connection.resume_sending(self.broker.now)
             self.broker.settle()
             client.room_bytes = None
-            if not client.connection.is_paused:
+            if not client.connection.outgoing.is_paused:
                 client.connection.pause_sending(self.broker.now)
             self._read_all()
 
@@ -78,7 +78,7 @@ class Spilling(RuleBasedStateMachine):
     def go_on(self, name: str) -> None:
         """A client that has stalled reads on."""
         client = self.clients[name]
-        if client is not None and client.connection.is_paused:
+        if client is not None and client.connection.outgoing.is_paused:
             client.connection.resume_sending(self.broker.now)
             self.broker.settle()
             self._read_all()
