@@ -312,11 +312,11 @@ class Driver:
         except PeerError as error:
             connection.peer_failed(error, self.clock())
         except asyncio.CancelledError:  # of a plugin's own wait, or all tasks are at the end
-            connection.disconnected(self.clock())
+            connection.end(self.clock())
             raise
         except Exception:  # the broker's own; this client's request cannot be answered
             self.logger.exception("%s: closed after a fault of the broker", connection.peer())
-            connection.disconnected(self.clock())
+            connection.end(self.clock())
         connection.outgoing.driver.resume()
 
     def leaves(self, now: float) -> None:

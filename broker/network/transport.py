@@ -256,7 +256,7 @@ class MqttProtocol(asyncio.Protocol):
         self.driver.logger.error(
             "%s: closed after a fault of the broker", connection.peer(), exc_info=error
         )
-        connection.disconnected(now)
+        connection.end(now)
 
     def pause_writing(self) -> None:
         """The transport has more unsent bytes than `write_high_bytes`."""

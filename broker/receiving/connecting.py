@@ -54,7 +54,7 @@ def handle_connect(connection: Client, packet: Connect, now: float) -> None:
     code = redirection(options)
     if code is not None:
         connection.refuse_connect(code, server_reference=options.server_reference)
-        connection.disconnected(now)
+        connection.end(now)
         return
     if connection.refusal is not None:  # no place for it
         connection.core.logger.info(
@@ -64,7 +64,7 @@ def handle_connect(connection: Client, packet: Connect, now: float) -> None:
             connection.peer(),
         )
         connection.refuse_connect(connection.refusal)
-        connection.disconnected(now)
+        connection.end(now)
         return
     method = packet.properties.get("authentication_method")
     if method is not None:
@@ -240,7 +240,7 @@ def _refuse_login(
         connection.peer(),
     )
     connection.refuse_connect(authenticating.refusal_code(refused, PacketType.CONNACK))
-    connection.disconnected(now)
+    connection.end(now)
 
 
 def close_if_revoked(connection: Client, now: float) -> None:
@@ -287,7 +287,7 @@ def _refuse_session(
     count(core.counters.connections_refused, limit)
     core.logger.info("client %s: refused, %s, from %s", client_id, allowed, connection.peer())
     connection.refuse_connect(ReasonCode.QUOTA_EXCEEDED, **explained(allowed))
-    connection.disconnected(now)
+    connection.end(now)
     return True
 
 

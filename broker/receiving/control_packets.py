@@ -72,7 +72,7 @@ def handle_disconnect(connection: Client, packet: Disconnect, now: float) -> Non
         ProtocolError: it sets a Session Expiry Interval that CONNECT had as 0 (3.14.2.2.2).
     """
     if not connection.is_open:  # in the middle of its authentication
-        connection.disconnected(now)
+        connection.end(now)
         return
     session = connection.session
     interval = packet.properties.get("session_expiry_interval")
@@ -83,7 +83,7 @@ def handle_disconnect(connection: Client, packet: Disconnect, now: float) -> Non
         session.expiry_interval = expiry_seconds(connection.core, interval)
     if not packet.reason_code:  # a normal disconnection
         connection.core.sessions.set_will(session, None)
-    connection.disconnected(now)
+    connection.end(now)
 
 
 _HANDLERS: Final[dict[type, Callable[[Any, Any, float], None]]] = {

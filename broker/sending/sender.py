@@ -140,13 +140,7 @@ class Sender:
     )
 
     def __init__(
-        self,
-        core: Shared,
-        driver: Any,
-        *,
-        listener: str = "default",
-        remote_address: str = "",
-        remote_port: int = 0,
+        self, core: Shared, driver: Any, listener: str, remote_address: str, remote_port: int
     ) -> None:
         self.core = core
         self.outgoing = Outgoing(core, driver)

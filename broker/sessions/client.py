@@ -218,13 +218,7 @@ class Client(Sender):
             certificate_name: common name of the client's verified certificate, or None.
             refusal: what its CONNECT is to be answered with, or None.
         """
-        super().__init__(
-            core,
-            driver,
-            listener=listener,
-            remote_address=remote_address,
-            remote_port=remote_port,
-        )
+        super().__init__(core, driver, listener, remote_address, remote_port)
         self.core: Core = core
         self.session: Session
         self.ssl_object = ssl_object
@@ -313,9 +307,9 @@ class Client(Sender):
         core = self.core
         if core.takes_runs and core.catch_up is None and not core.limits.has_publish_rate:
             self.most_lone_bytes = min(JOIN_BELOW_BYTES, self.maximum_packet_size)
-        self.send_quota = min(receive_maximum, self.core.limits.inflight_messages)
-        self.outgoing.copy_maximum = min(self.send_maximum, self.core.copy_maximum)
-        topic_alias_maximum = min(topic_alias_maximum, self.core.options.outgoing_topic_aliases)
+        self.send_quota = min(receive_maximum, core.limits.inflight_messages)
+        self.outgoing.copy_maximum = min(self.send_maximum, core.copy_maximum)
+        topic_alias_maximum = min(topic_alias_maximum, core.options.outgoing_topic_aliases)
         if topic_alias_maximum:
             self.aliases = OutgoingAliases(topic_alias_maximum)
             self.outgoing.copy_maximum = 0
@@ -323,17 +317,16 @@ class Client(Sender):
             self.timer.cancel()
             self.timer = None
         if keep_alive:  # [MQTT-3.1.2-22]
-            self._keep_alive = keep_alive * 1.5 + self.core.keep_alive_grace
-            self.timer = self.core.timers.at(
-                self.last_received + self._keep_alive, self._keep_alive_due
-            )
+            self._keep_alive = keep_alive * 1.5 + core.keep_alive_grace
+            due = self.last_received + self._keep_alive
+            self.timer = core.timers.at(due, self._keep_alive_due)
         if session.incoming:
             self.inherited = frozenset(session.incoming)
         session.connection = self
         session.outgoing = self.outgoing
         session.resend = deque(session.inflight) if session.inflight else NO_QUEUE
         session.outbox.link_changed()
-        self.core.counters.clients_connected += 1
+        core.counters.clients_connected += 1
         if session.shares:
             redelivery.member_came(session)
         self.want_pump()
@@ -342,7 +335,7 @@ class Client(Sender):
         self.core.logger.info("%s: no CONNECT in time", self.peer())
         count(self.core.counters.connections_refused, "timeout")
         self.timer = None
-        self._end(now)
+        self.end(now)
 
     def _keep_alive_due(self, now: float) -> None:
         if not self.wants_reading:  # what the client says meanwhile is not heard
@@ -371,7 +364,7 @@ class Client(Sender):
         else:
             if self.is_answered:
                 self.refuse_connect(error.reason_code, **explained(error.detail))
-            self._end(now)
+            self.end(now)
 
     def close(self, reason_code: ReasonCode, now: float | None, **properties: Any) -> None:
         """End the connection, telling an MQTT 5 client why [MQTT-3.14.0-1].
@@ -387,7 +380,7 @@ class Client(Sender):
         if self.is_open and is_answered and self.version == ProtocolVersion.MQTT_5:
             self.send_packet(Disconnect(reason_code, properties))
         self.core.logger.debug("%s: %s", self.peer(), describe_reason_code(reason_code))
-        self._end(self.last_received if now is None else now)
+        self.end(self.last_received if now is None else now)
 
     def shut_down(self, now: float) -> None:
         """End the connection as the broker stops; a client is told where else to go, if known."""
@@ -402,15 +395,12 @@ class Client(Sender):
         self.is_broken_off = True
         self.wants_more = False
         self.outgoing.drop_out()
-        self._end(now)
+        self.end(now)
 
-    def _end(self, now: float) -> None:
+    def end(self, now: float) -> None:
+        """End the connection once what is in `out` is written: nothing more is said or heard."""
         self.core.turn.touch(self.outgoing)
         self.detach(now)
-
-    def disconnected(self, now: float) -> None:
-        """The client has said DISCONNECT: nothing more is sent."""
-        self._end(now)
 
     def detach(self, now: float) -> None:
         """Leave the session, once."""
