@@ -16,7 +16,7 @@ packets leave is the other half, `penstock.broker.sending.sender`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from penstock.broker.counters import count
 from penstock.broker.errors import PeerError, ProtocolError
@@ -32,8 +32,6 @@ from penstock.broker.timers import Timer
 
 if TYPE_CHECKING:
     from penstock.broker.sessions.core import Core
-
-_NONE_INHERITED: Final[frozenset[int]] = frozenset()
 
 
 class Connection(Client):

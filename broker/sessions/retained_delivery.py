@@ -294,7 +294,7 @@ def _give(due: RetainedDue, message: Message, now: float) -> None:
         and not session.outbox.n_messages
         and not session.resend
         and not message.is_large
-        and not (breaking is not None and connection.outgoing.has_unread)  # see `Sender.pump`
+        and not (breaking is not None and connection.outgoing.has_unread)  # see `pump`
         and (not delivery.qos or connection.has_quota())
     ):
         connection.send_delivery(delivery, now)
