@@ -193,7 +193,7 @@ def _sink(seconds: float) -> None:
 
 
 def _source(address: str) -> None:
-    # Whoever reads ends the connection.
+    # The reader ends the connection.
     with contextlib.suppress(OSError), socket.create_connection((address, PORT)) as sock:
         while True:
             sock.sendall(CHUNK)

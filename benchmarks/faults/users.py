@@ -20,7 +20,7 @@ from penstock.netem.runs.broker_process import ANONYMOUS, find_program
 N_CLIENTS: Final = 50
 WITHIN_SECONDS: Final = 10.0
 ELSEWHERE: Final = "127.0.0.2"
-"""Another address of this machine, from which nobody guesses."""
+"""Another address of this machine, from which no password is guessed."""
 
 MOST_JUDGED: Final = 12
 """Five, and then one after 1, 2, 4, ... 60 s: of half a minute or more, up to two minutes."""

@@ -115,7 +115,7 @@ def receive_schedule(
         Seconds from when each was due until it was read, of those that came.
 
     Raises:
-        wire.WireError: a message came twice, or one that nobody sent.
+        wire.WireError: a message arrived twice, or was never sent.
     """
     expected = [packet(client, sequence) for sequence, (_, client) in enumerate(times)]
     size = len(expected[0])

@@ -93,7 +93,7 @@ class Filters:
         self._unsorted.append((topic_filter, client))
 
     def matching(self, topic: str) -> list[Client]:
-        """Return who has subscribed to a topic."""
+        """Return the subscribers of a topic."""
         for topic_filter, client in self._unsorted:
             node = self._root
             for level in topic_filter.split("/"):
@@ -202,7 +202,7 @@ class Relay:
         if self._context is not None:
             try:
                 sock = self._context.wrap_socket(sock, server_side=True)
-            except OSError:  # whoever only looked whether the port is open
+            except OSError:  # a client that only checked whether the port is open
                 return
         self._clients[sock.fileno()] = Client(sock)
         self._poller.register(sock, select.EPOLLIN)
@@ -297,7 +297,7 @@ class Relay:
                 self._filters.add(topic_filter, client)
             self._is_sorted |= len(filters) > 1
             return answer
-        if packet[0] == UNSUBSCRIBE:  # nobody publishes to what was unsubscribed
+        if packet[0] == UNSUBSCRIBE:  # the load publishes no more to an unsubscribed topic
             at = wire.body_at(packet)
             return wire.acknowledgement(wire.UNSUBACK, int.from_bytes(packet[at : at + 2], "big"))
         raise wire.WireError(f"read {packet[:16].hex(' ')}; no load sends that")

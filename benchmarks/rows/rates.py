@@ -1,4 +1,4 @@
-"""How many messages a second a load gets through a broker: the same run for every such row.
+"""Messages per second that pass through a broker: the run that every such row shares.
 
 Two shorter runs, unmeasured, let caches fill and find out how many messages fill the wanted
 time; the third counts.

@@ -21,7 +21,7 @@ COMPARED: Final = frozenset({OURS, STOCK, REFERENCE})
 
 CEILING: Final = "ceiling"
 NEAR_CEILING: Final = 0.8
-"""Of the load's own ceiling: who is measured so fast may be faster than what is measured."""
+"""Share of the load's own ceiling above which the load, not the broker, may limit the figure."""
 
 
 @dataclass(frozen=True, slots=True)

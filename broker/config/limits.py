@@ -60,17 +60,17 @@ class Limits:
 
     Attributes:
         connections: network connections at a time. None: as many as the process may have files
-            open, less some for everything else; more could not be accepted.
+            open, less some for everything else; the process cannot accept more.
         connections_per_address: the same from one address; the network of an IPv6 address, which
             is one host's, counts as one. None, as a whole site may stand behind one address.
-        sessions: in all, of clients that are connected and of those that are away. Above it a
-            client that has none is refused (0x97, return code 3 in MQTT 3.1.1), and one that has is
-            let in. None: one for each 32 KiB of the machine's memory, where one that is connected
-            takes 6 KB and one that is away 3.
+        sessions: of connected and of disconnected clients together. At the limit, a client without
+            a session is refused (0x97, return code 3 in MQTT 3.1.1), and a client with one is
+            accepted. None: one for each 32 KiB of the machine's memory; a session takes 6 KB while
+            its client is connected and 3 KB otherwise.
         sessions_per_user: the same of one user name. None, as all devices of a site may have one.
         sessions_per_address: the same of those whose clients came from one address last, as
-            for `connections_per_address`. None: half of `sessions`: whoever leaves sessions behind
-            keeps nobody out who comes from elsewhere, and a gateway of a whole site is far from it.
+            for `connections_per_address`. None: half of `sessions`: sessions of one address cannot
+            keep clients of other addresses out, and a gateway of a whole site stays far below it.
         total_received_bytes: that all connections together hold of packets which are not whole
             yet, and of topics with an alias. Above it the connection that holds the most is closed
             (0x97), first of clients that are not let in yet. None: an eighth of the machine's
@@ -126,18 +126,18 @@ class Limits:
             inflight to clients that are away. None: a quarter
             of the machine's memory.
         queue_full: what happens when a session is at one of its two, or all are at theirs:
-            `reject` refuses what comes at QoS 1 and 2 to its publisher (0x97), or does not
-            acknowledge it to one of MQTT 3.1.1 before there is room; nobody gets it until then.
-            What no publisher waits for is dropped as by `drop_newest`. It is the default, as
-            whoever was told success counts on the message. `drop_newest` drops what comes,
-            `drop_oldest` what has waited longest for the session, QoS 0 first. `disconnect` drops
-            what comes and lets the client know: its connection is closed (0x97), or, of one that is
-            away, the session ends, so that it finds none.
+            `reject` refuses a message of QoS 1 or 2 to its publisher (0x97). A publisher of MQTT
+            3.1.1 gets no acknowledgement before there is room; no subscriber gets the message until
+            then. A message for which no publisher waits is dropped as by `drop_newest`. `reject` is
+            the default because a publisher relies on an acknowledged message. `drop_newest` drops
+            the new message, `drop_oldest` the message that has waited longest for the session,
+            QoS 0 first. `disconnect` drops the new message and closes the client's connection
+            (0x97); the session of a disconnected client ends, so that the client finds none.
         queue_full_seconds: with `reject`, how long publishers wait for one session: if it has
-            not come down to half of its limits by then, what comes for it is dropped where there
-            is no room, until it has. A minute is longer than most clients need to come back, and
-            not so long that one that is gone for good stops its topics for everybody. None: for
-            as long as it is full.
+            not come down to half of its limits by then, messages for which it has no room are
+            dropped until it has. A minute is longer than most clients need to reconnect, and short
+            enough that a client that never returns does not stop its topics for long. None: as
+            long as the session is full.
         publish_messages_per_second: how many one connection may publish. Over it the client
             is slowed down: it is not read from. None: as fast as it can.
         publish_bytes_per_second: the same in bytes of PUBLISH packets.

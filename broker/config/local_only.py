@@ -57,7 +57,7 @@ def local_listeners(listeners: Mapping[str, Listener], file: str) -> dict[str, L
             local[name] = listener
             continue
         if listener.proxy_protocol:
-            # Whoever sends the header passes on clients of other machines.
+            # A proxy that sends the header forwards clients of other machines.
             problems.append(_problem(name, "proxy_protocol", "true", "false"))
         kept = _kept_local(listener)
         if kept is None:

@@ -353,7 +353,7 @@ def _links(measures: Measures) -> str:
     scenario = measures.scenario
     rows: dict[tuple[str, str], dict[tuple[str, int], list[LinkRow]]] = {}
     for whole in measures.tables.links:
-        # What links were before the traffic and after it matters to nobody.
+        # The report leaves out the links' profiles before and after the traffic.
         begin_s, end_s = max(whole.begin_s, 0.0), min(whole.end_s, scenario.duration_seconds)
         if begin_s >= end_s:
             continue

@@ -143,15 +143,15 @@ def _remove(names: list[str]) -> None:
 
 def _remove_at_once(names: list[str]) -> None:
     with contextlib.ExitStack() as held:
-        # Whoever is in it keeps a namespace alive, though it has no name any more. What is held
-        # open keeps its number: else the next namespace of another program could have it.
+        # A process keeps its namespace alive after the name is gone. An open file reserves the
+        # namespace's number: otherwise a new namespace of another program could get it.
         files = set()
         for name in names:
             with contextlib.suppress(OSError):  # another process has removed it
                 descriptor = os.open(FOLDER / name, os.O_RDONLY)
                 held.callback(os.close, descriptor)
                 files.add(_identity(os.fstat(descriptor)))
-        files.discard(_identity(Path("/proc/self/ns/net").stat()))  # nobody's leftover
+        files.discard(_identity(Path("/proc/self/ns/net").stat()))  # never this process's own
         _end_processes(files, names)
         lines = "".join(f"netns delete {name}\n" for name in names)
         with contextlib.suppress(NetemError):  # another process has removed some
@@ -171,8 +171,7 @@ def _end_processes(files: set[tuple[int, int]], names: list[str]) -> None:
     while time.monotonic() < deadline:
         with contextlib.ExitStack() as held:
             killed = set()
-            # All processes are looked at once, not for each of hundreds of hosts again, as
-            # `ip netns pids` would.
+            # One pass over all processes; `ip netns pids` would take a pass for each host.
             for process in Path("/proc").iterdir():
                 if process.name.isdecimal() and _is_of(process, files, enters):
                     with contextlib.suppress(OSError):  # it has ended

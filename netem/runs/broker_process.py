@@ -23,10 +23,10 @@ from penstock.netem.errors import NetemError, RunError
 from penstock.netem.links.network import FOLDER
 
 START_SECONDS: Final = 60.0
-"""In which a broker has to listen."""
+"""Time in which a broker must listen."""
 
 STOP_SECONDS: Final = 60.0
-"""In which it has to end after SIGTERM."""
+"""Time in which a broker must end after SIGTERM."""
 
 LOOK_SECONDS: Final = 0.005
 """Between two looks at whether it listens: a part of what a measured restart takes."""
@@ -70,7 +70,7 @@ def find_program(name: str) -> str:
 
 
 def penstock_command(directory: Path, policy: Mapping[str, Any]) -> list[str]:
-    """Write a policy into a directory; return the command that starts Penstock with it."""
+    """Write a policy to a directory; return the command that starts Penstock with it."""
     return [sys.executable, "-m", "penstock.broker", "-c", _write_yaml(directory, policy)]
 
 
@@ -153,11 +153,11 @@ class RunningBroker:
             )
 
     def wait_until_listening(self, port: int, seconds: float | None = None) -> None:
-        """Come back when it listens on a port, of any address.
+        """Wait until it listens on a port, at any address.
 
         Args:
             port: TCP port.
-            seconds: that it has; None for `START_SECONDS`.
+            seconds: maximum to wait; None for `START_SECONDS`.
 
         Raises:
             RunError: it has ended, or does not listen in time.
@@ -173,7 +173,7 @@ class RunningBroker:
             time.sleep(LOOK_SECONDS)
 
     def check(self) -> None:
-        """See that it runs.
+        """Check that it runs.
 
         Raises:
             RunError: it has ended; the text holds its command and the end of its log.
@@ -183,10 +183,10 @@ class RunningBroker:
             raise self._failure(f"has ended with status {status}")
 
     def stop(self, seconds: float = STOP_SECONDS) -> float:
-        """End it as an operator does; return the seconds that it took.
+        """End it with SIGTERM; return the seconds that this took.
 
         Raises:
-            RunError: it has not ended in so many seconds, and was killed.
+            RunError: it did not end in time, and was killed.
         """
         started = time.monotonic()
         self.process.terminate()
@@ -198,7 +198,7 @@ class RunningBroker:
         return time.monotonic() - started
 
     def kill(self) -> None:
-        """End it as the kernel does when memory is short; may be repeated."""
+        """End it with SIGKILL, as the kernel does when memory is short; may be repeated."""
         self.process.kill()
         self.process.wait()
 
@@ -208,7 +208,7 @@ class RunningBroker:
 
 
 def log_tail(log: Path) -> str:
-    """Return the end of a log, for a failure; a note where it is empty."""
+    """Return the end of a log, for an error; a note if the log is empty."""
     try:
         text = log.read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
     except OSError:
@@ -220,7 +220,7 @@ def log_tail(log: Path) -> str:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Say whether a process listens on a port of the network in which a process is."""
+    """Return whether any process listens on a port in the network namespace of a process."""
     ending = f":{port:04X}"
     for family in ("tcp", "tcp6"):
         try:

@@ -1,7 +1,7 @@
 """The brokers that are compared: how each is configured.
 
-All listen on port 1883 of every address of their host, let everybody in, and hold any number of
-messages for a subscriber; otherwise they are as they come.
+All listen on port 1883 of every address of their host, accept anonymous clients, and queue any
+number of messages for a subscriber. All other settings are defaults.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.netem.runs.broker_process import (
 from penstock.netem.runs.scenario import Broker
 
 CONSOLE: Final = "127.0.0.1:8081"
-"""Where Penstock's plugin `console` listens unless a scenario says otherwise."""
+"""Address of Penstock's plugin `console` unless a scenario gives another."""
 
 
 def penstock_policy(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
 
 
 def console_address(broker: Broker) -> str | None:
-    """Return where the broker can be asked what it withholds; None where it cannot."""
+    """Return the address of the broker's console, which shows withheld messages; None if none."""
     if broker.kind != "penstock":
         return None
     plugins = penstock_policy(broker.settings)["plugins"]

@@ -1,4 +1,4 @@
-"""What processes take, with those they have started: memory and processor time."""
+"""Memory and processor time of processes, with the processes that they have started."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Final
 import psutil
 
 FAMILY_SECONDS: Final = 3.0
-"""Between two looks at who has started whom: it reads a file for each process of the machine."""
+"""Period at which the tree of processes is read: this reads a file for each process."""
 
 BUSY_PERCENT: Final = 90.0
-"""Of all processors, from which on latencies may be those of this machine."""
+"""Share of all processors above which latencies may be caused by this machine."""
 
 BUSY_LOOK_SECONDS: Final = 1.0
-"""Over which it is looked at how busy they are."""
+"""Period over which the load of the processors is measured."""
 
 
 class Families:
@@ -35,7 +35,7 @@ class Families:
         self._look()
 
     def rss_bytes(self, name: str) -> int:
-        """Return the resident set of a group now."""
+        """Return the current resident set of a group."""
         self._look_if_due()
         total = 0
         for process in self._members[name].values():
@@ -46,7 +46,7 @@ class Families:
     def processor_seconds(self, name: str) -> float:
         """Return the processor time that a group has used, in user and kernel mode.
 
-        Of a process that has ended it is what the last call has seen.
+        A process that has ended counts with the time that the last call read.
         """
         self._look_if_due()
         seconds = self._seconds[name]
@@ -78,12 +78,12 @@ class Families:
 
 
 class BusyTime:
-    """For how long all processors of this machine had as much to do as they can, looked at often.
+    """Measures for how long all processors of this machine were fully busy, in short periods.
 
-    A mean over all of a run would not show the seconds in which whoever woke up had to wait.
+    A mean over a whole run would hide the seconds in which processes had to wait for a processor.
 
     Attributes:
-        seconds: of that since it was made.
+        seconds: time for which all were busy, since this object was made.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class BusyTime:
         psutil.cpu_percent()  # from here on
 
     def look(self) -> None:
-        """Look, where the time for it has come."""
+        """Measure, if a period has passed."""
         now = time.monotonic()
         lasted = now - self._looked_at
         if lasted >= BUSY_LOOK_SECONDS:

@@ -57,7 +57,7 @@ def run(
         engine: what makes links.
 
     Returns:
-        Whether all is well: no target that is judged was missed, or nobody asked.
+        Whether no judged target was missed; always true without `check`.
 
     Raises:
         typer.BadParameter: an option says what cannot be.
@@ -193,7 +193,7 @@ def ended_by_signals() -> Iterator[None]:
         numbers.append(signal.SIGHUP)
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
-        # Whoever is impatient would only stop what is being taken down.
+        # A second signal would only interrupt the removal of the network.
         for each in numbers:
             signal.signal(each, signal.SIG_IGN)
         raise SystemExit(SIGNALLED + number)

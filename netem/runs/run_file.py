@@ -1,7 +1,7 @@
-"""What was run, beside the tables: ``run.json``.
+"""The description of a run beside its tables: ``run.json``.
 
-A report is made from a folder alone: this file says which experiment its rows are of, how to make
-them again, and on what.
+A report is made from a folder alone. This file holds the experiment of its rows, the command that
+makes them again, and the machine and versions.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from penstock.netem.errors import NetemError, RunError
 from penstock.netem.runs.scenario import Scenario
 
 NAME: Final = "run.json"
-"""Of the file, in the folder of the run."""
+"""Name of the file in the folder of the run."""
 
 
 class ProcessorShare(NamedTuple):
-    """How busy a broker was.
+    """Processor time of a broker.
 
     Attributes:
         broker: name.
         seed: of the run.
         share: processor time of its process and those it has started, from the beginning of the
-            traffic to the end of the run, by that time: 1 is one core.
+            traffic to the end of the run, divided by that time: 1 is one core.
     """
 
     broker: str
@@ -42,18 +42,18 @@ class RunInfo:
     """A run of a scenario.
 
     Attributes:
-        scenario: as it was run: with the durations and the seeds of its length.
-        length: which of its two lengths.
-        command: that makes it again.
-        commit: of Penstock's source, short, with ``and changes`` where it was changed; None
-            where it is not a checkout.
+        scenario: the scenario with the durations and the seeds of this length.
+        length: the length that was run.
+        command: the command that makes it again.
+        commit: short commit of Penstock's source, with ``and changes`` if it was modified; None
+            without a checkout.
         machine: cores, model, memory, kernel.
         python: version.
         date: of the beginning, ISO 8601 with the offset from UTC.
         versions: broker name to program and version.
         processor: of each broker and seed.
-        remarks: what makes the figures doubtful, a line each.
-        engine: what made links, ``tun`` or ``tc``; None where nobody has written it down.
+        remarks: reasons to doubt the figures, a line each.
+        engine: engine of the links, ``tun`` or ``tc``; None if it was not recorded.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -75,10 +75,10 @@ _FORM: Final = TypeAdapter(RunInfo)
 
 
 def write_run_info(folder: Path, info: RunInfo) -> Path:
-    """Write what was run beside its tables.
+    """Write the description of a run beside its tables.
 
     Returns:
-        The file; what was there before is replaced.
+        The path of the file; an existing file is replaced.
 
     Raises:
         RunError: it cannot be written.
@@ -92,11 +92,11 @@ def write_run_info(folder: Path, info: RunInfo) -> Path:
 
 
 def read_run_info(folder: Path) -> RunInfo:
-    """Read what `write_run_info` has written.
+    """Read the file that `write_run_info` wrote.
 
     Raises:
-        NetemError: there is no such file, or it says something else: a line for each mistake,
-            with the place in it.
+        NetemError: the file cannot be read, or holds mistakes: a line for each mistake, with its
+            place in the file.
     """
     path = folder / NAME
     try:

@@ -39,8 +39,8 @@ LOOK_SECONDS: Final = 0.1
 """Between two looks at everything that runs."""
 
 SILENT_SECONDS: Final = 60.0
-"""What was published at QoS 0 is not waited for any more when nothing has come for so long: TCP
-doubles its wait with each loss, and is silent for as long again as a link was bad."""
+"""Silence after which missing messages of QoS 0 are not waited for. TCP doubles its retransmission
+timeout with each loss, and can stay silent for as long as the link was bad."""
 
 SETTLE_SECONDS: Final = 1.0
 """After the last delivery: for its acknowledgement, and for messages that come twice."""
@@ -154,7 +154,7 @@ class _Round:
             seed: of the run.
             names: of the brokers.
             network: an empty one.
-            folder: an empty one, for what everybody writes.
+            folder: an empty folder for the files of brokers and clients.
         """
         self._scenario = scenario
         self._seed = seed

@@ -1,9 +1,8 @@
 """Scenarios in files: the papers' experiments and our own come with Penstock, a user's are read.
 
-YAML, with the keys of `penstock.netem.runs.scenario.Scenario` but for its name, which is that of
-the file; beside them may stand ``short``, a mapping that is laid over all of it where little time
-is to be had: mappings key by key, a null takes a key out, everything else takes the place of what
-was there.
+The keys are those of `penstock.netem.runs.scenario.Scenario` without its name: the file's name is
+the name. The additional key ``short`` holds an overlay for a short run: mappings are merged key by
+key, a null removes a key, and any other value replaces the value below it.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Crew:
     def begin(self, begin_at: float) -> None:
         """Tell the clients when the traffic begins."""
         if self.process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # whoever looks next is told of its end
+            with contextlib.suppress(BrokenPipeError):  # the next check reports its end
                 self.process.stdin.write(f"begin {begin_at!r}\n".encode())
                 self.process.stdin.flush()
 
@@ -88,7 +88,7 @@ class Site:
     Attributes:
         name: of the broker in the scenario.
         roster: who takes part.
-        directory: where everybody writes.
+        directory: for the files of the broker and the clients.
         links: by name in the scenario.
         broker: the running one.
         crews: its clients, once they are started.
@@ -127,7 +127,7 @@ class Site:
 
     @property
     def files(self) -> Path:
-        """The directory of what clients have written."""
+        """The directory of the clients' files."""
         return self._clients_directory
 
     @property
