@@ -28,7 +28,6 @@ from penstock.broker.faults import is_logged
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.outbox.backlog import DELIVERY_BYTES, LARGE_DELIVERY_BYTES
 from penstock.broker.outbox.delivery import NO_QUEUE
-from penstock.broker.sending import run_now
 
 if TYPE_CHECKING:
     from penstock.broker.link import Link
@@ -385,9 +384,7 @@ class Room:
             self.waiting[connection] = (
                 None  # moved to the end: the next turn begins with the others
             )
-            rest = run_now.start(self._try_again(connection, now))
-            if rest is not None:
-                core.spawn(rest)
+            core.run(self._try_again(connection, now))
         if core.turn.steps and self.waiting:
             self._look_at(now)  # some have found room, so others may
         if self._full or self.waiting:

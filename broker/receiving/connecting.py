@@ -6,7 +6,6 @@ before it comes back here to be let in.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +24,6 @@ from penstock.broker.sessions.wills import will_message
 
 if TYPE_CHECKING:
     from penstock.broker.config.limits import Limits
-    from penstock.broker.link import Link
     from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
@@ -181,7 +179,10 @@ async def let_in(
     """
     core = connection.core
     client_id = accepted.client_id or client_id
-    keep_alive = _keep_alive(core, packet.keep_alive)
+    keep_alive = packet.keep_alive
+    longest = core.limits.maximum_keep_alive
+    if longest is not None:
+        keep_alive = min(keep_alive or longest, longest)
     expiry_interval = _expiry_interval(core, packet)
     properties = _connack_properties(core, packet, client_id, keep_alive, expiry_interval)
     properties |= extra_properties
@@ -191,10 +192,10 @@ async def let_in(
         await hand_over(core, client_id, username, connection.listener, now)
         if connection.is_closing:
             return
-    if not _holds(core, accepted.holds):  # files were read again meanwhile
+    connection.holds = accepted.holds
+    if not _holds(connection):  # files were read again meanwhile
         _refuse_login(connection, client_id, username, Refused(), now)
         return
-    connection.holds = accepted.holds
     if _refuse_session(connection, client_id, username, packet.will, now):
         return
     journal = core.journal
@@ -248,9 +249,8 @@ def close_if_revoked(connection: Client, now: float) -> None:
 
     Its will is published and its session stays, as at any other end of a connection.
     """
-    if _holds(connection.core, connection.holds):
-        return
-    revoke(connection, "its user may no longer connect", now)
+    if not _holds(connection):
+        revoke(connection, "its user may no longer connect", now)
 
 
 def revoke(connection: Client, why: str, now: float) -> None:
@@ -263,8 +263,9 @@ def revoke(connection: Client, why: str, now: float) -> None:
     connection.close(ReasonCode.NOT_AUTHORIZED, now)
 
 
-def _holds(core: Core, holds: Callable[[], bool] | None) -> bool:
-    return holds is None or core.guard.call("access control, holds", holds, otherwise=False)
+def _holds(connection: Client) -> bool:
+    ask = connection.holds
+    return ask is None or connection.core.guard.call("access control, holds", ask, otherwise=False)
 
 
 def _refuse_session(
@@ -330,7 +331,7 @@ async def _authenticate(core: Core, attempt: ConnectAttempt) -> Accepted | Refus
 
 
 def _set_up(session: Session, connection: Client, packet: Connect, username: str | None) -> None:
-    """Write into the session what the newest CONNECT says."""
+    """Write into the session what the newest CONNECT says; the gate reads it, too."""
     core = connection.core
     if session.version != packet.protocol_version:
         session.version = packet.protocol_version
@@ -339,20 +340,14 @@ def _set_up(session: Session, connection: Client, packet: Connect, username: str
     session.username = username
     session.link.username = username
     session.listener = session.link.listener = connection.listener
-    _introduce(core, session.link, packet)
+    told = packet.properties.get("user_property", ())
+    ignored = core.guard.call(core.gate, core.gate.connected, session.link, told, otherwise="")
+    if ignored:
+        core.counters.user_properties_ignored += 1
+        core.logger.info("client %s: CONNECT: %s; ignored", session.client_id, ignored)
     core.sessions.set_will(session, packet.will)
     if core.journal is not None:
         core.journal.opened(session)
-
-
-def _introduce(core: Core, link: Link, packet: Connect) -> None:
-    """Let the gate read what a CONNECT says of the path to the client."""
-    gate = core.gate
-    told = packet.properties.get("user_property", ())
-    ignored = core.guard.call(gate, gate.connected, link, told, otherwise="")
-    if ignored:
-        core.counters.user_properties_ignored += 1
-        core.logger.info("client %s: CONNECT: %s; ignored", link.client_id, ignored)
 
 
 def _expiry_interval(core: Core, packet: Connect) -> float | None:
@@ -374,13 +369,6 @@ def expiry_seconds(core: Core, interval: int) -> float | None:
     if limit is None:
         return asked
     return limit if asked is None else min(asked, limit)
-
-
-def _keep_alive(core: Core, asked: int) -> int:
-    limit: int | None = core.limits.maximum_keep_alive
-    if limit is None:
-        return asked
-    return min(asked or limit, limit)
 
 
 def _connack_properties(

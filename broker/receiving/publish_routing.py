@@ -54,11 +54,11 @@ async def route_allowed(
     targets, chosen = await core.router.allowed_recipients(plan, message, now)
     if receipt is not None and receipt.is_settled:
         return ""  # the publisher has gone meanwhile, and comes again with the message
-    if room is not None and not message.retain:
-        full = room.lacks(message, targets, chosen, now, can_tell=is_5)
-        if full:
-            return full
     if not message.retain:
+        if room is not None:
+            full = room.lacks(message, targets, chosen, now, can_tell=is_5)
+            if full:
+                return full
         _tell_routed(connection, message)
     if receipt is not None:
         receipt.wait_for(len(plan.sinks))

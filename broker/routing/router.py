@@ -20,7 +20,6 @@ from penstock.broker.routing.retained import RetainedMessages
 from penstock.broker.routing.shared_subscriptions import SharedSubscription
 from penstock.broker.routing.subscriber import Subscriber
 from penstock.broker.routing.topic_tree import Plan, Target, TopicTree
-from penstock.broker.sending import run_now
 from penstock.broker.sending.shared import Shared
 
 
@@ -241,9 +240,7 @@ class Router:
             now: monotonic seconds.
             session: whose will it is, to be asked about; None for the broker's own.
         """
-        rest = run_now.start(self._publish(message, now, session))
-        if rest is not None:
-            self._shared.spawn(rest)
+        self._shared.run(self._publish(message, now, session))
 
     async def _publish(self, message: Message, now: float, session: SessionView | None) -> None:
         if session is not None and not await self.is_allowed(session, message.topic, PUBLISH):
@@ -261,9 +258,7 @@ class Router:
             plan: of its topic.
             now: monotonic seconds.
         """
-        rest = run_now.start(self._give(message, plan, now))
-        if rest is not None:
-            self._shared.spawn(rest)
+        self._shared.run(self._give(message, plan, now))
 
     async def _give(self, message: Message, plan: Plan, now: float) -> None:
         targets, chosen = await self.allowed_recipients(plan, message, now)

@@ -14,6 +14,7 @@ Whoever holds messages that it cannot send is noted in `holders`;
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ MOST_ASKED: Final = 16
 """Members of which the gate is asked about one message, some 10 us each: there may be thousands."""
 
 
+@dataclass(slots=True, eq=False)
 class SharedSubscription:
     """The members of one shared subscription, and whose turn it is.
 
@@ -38,14 +40,11 @@ class SharedSubscription:
         n_durable: members whose session outlives the process.
     """
 
-    __slots__ = ("_turn", "holders", "members", "n_durable", "topic_filter")
-
-    def __init__(self, topic_filter: str) -> None:
-        self.topic_filter = topic_filter
-        self.members: list[Target] = []
-        self.holders: dict[Subscriber, bool] = {}
-        self.n_durable = 0
-        self._turn = 0
+    topic_filter: str
+    members: list[Target] = field(default_factory=list, init=False)
+    holders: dict[Subscriber, bool] = field(default_factory=dict, init=False)
+    n_durable: int = field(default=0, init=False)
+    _turn: int = field(default=0, init=False)
 
     def join(self, target: Target) -> bool:
         """Take a member in, or replace what it subscribed with.

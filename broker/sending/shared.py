@@ -16,6 +16,7 @@ from penstock.broker.link import Link
 from penstock.broker.outbox.backlog import Backlog
 from penstock.broker.outbox.rules import OutboxRules
 from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
+from penstock.broker.sending import run_now
 from penstock.broker.sending.turn import Turn
 from penstock.broker.timers import Timers
 
@@ -129,6 +130,12 @@ class Shared:
             return False
         access = self.access
         return access is None or not (access.checks_publish or access.checks_receive)
+
+    def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine now; what is left of one that has to wait becomes a task."""
+        rest = run_now.start(coroutine)
+        if rest is not None:
+            self.spawn(rest)
 
     def threshold_s(self, topic: str) -> int | None:
         """Ask the gate above how many payload bytes a topic's messages are large; None: none is."""

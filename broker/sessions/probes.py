@@ -22,7 +22,6 @@ from penstock.broker.extensions import LinkSampler
 from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.routing.topic_tree import Target
-from penstock.broker.sending import run_now
 
 if TYPE_CHECKING:
     from penstock.broker.link import Link
@@ -109,9 +108,7 @@ class Probes:
             self._probe(session, connection, now)
         elif session not in self._asked:
             self._asked.add(session)
-            rest = run_now.start(self._ask(session, connection, now))
-            if rest is not None:
-                self._core.spawn(rest)
+            self._core.run(self._ask(session, connection, now))
 
     async def _ask(self, session: Session, connection: Client, now: float) -> None:
         try:

@@ -26,7 +26,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.broker.outbox.delivery import Delivery
-from penstock.broker.sending import run_now
 
 if TYPE_CHECKING:
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
@@ -225,9 +224,7 @@ def restored(core: Core, journal: Journal, deliveries: Sequence[Delivery], now: 
             core.ended.matched += 1
             core.ended.drop("session_ended" if delivery.share else "payload_lost")
             journal.arrived(delivery)
-    rest = run_now.start(_move_asked(core, moved, now))
-    if rest is not None:
-        core.spawn(rest)
+    core.run(_move_asked(core, moved, now))
 
 
 def _wake(share: SharedSubscription) -> None:
@@ -268,9 +265,7 @@ def _move(
         return False
     if _is_asked(core):
         n_before = taker.ledger.matched if taker is not None else 0
-        rest = run_now.start(_move_asked(core, moved, now))
-        if rest is not None:
-            core.spawn(rest)
+        core.run(_move_asked(core, moved, now))
         return taker is not None and taker.ledger.matched > n_before
     for delivery in moved:
         share = core.tree.shares[delivery.share]

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from penstock.broker.access_control import RECEIVE
 from penstock.broker.mqtt.topics import SHARE_PREFIX, matches
 from penstock.broker.outbox.delivery import Delivery
-from penstock.broker.sending import run_now
 
 if TYPE_CHECKING:
     from penstock.broker.message import Message
@@ -157,9 +156,7 @@ def send_due(session: Session, now: float, n_messages: int = SLICE_MESSAGES) -> 
     access = session.core.access
     if access is not None and access.checks_receive:
         due.is_asking = True
-        rest = run_now.start(_send_asked(session, due, now, n_messages))
-        if rest is not None:
-            session.core.spawn(rest)
+        session.core.run(_send_asked(session, due, now, n_messages))
         return not due.is_asking
     for _ in range(SLICE_LEVELS):
         message = due.next(now)
