@@ -50,6 +50,7 @@ from penstock.broker.sending.shared import Holding
 
 if TYPE_CHECKING:
     from penstock.broker.routing.topic_tree import Plan
+    from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
 
@@ -64,13 +65,6 @@ class Waiting(Protocol):
 
     def settle(self, reason_code: int) -> None:
         """Take the answer of the commit."""
-
-
-class Slowed(Protocol):
-    """A publisher's connection."""
-
-    def wait_for_disk(self, *, waits: bool) -> None:
-        """Stop reading from the client, or go on."""
 
 
 class Journal:
@@ -131,7 +125,7 @@ class Journal:
         self._receipts: list[Waiting] = []
         self._connections: dict[Holding, None] = {}
         self._n_bytes = 0
-        self._slowed: dict[Slowed, None] = {}
+        self._slowed: dict[Client, None] = {}
         self._sealed_receipts: list[Waiting] = []
         self._sealed_connections: dict[Holding, None] = {}
         self._sealed_bytes = 0
@@ -260,7 +254,7 @@ class Journal:
 
     # -- who waits ------------------------------------------------------------------------
 
-    def settle_after(self, receipt: Waiting, n_bytes: int, publisher: Slowed) -> None:
+    def settle_after(self, receipt: Waiting, n_bytes: int, publisher: Client) -> None:
         """Settle a receipt once everything that has changed so far is committed.
 
         Args:

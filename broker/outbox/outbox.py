@@ -569,16 +569,6 @@ class Outbox:
         """Drop everything: the session has ended."""
         self._ledger.drop(reason, self.n_messages)
         self._leave_backlog(self.waiting())
-        self._clear()
-
-    def _leave_backlog(self, deliveries: Iterable[Delivery]) -> None:
-        """Subtract dropped messages from the backlog."""
-        backlog = self._rules.backlog
-        if backlog is not None:
-            for delivery in deliveries:
-                backlog.leave(delivery.message)
-
-    def _clear(self) -> None:
         for lane in self._lanes():
             lane.clear()
         self._held = None
@@ -589,6 +579,13 @@ class Outbox:
         self._passed_bytes = 0
         self._next_expiry = math.inf
         self._ask = True
+
+    def _leave_backlog(self, deliveries: Iterable[Delivery]) -> None:
+        """Subtract dropped messages from the backlog."""
+        backlog = self._rules.backlog
+        if backlog is not None:
+            for delivery in deliveries:
+                backlog.leave(delivery.message)
 
     def check_invariants(self) -> None:
         """Raise AssertionError where the class's invariants do not hold."""

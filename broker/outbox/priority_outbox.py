@@ -40,21 +40,21 @@ class PriorityOutbox(Outbox):
         self._first: deque[Delivery] = NO_QUEUE
         self._first_bytes = 0
 
-    def _is_first(self, delivery: Delivery) -> bool:
+    def _is_first(self, message: Message) -> bool:
         is_first = self._rules.is_first
-        return is_first is not None and is_first(delivery.message.topic)
+        return is_first is not None and is_first(message.topic)
 
     def _lanes(self) -> tuple[deque[Delivery], ...]:
         return self._first, self._first0, *super()._lanes()
 
     def add(self, delivery: Delivery, *, is_restored: bool = False) -> bool:
         """Let a message wait, with an order of arrival over all places."""
-        if self._is_first(delivery):
+        if self._is_first(delivery.message):
             self._sequence += 1
         return super().add(delivery, is_restored=is_restored)
 
     def _place(self, delivery: Delivery) -> None:
-        if not self._is_first(delivery):
+        if not self._is_first(delivery.message):
             super()._place(delivery)
         elif delivery.qos:
             if self._first is NO_QUEUE:
@@ -68,7 +68,7 @@ class PriorityOutbox(Outbox):
     def _oldest_for(self, delivery: Delivery) -> tuple[Delivery | None, deque[Delivery] | None]:
         """Return the message to evict; a priority message is never evicted for another topic's."""
         oldest, source = super()._oldest_for(delivery)
-        if oldest is None and self._is_first(delivery):
+        if oldest is None and self._is_first(delivery.message):
             source = self._first0 or (self._first if delivery.qos else None)
             return (source[0], source) if source else (None, None)
         return oldest, source
@@ -92,8 +92,7 @@ class PriorityOutbox(Outbox):
 
     def releases(self, message: Message, now: float) -> bool:
         """Say whether a large message could leave now; priority ones do not ask the gate."""
-        is_first = self._rules.is_first
-        return (is_first is not None and is_first(message.topic)) or super().releases(message, now)
+        return self._is_first(message) or super().releases(message, now)
 
     def _most_passed(self) -> int:
         """Return how many bytes pass the messages in other places."""

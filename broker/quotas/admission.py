@@ -16,6 +16,7 @@ from typing import Final
 from penstock.broker.config.addresses import address_key
 from penstock.broker.counters import Counters, count
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.quotas.session_quota import move
 
 MAX_REFUSED: Final = 64
 """Connections at a time that stay open only to be told why they are refused."""
@@ -154,8 +155,8 @@ class Admission:
         """
         self._counters = counters
         self._limit = connections
-        self._limit_per_address = connections_per_address
         self.counts_addresses = connections_per_address is not None
+        self._limit_per_address = connections_per_address or 0
         self._per_address: dict[str, int] = {}
         self._n_refused = 0
         self.n_connections = 0
@@ -195,12 +196,8 @@ class Admission:
 
     def count_address(self, place: Place, key: str) -> bool:
         """Count a place for an address; see `Place.came_from`."""
-        n_places = self._per_address[key] = self._per_address.get(key, 0) + 1
-        if (
-            self._limit_per_address is None
-            or n_places <= self._limit_per_address
-            or place.refusal is not None
-        ):
+        move(self._per_address, "", key)
+        if self._per_address[key] <= self._limit_per_address or place.refusal is not None:
             return True
         if not self._may_hear("address"):
             return False
@@ -212,12 +209,7 @@ class Admission:
         self.n_connections -= 1
         if place.refusal is not None:
             self._n_refused -= 1
-        if key:
-            n_places = self._per_address[key] - 1
-            if n_places:
-                self._per_address[key] = n_places
-            else:
-                del self._per_address[key]
+        move(self._per_address, key, "")
 
 
 _OPEN: Final = Places()

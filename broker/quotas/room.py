@@ -266,7 +266,14 @@ class Room:
         since = self._full.get(session)
         if since is None:
             self._full[session] = now
-            self._log_full(session)
+            if is_logged(len(self._full), first=LOGGED_SESSIONS):
+                self._core.logger.warning(
+                    "%s: full (%s): QoS 1 and 2 messages for it are refused, or wait; "
+                    "full sessions: %d",
+                    _name(session),
+                    self._queue_limits(of_all=session is None),
+                    len(self._full),
+                )
             self._look_at(now + LOOK_SECONDS)
             return True
         if self._seconds is None or now - since < self._seconds:
@@ -282,16 +289,6 @@ class Room:
                     len(self._given_up),
                 )
         return False
-
-    def _log_full(self, session: Subscriber | None) -> None:
-        if not is_logged(len(self._full), first=LOGGED_SESSIONS):
-            return
-        self._core.logger.warning(
-            "%s: full (%s): QoS 1 and 2 messages for it are refused, or wait; full sessions: %d",
-            _name(session),
-            self._queue_limits(of_all=session is None),
-            len(self._full),
-        )
 
     def _queue_limits(self, *, of_all: bool) -> str:
         limits = self._core.limits

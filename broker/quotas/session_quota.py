@@ -79,22 +79,23 @@ class SessionQuota:
         if limits.sessions_per_user is not None:
             user = username or ""
             if user != session.counted_user:
-                _move(self.of_user, session.counted_user, user)
+                move(self.of_user, session.counted_user, user)
                 session.counted_user = user
         if limits.sessions_per_address is not None:
             key = sys.intern(address_key(address)) if address else ""
             if key != session.counted_address:
-                _move(self.of_address, session.counted_address, key)
+                move(self.of_address, session.counted_address, key)
                 session.counted_address = key
 
     def forget(self, session: Counted) -> None:
         """Stop counting a session that has ended."""
-        _move(self.of_user, session.counted_user, "")
-        _move(self.of_address, session.counted_address, "")
+        move(self.of_user, session.counted_user, "")
+        move(self.of_address, session.counted_address, "")
         session.counted_user = session.counted_address = ""
 
 
-def _move(counts: dict[str, int], old: str, new: str) -> None:
+def move(counts: dict[str, int], old: str, new: str) -> None:
+    """Count one that counted for a key for another one; "" is none, and no number stays at 0."""
     if old:
         n_left = counts[old] - 1
         if n_left:
