@@ -108,28 +108,27 @@ def receive_publish(
         if problem:
             shown = topic if len(topic) <= MAX_LOGGED_TOPIC else f"{topic[:MAX_LOGGED_TOPIC]}..."
             code = ReasonCode.TOPIC_NAME_INVALID
-            return _refuse(connection, shown, packet_id, qos, code, problem)
+            return _refuse(connection, shown, packet_id, qos, problem, code)
         plan = core.tree.plan(topic, topic_bytes)
     if core.is_restricted:
         check_publish(core.options, first_byte)
         if not is_payload_valid(core.options, properties, data[payload_at:stop]):
             code = ReasonCode.PAYLOAD_FORMAT_INVALID
-            return _refuse(connection, plan.topic, packet_id, qos, code, _NOT_UTF_8)
+            return _refuse(connection, plan.topic, packet_id, qos, _NOT_UTF_8, code)
     if stop - payload_at > core.most_payload_bytes:
         code = ReasonCode.PACKET_TOO_LARGE
         allowed = core.limits.payload_bytes
         reason = f"payload of {stop - payload_at} bytes; allowed: at most {allowed}"
-        return _refuse(connection, plan.topic, packet_id, qos, code, reason)
+        return _refuse(connection, plan.topic, packet_id, qos, reason, code)
     message = _message(connection, plan, data[payload_at:stop], first_byte, properties, now)
     if message is None:
-        code = ReasonCode.QUOTA_EXCEEDED
-        return _refuse(connection, plan.topic, packet_id, qos, code, _NOT_KEPT)
+        return _refuse(connection, plan.topic, packet_id, qos, _NOT_KEPT)
     if properties is not None and n_properties_bytes > SMALL_PROPERTIES_BYTES:
         message.more_bytes = n_properties_bytes * MEMORY_PER_PROPERTY_BYTE
     is_sys = topic_bytes.startswith(b"$SYS")
     if is_sys and not may_publish_sys(connection.session.client_id, plan.topic):
         code = ReasonCode.NOT_AUTHORIZED
-        return _refuse(connection, plan.topic, packet_id, qos, code, _IS_SYS)
+        return _refuse(connection, plan.topic, packet_id, qos, _IS_SYS, code)
     if core.is_plain:
         is_simple = core.takes_runs or (first_byte == 0x30 and properties is None)
         if is_simple and not (first_byte & 1 or is_sys):
@@ -321,23 +320,22 @@ def _take(connection: Client, plan: Plan, message: Message, packet_id: int, now:
         if core.turn.congested:
             connection.throttle.wait_for_congested(now)
         return None
-    room = core.room
     if connection.awaiting:
         return hold(connection, message, packet_id, now)
-    code = ReasonCode.QUOTA_EXCEEDED
     problem = _problem(connection, plan, message)
     if problem:
-        return _refuse(connection, plan.topic, packet_id, message.qos, code, problem)
+        return _refuse(connection, plan.topic, packet_id, message.qos, problem)
     journal = core.journal
     n_changes = journal.n_changes if journal is not None else 0
     chosen = choose_members(message, plan.shares, now) if plan.shares else ()
-    if room.rejects:
+    if core.room.rejects:
         is_5 = connection.version == MQTT_5
-        full = room.lacks(message, plan.targets, chosen, now, can_tell=is_5)
+        full = core.room.lacks(message, plan.targets, chosen, now, can_tell=is_5)
         if full and not is_5:
             return hold(connection, message, packet_id, now)
         if full:
-            return _refuse(connection, plan.topic, packet_id, message.qos, code, _NO_ROOM, full)
+            qos = message.qos
+            return _refuse(connection, plan.topic, packet_id, qos, _NO_ROOM, counted_as=full)
     if message.retain:
         core.router.retain(message)
     if plan.sinks or connection.receipts:
@@ -356,16 +354,14 @@ def _take(connection: Client, plan: Plan, message: Message, packet_id: int, now:
         receipt = book_receipt(connection, packet_id, message.qos, 1)
         receipt.reason_code = taken(connection, plan)
         settle_when_safe(receipt, n_changes, plan, message)
-    elif message.qos == 2:
-        connection.session.incoming[packet_id] = None
-        if plan.targets or plan.shares:
-            connection.send_receipt(0x50, packet_id)
-        else:
-            connection.send_packet(PubRec(packet_id, taken(connection, plan)))
-    elif plan.targets or plan.shares:
-        connection.send_receipt(0x40, packet_id)
     else:
-        connection.send_packet(PubAck(packet_id, taken(connection, plan)))
+        if message.qos == 2:
+            connection.session.incoming[packet_id] = None
+        if plan.targets or plan.shares:
+            connection.send_receipt(0x40 if message.qos == 1 else 0x50, packet_id)
+        else:
+            kind = PubAck if message.qos == 1 else PubRec
+            connection.send_packet(kind(packet_id, taken(connection, plan)))
     if core.turn.congested:
         connection.throttle.wait_for_congested(now)
     return None
@@ -384,14 +380,13 @@ async def _take_checked(
     try:
         if not await core.router.is_allowed(connection.session, message.topic, PUBLISH):
             code = ReasonCode.NOT_AUTHORIZED
-            return _refuse_booked(connection, receipt, plan.topic, code, _NOT_AUTHORIZED)
+            return _refuse_booked(connection, receipt, plan.topic, _NOT_AUTHORIZED, code)
         if receipt is not None:
             if receipt.connection.awaiting:
                 return core.room.hold(receipt, message, route_held, now)
             problem = _problem(receipt.connection, plan, message)
             if problem:
-                code = ReasonCode.QUOTA_EXCEEDED
-                return _refuse_booked(connection, receipt, plan.topic, code, problem)
+                return _refuse_booked(connection, receipt, plan.topic, problem)
         full = await route_allowed(connection, receipt, plan, message, now)
     except BaseException:  # cancelled, such as by a plugin: the client must not wait for ever
         if receipt is not None:
@@ -401,8 +396,7 @@ async def _take_checked(
         return None
     if receipt.connection.version != MQTT_5:
         return core.room.hold(receipt, message, route_held, now)
-    code = ReasonCode.QUOTA_EXCEEDED
-    return _refuse_booked(connection, receipt, plan.topic, code, _NO_ROOM, full)
+    return _refuse_booked(connection, receipt, plan.topic, _NO_ROOM, counted_as=full)
 
 
 def _problem(connection: Client, plan: Plan, message: Message) -> str:
@@ -429,8 +423,8 @@ def _refuse(
     topic: str,
     packet_id: int,
     qos: int,
-    reason_code: ReasonCode,
     reason: str,
+    reason_code: ReasonCode = ReasonCode.QUOTA_EXCEEDED,
     counted_as: str = "",
 ) -> None:
     """Refuse a publish before it was routed, and acknowledge it as far as the version allows.
@@ -441,15 +435,15 @@ def _refuse(
     if reason_code in _CLOSING and (not qos or connection.version != MQTT_5):
         raise ProtocolError(f"PUBLISH: {reason}", reason_code)
     receipt = book_receipt(connection, packet_id, qos, 1) if qos else None
-    _refuse_booked(connection, receipt, topic, reason_code, reason, counted_as)
+    _refuse_booked(connection, receipt, topic, reason, reason_code, counted_as)
 
 
 def _refuse_booked(
     connection: Client,
     receipt: PublishReceipt | None,
     topic: str,
-    reason_code: ReasonCode,
     reason: str,
+    reason_code: ReasonCode = ReasonCode.QUOTA_EXCEEDED,
     counted_as: str = "",
 ) -> None:
     """Refuse a publish whose receipt is booked, if it gets one.
@@ -462,8 +456,8 @@ def _refuse_booked(
         connection: the publisher's.
         receipt: with one answer missing; None at QoS 0.
         topic: Topic Name.
+        reason: why, in words.
         reason_code: for the publisher.
-        reason: the same in words.
         counted_as: what the refusal is counted as; "" for the name of the reason code.
     """
     connection.core.router.refuse(connection.session.client_id, topic, reason_code, counted_as)
