@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.contracts import overridden
@@ -23,6 +24,7 @@ of it. A search whenever one has expired, ten times a second in 12 full outboxes
 take all the time."""
 
 
+@dataclass(eq=False, slots=True)
 class OutboxRules:
     """What the outboxes of one broker, or one proxy, have in common.
 
@@ -45,48 +47,32 @@ class OutboxRules:
         observe: the same.
     """
 
-    __slots__ = (
-        "backlog",
-        "drops_oldest",
-        "gate",
-        "guard",
-        "half_bytes",
-        "half_messages",
-        "is_first",
-        "is_large",
-        "keeps_topics",
-        "max_bytes",
-        "max_messages",
-        "observe",
-        "on_dropped",
-        "over_half",
-        "supersedes",
-    )
+    gate: DeliveryGate
+    guard: Guard
+    _: KW_ONLY
+    max_messages: int = sys.maxsize
+    max_bytes: int = sys.maxsize
+    drops_oldest: bool = False
+    backlog: Backlog | None = None
+    half_messages: int = field(init=False)
+    half_bytes: int = field(init=False)
+    over_half: set[object] = field(default_factory=set, init=False)
+    keeps_topics: bool = field(init=False)
+    supersedes: bool = field(init=False)
+    on_dropped: Callable[[Link, str, int, float], None] | None = field(default=None, init=False)
+    is_first: Callable[..., bool] | None = field(init=False)
+    is_large: Callable[..., bool] | None = field(init=False)
+    observe: Callable[..., None] | None = field(init=False)
 
-    def __init__(
-        self,
-        gate: DeliveryGate,
-        guard: Guard,
-        *,
-        max_messages: int = sys.maxsize,
-        max_bytes: int = sys.maxsize,
-        drops_oldest: bool = False,
-        backlog: Backlog | None = None,
-    ) -> None:
-        self.gate = gate
-        self.guard = guard
-        self.max_messages = max_messages
-        self.max_bytes = max_bytes
-        self.drops_oldest = drops_oldest
-        self.backlog = backlog
-        self.half_messages = max_messages // 2
-        self.half_bytes = max_bytes // 2
-        self.over_half: set[object] = set()
-        if backlog is not None:
-            backlog.over_half = self.over_half
+    def __post_init__(self) -> None:
+        """Find out once what each message asks for."""
+        gate, guard = self.gate, self.guard
+        self.half_messages = self.max_messages // 2
+        self.half_bytes = self.max_bytes // 2
+        if self.backlog is not None:
+            self.backlog.over_half = self.over_half
         self.keeps_topics = gate.keeps_topics
         self.supersedes = gate.supersedes
-        self.on_dropped: Callable[[Link, str, int, float], None] | None = None
         self.is_first = guard.over(gate, overridden(gate.is_first, DeliveryGate.is_first), False)
         self.is_large = guard.over(gate, overridden(gate.is_large, DeliveryGate.is_large), True)
         self.observe = guard.over(gate, overridden(gate.observe, DeliveryGate.observe), None)
