@@ -93,9 +93,11 @@ def pass_run_on(
 ) -> None:
     """Send a run of QoS 1 or 2 PUBLISH packets on to its subscribers, and acknowledge it.
 
+    The messages go to each subscriber at once, or wait for it.
+
     Args:
         connection: it came on.
-        sessions: who gets every message of it.
+        sessions: who gets every message of it, granted their QoS, in their protocol version.
         data: whole packets, found to be correct.
         segments: what they are.
         qos: of all.
@@ -107,9 +109,40 @@ def pass_run_on(
     publisher = connection.session.client_id
     run = MessageRun(data, segments, qos, connection.version, publisher, arrived_at, now)
     n_messages = run.n_messages
-    core.counters.packets_received += n_messages
-    core.counters.publish_received += n_messages
-    deliver(core, sessions, run, now)
+    counters = core.counters
+    counters.packets_received += n_messages
+    counters.publish_received += n_messages
+    n_bytes = len(data)
+    n_sent = 0
+    for session in sessions:
+        subscriber = session.connection
+        inflight = session.inflight
+        first = 0
+        if (  # `Session.sends_at_once`, for all of the run
+            session.is_direct
+            and subscriber is not None
+            and run.largest_bytes <= (outgoing := session.outgoing).copy_maximum
+            and n_messages + inflight.n_messages <= subscriber.send_quota
+            and n_bytes + inflight.n_bytes < subscriber.send_quota_bytes
+            and n_bytes + outgoing.out_bytes < DIRECT_BYTES
+        ):
+            first = inflight.start_run(run)
+        if not first:
+            core.turn.steps += n_messages
+            for index in range(n_messages):
+                message = run.message(index)
+                session.deliver(message, run.qos, retain=False, subscription_ids=(), now=now)
+            continue
+        outgoing.out.append(run.renumbered(first))
+        outgoing.out_bytes += n_bytes
+        if not outgoing.is_touched:
+            core.turn.write_soon(outgoing)
+        session.ledger.matched += n_messages
+        n_sent += n_messages
+        if core.timing and not (core.spares and now < session.link.quiet_until):
+            _tell_sent(core, session, first, run, now)
+    counters.packets_sent += n_sent
+    counters.publish_sent += n_sent
     answer(connection, acknowledgements, n_messages)
     if core.turn.congested:
         connection.throttle.wait_for_congested(now)
@@ -307,49 +340,6 @@ def has_durable(sessions: tuple[Session, ...]) -> bool:
         if session.inflight.journal is not None:
             return True
     return False
-
-
-def deliver(core: Core, sessions: tuple[Session, ...], run: MessageRun, now: float) -> None:
-    """Send a run to each of its subscribers at once, or let its messages wait for them.
-
-    Args:
-        core: the broker.
-        sessions: who gets every message of the run.
-        run: at a QoS that all of them were granted, in their protocol version.
-        now: monotonic seconds.
-    """
-    n_messages = run.n_messages
-    n_bytes = len(run.data)
-    n_sent = 0
-    for session in sessions:
-        connection = session.connection
-        inflight = session.inflight
-        first = 0
-        if (  # `Session.sends_at_once`, for all of the run
-            session.is_direct
-            and connection is not None
-            and run.largest_bytes <= (outgoing := session.outgoing).copy_maximum
-            and n_messages + inflight.n_messages <= connection.send_quota
-            and n_bytes + inflight.n_bytes < connection.send_quota_bytes
-            and n_bytes + outgoing.out_bytes < DIRECT_BYTES
-        ):
-            first = inflight.start_run(run)
-        if not first:
-            core.turn.steps += n_messages
-            for index in range(n_messages):
-                message = run.message(index)
-                session.deliver(message, run.qos, retain=False, subscription_ids=(), now=now)
-            continue
-        outgoing.out.append(run.renumbered(first))
-        outgoing.out_bytes += n_bytes
-        if not outgoing.is_touched:
-            core.turn.write_soon(outgoing)
-        session.ledger.matched += n_messages
-        n_sent += n_messages
-        if core.timing and not (core.spares and now < session.link.quiet_until):
-            _tell_sent(core, session, first, run, now)
-    core.counters.packets_sent += n_sent
-    core.counters.publish_sent += n_sent
 
 
 def answer(connection: Client, packets: bytes | bytearray, n_packets: int) -> None:

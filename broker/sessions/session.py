@@ -217,7 +217,7 @@ class Session:
         """Say whether a small message would be sent at once, past the outbox.
 
         This is the rule for every way that a message takes. The inner loops test the same in line,
-        to save a call for each message: `deliver` here, `runs.deliver` for a whole run, and
+        to save a call for each message: `deliver` here, `runs.pass_run_on` for a whole run, and
         `publishing.pass_on` for QoS 0, whose run is never longer than one slice of a chunk.
 
         Args:
