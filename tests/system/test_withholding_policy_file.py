@@ -17,8 +17,11 @@ from tests.helpers.process import anonymous_policy, running_broker
 MISTAKES = [
     ("{policy: historc}", "policy: read 'historc'; allowed: 'none', 'conservative', 'probabi"),
     ("{policy: 3}", "policy: read 3; allowed: 'none', 'conservative', 'probabilistic', 'histori"),
-    ("{threshold_s: -1}", "threshold_s: read -1; allowed: greater than or equal to 0"),
-    ("{threshold_s: 10 KB}", "threshold_s: read '10 KB'; allowed: a valid integer"),
+    (
+        "{threshold_s: -1}",
+        "threshold_s: read -1; allowed: a number of bytes, or a text with a unit",
+    ),
+    ("{threshold_s: 10 KX}", "threshold_s: read '10 KX'; allowed: a number of bytes, or a text"),
     ("{threshold_l: -0.5}", "threshold_l: read -0.5; allowed: seconds above 0, or auto"),
     ("{threshold_l: soon}", "threshold_l: read 'soon'; allowed: seconds above 0, or auto"),
     ("{max_withhold: -20}", "max_withhold: read -20; allowed: greater than 0"),
@@ -37,7 +40,7 @@ MISTAKES = [
     ),
     (
         "{threshold_s_by_topic: {cam/+: -5}}",
-        "threshold_s_by_topic.cam/+: read -5; allowed: greater than or equal to 0",
+        "threshold_s_by_topic.cam/+: read -5; allowed: a number of bytes, or a text",
     ),
     (
         "{listeners: {feild: {threshold_s: 5}}}",
@@ -45,7 +48,7 @@ MISTAKES = [
     ),
     (
         "{listeners: {field: {threshold_s: -5}}}",
-        "listeners.field.threshold_s: read -5; allowed: greater than or equal to 0",
+        "listeners.field.threshold_s: read -5; allowed: a number of bytes, or a text",
     ),
     (
         "{listeners: {field: {treshold_l: 5}}}",
