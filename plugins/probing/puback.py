@@ -23,6 +23,7 @@ timed; its age then counts as a sample, as the lower bound of its RTT.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -40,7 +41,7 @@ class PubackSample(NamedTuple):
     payload_bytes: int
 
 
-class PubackTimer:
+class PubackTimer(ABC):
     """Base of the timers of packets towards one subscriber.
 
     Attributes:
@@ -63,6 +64,7 @@ class PubackTimer:
         self.payload_bytes = 0
         self.next_at = 0.0
 
+    @abstractmethod
     def sent(
         self, first_packet_id: int, n_packets: int, payload_bytes: int, now: float
     ) -> PubackSample | None:
@@ -77,13 +79,12 @@ class PubackTimer:
         Returns:
             The sample of a packet that is given up for these.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def acknowledged(
         self, first_packet_id: int, n_packets: int, now: float
     ) -> Sequence[PubackSample]:
         """Return the samples of those among these packets that are being timed, oldest first."""
-        raise NotImplementedError
 
     def void(self) -> None:
         """Forget what is being timed: its connection has ended."""
