@@ -1,7 +1,7 @@
-"""CONNECT: from a stranger's first packet to a client with a session.
+"""CONNECT: from the first packet of a connection to a client with a session.
 
-A client that names an authentication method goes on in `penstock.broker.receiving.authenticating`
-before it comes back here to be let in.
+The exchange of a client that names an authentication method takes place in
+`penstock.broker.receiving.authenticating`, which calls `let_in` when the client is authenticated.
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ if TYPE_CHECKING:
 _FAILED: Final = Refused(why="access control failed")
 
 SESSION_NEVER_EXPIRES: Final = 0xFFFFFFFF
-"""A Session Expiry Interval of this value means for ever (MQTT 5.0, 3.1.2.11.2)."""
+"""A session with this Session Expiry Interval does not expire (MQTT 5.0, 3.1.2.11.2)."""
 
 
 def handle_connect(connection: Client, packet: Connect, now: float) -> None:
     """Take a client's first CONNECT (section 3.1).
 
     Raises:
-        ProtocolError: it asks for an authentication method that nobody brings
-            [MQTT-4.12.0-1], has a will beyond the limits (MQTT 5.0, 3.2.2.2), or needs what the
-            broker does not offer.
+        ProtocolError: no plugin provides its authentication method [MQTT-4.12.0-1], its will
+            exceeds a limit (MQTT 5.0, 3.2.2.2), or it needs what the broker does not offer.
     """
     connection.version = packet.protocol_version
     connection.is_answered = True
@@ -54,7 +53,7 @@ def handle_connect(connection: Client, packet: Connect, now: float) -> None:
         connection.refuse_connect(code, server_reference=options.server_reference)
         connection.end(now)
         return
-    if connection.refusal is not None:  # no place for it
+    if connection.refusal is not None:  # a limit on connections was reached
         connection.core.logger.info(
             "client %s: refused, %s, from %s",
             packet.client_id or "without an id",
@@ -74,11 +73,11 @@ def handle_connect(connection: Client, packet: Connect, now: float) -> None:
 
 
 def _check_will(limits: Limits, will: Will, version: int) -> None:
-    """Check that a client's will is one that it might publish itself.
+    """Check that a client's will is within the limits of a PUBLISH.
 
     Raises:
-        ProtocolError: topic name invalid, or packet too large: to a client of MQTT 3.1.1, which
-            has no word for it, not authorized.
+        ProtocolError: topic name invalid, or packet too large; not authorized in MQTT 3.1.1, which
+            has no return code for the size.
     """
     problem = limits.topic_problem(will.topic)
     if problem:
@@ -94,8 +93,8 @@ def _check_will(limits: Limits, will: Will, version: int) -> None:
 def _check_client_id(packet: Connect, *, may_be_empty: bool) -> None:
     """Check that a client without Client Identifier may have one assigned.
 
-    MQTT 3.1 knows no such thing. Its limit of 23 characters is not enforced: real clients go
-    beyond it.
+    MQTT 3.1 has no empty Client Identifier. Its limit of 23 characters is not enforced, because
+    real clients exceed it.
 
     Raises:
         ProtocolError: client identifier not valid [MQTT-3.1.3-8] of MQTT 3.1.1.
@@ -175,7 +174,7 @@ async def let_in(
         now: monotonic seconds.
 
     Raises:
-        ProtocolError: packet too large, as the client takes no CONNACK that accepts it.
+        ProtocolError: the CONNACK is larger than the client's Maximum Packet Size.
     """
     core = connection.core
     client_id = accepted.client_id or client_id
@@ -210,13 +209,13 @@ async def let_in(
     if (
         journal is not None
         and not journal.is_failing
-        # What is sent again behind it must be safe, too.
+        # The inflight messages that are sent again after it must be committed, too.
         and (journal.n_changes != n_changes or (session.inflight and not journal.is_settled))
     ):
         connection.hold(connack)
     else:
         connection.send_packet(connack)
-    # Before the gate is asked anew: what the old connection has left behind may say nothing more.
+    # Before the gate's next decision: estimates of the old connection are void.
     core.guard.tell_each(core.samplers, lambda sampler: sampler.connected(session.link, now))
     connection.open(
         session,
@@ -233,7 +232,7 @@ def _refuse_login(
 ) -> None:
     is_judged = refused.reason_code != NOT_JUDGED.reason_code
     connection.core.logger.info(
-        # Of each kind the log has so many lines: those of a flood must not hide wrong passwords.
+        # The log limits the lines of each format: a flood of logins must not hide wrong passwords.
         "client %s: %s: %s, from %s" if is_judged else "client %s: %s: not judged: %s, from %s",
         client_id,
         "no user name" if username is None else f"user {username!r}",
@@ -245,16 +244,16 @@ def _refuse_login(
 
 
 def close_if_revoked(connection: Client, now: float) -> None:
-    """Disconnect a client that access control would not let in any more, after a reload.
+    """Disconnect a client that access control refuses after a reload of its files.
 
-    Its will is published and its session stays, as at any other end of a connection.
+    Its will is published and its session stays, as whenever the broker closes a connection.
     """
     if not _holds(connection):
         revoke(connection, "its user may no longer connect", now)
 
 
 def revoke(connection: Client, why: str, now: float) -> None:
-    """Disconnect a client whose leave to be connected has ended; log and count it."""
+    """Disconnect a client whose right to be connected has ended; log and count it."""
     if connection.is_closing:
         return
     core = connection.core
@@ -271,10 +270,10 @@ def _holds(connection: Client) -> bool:
 def _refuse_session(
     connection: Client, client_id: str, username: str | None, will: Will | None, now: float
 ) -> bool:
-    """Refuse a client that would get a new session, or a will, where there is no room for it.
+    """Refuse a client whose new session or will would exceed a limit.
 
     Returns:
-        False where it is let in.
+        True where it was refused.
     """
     core = connection.core
     sessions = core.sessions
@@ -300,9 +299,9 @@ def _assigned_client_id(core: Core) -> str:
 
 
 async def _log_in(core: Core, attempt: ConnectAttempt, now: float) -> Accepted | Refused:
-    """Let access control judge a CONNECT, unless its client has failed too often before."""
+    """Authenticate a CONNECT, unless too many logins of its address or user have failed."""
     username = attempt.username
-    if username is None:  # no guess
+    if username is None:  # no password can be guessed
         return await _authenticate(core, attempt)
     password = attempt.password or b""
     login = core.logins.begin(attempt.remote_address, username, password, now)
@@ -331,7 +330,7 @@ async def _authenticate(core: Core, attempt: ConnectAttempt) -> Accepted | Refus
 
 
 def _set_up(session: Session, connection: Client, packet: Connect, username: str | None) -> None:
-    """Write into the session what the newest CONNECT says; the gate reads it, too."""
+    """Write the values of the newest CONNECT into the session, and pass them to the gate."""
     core = connection.core
     if session.version != packet.protocol_version:
         session.version = packet.protocol_version
@@ -351,18 +350,18 @@ def _set_up(session: Session, connection: Client, packet: Connect, username: str
 
 
 def _expiry_interval(core: Core, packet: Connect) -> float | None:
-    """Return how long the session of a CONNECT outlives its connection; None for ever."""
+    """Return how many seconds a session outlives its connection; None: it does not expire."""
     if packet.protocol_version == MQTT_5:
         return expiry_seconds(core, packet.properties.get("session_expiry_interval", 0))
     return expiry_seconds(core, 0 if packet.clean_start else SESSION_NEVER_EXPIRES)
 
 
 def expiry_seconds(core: Core, interval: int) -> float | None:
-    """Return how long a session outlives its connection, in seconds; None for ever.
+    """Return how many seconds a session outlives its connection; None: it does not expire.
 
     Args:
-        core: its own limit holds.
-        interval: Session Expiry Interval as the client asks for it.
+        core: whose `session_expiry_limit` is the most.
+        interval: Session Expiry Interval that the client requests.
     """
     asked = None if interval == SESSION_NEVER_EXPIRES else float(interval)
     limit = core.session_expiry_limit
@@ -378,7 +377,7 @@ def _connack_properties(
     keep_alive: int,
     expiry_interval: float | None,
 ) -> dict[str, Any]:
-    """Say what the broker allows and what it has changed (MQTT 5.0, 3.2.2.3)."""
+    """Return the properties that say what the broker allows and has changed (3.2.2.3)."""
     if packet.protocol_version != MQTT_5:
         return {}
     limits = core.limits
@@ -398,9 +397,9 @@ def _connack_properties(
 
 
 def _check_connack_fits(connection: Client, packet: Connect, properties: dict[str, Any]) -> None:
-    """Check that the client takes the CONNACK that accepts it.
+    """Check that the CONNACK is within the client's Maximum Packet Size.
 
-    Without one, no other packet may be sent to it [MQTT-3.2.0-1].
+    Before CONNACK no other packet may be sent to the client [MQTT-3.2.0-1].
 
     Raises:
         ProtocolError: packet too large.

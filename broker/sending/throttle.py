@@ -1,24 +1,24 @@
-"""Slowing publishers down for subscribers that keep up otherwise.
+"""Back-pressure: slowing publishers down for subscribers that otherwise keep up.
 
-Theory of operation. A publisher can send faster than a healthy subscriber reads. Were the rest
-queued, memory would grow, and at the outbox's limit messages would be dropped that TCP could
-have held back. So a publisher whose message meets a subscriber without room is not read from
-until that subscriber has caught up. A subscriber on a bad link must not hold up an alarm for
-others, though: every `THROTTLE_SECONDS` the wait is judged anew, and a subscriber whose
-transport has not drained once in that time is *slow*. It is not waited for again until it has
-drained faster than that, or its outbox has been empty. No wait lasts longer than
-`MAX_WAIT_SECONDS`.
+Theory of operation. A publisher can send faster than a healthy subscriber reads. If the excess
+were queued, memory would grow, and at the outbox's limit messages would be dropped that TCP could
+have held back. So the broker stops reading from a publisher whose message found a subscriber
+without room, until that subscriber has caught up. A subscriber on a bad link must not delay an
+alarm for others: the wait is checked every `THROTTLE_SECONDS`, and a subscriber whose transport
+has not drained once in that time is *slow*. No publisher waits for it again until it has drained
+faster than that, or its outbox has been empty. No wait lasts longer than `MAX_WAIT_SECONDS`.
 
-Who publishes little does not wait for what others have sent. What a publisher adds to subscribers
-without room uses up an allowance (`LITTLE_MESSAGES_PER_SECOND`, `LITTLE_BYTES_PER_SECOND`), and it
-waits only when that is spent, or for a subscriber that has a good part of what its outbox takes
-waiting (`WAITING_SHARE`): then very many who publish little are a flood, too.
+A publisher of few messages does not wait because of others. What a publisher adds to subscribers
+without room uses up its allowance (`LITTLE_MESSAGES_PER_SECOND`, `LITTLE_BYTES_PER_SECOND`). It
+waits only when the allowance is spent, or for a subscriber whose outbox is filled to a certain
+share (`WAITING_SHARE`): very many publishers of few messages are a flood, too.
 
-A client that is not read from cannot acknowledge either. Were two that flood each other both
-held, each would wait for the other's acknowledgements, which nobody reads. So nobody waits for
-one that waits for it, be it through others: who waits for whom has no circle, and at the end of
-each chain stands a client that is read from. One in the middle of a chain is not slow by itself
-and is not judged: from source to worker to sink, the source is to wait for the sink too.
+The broker does not read the acknowledgements of a client that waits. If two clients that flood
+each other both waited, each would wait for acknowledgements of the other that are not read. So a
+client never waits for one that waits for it, directly or through others: the relation has no
+cycle, and each chain ends at a client that is read from. A client in the middle of a chain is not
+judged, because it is not slow by itself: from source to worker to sink, the source has to wait for
+the sink too.
 """
 
 # One throttle reads another's fields: they are two ends of one relation.
@@ -34,36 +34,37 @@ if TYPE_CHECKING:
     from penstock.broker.sending.sender import Sender
 
 THROTTLE_SECONDS: Final = 0.05
-"""Time in which a subscriber that keeps up drains `write_high_bytes` at least once; below some
-0.5 MB/s it does not."""
+"""Time in which a subscriber that keeps up drains `write_high_bytes` at least once. That takes
+some 0.5 MB/s."""
 
 MAX_WAIT_SECONDS: Final = 1.0
-"""The longest that a publisher is not read from, however well its subscribers drain."""
+"""The longest time for which a publisher is not read from, however well its subscribers drain."""
 
 LITTLE_MESSAGES_PER_SECOND: Final = 200.0
-"""What a publisher may add to subscribers without room and need not wait."""
+"""What a publisher may add to subscribers without room before it has to wait."""
 
 LITTLE_BYTES_PER_SECOND: Final = 131_072.0
-"""The same in payload bytes: a quarter of what the slowest subscriber drains that is waited for."""
+"""The same in payload bytes: a quarter of the rate below which a subscriber is slow."""
 
 LITTLE_SECONDS: Final = 0.25
-"""The allowance of so long may be used at once: a network brings messages in bunches."""
+"""Seconds of the allowance that may be used at once: a network delivers messages in bursts."""
 
 MOST_DEBT_SECONDS: Final = 1.0
-"""A publisher that has spent more of its allowance, such as by one large message, has little again
-after as long as the longest wait."""
+"""The most by which a publisher's allowance is overdrawn, such as by one large message: it is
+regained in the time of the longest wait."""
 
 WAITING_SHARE: Final = 0.125
-"""Of the messages or bytes that an outbox takes: while fewer wait, it has room for little ones."""
+"""Share of the messages or bytes of a full outbox up to which it has room for publishers of few
+messages."""
 
 
 class Throttle:
-    """One connection's part in it, as a publisher and as a subscriber.
+    """The back-pressure of one connection, as a publisher and as a subscriber.
 
     Attributes:
-        connection: whose part it is; None after its end, when it waits for nobody.
-        blockers: the subscribers that this publisher waits for. Here, as in `_held`, a dictionary
-            stands for a set: most are empty, and an empty one takes a third of the memory.
+        connection: the connection; None after its end, when it waits for no other.
+        blockers: the subscribers for which this publisher waits. Here, as in `_held`, a dictionary
+            is used as a set: most are empty, and an empty one takes a third of the memory.
         is_slow: a publisher has waited for this connection in vain.
     """
 
@@ -95,17 +96,17 @@ class Throttle:
         self.is_slow = False
 
     def paused(self, now: float) -> None:
-        """This connection's transport has no room."""
+        """Note that this connection's transport has no room."""
         self._paused_at = now
 
     def resumed(self, now: float) -> None:
-        """It has drained."""
+        """Note that its transport has drained."""
         self._resumed_at = now
         if now - self._paused_at < THROTTLE_SECONDS:
             self.is_slow = False
 
     def wait_for_congested(self, now: float) -> None:
-        """Wait for the subscribers whom the last publish found without room."""
+        """Wait for the subscribers that had no room for the last publish."""
         congested = self._core.turn.congested
         if not congested:
             return
@@ -126,7 +127,7 @@ class Throttle:
             self._touch()
 
     def _is_little(self, n_subscribers: int, now: float) -> bool:
-        """Book what the last publish added; say whether it is within the allowance."""
+        """Book what the last publish added, and say whether it is within the allowance."""
         congested = self._core.turn.congested
         n_bytes = sum(n_bytes for _, n_bytes in congested)
         seconds = max(
@@ -141,7 +142,7 @@ class Throttle:
             self._core.turn.touch(self.connection.outgoing)
 
     def _waits_for(self, other: Throttle) -> bool:
-        """Say whether this connection waits for another one, be it through others."""
+        """Say whether this connection waits for another one, directly or through others."""
         if not other._held:
             return False
         seen = {self}
@@ -181,7 +182,7 @@ class Throttle:
             self._timer = None
 
     def let_go(self) -> None:
-        """Let every publisher go on that waits for this connection."""
+        """Resume every publisher that waits for this connection."""
         for publisher in self._held:
             publisher.blockers.pop(self, None)
             if not publisher.blockers and publisher._timer is not None:
@@ -191,7 +192,7 @@ class Throttle:
         self._held.clear()
 
     def leave(self) -> None:
-        """The connection has ended: nobody waits for it, and it waits for nobody."""
+        """Release every publisher that waits for this connection, and end its own wait."""
         self.let_go()
         for blocker in self.blockers:
             blocker._held.pop(self, None)
@@ -199,16 +200,16 @@ class Throttle:
         self._cancel_timer()
 
     def end(self) -> None:
-        """Leave, and let go of the connection: nothing is done for it any more.
+        """Leave, and drop the reference to the connection, which has ended.
 
-        The two refer to each other: apart they are freed at once, and not by the collector.
+        The two refer to each other. Without the cycle they are freed at once, not by the collector.
         """
         self.leave()
         self.connection = None
 
 
 def _has_room_for_little(subscriber: Sender) -> bool:
-    """Say whether so little waits for a subscriber that who publishes little need not wait."""
+    """Say whether few enough messages wait for a subscriber that small publishers need not wait."""
     limits, outbox = subscriber.core.limits, subscriber.session.outbox
     return (
         outbox.n_messages < limits.queued_messages * WAITING_SHARE

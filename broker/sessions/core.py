@@ -1,7 +1,7 @@
-"""What all connections of one broker share.
+"""The state that all connections of one broker share.
 
-The core has no clock and does no I/O. A driver calls it with bytes and `now`; what it wants
-written stands in the connections it has touched, which the driver takes by `take_touched`.
+The core has no clock and does no I/O. A driver calls it with bytes and `now`. The bytes to be
+written are in the connections that were touched, which the driver takes by `take_touched`.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
 
 
 ARRIVAL_SECONDS: Final = 0.125
-"""Messages that come in the same eighth of a second share one number for it: of a backlog of
-100,000, whose chunks had 2,000 of their own, each page of these kept a MiB from going back to the
-system. An eighth is exact as a binary number."""
+"""Messages that arrive in the same eighth of a second share one float object. With a float for each
+chunk, a backlog of 100,000 messages had 2,000, and each page that held one kept a MiB from being
+returned to the system. An eighth is exact as a binary number."""
 
 
 class FastPlan:
-    """A plan whose messages need nothing but to be copied to connections.
+    """A plan whose messages can be copied to connections as they are.
 
     Attributes:
-        threshold_s: payload bytes above which the plan does not hold, as a gate or a limit is to
-            look at the message.
-        sessions: who gets each message, all with the publisher's form of PUBLISH; plans with the
-            same sessions have the very same tuple.
+        threshold_s: payload bytes above which the plan does not apply, because a gate or a limit
+            has to check the message.
+        sessions: that get each message, all in the publisher's form of PUBLISH; plans with the
+            same sessions share one tuple object.
         least_qos: the least QoS that was granted to any of them; 0 for none.
         topic: Topic Name, as text and in UTF-8.
     """
@@ -79,22 +79,23 @@ class Core(Shared):
         tree: all subscriptions.
         retained: all retained messages.
         sessions: all sessions.
-        received: what all connections hold of packets that are not whole yet.
+        received: bytes that connections hold of incomplete packets and of topics with an alias.
         authenticators: methods of enhanced authentication, by name.
-        logins: who has failed to log in too often.
-        ended: the ledgers of sessions that are gone, added up.
+        logins: failed logins, and who has to wait after too many.
+        ended: the sum of the ledgers of ended sessions.
         fast_plans: protocol version to topic bytes to `FastPlan`; emptied with the plans.
-        breaking: breaks the sending of large messages off; None where the gate does not.
-        router: gives messages to those who get them.
-        room: who has room for messages, and who waits for it.
-        on_sys_subscribed: told of each filter below ``$`` to which what is retained is due; None
-            where nobody publishes on demand.
-        catch_up: returns what a client that causes events is to wait for, or None where the
-            callbacks keep up; None where no callback falls behind.
+        breaking: breaks off the sending of large messages; None where the gate does not.
+        router: gives messages to sessions and sinks.
+        room: which sessions have room for messages, and which publishers wait for it.
+        on_sys_subscribed: called with each filter below ``$`` before its retained messages are
+            sent; None where no topic is published on demand.
+        catch_up: returns a coroutine for which a client that causes events waits, or None while
+            the callbacks keep up; itself None where no callback can fall behind.
         is_restricted: each PUBLISH is checked for what the broker does not offer.
         takes_runs: QoS 1 and 2 packets may be handled in runs (`penstock.broker.receiving.runs`).
-        copy_maximum: bytes of the largest packet that may go on as it came, past the payload store:
-            any size by reference, one that is read at once, or one whose payload is never copied.
+        copy_maximum: bytes of the largest packet that is passed on as it was received, past the
+            payload store: any size where payloads are kept by reference; else the size up to which
+            the store is not used, or the size that is read in one piece.
     """
 
     def __init__(
@@ -189,14 +190,14 @@ class Core(Shared):
         self._arrived_at = -math.inf
 
     def arrived_at(self, now: float, sinks: Sequence[MessageSink] = ()) -> float:
-        """Return what is noted as the arrival time of a message that comes now.
+        """Return the arrival time that is stored with a message.
 
         Args:
             now: monotonic seconds.
             sinks: that get the message; with any of them, the time is exact.
 
         Returns:
-            When the eighth of a second began that it is, the same object for all of it. That
+            The start of the current eighth of a second, one object for all messages of it. It
             depends on the time alone, so it is the same on every way that a message may take.
         """
         if sinks:
@@ -211,7 +212,7 @@ class Core(Shared):
             plans.clear()
 
     def fast_plan(self, plan: Plan, version: int) -> None:
-        """Note a plan as fast for publishers of a version, if it is."""
+        """Note a plan as fast for publishers of a version, where its messages can be copied."""
         if not self.is_plain or plan.sinks or plan.shares:
             return
         if plan.topic_bytes in self.fast_plans[version]:
@@ -231,7 +232,7 @@ class Core(Shared):
         )
 
     def ledger(self) -> Ledger:
-        """Return the broker's account: all sessions, gone and present, added up."""
+        """Return the sum of the ledgers of all sessions, ended ones included."""
         total = Ledger()
         total.add(self.ended)
         for session in self.sessions:

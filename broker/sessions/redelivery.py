@@ -1,23 +1,22 @@
 """Messages of shared subscriptions that change hands (MQTT 5.0, 4.8.2).
 
-Theory of operation. A work queue must not stall for a worker that went away or is stuck. So
-what was not sent stays only as long with the member that it was first given to as nobody else
-has room: a member that has nothing to do takes a few messages at a time from those that hold
-some, who are noted in `SharedSubscription.holders`. Nothing is copied in bulk, whatever has
-piled up.
+Theory of operation. A work queue must not stall because a worker is disconnected or stuck.
+An unsent message stays with its first member only while no other member has room: an idle
+member takes a few messages at a time from the members that hold some, which are noted in
+`SharedSubscription.holders`. Nothing is copied in bulk, however long the backlog is.
 
-* Not sent, any QoS: another member may take it at any time. At QoS 0 it is handed on at once
-  when the connection ends, as nothing is kept for a client that is away.
-* QoS 1, sent and unacknowledged: another member may take it as soon as the connection is lost
-  (4.8.2 allows it). A job is then not late by the time that its first worker is away, and may
-  be done twice, as QoS 1 may; a client that connects anew at once keeps it.
+* Unsent, any QoS: another member may take it at any time. A QoS 0 message is handed on when the
+  connection ends, because no QoS 0 message is kept for a disconnected client.
+* QoS 1, sent and unacknowledged: another member may take it once the connection is lost (4.8.2
+  allows it). The job does not wait until its first worker reconnects. It may be done twice, as
+  QoS 1 allows. A client that reconnects at once keeps it.
 * QoS 2, sent: completed with the same client, and never given to another [MQTT-4.8.2-4],
   [MQTT-4.8.2-5].
-* Refused by a reason code: given to nobody [MQTT-4.8.2-6].
+* Refused with a reason code: given to no other member [MQTT-4.8.2-6].
 
-When a session ends, all that may change hands does, to members that are away too if there are
-no others. In the ledger a message leaves the first member as ``moved`` and is matched anew for
-the next.
+When a session ends, every message that may change hands does; disconnected members get it if no
+member is connected. The ledger books a message as ``moved`` from the first member, and as matched
+for the next.
 """
 
 from __future__ import annotations
@@ -34,22 +33,23 @@ if TYPE_CHECKING:
     from penstock.broker.sessions.session import Session
 
 TAKE_MESSAGES: Final = 16
-"""What an idle member takes over before others have their turn: a packet's worth of small
-messages, so that members that become idle together share what has piled up."""
+"""Messages that an idle member takes over before the next member's turn: as many small messages as
+fill a packet, so that members that become idle together share the backlog."""
 
 
 FEW_MESSAGES: Final = 64
-"""What a member may hold to be asked often: to look at so many takes some 20 us. One with a long
-backlog would be looked through for each acknowledgement of another."""
+"""Messages of the longest outbox that is searched often: a search of so many takes some 20 us. A
+long backlog would be searched at each acknowledgement of another member."""
 
 
 ASKED_AGAIN: Final = 4
-"""Holders that had nothing which could leave with a member: it asks so many of them each time, with
-each acknowledgement maybe. There may be a thousand, and the gate takes some 10 us for each."""
+"""Holders that a member searches again at a time though they had no message that it could send. It
+may search at each acknowledgement, there may be a thousand holders, and the gate takes some 10 us
+for each."""
 
 
 SLICE_MESSAGES: Final = 1000
-"""What a session that leaves a share hands on before others have their turn: some 20 ms."""
+"""Messages that a session hands on in one turn when it leaves a share: some 20 ms."""
 
 
 def may_take_over(session: Session) -> bool:
@@ -58,14 +58,14 @@ def may_take_over(session: Session) -> bool:
 
 
 def take_over(session: Session, now: float) -> bool:
-    """Take from another member what this one, which has nothing to do, can send.
+    """Take messages from another member, where this member is idle and can send them.
 
     Args:
         session: connected and a member of a share.
         now: monotonic seconds.
 
     Returns:
-        True where the session has got something.
+        True where the session has got a message.
     """
     connection = session.connection
     if connection is None or session.outbox.n_messages or not connection.has_quota():
@@ -91,14 +91,14 @@ def take_over(session: Session, now: float) -> bool:
 def _take_from(
     holder: Session, share: SharedSubscription, n_messages: int, taker: Session, now: float
 ) -> tuple[list[Delivery], bool]:
-    """Take messages of a share out of a session: inflight ones only where it is away.
+    """Take messages of a share out of a session: inflight ones only where it is disconnected.
 
-    What could not leave with the taker either stays: two members would take it from each other
-    for ever. Of large messages one goes, as they leave one at a time, with a fresh decision after
-    each: the others would wait anew, and the bound of their wait with them.
+    A message that the taker cannot send either stays; otherwise two members would take it from
+    each other endlessly. At most one large message is taken, because large messages leave one at a
+    time, with a fresh decision after each: the wait of the others, and its bound, would start anew.
 
     Returns:
-        (what was taken, whether there is something large that the taker may not have now).
+        (the deliveries taken, whether a large message may not leave with the taker at this time).
     """
     name = share.topic_filter
     if holder.connection is None:
@@ -106,7 +106,7 @@ def _take_from(
         taken += holder.outbox.take_where(lambda d: d.share == name, n_messages - len(taken))
         return taken, False
     if _is_asked(holder.core):
-        return [], False  # with whom it is, it may be received: this is known of nobody else yet
+        return [], False  # the holder is known to be authorized to receive, the taker is not
     is_open, has_refused = True, False
 
     def can_leave(delivery: Delivery) -> bool:
@@ -135,7 +135,7 @@ def _take_inflight(
 
 
 def member_came(session: Session) -> None:
-    """A member is there anew: it may take what others hold that are away."""
+    """Note that a member has subscribed or connected: it may take from disconnected members."""
     for share in session.shares:
         for member in share.members:
             other = member.session
@@ -146,7 +146,7 @@ def member_came(session: Session) -> None:
 
 
 def connection_lost(session: Session, now: float) -> None:
-    """A member's connection has ended: let others have what it cannot send."""
+    """Offer the messages of a member whose connection has ended to the other members."""
     lively = {s.topic_filter: s for s in session.shares if s.has_connected_member()}
     if not lively:
         return
@@ -159,11 +159,11 @@ def connection_lost(session: Session, now: float) -> None:
 
 
 def unsubscribed(session: Session, topic_filter: str, now: float) -> None:
-    """A session has left a share: what it has not begun to send is for the others.
+    """Give the unsent messages of a session that has left a share to the other members.
 
-    What it was sent is completed with it [MQTT-3.10.4-3], and so is the rest where no other
-    member is there to take it. Very many go slice by slice, with turns for others between; what is
-    not among them yet may go to the client meanwhile.
+    Inflight messages are completed with the session [MQTT-3.10.4-3], and so are the others where
+    no other member is connected. A long backlog moves slice by slice, with turns of other clients
+    between; a message of a later slice may be sent to the session's client meanwhile.
     """
     share = session.core.tree.shares.get(topic_filter)
     if share is None or not share.has_connected_member() or share.member_of(session) is not None:
@@ -175,13 +175,13 @@ def unsubscribed(session: Session, topic_filter: str, now: float) -> None:
 
 
 def refused(session: Session, is_refused: Callable[[Delivery], bool], now: float) -> None:
-    """Take from a session what it may not receive any more; of a share, others may.
+    """Take from a session what it may no longer receive; messages of a share go to other members.
 
-    What it has received already is completed with it.
+    A QoS 2 message that the client has received is completed with it.
 
     Args:
         session: without a connection.
-        is_refused: says of a delivery whether it goes.
+        is_refused: says whether a delivery is taken.
         now: monotonic seconds.
     """
     inflight = session.inflight
@@ -197,7 +197,7 @@ def refused(session: Session, is_refused: Callable[[Delivery], bool], now: float
 
 
 def session_ended(session: Session, now: float) -> None:
-    """A session, a member of no share any more, is about to drop all it holds: hand it on."""
+    """Hand on what a session holds of shares, before it ends; it has left them already."""
     shares = session.core.tree.shares
     if not shares:
         return
@@ -207,10 +207,10 @@ def session_ended(session: Session, now: float) -> None:
 
 
 def restored(core: Core, journal: Journal, deliveries: Sequence[Delivery], now: float) -> None:
-    """Give what a restart found in nobody's hands to members of its shares.
+    """Give deliveries that belong to no session after a restart to members of their shares.
 
     Args:
-        core: its sessions and their subscriptions are there.
+        core: with its sessions and their subscriptions restored.
         journal: of the core.
         deliveries: read from the database, with their rows; without a share where the payload
             is lost.
@@ -235,7 +235,7 @@ def _wake(share: SharedSubscription) -> None:
 
 
 def _is_asked(core: Core) -> bool:
-    """Say whether access control is asked who may receive what."""
+    """Say whether access control decides who may receive a message."""
     return core.access is not None and core.access.checks_receive
 
 
@@ -245,10 +245,10 @@ def _move(
     """Give messages that were taken out of a session to other members of their shares.
 
     Args:
-        giver: booked as having given them away.
+        giver: its ledger books them as moved or expired.
         deliveries: of shares that have members.
         now: monotonic seconds.
-        taker: who gets them; None for whose turn it is.
+        taker: the member that gets them; None for the member that the share chooses.
 
     Returns:
         True where the taker has got some.
@@ -278,7 +278,7 @@ def _move(
 
 
 async def _move_asked(core: Core, moved: Sequence[Delivery], now: float) -> None:
-    """As the end of `_move`, where access control is asked about each member."""
+    """Do the last part of `_move` where access control decides about each member."""
     journal = core.journal
     if journal is not None:
         for delivery in moved:
