@@ -158,8 +158,8 @@ class Server:
             local = [name for name, one in listeners.items() if not demands_certificate(one)]
             if local:
                 self._logger.warning(
-                    "%s names nothing that authenticates clients: listeners that serve this "
-                    "machine alone, with any user name and password: %s; %s",
+                    "%s: no plugin authenticates clients: listeners that serve only this machine "
+                    "and accept any user name and password: %s; %s",
                     policy.file,
                     ", ".join(local),
                     WHAT_TO_WRITE,
@@ -169,8 +169,8 @@ class Server:
             for listener in policy.listeners.values():
                 if not is_local(listener):
                     self._logger.warning(
-                        "listener %s: AnonymousAuthPlugin lets in every client that can reach "
-                        "it, also from other machines",
+                        "listener %s: AnonymousAuthPlugin accepts every client that can reach "
+                        "the listener, also from other machines",
                         listener.name,
                     )
         return policy.listeners

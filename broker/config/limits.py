@@ -1,7 +1,7 @@
-"""What one client may take of the broker: each limit with its default and the reason for it.
+"""Limits on what one client may use of the broker, each with its default and the reason for it.
 
-The keys under `limits` of the policy file. Each has a default that an honest client does not
-meet, and that keeps what one client costs in bounds.
+These are the keys under `limits` of the policy file. No honest client reaches a default, and the
+defaults bound the cost of one client.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ _MEMORY_PER_BYTE: Final = {
 """Bytes of the machine's memory for each byte of these limits."""
 
 OF_MEMORY: Final = ("sessions", "sessions_per_address", *_MEMORY_PER_BYTE)
-"""Limits that are a share of the machine's memory where the policy file has no number."""
+"""Limits that are a share of the machine's memory unless the policy file sets them."""
 
 _MOST_PLAN_BYTES: Final = 128 * 1024 * 1024
-"""Room for some 200,000 topics with one subscriber each, or for 1,400 with a thousand each."""
+"""Plans of some 200,000 topics with one subscriber each, or of 1,400 with a thousand each."""
 
 _LEAST_PLAN_BYTES: Final = 8 * 1024 * 1024
-"""The same for 13,000 topics: few messages that wait or are retained may be of many topics."""
+"""Plans of 13,000 topics with one subscriber each, where the limits on queued or retained bytes are
+low: few bytes may belong to many topics."""
 
 _PLANS_PER_BYTE: Final = 16
 
@@ -56,118 +57,129 @@ QueueFull = Literal["reject", "drop_newest", "drop_oldest", "disconnect"]
 
 @checked_dataclass(frozen=True, slots=True, config=STRICT)
 class Limits:
-    """What one client may take of the broker; the keys under `limits`.
+    """Limits on what one client may use of the broker; the keys under `limits`.
 
     Attributes:
         connections: network connections at a time. None: as many as the process may have files
             open, less some for everything else; the process cannot accept more.
-        connections_per_address: the same from one address; the network of an IPv6 address, which
-            is one host's, counts as one. None, as a whole site may stand behind one address.
+        connections_per_address: the same from one address. The network of an IPv6 address counts as
+            one address, because one host may use all of it. None, because all devices of a site may
+            share one address.
         sessions: of connected and of disconnected clients together. At the limit, a client without
             a session is refused (0x97, return code 3 in MQTT 3.1.1), and a client with one is
             accepted. None: one for each 32 KiB of the machine's memory; a session takes 6 KB while
             its client is connected and 3 KB otherwise.
-        sessions_per_user: the same of one user name. None, as all devices of a site may have one.
-        sessions_per_address: the same of those whose clients came from one address last, as
-            for `connections_per_address`. None: half of `sessions`: sessions of one address cannot
-            keep clients of other addresses out, and a gateway of a whole site stays far below it.
-        total_received_bytes: that all connections together hold of packets which are not whole
-            yet, and of topics with an alias. Above it the connection that holds the most is closed
-            (0x97), first of clients that are not let in yet. None: an eighth of the machine's
+        sessions_per_user: sessions of one user name. None, because all devices of a site may share
+            one.
+        sessions_per_address: sessions whose clients connected from one address last; an address is
+            counted as for `connections_per_address`. None: half of `sessions`: sessions of one
+            address cannot keep clients of other addresses out, and a gateway of a whole site stays
+            far below it.
+        total_received_bytes: bytes that all connections together hold of incomplete packets, and of
+            topics with an alias. Above it the connection that holds the most is closed (0x97),
+            first among clients whose CONNECT was not accepted yet. None: an eighth of the machine's
             memory; each packet may be as large as `maximum_packet_size`.
-        maximum_packet_size: bytes of the largest packet a client may send. As much as the
-            format has by default: what aMQTT carried passes here too, and what a packet costs
-            is bounded by what its sender has really sent.
-        control_bytes: of the largest packet that is no PUBLISH; a client is closed for it (0x97).
-            Packets of many small parts take up to 25 times their bytes in memory.
-        connect_bytes: of the largest CONNECT, and of AUTH before CONNACK, where `control_bytes` is
-            not less; a client is refused for it (0x95, in MQTT 3.1.1 without a word). They come
-            from strangers, who take the broker's time and memory by them. The longest will fits,
-            of 64 KiB, and as much again for all the rest.
-        properties: User Properties of one packet, and as many of a will; a client is closed or
-            refused for more (0x97) before they are read. Each takes some 2 us of everybody's time
-            and 300 bytes, and applications have a dozen.
-        properties_bytes: of the properties of a PUBLISH; a client is closed for more (0x97). Each
-            reader gets a copy. The longest Correlation Data fits, of 64 KiB, and as much again.
-        payload_bytes: of the largest payload of a PUBLISH or of a will. A larger message is not
-            routed. At QoS 1 and 2 it is acknowledged, or a client of MQTT 3.1.1 would send it again
-            after each reconnect; in MQTT 5 the acknowledgement says 0x97. A CONNECT with such a
-            will is refused (0x95, return code 5 in MQTT 3.1.1). None: what fits in a packet.
-        topic_bytes: of the longest Topic Name or Topic Filter. As much as the format has: it is
-            the levels that make a topic cost more than its bytes.
-        topic_levels: of the deepest Topic Name or Topic Filter, `a/b` having two. A level costs
-            some 250 bytes in a subscription or retained message; no scheme of names in use
-            comes near to 128, and 65,535 bytes can be 32,768.
-        subscriptions: of one session, shared ones included. At 1 KB each they are 10 MB.
-        subscription_bytes: the same in bytes of memory, each with its filter and all levels of it;
-            a further one is refused (0x97). 10,000 of 3 KB each fit, and 500 of the longest.
+        maximum_packet_size: bytes of the largest packet that a client may send. The default is the
+            format's maximum: a packet that aMQTT accepted is accepted here, and a packet takes no
+            more memory than its sender has sent.
+        control_bytes: bytes of the largest packet other than PUBLISH. The connection of a client
+            that sends a larger one is closed (0x97). A packet of many small parts takes up to 25
+            times its bytes in memory.
+        connect_bytes: bytes of the largest CONNECT, and of the largest AUTH before CONNACK, where
+            `control_bytes` is not less. A larger CONNECT is refused (0x95; in MQTT 3.1.1 the
+            connection is closed without CONNACK). A client that is not authenticated uses the
+            broker's time and memory with these packets. The longest will of 64 KiB fits, with
+            64 KiB for the rest.
+        properties: User Properties of one packet, and as many of a will. A connection with more is
+            closed or refused (0x97) before they are read. Each takes some 2 us of the event loop's
+            time and 300 bytes; applications use a dozen.
+        properties_bytes: bytes of the properties of a PUBLISH. A connection with more is closed
+            (0x97). Each subscriber gets a copy. The longest Correlation Data of 64 KiB fits, with
+            64 KiB for the rest.
+        payload_bytes: bytes of the largest payload of a PUBLISH or of a will. A larger message is
+            not routed. At QoS 1 and 2 it is acknowledged, because a client of MQTT 3.1.1 would
+            otherwise send it again after each reconnect; in MQTT 5 the acknowledgement says 0x97. A
+            CONNECT with such a will is refused (0x95, return code 5 in MQTT 3.1.1). None: what fits
+            in a packet.
+        topic_bytes: bytes of the longest Topic Name or Topic Filter. The default is the format's
+            maximum: the cost of a topic depends on its levels more than on its bytes.
+        topic_levels: levels of the deepest Topic Name or Topic Filter; `a/b` has two. A level takes
+            some 250 bytes in a subscription or retained message. No naming scheme in use comes near
+            128; a topic of 65,535 bytes may have 32,768.
+        subscriptions: subscriptions of one session, shared ones included. At 1 KB each, 10,000 take
+            10 MB.
+        subscription_bytes: the same in bytes of memory: each filter with all its levels. A further
+            subscription is refused (0x97). 10,000 of 3 KB each fit, and 500 of the longest.
         total_subscription_bytes: the same of all sessions, where levels that filters have in common
             count once. None: an eighth of the machine's memory.
-        total_will_bytes: of the wills of all clients that are connected, or whose will is delayed,
-            in bytes of memory; a client with a further one is refused (0x97, return code 3 in MQTT
-            3.1.1). None: a sixteenth of the machine's memory, 2 KiB for each session that it has
-            room for.
+        total_will_bytes: bytes of memory of the wills of all connected clients, and of delayed
+            wills. A client with a further will is refused (0x97, return code 3 in MQTT 3.1.1).
+            None: a sixteenth of the machine's memory, which is 2 KiB for each of the sessions that
+            `sessions` allows by default.
         receive_maximum: QoS 1 and 2 messages that an MQTT 5 client may have unacknowledged
-            towards the broker. Enough that a sink which commits in groups is kept busy by
-            one publisher.
+            towards the broker. With the default, one publisher keeps a sink busy that commits in
+            groups.
         inflight_messages: QoS 1 and 2 messages that may be unacknowledged towards one
             subscriber, where the client itself does not ask for fewer. At an RTT of half a
-            second it still allows 2,000 messages/s.
-        inflight_bytes: the same in payload bytes: from so many on nothing more is sent at
-            QoS 1 and 2 until some are acknowledged, so that one message of any size may leave.
-        queued_messages: messages that may wait for one session. A day of one message a second.
-        queued_bytes: the same in payload bytes, and in those that properties of more than 1 KiB
-            take of the memory, each message counted in full for each
-            session though it is stored once. 100,000 messages of 1 KiB fit.
+            second the default allows 2,000 messages/s.
+        inflight_bytes: the same in payload bytes. From so many on, no further message of QoS 1 or 2
+            is sent until some are acknowledged, so that one message of any size may be sent.
+        queued_messages: messages that may wait for one session. The default is more than a day of
+            one message a second.
+        queued_bytes: the same in payload bytes, and in bytes of memory of properties of more than
+            1 KiB. Each message counts in full for each session, though it is stored once. 100,000
+            messages of 1 KiB fit.
         total_queued_messages: messages that may wait for all sessions together, each counted for
-            every session that it waits for; None for any number: it is their memory that counts.
-        total_queued_bytes: the same in bytes of memory: each message once with all that it takes,
-            as it is stored once, and 144 bytes for each session that it waits for; with what is
-            inflight to clients that are away. None: a quarter
-            of the machine's memory.
-        queue_full: what happens when a session is at one of its two, or all are at theirs:
-            `reject` refuses a message of QoS 1 or 2 to its publisher (0x97). A publisher of MQTT
-            3.1.1 gets no acknowledgement before there is room; no subscriber gets the message until
-            then. A message for which no publisher waits is dropped as by `drop_newest`. `reject` is
-            the default because a publisher relies on an acknowledged message. `drop_newest` drops
-            the new message, `drop_oldest` the message that has waited longest for the session,
-            QoS 0 first. `disconnect` drops the new message and closes the client's connection
-            (0x97); the session of a disconnected client ends, so that the client finds none.
+            every session that it waits for. None: any number; their memory is what has to be
+            limited.
+        total_queued_bytes: the same in bytes of memory. Each message counts once with all the
+            memory that it takes, because it is stored once, and 144 bytes for each session that it
+            waits for. Messages that are inflight to disconnected clients count, too. None: a
+            quarter of the machine's memory.
+        queue_full: what happens when a session is at one of its two limits, or all together are at
+            one of theirs. `reject` refuses a message of QoS 1 or 2 to its publisher (0x97). A
+            publisher of MQTT 3.1.1 gets no acknowledgement before there is room, and no subscriber
+            gets the message until then. A message for which no publisher waits is dropped as by
+            `drop_newest`. `reject` is the default because a publisher relies on an acknowledged
+            message. `drop_newest` drops the new message, `drop_oldest` the message that has waited
+            longest for the session, QoS 0 first. `disconnect` drops the new message and closes the
+            client's connection (0x97); the session of a disconnected client ends, so that the
+            client finds none.
         queue_full_seconds: with `reject`, how long publishers wait for one session: if it has
             not come down to half of its limits by then, messages for which it has no room are
             dropped until it has. A minute is longer than most clients need to reconnect, and short
             enough that a client that never returns does not stop its topics for long. None: as
             long as the session is full.
-        publish_messages_per_second: how many one connection may publish. Over it the client
-            is slowed down: it is not read from. None: as fast as it can.
+        publish_messages_per_second: messages that one connection may publish in a second. Above it
+            the broker slows the client down by not reading from it. None: no limit.
         publish_bytes_per_second: the same in bytes of PUBLISH packets.
-        publish_burst_seconds: what a client that was silent may publish at once, in seconds of
-            either rate; one message of any size at least. A second takes what a device sends
-            when it wakes up.
-        publish_rate_exceeded: `slow_down`, or `disconnect` a client over its rate (0x96).
+        publish_burst_seconds: what a silent client may publish at once, in seconds of either rate;
+            at least one message of any size. One second allows for what a device sends when it
+            wakes up.
+        publish_rate_exceeded: `slow_down`, or `disconnect` a client above its rate (0x96).
         retained_messages: retained messages of all clients; `$SYS` does not count. A further
-            one is refused at QoS 1 and 2 in MQTT 5 (0x97), else it is routed and its topic has
-            no retained message. Half a million devices with one state each.
-        retained_bytes: the same in bytes of memory: each message with all that it takes, and the
-            levels of the topics, each once. None: an eighth of the machine's memory.
-        plugin_events: calls of aMQTT plugins that may be at work for events of clients; whoever
-            causes more is not read from meanwhile, for a second at most. Enough to keep a
-            plugin busy that waits 0.1 s for its database, at 10,000 events/s.
-        connect_timeout_seconds: time from the network connection to a whole CONNECT. Ten
-            seconds bring a CONNECT over any link that can carry MQTT.
+            one is refused at QoS 1 and 2 in MQTT 5 (0x97); otherwise it is routed, and its topic
+            has no retained message. The default allows half a million devices with one state each.
+        retained_bytes: the same in bytes of memory: each message with all the memory that it takes,
+            and each level of their topics once. None: an eighth of the machine's memory.
+        plugin_events: calls of aMQTT plugins that may run at a time for events of clients. The
+            broker does not read from a client that causes more, for a second at most. The default
+            keeps a plugin busy that waits 0.1 s for its database, at 10,000 events/s.
+        connect_timeout_seconds: time from the network connection to a complete CONNECT. A CONNECT
+            arrives within ten seconds over any link that can carry MQTT.
         login_failures: wrong passwords that an address may try for one user before it has to wait,
             at first 1 s and twice as long after each further one; see
-            `penstock.broker.quotas.login_backoff`.
-            None: any number. Who mistypes a password has it right by the fifth time.
-        login_failures_per_address: the same for all users of an address together, which gets one
-            back each second. A site of that many devices may be set up wrongly at once.
-        login_failures_per_user: the same for a user from all addresses together; above it, an
+            `penstock.broker.quotas.login_backoff`. None: any number. A user who mistypes a
+            password gets it right within five attempts.
+        login_failures_per_address: the same for all users of an address together; an address
+            regains one each second. A site of that many devices may be set up wrongly at once.
+        login_failures_per_user: the same for a user from all addresses together. Above it, an
             address that is new to the user may fail once.
-        login_backoff_seconds: the longest wait. At a minute an address has 1,440 guesses a day.
-        maximum_keep_alive: seconds; a client that asks for more, or for none, is held to
-            this (an MQTT 5 client is told, as Server Keep Alive). None: whatever it asks.
-        write_high_bytes: unsent bytes of a connection above which its outbox yields nothing
-            more. What the kernel has not taken, a small message has to wait for: little, then.
+        login_backoff_seconds: the longest wait. With a minute, an address has 1,440 attempts a day.
+        maximum_keep_alive: seconds; the Keep Alive of a client that asks for more, or for none. An
+            MQTT 5 client gets it as Server Keep Alive. None: the client decides.
+        write_high_bytes: unsent bytes of a connection above which its outbox yields no more
+            messages. A small message has to wait for all unsent bytes, so the default is low.
         write_low_bytes: unsent bytes below which it yields again.
     """
 
@@ -215,14 +227,14 @@ class Limits:
     write_low_bytes: Annotated[Size, Field(ge=0)] = 8 * 1024
 
     def chosen_by_memory(self) -> list[str]:
-        """Return the limits that have no number, which `for_memory` gives them."""
+        """Return the names of the limits that `for_memory` has to set."""
         return [name for name in OF_MEMORY if getattr(self, name) is None]
 
     def for_memory(self, memory_bytes: int) -> Limits:
-        """Return the limits on a machine, with a number wherever None stands for a share of it.
+        """Return the limits with a number for each limit that is a share of the machine's memory.
 
         Args:
-            memory_bytes: that the process may use.
+            memory_bytes: memory that the process may use.
         """
         sessions = self.sessions or max(1, memory_bytes // _MEMORY_PER_SESSION)
         shares: dict[str, Any] = {
@@ -241,8 +253,9 @@ class Limits:
     def plan_bytes(self) -> int:
         """Bytes of memory that the plans of topics may take (`penstock.broker.routing.topic_tree`).
 
-        A publisher that makes topics up fills it beside what waits or is retained. A sixteenth of
-        these keeps the sum near the limit that is set; above it, plans are made anew.
+        A publisher that uses ever new topics fills it, in addition to queued and retained messages.
+        A sixteenth of their limits keeps the sum near the limit that is set. Above it, all plans
+        are discarded and made again when they are needed.
         """
         of_queued, of_retained = self.total_queued_bytes, self.retained_bytes
         most = min(_MOST_PLAN_BYTES, (of_queued or sys.maxsize) // _PLANS_PER_BYTE)
@@ -263,10 +276,10 @@ class Limits:
         return _MAX_PACKET_SIZE if self.payload_bytes is None else self.payload_bytes
 
     def check_control_bytes(self, n_bytes: int) -> None:
-        """Check the size of a packet that is no PUBLISH.
+        """Check the size of a packet other than PUBLISH.
 
         Raises:
-            ProtocolError: quota exceeded; it may be within Maximum Packet Size all the same.
+            ProtocolError: quota exceeded; the packet may still be within Maximum Packet Size.
         """
         _check_bytes("packet", n_bytes, self.control_bytes)
 
@@ -279,10 +292,10 @@ class Limits:
         _check_bytes("properties of PUBLISH", n_bytes, self.properties_bytes)
 
     def topic_problem(self, topic: str) -> str:
-        """Say what limit a Topic Name or Topic Filter exceeds; "" for none.
+        """Say which limit a Topic Name or Topic Filter exceeds; "" for none.
 
         Args:
-            topic: valid; of a Shared Subscription the filter in it.
+            topic: valid; for a Shared Subscription, the filter without its ``$share/NAME/``.
         """
         n_bytes = len(topic) if topic.isascii() else len(topic.encode())
         if n_bytes > self.topic_bytes:

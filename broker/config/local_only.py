@@ -1,7 +1,7 @@
-"""Listeners of a broker that has no way to authenticate clients: they serve this machine alone.
+"""Listeners of a broker that cannot authenticate clients: they serve only this machine.
 
-An address that stands for all interfaces becomes loopback. Any other address beyond this machine
-ends the start: clients elsewhere would see a refused connection, and only the log would say why.
+An address of all interfaces is replaced by loopback. Any other address that is not of this machine
+is an error: clients elsewhere would see a refused connection, and only the log would say why.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from penstock.broker.config.listener_config import Listener
 from penstock.broker.errors import ConfigError, ConfigProblem
 
 WHAT_TO_WRITE: Final = (
-    "to serve others, name users: plugins: {access: {password_file: FILE}}, with a FILE that "
-    "penstock passwd FILE USER writes; or let everybody in: plugins: {access: {allow_anonymous: "
-    "true}}"
+    "to serve other machines, name users: plugins: {access: {password_file: FILE}}, with a FILE "
+    "that penstock passwd FILE USER writes; or allow anonymous clients: plugins: {access: "
+    "{allow_anonymous: true}}"
 )
 
 _LOOPBACK_OF: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (it is replaced)
 
 
 def is_local(listener: Listener) -> bool:
-    """Say whether a listener's address is of this machine alone."""
+    """Say whether a listener is reachable only from this machine."""
     if listener.socket_path is not None or listener.host == "localhost":
         return True
     try:
         return listener.host is not None and ip_address(listener.host).is_loopback
-    except ValueError:  # a name, which may be found anywhere
+    except ValueError:  # a host name, which may have any address
         return False
 
 
@@ -39,16 +39,16 @@ def demands_certificate(listener: Listener) -> bool:
 
 
 def local_listeners(listeners: Mapping[str, Listener], file: str) -> dict[str, Listener]:
-    """Return listeners as they serve this machine alone.
+    """Return listeners changed to serve only this machine.
 
-    A listener that demands a certificate authenticates its clients by it, and stays as it is.
+    A listener that demands a certificate authenticates its clients by it, and is not changed.
 
     Args:
         listeners: by name, as the policy file has them.
         file: its name, for errors.
 
     Raises:
-        ConfigError: with each that cannot be kept to this machine.
+        ConfigError: with each listener that cannot be restricted to this machine.
     """
     local: dict[str, Listener] = {}
     problems: list[ConfigProblem] = []
@@ -72,7 +72,7 @@ def local_listeners(listeners: Mapping[str, Listener], file: str) -> dict[str, L
 
 
 def _kept_local(listener: Listener) -> Listener | None:
-    # A browser on this machine runs the pages of any web site; those served have to be named.
+    # A browser on this machine runs pages of any web site; allowed origins have to be named.
     origins = listener.allowed_origins or ()
     kept = replace(listener, allowed_origins=origins) if listener.is_websocket else listener
     if is_local(listener):
@@ -85,5 +85,5 @@ def _kept_local(listener: Listener) -> Listener | None:
 
 
 def _problem(name: str, key: str, read: str, instead: str) -> ConfigProblem:
-    allowed = f"{instead}, as long as nothing authenticates clients; {WHAT_TO_WRITE}"
+    allowed = f"{instead}, while clients are not authenticated; {WHAT_TO_WRITE}"
     return ConfigProblem(f"listeners.{name}.{key}", read, allowed)

@@ -1,8 +1,8 @@
-"""What of the protocol the broker offers: the keys under `mqtt` of the policy file.
+"""The features of MQTT that the broker offers: the keys under `mqtt` of the policy file.
 
-Everything that MQTT has is offered by default. An operator takes away what a fleet must not use,
-or sends a fleet elsewhere; MQTT 5 clients are told in CONNACK and refused by the reason code of
-the specification.
+All features are offered by default. An operator disables what a fleet must not use, or redirects a
+fleet to another server. CONNACK says so to MQTT 5 clients, and a client that uses a disabled
+feature is refused with the reason code of the specification.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.topics import validate_topic
 
 CLIENT_ID_MARK: Final = "{client_id}"
-"""What stands for the Client Identifier in `response_information`."""
+"""Placeholder of the Client Identifier in `response_information`."""
 
 _AliasMaximum = Annotated[int, Field(ge=0, le=65_535)]
 
 
 @checked_dataclass(frozen=True, slots=True, config=STRICT)
 class MqttOptions:
-    """What of the protocol the broker offers; the keys under `mqtt`.
+    """The features of MQTT that the broker offers; the keys under `mqtt`.
 
     Attributes:
-        allow_mqtt31: take clients of MQTT 3.1, the protocol before the standard. Devices in the
-            field still speak it.
-        allow_empty_client_id: assign a Client Identifier to a client that brings none. Off, such a
-            client is refused (0x85).
+        allow_mqtt31: accept clients of MQTT 3.1, the protocol before the standard, which devices in
+            the field still use.
+        allow_empty_client_id: assign a Client Identifier to a client that sends an empty one. If
+            false, such a client is refused (0x85).
         topic_alias_maximum: Topic Aliases that an MQTT 5 client may use towards the broker; 0
-            for none. More topics than most devices publish on; each may cost 64 KiB, so 64 of
-            them hold a client to 4 MiB.
+            for none. Most devices publish on fewer topics than 64. Each alias may take 64 KiB, so
+            64 of them limit a client to 4 MiB.
         outgoing_topic_aliases: Topic Aliases that the broker uses towards one subscriber, where
             the client allows as many; 0 for none. Each saves the bytes of a topic in every
-            message but the first, and costs some 200 bytes of memory.
+            message but the first, and takes some 200 bytes of memory.
         maximum_qos: the highest QoS that clients may publish with, and that subscriptions are
             granted.
-        retain_available: clients may publish with RETAIN. What the broker itself retains, such
-            as `$SYS`, stays.
+        retain_available: clients may publish with RETAIN. Messages that the broker itself retains,
+            such as `$SYS`, are not affected.
         wildcard_subscription_available: clients may subscribe with ``+`` and ``#``.
         subscription_identifiers_available: clients may give their subscriptions identifiers.
         shared_subscription_available: clients may subscribe to ``$share/NAME/FILTER``.
-        server_reference: other servers, as ``host:port`` separated by spaces, that MQTT 5
-            clients are told of where `redirect` says so, and when this broker shuts down
+        server_reference: other servers, as ``host:port`` separated by spaces. The broker sends it
+            to MQTT 5 clients that it redirects, and to all MQTT 5 clients when it shuts down
             (MQTT 5.0, 4.11).
-        redirect: send every client that connects away: ``temporary`` (use another server) or
-            ``permanent`` (server moved). MQTT 3.1.1 clients are told that the server is
-            unavailable.
-        response_information: what a client that asks for it may build its response topics from,
-            with its Client Identifier in place of ``{client_id}``; None for no answer.
-        reveal_refusals: tell MQTT 5 clients that a message or a subscription of theirs is not
-            authorized. Off, they are told no more than that it failed, as those of MQTT 3.1.1
-            always are, and who tries out what there is learns as little.
-        check_payload_format: refuse a message that says its payload is UTF-8 where it is not.
-            Off, as it looks through every such payload; subscribers may check themselves.
+        redirect: refuse every client that connects: ``temporary`` (use another server) or
+            ``permanent`` (server moved). MQTT 3.1.1 clients get the return code "server
+            unavailable".
+        response_information: a prefix from which a client that asks for it may build its response
+            topics, with its Client Identifier in place of ``{client_id}``; None for no answer.
+        reveal_refusals: send MQTT 5 clients the reason code "not authorized" for a message or a
+            subscription. If false, they get only "unspecified error", as MQTT 3.1.1 clients always
+            get a bare failure, and a client that probes for topics learns nothing.
+        check_payload_format: refuse a message that declares its payload as UTF-8 where it is not.
+            False by default, because it reads every such payload; subscribers may check themselves.
     """
 
     allow_mqtt31: bool = True
@@ -89,15 +89,16 @@ class MqttOptions:
                 raise ValueError(f"response_information with {CLIENT_ID_MARK} in it")
 
     def told(self, reason_code: int) -> int:
-        """Return the reason code that an MQTT 5 client is told in place of the true one."""
+        """Return the reason code to send to an MQTT 5 client in place of the true one."""
         if reason_code == ReasonCode.NOT_AUTHORIZED and not self.reveal_refusals:
             return ReasonCode.UNSPECIFIED_ERROR  # "does not wish to reveal the reason" (3.9.3)
         return reason_code
 
     def response_information_for(self, client_id: str) -> str | None:
-        """Return what a client may build its response topics from (MQTT 5.0, 4.10.1).
+        """Return the Response Information for a client (MQTT 5.0, 4.10.1).
 
-        None for none; a Client Identifier with a wildcard in it can be part of no topic.
+        None for no answer, such as for a Client Identifier with a wildcard: no topic can contain
+        it.
         """
         if self.response_information is None or "+" in client_id or "#" in client_id:
             return None

@@ -80,7 +80,7 @@ async def test_without_a_way_to_authenticate_this_machine_alone_is_served(
         await server.stop()
     (told,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert told.startswith("p names nothing that authenticates clients: listeners that serve this")
-    assert ": default, web; to serve others" in told
+    assert ": default, web; to serve other machines" in told
     assert "plugins: {access: {password_file: FILE}}" in told
 
 
@@ -102,7 +102,7 @@ async def test_a_listener_that_demands_certificates_is_not_told_as_local(
         assert server.addresses["default"][0] == "0.0.0.0"
         told = [record.message for record in caplog.records if "authenticates" in record.message]
         assert len(told) == n_warnings
-        assert all(": plain; to serve others" in message for message in told)
+        assert all(": plain; to serve other machines" in message for message in told)
 
 
 async def test_without_a_way_to_authenticate_an_address_of_a_network_ends_the_start(
