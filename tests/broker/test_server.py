@@ -79,7 +79,7 @@ async def test_without_a_way_to_authenticate_this_machine_alone_is_served(
     finally:
         await server.stop()
     (told,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert told.startswith("p names nothing that authenticates clients: listeners that serve this")
+    assert told.startswith("p: no plugin authenticates clients: listeners that serve only this")
     assert ": default, web; to serve other machines" in told
     assert "plugins: {access: {password_file: FILE}}" in told
 
