@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 from typing import Any
 
 import pytest
@@ -35,6 +37,11 @@ TOGETHER = ("tests/spark_bridge/",)
 APART = ("tests/system/test_breaking_off.py", "tests/system/test_demo.py")
 """Files whose tests share nothing and take long: any process may run any of them."""
 
+
+# Where it is set, as container images do, each of the many programs that tests start compiles all
+# that it imports, which takes longer than all else it does.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # How long an example takes is the machine's affair: the suite asserts no times. Examples are the
 # same in each run, which so tells of a change and not of chance; `--hypothesis-profile default`
