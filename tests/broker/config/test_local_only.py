@@ -52,7 +52,7 @@ def test_unix_socket_is_of_this_machine() -> None:
         ({"bind": "broker.example"}, "listeners.lan.bind: read broker.example:1883; allowed: an"),
         (
             {"bind": "127.0.0.1:1883", "proxy_protocol": True},
-            "listeners.lan.proxy_protocol: read true; allowed: false, as long as nothing",
+            "listeners.lan.proxy_protocol: read true; allowed: false, while clients are not",
         ),
     ],
 )
