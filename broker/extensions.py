@@ -20,7 +20,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from penstock.broker.access_control import AccessControl, Authenticator
 from penstock.broker.client_report import ClientReport
@@ -28,6 +28,9 @@ from penstock.broker.events import Callbacks
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.payload import Payload
+
+ENTRY_POINT_GROUP: Final = "penstock.plugins"
+"""Entry points of distributions in this group offer plugins under short names."""
 
 
 class Verdict(NamedTuple):
@@ -396,7 +399,8 @@ class Plugin:
         """Open what needs the running loop; called before any listener opens.
 
         Raises:
-            PenstockError: the plugin cannot work; the broker ends with status 2.
+            PenstockError: the plugin cannot work. The broker ends with status 2 and this message;
+                any other exception ends it, too, with the plugin's name and the line that raised.
         """
 
     async def reload(self) -> Sequence[str]:

@@ -112,8 +112,7 @@ class Server:
         self._listeners = self._listeners_to_open()
         self._build_core()
         reports.attach(self.core)
-        for plugin in self._plugins.plugins:
-            await plugin.start()
+        await self._plugins.start()
         if self._host is not None:
             await self._host.pre_start()
         self._restore_state()

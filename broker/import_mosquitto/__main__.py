@@ -61,12 +61,11 @@ async def _check(policy: Policy) -> None:
     Raises:
         PenstockError: the broker would refuse it.
     """
-    plugins = load_plugins(policy, listeners=policy.listeners).plugins
+    plugins = load_plugins(policy, listeners=policy.listeners)
     try:
-        for plugin in plugins:
-            await plugin.start()
+        await plugins.start()
     finally:
-        for plugin in plugins:
+        for plugin in plugins.plugins:
             await plugin.close()
     folder = Path(policy.persistence.path).parent if policy.persistence is not None else Path()
     if not folder.is_dir():
