@@ -26,7 +26,7 @@ from penstock.broker.access_control import AccessControl, Authenticator
 from penstock.broker.client_report import ClientReport
 from penstock.broker.events import Callbacks
 from penstock.broker.link import Link
-from penstock.broker.message import Message
+from penstock.broker.message import Message, SizeClass
 from penstock.broker.payload import Payload
 
 ENTRY_POINT_GROUP: Final = "penstock.plugins"
@@ -309,11 +309,13 @@ class MessageSink(ABC):
         name: unique among the broker's sinks.
         topic_filters: MQTT topic filters; a message that matches several is offered once.
         counts: its side of the ledger.
+        sizes: the size class of the messages that it is offered; None for both.
     """
 
     name: str
     topic_filters: Sequence[str]
     counts: SinkCounts
+    sizes: SizeClass | None = None
 
     @abstractmethod
     def accept(self, message: Message, receipt: Receipt | None) -> None:

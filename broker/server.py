@@ -203,6 +203,11 @@ class Server:
             session_expiry_limit=policy.session_expiry_interval,
             keep_alive_grace=policy.timeout_disconnect_delay,
             options=policy.mqtt,
+            sizes_by_listener={
+                name: listener.sizes
+                for name, listener in policy.listeners.items()
+                if listener.sizes is not None
+            },
         )
         if host is not None:
             host.attach(self.core)
