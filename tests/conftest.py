@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator
 import os
 import sys
+from collections.abc import Generator
 from typing import Any
 
 import pytest
