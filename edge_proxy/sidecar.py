@@ -83,7 +83,8 @@ class Sidecar:
             connections=self._connections(),
         )
         self._plugins = plugins
-        await plugins.start()
+        for plugin in plugins.plugins:
+            await plugin.start()
         loop = asyncio.get_running_loop()
         host, port = config.listen_host, config.listen_port
         try:

@@ -11,7 +11,6 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from penstock.broker.config.command_line import CommandLine
 from penstock.models.withholding.other_paths import run_paths
 from penstock.models.withholding.plot import check_file, draw, draw_trace
 from penstock.models.withholding.report import paths_to_markdown, to_markdown
@@ -21,7 +20,7 @@ from penstock.models.withholding.trace import generate_trace, read_trace
 
 Number = TypeVar("Number", int, float)
 
-app = CommandLine()
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.callback()

@@ -10,7 +10,6 @@ from typing import Annotated, Final
 
 import typer
 
-from penstock.broker.config.command_line import CommandLine
 from penstock.netem.errors import NetemError, RunError
 from penstock.netem.links.engines import Engine
 from penstock.netem.links.link_file import LinkPlan, read_link
@@ -23,7 +22,7 @@ LOOK_SECONDS: Final = 0.2
 
 SECONDS_A_MINUTE: Final = 60
 
-app = CommandLine()
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.callback()

@@ -12,7 +12,7 @@ from penstock.broker.access_control import ConnectAttempt
 from penstock.broker.sessions.session import Session
 
 _INITIAL: Final = vars(AmqttSession())
-"""Every attribute of aMQTT's session with its value at the beginning."""
+"""Every attribute of aMQTT's session with its initial value."""
 
 _MADE_WHEN_ASKED: Final = {
     name: type(value) for name, value in _INITIAL.items() if isinstance(value, (OrderedDict, Queue))
@@ -74,7 +74,7 @@ class HostedSession(AmqttSession):
     """What a plugin gets in place of aMQTT's own session.
 
     aMQTT's constructor builds a state machine and two queues, 23 KB and 140 microseconds for each
-    client. Here an attribute has its value at the beginning until it is set.
+    client. Here an attribute has its initial value, which stands in the class, until it is set.
 
     Attributes:
         session: the broker's session; None while a client is authenticated.
@@ -92,13 +92,12 @@ class HostedSession(AmqttSession):
         self.transitions: Any = SessionState()
 
     def __getattr__(self, name: str) -> Any:
-        """Return the value at the beginning; a container is made on its first use."""
-        if name in _MADE_WHEN_ASKED:
-            made = self.__dict__[name] = _MADE_WHEN_ASKED[name]()
-            return made
-        if name not in _INITIAL:
+        """Make a container of aMQTT's session on its first use."""
+        factory = _MADE_WHEN_ASKED.get(name)
+        if factory is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return _INITIAL[name]
+        made = self.__dict__[name] = factory()
+        return made
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what cannot be pickled and what belongs to the broker."""
@@ -134,6 +133,11 @@ class HostedSession(AmqttSession):
         """Note that the client is no longer connected, and when."""
         self.transitions.disconnect()
         self._on_enter_disconnected()
+
+
+for _name, _value in _INITIAL.items():
+    if _name not in _MADE_WHEN_ASKED:
+        setattr(HostedSession, _name, _value)
 
 
 def session_of_attempt(attempt: ConnectAttempt, keep_alive_grace: int) -> HostedSession:

@@ -423,7 +423,6 @@ class Journal:
                         found.retain_as_published,
                         found.subscription_id,
                         topic_filter in own.session.retained_due,
-                        found.sizes,
                     )
                 )
         self._subscriptions.clear()

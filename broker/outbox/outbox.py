@@ -29,7 +29,7 @@ from typing import Final
 
 from penstock.broker.extensions import Decision, Verdict
 from penstock.broker.link import Link
-from penstock.broker.message import Message, SizeClass
+from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import (
     NO_QUEUE,
     NOTHING_BEFORE,
@@ -282,16 +282,10 @@ class Outbox:
         For a delivery the answer is in `Delivery.after`: its size class is that of the listener of
         the subscriber's newest connection when it came.
         """
-        return self._rules.is_large_for(message, self._link)
-
-    def takes(self, size_class: SizeClass | None, message: Message) -> bool:
-        """Say whether a subscription of this subscriber takes a message, by its size class.
-
-        Args:
-            size_class: of the subscription; None for both classes.
-            message: that matches its topic filter.
-        """
-        return size_class is None or self._rules.is_of(size_class, message, self._link)
+        is_large = self._rules.is_large
+        if not message.is_large or is_large is None:
+            return message.is_large
+        return is_large(message, self._link)
 
     def _place(self, delivery: Delivery) -> None:
         """Put a delivery, whose topic is not held, where it belongs."""
@@ -544,6 +538,8 @@ class Outbox:
     def drop_qos0(self, reason: str) -> None:
         """Drop waiting messages of QoS 0: their connection has ended."""
         n_before = self.n_messages
+        if not n_before:
+            return
         for ready in self._lanes():
             if ready and not ready[0].qos:  # the others are not, either
                 # No work for each of 100,000 messages. No remaining `Delivery.after` refers to one
@@ -573,6 +569,8 @@ class Outbox:
 
     def drop_all(self, reason: str) -> None:
         """Drop everything: the session has ended."""
+        if not self.n_messages:
+            return
         self._ledger.drop(reason, self.n_messages)
         self._leave_backlog(self.waiting())
         for lane in self._lanes():

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
 
+_ACCEPTED: Final = Accepted()
+
 _FAILED: Final = Refused(why="access control failed")
 
 SESSION_NEVER_EXPIRES: Final = 0xFFFFFFFF
@@ -318,15 +320,15 @@ async def _log_in(core: Core, attempt: ConnectAttempt, now: float) -> Accepted |
 
 async def _authenticate(core: Core, attempt: ConnectAttempt) -> Accepted | Refused:
     if core.access is None:
-        return Accepted()
+        return _ACCEPTED
     answer: Admittance = await core.guard.wait_for(
         "access control, authenticate", core.access.authenticate, attempt, otherwise=_FAILED
     )
-    if isinstance(answer, Accepted | Refused):
+    if isinstance(answer, (Accepted, Refused)):  # a union would be built for each CONNECT
         return answer
     if answer is None and attempt.username is not None:
         return Refused(why="unknown user")
-    return Accepted() if answer else Refused()
+    return _ACCEPTED if answer else Refused()
 
 
 def _set_up(session: Session, connection: Client, packet: Connect, username: str | None) -> None:

@@ -45,9 +45,43 @@ class Connection(Client):
         "_rate_timer",
     )
 
-    def __init__(self, core: Core, now: float, **of_connection: Any) -> None:
-        """Take a network connection; arguments are as those of `Client`."""
-        super().__init__(core, now, **of_connection)
+    def __init__(
+        self,
+        core: Core,
+        now: float,
+        *,
+        listener: str = "default",
+        remote_address: str = "",
+        remote_port: int = 0,
+        driver: Any = None,
+        ssl_object: Any = None,
+        certificate_name: str | None = None,
+        refusal: ReasonCode | None = None,
+    ) -> None:
+        """Take a network connection.
+
+        Args:
+            core: the broker.
+            now: monotonic seconds at which it was accepted.
+            listener: name of the listener in the policy file.
+            remote_address: of the peer.
+            remote_port: of the peer.
+            driver: whatever the driver wants to find again in a touched connection.
+            ssl_object: the TLS connection, or None.
+            certificate_name: common name of the client's verified certificate, or None.
+            refusal: reason code that answers its CONNECT, or None.
+        """
+        super().__init__(
+            core,
+            now,
+            driver,
+            listener,
+            remote_address,
+            remote_port,
+            ssl_object,
+            certificate_name,
+            refusal,
+        )
         self._buffer = ReceiveBuffer(core.limits.maximum_packet_size)
         self._rate = RateLimit(core.limits, now) if core.limits.has_publish_rate else None
         self._rate_timer: Timer | None = None

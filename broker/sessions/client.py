@@ -196,28 +196,15 @@ class Client(Sender):
         self,
         core: Core,
         now: float,
-        *,
-        listener: str = "default",
-        remote_address: str = "",
-        remote_port: int = 0,
-        driver: Any = None,
-        ssl_object: Any = None,
-        certificate_name: str | None = None,
-        refusal: ReasonCode | None = None,
+        driver: Any,
+        listener: str,
+        remote_address: str,
+        remote_port: int,
+        ssl_object: Any,
+        certificate_name: str | None,
+        refusal: ReasonCode | None,
     ) -> None:
-        """Take a network connection.
-
-        Args:
-            core: the broker.
-            now: monotonic seconds at which it was accepted.
-            listener: name of the listener in the policy file.
-            remote_address: of the peer.
-            remote_port: of the peer.
-            driver: whatever the driver wants to find again in a touched connection.
-            ssl_object: the TLS connection, or None.
-            certificate_name: common name of the client's verified certificate, or None.
-            refusal: what its CONNECT is to be answered with, or None.
-        """
+        """Take a network connection; arguments are as those of `Connection`."""
         super().__init__(core, driver, listener, remote_address, remote_port)
         self.core: Core = core
         self.session: Session

@@ -92,8 +92,9 @@ class SessionRegistry:
 
     def set_will(self, session: Session, will: Will | None) -> None:
         """Give a session its will, or none, in place of the one that it had."""
-        self.will_bytes += will_bytes(will) - will_bytes(session.will)
-        session.will = will
+        if will is not session.will:
+            self.will_bytes += will_bytes(will) - will_bytes(session.will)
+            session.will = will
 
     def has_room_for(self, will: Will | None, client_id: str) -> bool:
         """Say whether a client that connects may have a will: no other is refused."""

@@ -11,7 +11,6 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from penstock.broker.config.command_line import CommandLine
 from script.demo_program.display import Display
 from script.demo_program.errors import DemoError
 from script.demo_program.report import Result, commands, draw_latencies, print_result
@@ -20,7 +19,7 @@ from script.demo_program.schedule import MAX_SECONDS, MIN_SECONDS
 
 INTERRUPTED: Final = 130
 
-app = CommandLine()
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.command()

@@ -89,29 +89,13 @@ PACKAGE_ARROWS: Final = {
     "plugins": ("plugins", "broker"),
     "edge_proxy": ("edge_proxy", "broker", "plugins"),
     # The messages and links on which the production policies decide are the broker's.
-    "models": (
-        "models",
-        "plugins",
-        "broker.message",
-        "broker.link",
-        "broker.payload",
-        "broker.config.command_line",
-    ),
-    # An executor of Spark needs no broker; a size and a command line are read in one way.
-    "spark_bridge": (
-        "spark_bridge",
-        "plugins.queue.client",
-        "broker.config.key_types",
-        "broker.config.command_line",
-    ),
+    "models": ("models", "plugins", "broker.message", "broker.link", "broker.payload"),
+    # An executor of Spark needs no broker; a size is read in one way.
+    "spark_bridge": ("spark_bridge", "plugins.queue.client", "broker.config.key_types"),
     # These start programs and import none of their insides; peers and networks are netem's, and a
     # YAML file, a size and a topic filter are read in one way.
     "netem": ("netem", "broker.config", "broker.errors", "broker.mqtt.topics"),
-    "benchmarks": (
-        "benchmarks",
-        "netem",
-        "broker.config.command_line",
-    ),
+    "benchmarks": ("benchmarks", "netem"),
     # The command imports a program when it is named.
     "penstock": (),
 }
