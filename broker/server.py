@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from penstock.broker.config.key_types import show_size
 from penstock.broker.config.listener_config import Listener
 from penstock.broker.config.local_only import (
     WHAT_TO_WRITE,
@@ -132,9 +133,9 @@ class Server:
         asked, limits = self._policy.limits, self._limits
         chosen = asked.chosen_by_memory()
         self._logger.info(
-            "limits of this machine, with %d bytes of memory: %s",
-            self._memory_bytes,
-            ", ".join(f"{name} {getattr(limits, name)}" for name in chosen) or "none",
+            "limits of this machine, with %s of memory: %s",
+            show_size(self._memory_bytes),
+            ", ".join(f"{name} {limits.shown(name)}" for name in chosen) or "none",
         )
 
     def _load_amqtt(self) -> AmqttHost | None:

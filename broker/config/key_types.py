@@ -1,13 +1,14 @@
 """The types of keys in configuration files.
 
-A size is a number of bytes, or a text with a unit, such as ``64 KiB``.
-Units are those of pydantic's `ByteSize`: kB, MB, GB and TB are decimal, KiB, MiB, GiB and TiB are
-binary, in upper or lower case, with or without a space.
+A size is a number of bytes, or a text with a unit, such as ``64 KiB``. Units are those of
+pydantic's `ByteSize` without its units of bits: kB, MB, GB and TB are decimal, KiB, MiB, GiB and
+TiB are binary, in upper or lower case, with or without a space.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 from pydantic import (
@@ -34,29 +35,41 @@ Seconds = Annotated[float, Field(gt=0)]
 PerSecond = Annotated[float, Field(gt=0)]
 """A rate above 0."""
 
-SIZE_ALLOWED: Final = "a number of bytes, or a text with a unit, such as 64 KiB or 10 MB"
+SIZE_ALLOWED: Final = (
+    "a whole number of bytes, or a text with a unit of bytes, such as 64 KiB or 10 MB"
+)
 """What an error says in place of pydantic's words."""
 
 WRONG_SIZE: Final = frozenset({"byte_size", "byte_size_unit"})
 """Types of pydantic's errors for a value that is no size."""
 
-_SIZE: Final = re.compile(r"\s*\d*\.?\d+\s*[a-z]*\s*", re.ASCII | re.IGNORECASE)
-"""A text that is a size as a whole."""
+_SIZE: Final = re.compile(r"\s*(\d*\.?\d+)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
+"""A text that is a size as a whole: number and unit."""
+
+_BIT: Final = "bit"
+_BYTE: Final = ("", "b", "B")
 
 
-def _check_whole(value: Any) -> Any:
-    """Refuse a text that only begins with a size: `ByteSize` reads 128 from 128,000,000.
+def _read_whole(value: Any, read: Callable[[Any], ByteSize]) -> ByteSize:
+    """Read a size; refuse a text that `ByteSize` reads as something else.
+
+    It reads 128 from ``128,000,000``, 0 from ``0.1``, and 1,250 from ``10 kbit``.
 
     Raises:
         PydanticCustomError: it is such a text.
     """
-    if isinstance(value, str) and _SIZE.fullmatch(value) is None:
-        raise PydanticCustomError("byte_size", SIZE_ALLOWED)
-    return value
+    n_bytes = read(value)
+    if isinstance(value, str):
+        found = _SIZE.fullmatch(value)
+        number, unit = found.groups() if found is not None else ("", _BIT)
+        is_less = not n_bytes and float(number or 0)
+        if is_less or unit.lower().endswith(_BIT) or ("." in number and unit in _BYTE):
+            raise PydanticCustomError("byte_size", SIZE_ALLOWED)
+    return n_bytes
 
 
 def _size_schema(_source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-    return core_schema.no_info_before_validator_function(_check_whole, handler(ByteSize))
+    return core_schema.no_info_wrap_validator_function(_read_whole, handler(ByteSize))
 
 
 # A plain int: what compares with a subclass of it is slower on every message.
@@ -88,3 +101,8 @@ def read_size(value: object) -> int | None:
         return _READER.validate_python(value, strict=True)
     except ValidationError:
         return None
+
+
+def show_size(n_bytes: int) -> str:
+    """Return a size with a binary unit, to one decimal place, such as ``1.5 GiB``."""
+    return ByteSize(n_bytes).human_readable(separator=" ")

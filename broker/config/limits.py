@@ -21,6 +21,7 @@ from penstock.broker.config.key_types import (
     Rate,
     Seconds,
     Size,
+    show_size,
 )
 from penstock.broker.errors import ProtocolError
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MAX_STRING_BYTES
@@ -229,6 +230,11 @@ class Limits:
     def chosen_by_memory(self) -> list[str]:
         """Return the names of the limits that `for_memory` has to set."""
         return [name for name in OF_MEMORY if getattr(self, name) is None]
+
+    def shown(self, name: str) -> str:
+        """Return the value of a limit for the log, a size with its unit."""
+        value = getattr(self, name)
+        return show_size(value) if name.endswith("_bytes") else str(value)
 
     def for_memory(self, memory_bytes: int) -> Limits:
         """Return the limits with a number for each limit that is a share of the machine's memory.

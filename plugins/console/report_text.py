@@ -79,7 +79,7 @@ def _tcp(tcp: Report) -> str:
     words = []
     if rate is not None:
         words.append(f"{_bytes(rate)} a second{' or more' if tcp['is_app_limited'] else ''}")
-    words.append(f"{tcp['retransmissions']:,} segments sent again")
+    words.append(f"{tcp['retransmissions']:,} segments retransmitted")
     if ratio is not None:
         words.append(f"{ratio:.1%} of the recent ones")
     name = tcp["congestion_control"]
@@ -91,9 +91,10 @@ def _large_messages(withholding: Report) -> Iterator[str]:
     if decision is None:
         yield "large messages: none yet"
         return
-    if withholding["withheld_total"]:
+    n_withheld = withholding["withheld_total"]
+    if n_withheld:
         yield (
-            f"large messages: {withholding['withheld_total']:,} were withheld, "
+            f"large messages: {n_withheld:,} {'was' if n_withheld == 1 else 'were'} withheld, "
             f"{withholding['released_total']:,} of them sent then"
         )
     else:
@@ -107,8 +108,9 @@ def _large_messages(withholding: Report) -> Iterator[str]:
         again = withholding["look_again_in_seconds"]
         when = "" if again is None else f", looked at again in {_seconds(again)} at the latest"
         yield f"  held now, for {_seconds(waited)}: {what}{when}"
-        if withholding["withheld"] > 1:
-            yield f"  with it wait {withholding['withheld'] - 1:,} more"
+        n_more = withholding["withheld"] - 1
+        if n_more > 0:
+            yield f"  {n_more:,} more {'is' if n_more == 1 else 'are'} withheld"
     elif decision["outcome"] == "sent":
         after = f"after {_seconds(waited)}" if waited else "at once"
         yield f"  the last was sent {age} ago, {after}: {what}"

@@ -335,8 +335,8 @@ async def test_limits_are_those_of_the_machine_and_the_log_says_which(
     finally:
         await server.stop()
     (line,) = [r.getMessage() for r in caplog.records if "limits of this machine" in r.msg]
-    assert "1073741824 bytes of memory" in line
-    assert "total_queued_bytes 268435456" in line
+    assert "with 1.0 GiB of memory: sessions 32768," in line
+    assert "total_queued_bytes 256.0 MiB" in line
 
 
 async def test_a_file_that_goes_while_it_is_read_again_ends_nothing(

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from penstock.broker.config import limits, listener_config, mqtt_options, policy
 from penstock.broker.config.checked_yaml import validate_config
-from penstock.broker.config.key_types import Rate, Size, read_size
+from penstock.broker.config.key_types import Rate, Size, read_size, show_size
 from penstock.broker.errors import ConfigError
 from penstock.edge_proxy import config as proxy_config
 from penstock.netem.links import link_file
@@ -130,6 +130,17 @@ def test_each_key_of_bytes_takes_units(key: str) -> None:
         ("1.500.000", None),
         ("10 MB/s", None),
         ("10 MB 5", None),
+        ("0.5 kB", 500),
+        ("0 MB", 0),
+        ("0.0 MB", 0),
+        ("0.1", None),
+        ("0.1 B", None),
+        ("1.5", None),
+        ("1.5 b", None),
+        ("0.0001 KiB", None),
+        ("8 bit", None),
+        ("10 kbit", None),
+        ("1 MIBIT", None),
         ("2026-01-01", None),
         (1.5, None),
         (True, None),
@@ -141,9 +152,23 @@ def test_what_is_a_size(written: object, n_bytes: int | None) -> None:
     assert read_size(written) == n_bytes
 
 
+@pytest.mark.parametrize("n_bytes", [0, 700, 65_536, 3 << 29, 5 << 40])
+def test_a_size_in_the_log_can_be_written_into_the_file(n_bytes: int) -> None:
+    """The units are those of configuration files."""
+    assert read_size(show_size(n_bytes)) == n_bytes
+
+
 @pytest.mark.parametrize(
     ("written", "rate"),
-    [(0.5, 0.5), (5, 5.0), ("5 MB", 5e6), ("x", None), ("5 MB/s", None), (True, None)],
+    [
+        (0.5, 0.5),
+        (5, 5.0),
+        ("5 MB", 5e6),
+        ("x", None),
+        ("5 MB/s", None),
+        ("5 Mbit", None),
+        (True, None),
+    ],
 )
 def test_what_is_a_rate(written: object, rate: float | None) -> None:
     """Bytes per second: any number, or what passes in one second."""

@@ -96,10 +96,13 @@ def test_a_client_with_a_bad_link_and_a_held_message() -> None:
         "  RTT: least 100 ms, smoothed 1.4 s, variance 200 ms",
         "  unanswered for 2.5 s: 100 bytes",
         "  unsent: 8,000 bytes in the broker, 12,000 bytes in the kernel",
-        "  TCP (cubic): 9,000 bytes a second, 1,207 segments sent again, 12.5% of the recent ones",
+        (
+            "  TCP (cubic): 9,000 bytes a second, 1,207 segments retransmitted, "
+            "12.5% of the recent ones"
+        ),
         "large messages: 5 were withheld, 4 of them sent then",
         "  held now, for 3.2 s: 1,000,000 bytes on cam/1, looked at again in 1.3 s at the latest",
-        "  with it wait 2 more",
+        "  2 more are withheld",
         f"  because {REASON}",
         LEDGER_LINE,
         "  1,000,300 bytes wait: withheld",
@@ -172,6 +175,9 @@ def test_a_client_whose_large_messages_were_all_sent_at_once() -> None:
     decision = DECISION | {"outcome": "sent", "withheld_seconds": 0.0}
     never = {"withheld_total": 0, "released_total": 0, "last_decision": decision}
     assert "large messages: none was withheld" in describe(client(withholding=never))
+    once = {"withheld_total": 1, "released_total": 0}
+    told = describe(client(withholding=once))
+    assert "large messages: 1 was withheld, 0 of them sent then" in told
 
 
 @pytest.mark.parametrize(("n", "words"), [(1, "once"), (2, "2 times"), (1_000, "1,000 times")])
@@ -188,7 +194,7 @@ def test_a_rate_of_a_path_that_had_too_little_to_send_is_a_least_one() -> None:
     unknown = {"delivery_rate_bytes_per_second": None, "retransmit_ratio": None}
     unknown["congestion_control"] = None
     found = describe(client(link={"tcp": TCP | unknown}))
-    assert "  TCP: 1,207 segments sent again" in found
+    assert "  TCP: 1,207 segments retransmitted" in found
 
 
 def test_nothing_a_client_has_named_moves_the_cursor() -> None:

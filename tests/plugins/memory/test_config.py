@@ -19,7 +19,7 @@ def checked(**keys: Any) -> MemoryConfig:
     [
         ({"memory_limit": -1}, "plugins.memory.memory_limit: read -1"),
         ({"memory_limit": "32 megs"}, "plugins.memory.memory_limit: read '32 megs'"),
-        ({"memory_limit": "MB"}, "a text with a unit, such as 64 KiB or 10 MB"),
+        ({"memory_limit": "MB"}, "a text with a unit of bytes, such as 64 KiB or 10 MB"),
         ({"memory_limit": 1.5}, "plugins.memory.memory_limit"),
         ({"memory_limit": None}, "plugins.memory.memory_limit"),
         ({"disk_limit": "-3 MB"}, "plugins.memory.disk_limit"),

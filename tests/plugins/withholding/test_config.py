@@ -100,7 +100,7 @@ def test_listener_has_what_it_does_not_say_from_above() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "path", "allowed"),
     [
-        ("threshold_s_by_topic", {"a": -1}, "threshold_s_by_topic.a", "a number of bytes"),
+        ("threshold_s_by_topic", {"a": -1}, "threshold_s_by_topic.a", "a whole number of bytes"),
         ("threshold_s_by_topic", {"a#": 1}, "threshold_s_by_topic", r"# stands in 'a#'"),
         ("threshold_s_by_topic", {"$share/g/a": 1}, "threshold_s_by_topic", "without $share"),
         ("priority", "alarms/#", "priority", "list"),
