@@ -65,7 +65,8 @@ def withholding(
     probe_periods: Annotated[str, typer.Option(help="T_Q in whole seconds.")] = "1,2,3,5,10",
     thresholds: Annotated[str, typer.Option(help="threshold_l in seconds.")] = "0.2,0.3,0.5,1,2",
     answers: Annotated[
-        str, typer.Option(help="When an RTT is known: a period after its query, or on arrival.")
+        str,
+        typer.Option(help="When an RTT is known, to all policies: by the period, or on arrival."),
     ] = "period",
     other_paths: Annotated[
         bool, typer.Option("--other-paths", help="Paths unlike the paper's instead.")
@@ -111,7 +112,7 @@ def withholding(
     if plot is not None:
         _write(partial(draw, results), plot, "--plot")
     if plot_trace is not None:
-        setting = Setting(levels[len(levels) // 2], periods[0], answers=read_by)
+        setting = Setting(sweep.middle_threshold(), periods[0], answers=read_by)
         _write(partial(draw_trace, sweep.traces[0], setting), plot_trace, "--plot-trace")
 
 

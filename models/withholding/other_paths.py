@@ -12,14 +12,21 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Final, NamedTuple
 
+from penstock.models.withholding.claims import Outcome, below
+from penstock.models.withholding.estimates import Estimate, Indices, bootstrap, mean_of
 from penstock.models.withholding.simulation import Answers, Setting, simulate
 from penstock.models.withholding.sweep import ADAPTIVE, BASELINE, POLICIES
 from penstock.models.withholding.trace import PAPER_TRACE
 
-PAPERS: Final = ("conservative", "probabilistic", "historic")
-"""`adaptive` is compared with the best of these policies."""
+HISTORIC: Final = "historic"
 
-FOR_EVER = 1e9
+PAPERS: Final = ("conservative", "probabilistic", HISTORIC)
+"""The paper's policies."""
+
+MOST_RATIO: Final = 1.05
+"""Latency of `adaptive` over historic's, at most, on paths that neither was made for."""
+
+ENDLESS = 1e9
 """Seconds."""
 
 
@@ -42,6 +49,7 @@ class Path:
         is_fresh: whether each second of a burst has its own amount.
         drift: how far the calm RTT rises and falls over 25 minutes, as a ratio.
         calm_seconds: exact time between two bursts; None for a random time.
+        overlaps: whether bursts begin in each second, also during others; their amounts add up.
     """
 
     length: Callable[[random.Random], float] = _paper_length
@@ -50,19 +58,24 @@ class Path:
     is_fresh: bool = False
     drift: float = 0.0
     calm_seconds: int | None = None
+    overlaps: bool = False
 
     def generate(self, rng: random.Random, n_seconds: int) -> list[float]:
         """Return the RTT of the query in each second: (n_seconds,) floats, seconds."""
         trace: list[float] = []
-        added, ends_at = 0.0, 0
+        bursts: list[tuple[int, float]] = []  # second of its end, what it adds
+        ended_at = 0
         for second in range(n_seconds):
-            if second >= ends_at:
-                added = 0.0
-                if self._begins(rng, second - ends_at):
-                    ends_at = second + max(1, int(self.length(rng)))
-                    added = self.amount(rng)
+            going_on = [burst for burst in bursts if second < burst[0]]
+            if bursts and not going_on:
+                ended_at = second
+            bursts = going_on
+            if self.overlaps or not bursts:
+                if self._begins(rng, second - ended_at):
+                    bursts.append((second + max(1, int(self.length(rng))), self.amount(rng)))
             elif self.is_fresh:
-                added = self.amount(rng)
+                bursts = [(ends_at, self.amount(rng)) for ends_at, _ in bursts]
+            added = sum(amount for _, amount in bursts)
             drifted = 1 + self.drift * (1 + math.sin(second * 2 * math.pi / 1500))
             trace.append(rng.uniform(*PAPER_TRACE.calm_rtt) * drifted + added)
         return trace
@@ -83,12 +96,14 @@ OTHER_PATHS: Final[dict[str, Path]] = {
     "amounts heavy-tailed": Path(amount=lambda rng: rng.paretovariate(1.2)),
     "calm RTT drifts to threefold": Path(drift=1.0),
     "no congestion": Path(burst_probability=0.0),
-    "permanent congestion": Path(length=lambda _: FOR_EVER, burst_probability=1.0),
+    "permanent congestion": Path(length=lambda _: ENDLESS, burst_probability=1.0),
     "permanent, amounts drawn each second": Path(
-        length=lambda _: FOR_EVER, burst_probability=1.0, is_fresh=True
+        length=lambda _: ENDLESS, burst_probability=1.0, is_fresh=True
     ),
     "rare and long": Path(length=lambda rng: rng.uniform(100, 200), burst_probability=0.005),
     "rare and short": Path(length=lambda rng: rng.uniform(2, 5), burst_probability=0.02),
+    "bursts overlap": Path(overlaps=True),
+    "bursts overlap, fewer": Path(overlaps=True, burst_probability=0.03),
 }
 
 
@@ -98,17 +113,29 @@ class PathResult(NamedTuple):
     Attributes:
         path: its name.
         probe_period: T_Q, whole seconds.
-        means: policy to mean latency over all traces, seconds.
+        means: policy to its mean latency on each trace, seconds.
     """
 
     path: str
     probe_period: int
-    means: dict[str, float]
+    means: dict[str, list[float]]
 
-    @property
-    def ratio(self) -> float:
-        """Latency of `adaptive` over that of the best of the paper's policies."""
-        return self.means[ADAPTIVE] / min(self.means[name] for name in PAPERS)
+    def ratio(self, over: str) -> Estimate:
+        """Return the latency of `adaptive` over that of another policy, on the same traces."""
+        own, other = self.means[ADAPTIVE], self.means[over]
+
+        def of(units: Indices) -> float:
+            return mean_of(own, units) / mean_of(other, units)
+
+        return bootstrap(len(own), of)
+
+    def best_of_the_paper(self) -> str:
+        """Return which of the paper's policies has the least latency."""
+        return min(PAPERS, key=lambda name: mean(self.means[name]))
+
+    def outcome(self) -> Outcome:
+        """Say whether `adaptive` is within `MOST_RATIO` of historic."""
+        return below(self.ratio(HISTORIC), MOST_RATIO)
 
 
 def run_paths(
@@ -133,8 +160,6 @@ def run_paths(
             for label in (BASELINE, *PAPERS, ADAPTIVE):
                 threshold_l = None if label == ADAPTIVE else Setting.threshold_l
                 setting = Setting(threshold_l, probe_period, answers=answers)
-                means[label] = mean(
-                    mean(simulate(POLICIES[label], trace, setting)) for trace in traces
-                )
+                means[label] = [mean(simulate(POLICIES[label], trace, setting)) for trace in traces]
             found.append(PathResult(name, probe_period, means))
     return found

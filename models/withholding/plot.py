@@ -12,10 +12,14 @@ from statistics import mean
 from typing import Any, Final
 
 from penstock.models.withholding.claims import (
+    FAILS,
     FIGURE_8,
     FIGURE_8_PROBE_PERIOD,
     FIGURE_9,
+    HOLDS,
+    NOT_SHOWN,
     REPORTED_GAIN,
+    Outcome,
     Verdict,
     verdicts,
 )
@@ -23,7 +27,6 @@ from penstock.models.withholding.clairvoyant import least_latencies
 from penstock.models.withholding.simulation import Setting, simulate
 from penstock.models.withholding.sweep import (
     ADAPTIVE,
-    ADAPTIVE_EARLY,
     BASELINE,
     CLAIRVOYANT,
     GIVEN_THRESHOLD_L,
@@ -45,8 +48,7 @@ LOOKS: Final = {
     "probabilistic": ("tab:green", 1.8),
     WRONG_RATE: ("tab:olive", 1.8),
     "historic": ("tab:purple", 1.8),
-    ADAPTIVE: ("tab:blue", 2.2),
-    ADAPTIVE_EARLY: ("tab:red", 2.8),
+    ADAPTIVE: ("tab:red", 2.8),
     CLAIRVOYANT: ("black", 1.8),
 }
 """Label to color and width of its line: the broker's default policy stands out."""
@@ -54,23 +56,24 @@ LOOKS: Final = {
 COLUMNS: Final = {
     FIGURE_8: "The paper on figure 8",
     FIGURE_9: "The paper on figure 9",
-    ADAPTIVE_EARLY: "Adaptive, as in the broker",
-    ADAPTIVE: "Adaptive, knowing no more",
+    ADAPTIVE: "Adaptive, with the same information",
 }
 """Subjects of claims to the heading above them, from the left."""
 
-HOLDS_MARK: Final = "\u2713"
-FAILS_MARK: Final = "\u2717"
-HOLDS_COLOR: Final = "tab:green"
-FAILS_COLOR: Final = "tab:red"
+MARKS: Final[dict[Outcome, tuple[str, str]]] = {
+    HOLDS: ("\u2713", "tab:green"),
+    FAILS: ("\u2717", "tab:red"),
+    NOT_SHOWN: ("?", "tab:gray"),
+}
+"""Outcome of a claim to its mark and the color of that."""
 
-CLAIM_CHARACTERS: Final = 47
+CLAIM_CHARACTERS: Final = 60
 """Of a line below the plots."""
 
-LINE_HEIGHT: Final = 0.059
+LINE_HEIGHT: Final = 0.053
 """Of the height of what is below the plots."""
 
-INDENT: Final = 0.06
+INDENT: Final = 0.05
 """Of the width of a column, of claims behind their marks."""
 
 SHOWN: Final = (BASELINE, "conservative", "probabilistic", "historic", ADAPTIVE)
@@ -189,17 +192,17 @@ def draw_figures(results: Results, figure: Any) -> None:
         y=0.985,
     )
     grid = figure.add_gridspec(
-        2, 4, height_ratios=(5.0, 3.8), left=0.04, right=0.985, top=0.87, bottom=0.01, hspace=0.22
+        2, 12, height_ratios=(5.0, 4.4), left=0.04, right=0.985, top=0.87, bottom=0.01, hspace=0.22
     )
-    by_threshold = figure.add_subplot(grid[0, :2])
-    by_period = figure.add_subplot(grid[0, 2:], sharey=by_threshold)
+    by_threshold = figure.add_subplot(grid[0, :6])
+    by_period = figure.add_subplot(grid[0, 6:], sharey=by_threshold)
     _draw_curves(results, by_threshold, by_period)
     handles, labels = by_threshold.get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.96), ncols=8, frameon=False
     )
     for column, (subject, heading) in enumerate(COLUMNS.items()):
-        panel = figure.add_subplot(grid[1, column])
+        panel = figure.add_subplot(grid[1, 4 * column : 4 * column + 4])
         panel.axis("off")
         panel.text(0, 1, heading, fontsize=12, weight="bold", va="top")
         height = 1 - 1.6 * LINE_HEIGHT
@@ -210,10 +213,9 @@ def draw_figures(results: Results, figure: Any) -> None:
 
 def _write(panel: Any, height: float, verdict: Verdict) -> float:
     """Write one claim and its results; return the height used."""
-    color = HOLDS_COLOR if verdict.holds else FAILS_COLOR
-    mark = HOLDS_MARK if verdict.holds else FAILS_MARK
+    mark, color = MARKS[verdict.outcome]
     lines = textwrap.wrap(_bind(verdict.short), CLAIM_CHARACTERS)
-    found = f"{'holds' if verdict.holds else 'fails'}: {verdict.brief}"
+    found = f"{verdict.outcome}: {verdict.brief}"
     panel.text(0, height, mark, fontsize=14, weight="bold", color=color, va="top")
     panel.text(INDENT, height, "\n".join(lines), fontsize=10, va="top", linespacing=1.2)
     below = height - LINE_HEIGHT * len(lines)
@@ -230,7 +232,7 @@ def _bind(text: str) -> str:
 def _draw_curves(results: Results, by_threshold: Any, by_period: Any) -> None:
     sweep = results.sweep
     period = min(sweep.probe_periods)
-    threshold_l = sweep.thresholds[len(sweep.thresholds) // 2]
+    threshold_l = sweep.middle_threshold()
     for label in (*POLICIES, CLAIRVOYANT):
         _line(
             by_threshold,
@@ -258,7 +260,7 @@ def _draw_curves(results: Results, by_threshold: Any, by_period: Any) -> None:
         axes.grid(alpha=0.3)
         axes.set_ylim(bottom=0)
     if period == FIGURE_8_PROBE_PERIOD:
-        _show_reported_gain(by_threshold, results.latency(BASELINE, period, threshold_l).mean)
+        _show_reported_gain(by_threshold, results.latency(BASELINE, period, threshold_l).value)
 
 
 def _show_reported_gain(axes: Any, baseline: float) -> None:
@@ -287,7 +289,7 @@ def _line(axes: Any, label: str, positions: Any, estimates: Any) -> None:
     color, width = LOOKS[label]
     [line] = axes.plot(
         positions,
-        [e.mean for e in estimates],
+        [e.value for e in estimates],
         style,
         marker="o",
         ms=4,

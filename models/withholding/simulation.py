@@ -1,16 +1,16 @@
 """Large messages to one subscriber under a policy, on a virtual clock of whole seconds (paper 002).
 
-A large message costs half the RTT of the second in which it is delivered, times ten. Queries are
-sent at multiples of T_Q. Decisions are made on arrival, in each second with news of a query, and in
-the first second after the policy's own release time, as the broker's gate asks for. Messages do not
-queue behind each other.
+A large message costs half the RTT of the second in which it is delivered, times ten. Decisions are
+made on arrival, in each second with news of a query, and in the first second after the policy's own
+release time, as the broker's gate asks for. Messages do not queue behind each other.
 
-There are two readings of when a query's RTT is known:
+There are two readings of when a query's RTT is known. All policies of a run have the same one.
 
-* ``period``: at second t, of the query sent at t - T_Q or before. Under this reading all the
+* ``period``: at each multiple of T_Q the RTT of the second before becomes known. A decision at
+  second t sees the sample of second ``floor(t / T_Q) * T_Q - 1``. Under this reading all the
   paper's results are consistent.
-* ``arrival``, as in the broker: as soon as its answer comes, and after T_Q at the latest. Until
-  then its age is the least its RTT can be.
+* ``arrival``, as in the broker: queries are sent at multiples of T_Q. An RTT is known as soon as
+  its answer comes. Until then the age of the query is the least its RTT can be.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Setting:
         probe_period: T_Q, whole seconds.
         message_period: whole seconds between two large messages.
         size_scale: latency of the large message over that of the query.
-        answers: when a query's RTT is known.
+        answers: when an RTT is known, as the module says.
     """
 
     threshold_l: float | None = 0.5
@@ -61,7 +61,7 @@ class Prober:
         link: the subscriber's, written as the broker's sampler would.
         history: the subscriber's, fed as the gate would.
         overdue: age of the oldest unanswered query, seconds, if that is more than threshold_l;
-            otherwise 0.
+            otherwise 0. Always 0 with ``period``.
     """
 
     def __init__(self, trace: Sequence[float], setting: Setting) -> None:
@@ -80,13 +80,22 @@ class Prober:
 
     def advance(self, second: int) -> bool:
         """Send and receive the queries of this second; return whether there is a new RTT."""
+        if self._setting.answers == "period":
+            if second == 0 or second % self._setting.probe_period:
+                return False
+            self._take(rtt_at(self._trace, second - 1), second - 1, second)
+            return True
         queries = self._unanswered
         answered = [sent_at for sent_at in queries if self._known_at(sent_at) <= second]
         while answered and queries and queries[0] <= answered[-1]:
-            self._take(queries.popleft(), second)
+            sent_at = queries.popleft()
+            # One that a newer one overtook is given up: its RTT is its age at least.
+            is_known = self._known_at(sent_at) <= second
+            rtt = rtt_at(self._trace, sent_at) if is_known else second - sent_at
+            self._take(rtt, sent_at, second)
         if second % self._setting.probe_period == 0:
             queries.append(second)
-        age = second - queries[0] if queries and self._setting.answers != "period" else 0
+        age = second - queries[0] if queries else 0
         self.overdue = age if age > self.threshold_l() else 0
         return bool(answered)
 
@@ -97,16 +106,9 @@ class Prober:
         return max(self.threshold_l() if latest is None else latest, self.overdue)
 
     def _known_at(self, sent_at: int) -> float:
-        period_ends_at = sent_at + self._setting.probe_period
-        if self._setting.answers == "period":
-            return period_ends_at
-        return min(period_ends_at, sent_at + rtt_at(self._trace, sent_at))
+        return sent_at + rtt_at(self._trace, sent_at)
 
-    def _take(self, sent_at: int, second: int) -> None:
-        rtt = rtt_at(self._trace, sent_at)
-        if self._known_at(sent_at) > second:
-            # Overtaken by a newer one, it is given up; its age is a lower bound of its RTT.
-            rtt = second - sent_at
+    def _take(self, rtt: float, sent_at: int, second: int) -> None:
         self.link.rtt_latest = rtt
         self.link.rtt_min = self._minimum.add(rtt, second)
         self.history.observe(rtt, sent_at, second, self.threshold_l())

@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Final
 
 from penstock.models.withholding.clairvoyant import least_latencies
-from penstock.models.withholding.estimates import Estimate, estimate
+from penstock.models.withholding.estimates import Estimate, bootstrap, estimate, mean_of
 from penstock.models.withholding.simulation import Answers, Setting, simulate
 from penstock.plugins.withholding.config import DEFAULT_CONGESTION_RATE, DEFAULT_MAX_WITHHOLD
 from penstock.plugins.withholding.policies import make_policy
@@ -21,10 +21,6 @@ BASELINE = "none"
 CLAIRVOYANT = "clairvoyant"
 WRONG_RATE = "probabilistic, wrong λ"
 ADAPTIVE = "adaptive"
-ADAPTIVE_EARLY = "adaptive, sees the unanswered query"
-"""The same policy with inputs that the paper's policies do not use: answers as they arrive, and the
-age of the unanswered query. `ADAPTIVE` knows no more than the others."""
-
 POLICIES: Final[dict[str, Policy]] = {
     BASELINE: make_policy("none", max_withhold=DEFAULT_MAX_WITHHOLD, congestion_rate=1.0),
     "conservative": make_policy(
@@ -42,7 +38,6 @@ POLICIES: Final[dict[str, Policy]] = {
     ),
     "historic": make_policy("historic", max_withhold=DEFAULT_MAX_WITHHOLD, congestion_rate=1.0),
     ADAPTIVE: make_policy(ADAPTIVE, max_withhold=DEFAULT_MAX_WITHHOLD, congestion_rate=1.0),
-    ADAPTIVE_EARLY: make_policy(ADAPTIVE, max_withhold=DEFAULT_MAX_WITHHOLD, congestion_rate=1.0),
 }
 """Label to the policy, with the paper's parameters where it has any."""
 
@@ -59,13 +54,17 @@ class Sweep:
         traces: RTT of the query in each second, seconds.
         thresholds: threshold_l, seconds.
         probe_periods: T_Q, whole seconds.
-        answers: when a query's RTT is known, except for `ADAPTIVE_EARLY`.
+        answers: when a query's RTT is known, to all policies, as in `Setting`.
     """
 
     traces: Sequence[Sequence[float]]
     thresholds: Sequence[float] = (0.2, 0.3, 0.5, 1.0, 2.0)
     probe_periods: Sequence[int] = (1, 2, 3, 5, 10)
     answers: Answers = "period"
+
+    def middle_threshold(self) -> float:
+        """Return the threshold_l of figure 9, seconds; by default that of the field run."""
+        return self.thresholds[len(self.thresholds) // 2]
 
     def cells(self) -> Iterator[tuple[str, int, float | None]]:
         """Yield (label, T_Q, threshold_l or None where it has no effect)."""
@@ -107,13 +106,17 @@ class Results:
         )
         return estimate([other - own for own, other in pairs])
 
-    def closed(self, label: str, probe_period: int, threshold_l: float) -> float:
-        """Return the part of the gap from historic to clairvoyant that a policy closes, a ratio."""
-        own, historic, least = (
-            self.latency(name, probe_period, threshold_l).mean
-            for name in (label, "historic", CLAIRVOYANT)
+    def closed(self, label: str, probe_period: int, threshold_l: float) -> Estimate:
+        """Return the part of the gap from the baseline to clairvoyant that a policy closes."""
+        own, baseline, least = (
+            self.of(name, probe_period, threshold_l) for name in (label, BASELINE, CLAIRVOYANT)
         )
-        return (historic - own) / (historic - least) if historic > least else 0.0
+
+        def ratio(units: Sequence[int]) -> float:
+            distance = mean_of(baseline, units) - mean_of(least, units)
+            return (mean_of(baseline, units) - mean_of(own, units)) / distance if distance else 0.0
+
+        return bootstrap(len(own), ratio)
 
 
 def run(sweep: Sweep) -> Results:
@@ -121,8 +124,7 @@ def run(sweep: Sweep) -> Results:
     results = Results(sweep)
     results.means[CLAIRVOYANT, 0, None] = [mean(least_latencies(trace)) for trace in sweep.traces]
     for label, probe_period, threshold_l in sweep.cells():
-        answers = "arrival" if label == ADAPTIVE_EARLY else sweep.answers
-        setting = Setting(threshold_l=threshold_l, probe_period=probe_period, answers=answers)
+        setting = Setting(threshold_l=threshold_l, probe_period=probe_period, answers=sweep.answers)
         results.means[label, probe_period, threshold_l] = [
             mean(simulate(POLICIES[label], trace, setting)) for trace in sweep.traces
         ]

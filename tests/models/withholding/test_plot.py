@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from penstock.models.withholding.claims import verdicts
+from penstock.models.withholding.claims import HOLDS, verdicts
 from penstock.models.withholding.plot import (
     COLUMNS,
-    FAILS_MARK,
     FIGURE_INCHES,
-    HOLDS_MARK,
+    MARKS,
     congested_times,
     draw,
     draw_figures,
@@ -47,10 +46,9 @@ def test_each_claim_stands_below_the_plots_with_what_was_found() -> None:
     judged = verdicts(results)
     for verdict in judged:
         assert verdict.short in shown
-        found = "holds" if verdict.holds else "fails"
-        assert f"{found}: {verdict.brief}" in shown
-    assert shown.count(HOLDS_MARK) == sum(verdict.holds for verdict in judged)
-    assert shown.count(FAILS_MARK) == sum(not verdict.holds for verdict in judged)
+        assert f"{verdict.outcome}: {verdict.brief}" in shown
+    for outcome, (mark, _) in MARKS.items():
+        assert shown.count(mark) == sum(verdict.outcome == outcome for verdict in judged)
 
 
 def test_no_claim_covers_another_or_leaves_the_picture() -> None:
@@ -61,7 +59,7 @@ def test_no_claim_covers_another_or_leaves_the_picture() -> None:
         assert 0 <= place.x0 <= place.x1 <= width, text
         assert 0 <= place.y0 <= place.y1 <= height, text
         for other, elsewhere in texts[:i]:
-            assert HOLDS_MARK in (text, other) or not place.overlaps(elsewhere), (text, other)
+            assert MARKS[HOLDS][0] in (text, other) or not place.overlaps(elsewhere), (text, other)
 
 
 def test_claims_of_a_t_q_that_was_not_run_leave_room() -> None:

@@ -49,8 +49,8 @@ def test_baseline_pays_ten_times_half_the_rtt() -> None:
     assert simulate(NonePolicy(), [0.2, 9, 9, 9, 9, 0.4], Setting()) == [1.0, 2.0]
 
 
-def test_decision_sees_the_query_of_the_period_before() -> None:
-    """At second t the query of t - T_Q is known, not the RTT of t."""
+def test_decision_sees_the_second_before() -> None:
+    """With T_Q = 1 s the sample of second t - 1 is known at t, not the RTT of t."""
     # Arrival at 5 sees second 4 (calm) and delivers into the burst; at 6 it would have waited.
     trace = [0.2] * 5 + [4.0] * 5
     assert simulate(ConservativePolicy(20.0), trace, Setting())[1] == 20.0
@@ -63,11 +63,15 @@ def test_withheld_message_goes_when_the_next_estimate_is_good() -> None:
     assert simulate(ConservativePolicy(20.0), trace, Setting())[1] == 3 + 1.0
 
 
-def test_longer_probe_period_sees_older_queries() -> None:
-    """With T_Q = 5 s the message of second 5 knows second 0 and waits for second 10."""
-    trace = [4.0] + [0.2] * 19
+def test_longer_probe_period_sees_older_samples() -> None:
+    """With T_Q = 5 s the message of second 5 knows second 4 and waits for second 10."""
+    trace = [0.2] * 4 + [4.0] + [0.2] * 15
     latencies = simulate(ConservativePolicy(20.0), trace, Setting(threshold_l=0.5, probe_period=5))
     assert latencies[1] == 5 + 1.0
+    # At second 8 the newest sample is still that of second 4, at T_Q = 4 s that of second 7.
+    late = [Setting(probe_period=period, message_period=8) for period in (5, 4)]
+    found = [simulate(ConservativePolicy(20.0), trace, setting)[1] for setting in late]
+    assert found == [2 + 1.0, 1.0]
 
 
 def test_starvation_is_bounded_by_d() -> None:
