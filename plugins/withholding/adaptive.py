@@ -15,8 +15,14 @@ length, which ends in r seconds, a plan costs
 
 The plan with the least mean cost is chosen; ``w = 0`` means to send now. While the level stays, no
 rule can do better than some w: until calm is seen, waiting teaches only that congestion still
-lasts, and each plan has counted that in. Only the ends need to be tried as w, since between two of
-them a plan's cost only rises.
+lasts, and each plan has counted that in. Only the ends are tried as w, since between two of them a
+plan's cost rises.
+
+Samples within one congestion differ. A sample's distance d from the level shrinks with time: a
+second later the part p of it is left, the persistence. L is therefore ``(R + p ** a * d) / 2`` for a
+message that is sent a seconds after the sample, ``a`` being one sample's spacing for the newest. A
+message is sent in a moment that is better than the level, where such moments last, and waits in a
+worse one.
 
 Where few lengths are left, one more is added: the time that congestion has lasted so far, again. It
 stands for congestion unlike any before. It decides alone once all lengths are exceeded, and makes
@@ -38,7 +44,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right, insort
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from penstock.plugins.withholding.history import CongestionHistory
 from penstock.plugins.withholding.policy import Judgement, Policy, Situation
@@ -87,16 +93,25 @@ class AdaptivePolicy(Policy):
             level = max(level, OVERDUE_RATIO * overdue)
             recent_seconds = min(recent_seconds, overdue)
         to_latency = situation.size_ratio / 2
-        congested = to_latency * level
+        congested = congested_now = to_latency * level
+        persistence = 0.0 if overdue else history.persistence()
+        if persistence:
+            congested_now += to_latency * persistence * (history.latest - level)
         if situation.n_bytes:
-            slowness = history.slowness(situation.now, recent_seconds, level)
-            congested = max(congested, situation.n_bytes * slowness)
+            least = situation.n_bytes * history.slowness(situation.now, recent_seconds, level)
+            congested, congested_now = max(congested, least), max(congested_now, least)
         calm = situation.threshold_l / 2
         if history.after_calm is not None:
             calm = to_latency * history.after_calm
         calm = max(calm, situation.n_bytes * history.calm_slowness())
         ends = _ends(history, situation)
-        at_once, waiting, wait = best_wait(ends, history.lag_seconds, congested, calm)
+        expected = Expected(
+            max(congested_now, calm),
+            max(congested, calm),
+            calm,
+            persistence ** (1 / situation.probe_period),
+        )
+        at_once, waiting, wait = best_wait(ends, history.lag_seconds, expected)
         delivers = at_once < waiting or situation.sojourn > self.max_withhold
         return Judgement(
             delivers, at_once, waiting, min(situation.sojourn + wait, self.max_withhold)
@@ -126,32 +141,46 @@ def _ends(history: CongestionHistory, situation: Situation) -> list[float]:
     return ends
 
 
-def best_wait(
-    ends: list[float], lag: float, congested: float, calm: float
-) -> tuple[float, float, float]:
+class Expected(NamedTuple):
+    """Latency of a message by what it meets, seconds.
+
+    Attributes:
+        now: in the present congestion, sent now.
+        level: in the present congestion, sent at any time.
+        calm: after it; neither is below it.
+        persistence: part of the distance of `now` from `level` that is left after a second.
+    """
+
+    now: float
+    level: float
+    calm: float
+    persistence: float = 0.0
+
+
+def best_wait(ends: list[float], lag: float, expected: Expected) -> tuple[float, float, float]:
     """Return the mean latency of sending now, that of the best wait, and that wait.
 
     Args:
         ends: when congestion ends, in seconds from now, ascending, each equally likely; an end
             below 0 has passed unseen.
         lag: seconds from an end until it is seen.
-        congested: latency of a message sent in congestion, seconds.
-        calm: latency of a message sent after it, seconds.
+        expected: what a message takes.
 
     Returns:
         (at once, waiting, wait): three times in seconds; ``waiting`` is infinite where there is no
         end to wait for or nothing to gain.
     """
+    now, level, calm, persistence = expected
     n_ends = n_unseen = len(ends)
-    gain = congested - calm
     n_over = bisect_right(ends, 0.0)
-    at_once = congested - gain * n_over / n_ends
-    if gain <= 0:
+    at_once = now - (now - calm) * n_over / n_ends
+    if now <= calm and level <= calm:
         return at_once, math.inf, 0.0
     lag = max(lag, _NO_LAG)
     least, wait = math.inf, 0.0
     seen_seconds, next_seen = 0.0, ends[0] + lag
-    # For each end ahead: the mean over all ends, without the terms that all plans share.
+    off_level, later = now - level, level
+    # For each end ahead: the sum over all ends of what each costs if the wait lasts until then.
     for latest in ends[n_over:]:
         n_over += 1
         while next_seen <= latest:
@@ -159,7 +188,9 @@ def best_wait(
                 seen_seconds += next_seen
             n_unseen -= 1
             next_seen = ends[n_ends - n_unseen] + lag
-        cost = seen_seconds + n_unseen * latest - gain * n_over
+        if persistence:
+            later = level + off_level * persistence**latest
+        cost = seen_seconds + n_unseen * latest + n_over * calm + (n_ends - n_over) * later
         if cost < least:
             least, wait = cost, latest
-    return at_once, congested + least / n_ends, wait
+    return at_once, least / n_ends, wait

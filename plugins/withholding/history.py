@@ -1,6 +1,6 @@
 """The history of congestion on the path to one subscriber.
 
-Theory of operation. RTT samples arrive; one above threshold_l belongs to congestion. Four things
+Theory of operation. RTT samples arrive; one above threshold_l belongs to congestion. Five things
 are learned from them, in constant memory:
 
 * *Lengths*: from the first sample of a congestion to the first one after it. The last `MAX_LENGTHS`
@@ -10,6 +10,9 @@ are learned from them, in constant memory:
   congestion: it has another cause, whose length is unrelated to the one before. Far is four mean
   deviations, where RFC 6298 regards a segment as lost. A single such sample, after which all is as
   before, was a packet that was lost and retransmitted: then the old congestion has not ended.
+* *Persistence*: the part of a sample's distance from the level that is left in the next sample, as
+  the ratio of lag-1 autocovariance to variance. It is 0 where each sample is drawn anew: then the
+  level says all. Where causes of congestion overlap, a low sample shows a good moment.
 * *After calm*: the mean RTT of the samples that followed a calm one, which is what a message meets
   that is sent because the last sample was good. It includes congestion that began in between, and
   so the harm of rare samples.
@@ -95,6 +98,7 @@ class CongestionHistory:
             the first.
         known_at: monotonic seconds at which its RTT was known.
         lag_seconds: from sending to knowing of the newest calm sample.
+        latest: RTT of the newest sample in congestion, seconds.
         level: mean RTT of the present congestion or, in calm, of the last one, seconds; 0 before
             the first.
         after_calm: mean RTT of samples that followed a calm one, seconds, or None before the first.
@@ -113,11 +117,14 @@ class CongestionHistory:
     sampled_at: float | None = None
     known_at: float = 0.0
     lag_seconds: float = 0.0
+    latest: float = 0.0
     level: float = 0.0
     after_calm: float | None = None
     _n_level: int = 0
     _n_after_calm: int = SUPPOSED_CALM
     _deviation: float = 0.0
+    _variance: float = 0.0
+    _covariance: float = 0.0
     _suspended: _Suspended | None = None
     _looked_at: float = 0.0
     _n_sent: float = SUPPOSED_SEGMENTS
@@ -198,6 +205,10 @@ class CongestionHistory:
             return self.calm_seconds_per_byte
         return 1 / self.best_rate if self.best_rate is not None else 0.0
 
+    def persistence(self) -> float:
+        """Return which part of a distance from the level is left in the next sample, 0 to 1."""
+        return min(1.0, max(0.0, self._covariance / self._variance)) if self._variance else 0.0
+
     def is_off_level(self, rtt: float) -> bool:
         """Say whether an RTT is too far off to belong to the present congestion."""
         return abs(rtt - self.level) > self._far_from(self.level)
@@ -253,6 +264,11 @@ class CongestionHistory:
             self._deviation = self._deviation or rtt / 2
         self._n_level += 1
         before = self.level if self._n_level > 1 else 0.0
+        if self._n_level > 1:
+            off_before, off = self.latest - before, rtt - before
+            self._variance += GAIN * (off_before * off_before - self._variance)
+            self._covariance += GAIN * (off_before * off - self._covariance)
+        self.latest = rtt
         self.level = before + max(1 / self._n_level, GAIN) * (rtt - before)
 
     def _suspend(self, began_at: float, ended_at: float) -> None:

@@ -77,6 +77,16 @@ def test_samples_that_scatter_are_one_congestion() -> None:
     assert not history.is_off_level(9.0)
 
 
+def test_persistence_tells_slow_changes_from_fresh_samples() -> None:
+    """Distances that last for eight samples persist; those that change sign each time do not."""
+    slow = fed(CALM, *([4.0] * 8 + [6.0] * 8) * 8)
+    fresh = fed(CALM, *[4.0, 6.0] * 64)
+    assert CongestionHistory().persistence() == 0.0
+    assert slow.persistence() > 0.5
+    assert fresh.persistence() == 0.0
+    assert (slow.latest, fresh.latest) == (6.0, 6.0)
+
+
 def test_after_calm_is_the_mean_of_what_followed_a_calm_sample() -> None:
     """Of three after calm, and eight supposed; what follows congestion does not count."""
     history = fed(0.2, 0.4, 4.2, 4.2, 0.2, 0.2)
@@ -163,7 +173,7 @@ def test_takes_whatever_comes_in_constant_memory(samples: list[tuple[float, floa
         assert lengths[0] >= 0
         assert len(lengths) <= MAX_LENGTHS
     held = [getattr(history, name) for name in CongestionHistory.__slots__]
-    assert sys.getsizeof(history) + sum(map(sys.getsizeof, held)) <= 1000
+    assert sys.getsizeof(history) + sum(map(sys.getsizeof, held)) <= 1024
     assert sum(isinstance(value, array) for value in held) == 2
 
 
