@@ -7,16 +7,24 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from shlex import join
 from typing import Annotated, TypeVar
 
 import typer
 
 from penstock.models.withholding.other_paths import run_paths
-from penstock.models.withholding.plot import check_file, draw, draw_trace
-from penstock.models.withholding.report import paths_to_markdown, to_markdown
+from penstock.models.withholding.plot import check_picture, draw, draw_trace
+from penstock.models.withholding.report import (
+    describe,
+    describe_paths,
+    path_tables,
+    sweep_tables,
+    to_markdown,
+)
 from penstock.models.withholding.simulation import Answers, Setting
 from penstock.models.withholding.sweep import Sweep, run
 from penstock.models.withholding.trace import generate_trace, read_trace
+from penstock.netem.figures.figure_file import Table, check_writable, write_figure_file
 
 Number = TypeVar("Number", int, float)
 
@@ -54,6 +62,7 @@ def _read_file(file: Path) -> list[float]:
 
 @app.command()
 def withholding(
+    context: typer.Context,
     *,
     traces: Annotated[int, typer.Option(min=1, help="Traces drawn as in paper 002.")] = 20,
     seconds: Annotated[int, typer.Option(min=1, help="Length of each.")] = 5000,
@@ -66,11 +75,14 @@ def withholding(
     thresholds: Annotated[str, typer.Option(help="threshold_l in seconds.")] = "0.2,0.3,0.5,1,2",
     answers: Annotated[
         str,
-        typer.Option(help="When an RTT is known, to all policies: by the period, or on arrival."),
+        typer.Option(help="When all policies know an RTT: by the period, or on arrival."),
     ] = "period",
     other_paths: Annotated[
         bool, typer.Option("--other-paths", help="Paths unlike the paper's instead.")
     ] = False,
+    figures: Annotated[
+        Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write figures 8 and 9 there.")] = None,
     plot_trace: Annotated[
         Path | None, typer.Option(help="Write there what each policy did on the first trace.")
@@ -95,20 +107,30 @@ def withholding(
     def rngs() -> list[random.Random]:
         return [random.Random(seed + i) for i in range(traces)]  # noqa: S311 (a simulation)
 
+    def tell(heading: str, tables: dict[str, Table]) -> None:
+        typer.echo(to_markdown(heading, tables), nl=False)
+        if figures is not None:
+            write = partial(write_figure_file, command=context.obj, tables=tables)
+            _write(write, figures, "--figures")
+
+    # All files are checked before the long simulation.
+    if figures is not None:
+        _write(check_writable, figures, "--figures")
     if other_paths:
         if file or plot is not None or plot_trace is not None:
             raise typer.BadParameter("goes without --file and plots", param_hint="--other-paths")
-        typer.echo(paths_to_markdown(run_paths(rngs, seconds, periods, read_by)), nl=False)
+        found = run_paths(rngs, seconds, periods, read_by)
+        tell(describe_paths(found), path_tables(found))
         return
     for to_write, option in ((plot, "--plot"), (plot_trace, "--plot-trace")):
         if to_write is not None:
-            _write(check_file, to_write, option)  # before the long simulation
+            _write(check_picture, to_write, option)
     drawn = [_read_file(name) for name in file or ()]
     sweep = Sweep(
         drawn or [generate_trace(rng, seconds) for rng in rngs()], levels, periods, read_by
     )
     results = run(sweep)
-    typer.echo(to_markdown(results), nl=False)
+    tell(describe(results), sweep_tables(results))
     if plot is not None:
         _write(partial(draw, results), plot, "--plot")
     if plot_trace is not None:
@@ -135,8 +157,9 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         0, or 2 for wrong arguments and files.
     """
+    arguments = sys.argv[1:] if argv is None else argv
     try:
-        app(args=argv, prog_name="penstock plan")
+        app(args=arguments, prog_name="penstock plan", obj=f"penstock plan {join(arguments)}")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
     return 0

@@ -7,15 +7,26 @@ where the interval is clear of it on the other side, and is not shown in between
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
-from penstock.models.withholding.estimates import Estimate, Indices, bootstrap, mean_of
 from penstock.models.withholding.sweep import (
     ADAPTIVE,
     BASELINE,
     CLAIRVOYANT,
     WRONG_RATE,
     Results,
+)
+from penstock.netem.figures.estimates import (
+    Estimate,
+    Standing,
+    Units,
+    all_of,
+    at_least,
+    at_most,
+    bootstrap,
+    exact,
+    mean_of,
+    opposite,
 )
 
 FIGURE_8_PROBE_PERIOD = 1
@@ -37,10 +48,12 @@ that knows the law of congestion closes at most about 78, 65 and 58 %."""
 FIGURE_8 = "fig. 8"
 FIGURE_9 = "fig. 9"
 
-Outcome = Literal["holds", "does not hold", "not shown"]
-HOLDS: Final = "holds"
-FAILS: Final = "does not hold"
-NOT_SHOWN: Final = "not shown"
+WORDS: Final = {
+    Standing.MET: "holds",
+    Standing.MISSED: "does not hold",
+    Standing.NOT_SHOWN: "not shown",
+}
+"""How a claim is said to stand."""
 
 
 class Verdict(NamedTuple):
@@ -48,7 +61,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         claim: as a sentence.
-        outcome: whether the results support it.
+        standing: met where the results support it.
         found: the results.
         short: the claim as text beside a plot.
         brief: the results, likewise.
@@ -56,39 +69,30 @@ class Verdict(NamedTuple):
     """
 
     claim: str
-    outcome: Outcome
+    standing: Standing
     found: str
     short: str
     brief: str
     subject: str
 
 
-def above(found: Estimate, bound: float) -> Outcome:
-    """Say whether a value is above a bound; not shown where the interval straddles it."""
-    if found.low > bound:
-        return HOLDS
-    return FAILS if found.high <= bound else NOT_SHOWN
+def above(found: Estimate, bound: float) -> Standing:
+    """Say whether a figure is above a bound."""
+    return opposite(at_most(found, bound))
 
 
-def below(found: Estimate, bound: float) -> Outcome:
-    """Say whether a value is below a bound; not shown where the interval straddles it."""
-    if found.high < bound:
-        return HOLDS
-    return FAILS if found.low >= bound else NOT_SHOWN
+def below(found: Estimate, bound: float) -> Standing:
+    """Say whether a figure is below a bound."""
+    return opposite(at_least(found, bound))
 
 
-def all_of(outcomes: Sequence[Outcome]) -> Outcome:
-    """Say whether all of several claims hold: one that does not hold is enough for a no."""
-    if FAILS in outcomes:
-        return FAILS
-    return NOT_SHOWN if NOT_SHOWN in outcomes else HOLDS
-
-
-def most_of(outcomes: Sequence[Outcome]) -> Outcome:
+def most_of(standings: Sequence[Standing]) -> Standing:
     """Say whether more than half of several claims hold."""
-    if outcomes.count(HOLDS) * 2 > len(outcomes):
-        return HOLDS
-    return FAILS if outcomes.count(FAILS) * 2 >= len(outcomes) else NOT_SHOWN
+    if standings.count(Standing.MET) * 2 > len(standings):
+        return Standing.MET
+    if standings.count(Standing.MISSED) * 2 >= len(standings):
+        return Standing.MISSED
+    return Standing.NOT_SHOWN
 
 
 def verdicts(results: Results) -> list[Verdict]:
@@ -125,14 +129,14 @@ def _gains(results: Results, label: str, over: str, probe_period: int) -> list[E
 
 
 def _gains_verdict(
-    results: Results, claim: str, figure: str, gains: Sequence[Estimate], outcome: Outcome
+    results: Results, claim: str, figure: str, gains: Sequence[Estimate], standing: Standing
 ) -> Verdict:
     """Return a verdict on gains by threshold_l."""
     by_threshold = dict(zip(results.sweep.thresholds, gains, strict=True))
     least, most = (extreme(gain.value for gain in gains) for extreme in (min, max))
     return Verdict(
         f"{claim} ({figure})",
-        outcome,
+        standing,
         f"gain in s by threshold_l: {_per_threshold(results, lambda t: str(by_threshold[t]))}",
         claim,
         f"gains {least:+.1f} to {most:+.1f} s",
@@ -143,41 +147,41 @@ def _gains_verdict(
 def _conservative_needs_a_large_threshold(results: Results) -> Verdict:
     gains = _gains(results, "conservative", BASELINE, FIGURE_8_PROBE_PERIOD)
     claim = "Conservative beats the baseline only where threshold_l is large"
-    outcome = all_of([below(gains[0], 0), above(gains[-1], 0)])
-    return _gains_verdict(results, claim, FIGURE_8, gains, outcome)
+    standing = all_of([below(gains[0], 0), above(gains[-1], 0)])
+    return _gains_verdict(results, claim, FIGURE_8, gains, standing)
 
 
 def _right_rate_beats_conservative(results: Results) -> Verdict:
     gains = _gains(results, "probabilistic", "conservative", FIGURE_8_PROBE_PERIOD)
     claim = "Probabilistic with the right λ beats conservative at most values of threshold_l"
-    outcome = most_of([above(gain, 0) for gain in gains])
-    return _gains_verdict(results, claim, FIGURE_8, gains, outcome)
+    standing = most_of([above(gain, 0) for gain in gains])
+    return _gains_verdict(results, claim, FIGURE_8, gains, standing)
 
 
 def _wrong_rate_loses(results: Results) -> Verdict:
     gains = _gains(results, WRONG_RATE, "probabilistic", FIGURE_8_PROBE_PERIOD)
     claim = "Probabilistic with the wrong λ loses to itself with the right one"
-    outcome = all_of([below(gain, 0) for gain in gains])
-    return _gains_verdict(results, claim, FIGURE_8, gains, outcome)
+    standing = all_of([below(gain, 0) for gain in gains])
+    return _gains_verdict(results, claim, FIGURE_8, gains, standing)
 
 
 def _historic_gains(results: Results) -> Verdict:
     gains = _gains(results, "historic", BASELINE, FIGURE_8_PROBE_PERIOD)
     claim = f"Historic saves about {REPORTED_GAIN} s over the baseline at any threshold_l"
     least, most = REPORTED_GAIN - GAIN_TOLERANCE, REPORTED_GAIN + GAIN_TOLERANCE
-    outcome = all_of([each for gain in gains for each in (above(gain, least), below(gain, most))])
-    return _gains_verdict(results, claim, FIGURE_8, gains, outcome)
+    standing = all_of([each for gain in gains for each in (above(gain, least), below(gain, most))])
+    return _gains_verdict(results, claim, FIGURE_8, gains, standing)
 
 
 def _historic_is_flat(results: Results) -> Verdict:
-    """Judge how far the mean moves over threshold_l, on the same traces."""
+    """Check how far the mean moves over threshold_l, on the same traces."""
     by_threshold = [
-        results.of("historic", FIGURE_8_PROBE_PERIOD, threshold_l)
+        mean_of(results.of("historic", FIGURE_8_PROBE_PERIOD, threshold_l))
         for threshold_l in results.sweep.thresholds
     ]
 
-    def spread(units: Indices) -> float:
-        means = [mean_of(latencies, units) for latencies in by_threshold]
+    def spread(units: Units) -> float:
+        means = [mean(units) for mean in by_threshold]
         return max(means) - min(means)
 
     moved = bootstrap(len(results.sweep.traces), spread)
@@ -193,7 +197,7 @@ def _historic_is_flat(results: Results) -> Verdict:
 
 
 def _clairvoyant_is_lowest(results: Results) -> Verdict:
-    """Judge each trace by itself: no chance is in it."""
+    """Check each trace on its own; chance has no part in this claim."""
     sweep = results.sweep
     distance, label = min(
         (own - least, label)
@@ -207,7 +211,7 @@ def _clairvoyant_is_lowest(results: Results) -> Verdict:
     claim = "Clairvoyant is the lowest on each trace"
     return Verdict(
         f"{claim} ({FIGURE_8})",
-        HOLDS if distance >= 0 else FAILS,
+        at_least(exact(distance, len(sweep.traces)), 0),
         f"least distance {distance:.2f} s, of {label}",
         claim,
         f"least distance {distance:.1f} s",
@@ -220,16 +224,16 @@ def _conservative_at_five(results: Results) -> Verdict:
     gains = _gains(results, "conservative", BASELINE, 5)
     middle = results.sweep.middle_threshold()
     claim = f"Conservative at T_Q = 5 s and threshold_l {middle:g} s is no better than the baseline"
-    outcome = below(gains[results.sweep.thresholds.index(middle)], 0.5)
-    return _gains_verdict(results, claim, FIGURE_9, gains, outcome)
+    standing = below(gains[results.sweep.thresholds.index(middle)], 0.5)
+    return _gains_verdict(results, claim, FIGURE_9, gains, standing)
 
 
 def _historic_at_five(results: Results) -> Verdict:
     gains = _gains(results, "historic", BASELINE, 5)
     over_conservative = _gains(results, "historic", "conservative", 5)
     claim = "Historic stays better than the baseline and than conservative at T_Q = 5 s"
-    outcome = all_of([above(gain, 0) for gain in (*gains, *over_conservative)])
-    return _gains_verdict(results, claim, FIGURE_9, gains, outcome)
+    standing = all_of([above(gain, 0) for gain in (*gains, *over_conservative)])
+    return _gains_verdict(results, claim, FIGURE_9, gains, standing)
 
 
 def _adaptive_beats(results: Results, other: str) -> Verdict:

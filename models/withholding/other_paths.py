@@ -12,11 +12,17 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Final, NamedTuple
 
-from penstock.models.withholding.claims import Outcome, below
-from penstock.models.withholding.estimates import Estimate, Indices, bootstrap, mean_of
 from penstock.models.withholding.simulation import Answers, Setting, simulate
 from penstock.models.withholding.sweep import ADAPTIVE, BASELINE, POLICIES
 from penstock.models.withholding.trace import PAPER_TRACE
+from penstock.netem.figures.estimates import (
+    Estimate,
+    Standing,
+    at_most,
+    bootstrap,
+    mean_of,
+    ratio,
+)
 
 HISTORIC: Final = "historic"
 
@@ -123,19 +129,15 @@ class PathResult(NamedTuple):
     def ratio(self, over: str) -> Estimate:
         """Return the latency of `adaptive` over that of another policy, on the same traces."""
         own, other = self.means[ADAPTIVE], self.means[over]
-
-        def of(units: Indices) -> float:
-            return mean_of(own, units) / mean_of(other, units)
-
-        return bootstrap(len(own), of)
+        return bootstrap(len(own), ratio(mean_of(own), mean_of(other)))
 
     def best_of_the_paper(self) -> str:
         """Return which of the paper's policies has the least latency."""
         return min(PAPERS, key=lambda name: mean(self.means[name]))
 
-    def outcome(self) -> Outcome:
+    def standing(self) -> Standing:
         """Say whether `adaptive` is within `MOST_RATIO` of historic."""
-        return below(self.ratio(HISTORIC), MOST_RATIO)
+        return at_most(self.ratio(HISTORIC), MOST_RATIO)
 
 
 def run_paths(

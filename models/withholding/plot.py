@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -12,14 +11,11 @@ from statistics import mean
 from typing import Any, Final
 
 from penstock.models.withholding.claims import (
-    FAILS,
     FIGURE_8,
     FIGURE_8_PROBE_PERIOD,
     FIGURE_9,
-    HOLDS,
-    NOT_SHOWN,
     REPORTED_GAIN,
-    Outcome,
+    WORDS,
     Verdict,
     verdicts,
 )
@@ -34,6 +30,8 @@ from penstock.models.withholding.sweep import (
     WRONG_RATE,
     Results,
 )
+from penstock.netem.figures.estimates import Standing
+from penstock.netem.figures.figure_file import check_writable
 
 SHOWN_SECONDS: Final = 300
 """Length of the trace's end that is shown, when `adaptive` has learned; the policies run on all of
@@ -60,12 +58,12 @@ COLUMNS: Final = {
 }
 """Subjects of claims to the heading above them, from the left."""
 
-MARKS: Final[dict[Outcome, tuple[str, str]]] = {
-    HOLDS: ("\u2713", "tab:green"),
-    FAILS: ("\u2717", "tab:red"),
-    NOT_SHOWN: ("?", "tab:gray"),
+MARKS: Final = {
+    Standing.MET: ("\u2713", "tab:green"),
+    Standing.MISSED: ("\u2717", "tab:red"),
+    Standing.NOT_SHOWN: ("?", "tab:gray"),
 }
-"""Outcome of a claim to its mark and the color of that."""
+"""Standing of a claim to its mark and the color of that."""
 
 CLAIM_CHARACTERS: Final = 60
 """Of a line below the plots."""
@@ -80,21 +78,15 @@ SHOWN: Final = (BASELINE, "conservative", "probabilistic", "historic", ADAPTIVE)
 """Panels from the top; the clairvoyant one comes last."""
 
 
-def check_file(file: Path) -> None:
-    """Check that a figure can be written to a file, without writing it.
+def check_picture(file: Path) -> None:
+    """Check that a picture can be written to a file, without writing it.
 
     Raises:
         ImportError: matplotlib is not installed.
         OSError: the file cannot be written.
         ValueError: its suffix is no picture format.
     """
-    folder = file.parent
-    if not folder.is_dir():
-        raise NotADirectoryError(f"no folder {folder}")
-    if file.exists() and not file.is_file():
-        raise IsADirectoryError("not a regular file")
-    if not os.access(file if file.exists() else folder, os.W_OK):
-        raise PermissionError("cannot be written")
+    check_writable(file)
     from matplotlib.backend_bases import FigureCanvasBase  # noqa: PLC0415 (the extra `models`)
 
     suffix, known = file.suffix.removeprefix("."), FigureCanvasBase.get_supported_filetypes()
@@ -213,9 +205,9 @@ def draw_figures(results: Results, figure: Any) -> None:
 
 def _write(panel: Any, height: float, verdict: Verdict) -> float:
     """Write one claim and its results; return the height used."""
-    mark, color = MARKS[verdict.outcome]
+    mark, color = MARKS[verdict.standing]
     lines = textwrap.wrap(_bind(verdict.short), CLAIM_CHARACTERS)
-    found = f"{verdict.outcome}: {verdict.brief}"
+    found = f"{WORDS[verdict.standing]}: {verdict.brief}"
     panel.text(0, height, mark, fontsize=14, weight="bold", color=color, va="top")
     panel.text(INDENT, height, "\n".join(lines), fontsize=10, va="top", linespacing=1.2)
     below = height - LINE_HEIGHT * len(lines)

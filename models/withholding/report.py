@@ -1,38 +1,65 @@
-"""Results as Markdown."""
+"""Results as tables of text, and as Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean
 
-from penstock.models.withholding.claims import verdicts
+from penstock.models.withholding.claims import WORDS, verdicts
 from penstock.models.withholding.other_paths import HISTORIC, MOST_RATIO, PathResult
-from penstock.models.withholding.sweep import CLAIRVOYANT, GIVEN_THRESHOLD_L, POLICIES, Results
+from penstock.models.withholding.sweep import (
+    BASELINE,
+    CLAIRVOYANT,
+    GIVEN_THRESHOLD_L,
+    POLICIES,
+    Results,
+)
+from penstock.netem.figures.figure_file import Table
+
+LABELS = (*POLICIES, CLAIRVOYANT)
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def to_markdown(heading: str, tables: Mapping[str, Table]) -> str:
+    """Return a heading and all tables."""
+    return "\n\n".join([heading, *map(str, tables.values())]) + "\n"
 
 
-def to_markdown(results: Results) -> str:
-    """Return latency by T_Q and threshold_l, and the verdict on each claim."""
+def describe(results: Results) -> str:
+    """Return what the tables of a sweep show, in a sentence."""
     sweep = results.sweep
     n_traces = len(sweep.traces)
-    heading = (
+    return (
         "Mean end-to-end latency of a large message in seconds, with its 95 % confidence interval"
         f" (bootstrap) over {n_traces} independent {'traces' if n_traces > 1 else 'trace'} of"
         f" {max(map(len, sweep.traces))} s; answers known by {sweep.answers}."
     )
-    parts = [heading]
+
+
+def sweep_tables(results: Results) -> dict[str, Table]:
+    """Return latency by T_Q and threshold_l, what each policy closes, and all verdicts."""
+    sweep = results.sweep
+    tables = {}
     for probe_period in sweep.probe_periods:
         header = [f"T_Q = {probe_period} s", *(f"threshold_l {t:g} s" for t in sweep.thresholds)]
-        rows = [_row(results, label, probe_period) for label in (*POLICIES, CLAIRVOYANT)]
-        parts.append(table(header, rows))
-    judged = [[verdict.claim, verdict.outcome, verdict.found] for verdict in verdicts(results)]
-    parts.append(table(["claim", "verdict", "found"], judged))
-    return "\n\n".join(parts) + "\n"
+        rows = [_row(results, label, probe_period) for label in LABELS]
+        tables[f"T_Q {probe_period} s"] = Table(header, rows)
+    middle, periods = sweep.middle_threshold(), sweep.probe_periods
+    header = [f"threshold_l = {middle:g} s", *(f"T_Q {period} s" for period in periods)]
+    rows = [
+        [label, *(str(results.latency(label, period, middle)) for period in periods)]
+        for label in LABELS
+    ]
+    tables["by T_Q"] = Table(header, rows)
+    header = [f"share of the gap from {BASELINE} to {CLAIRVOYANT} that it closes", *header[1:]]
+    rows = [
+        [label, *(results.closed(label, t_q, middle).show("{:.1%}".format) for t_q in periods)]
+        for label in LABELS
+        if label not in {BASELINE, CLAIRVOYANT}
+    ]
+    tables["closed"] = Table(header, rows)
+    rows = [[each.claim, WORDS[each.standing], each.found] for each in verdicts(results)]
+    tables["claims"] = Table(["claim", "verdict", "found"], rows)
+    return tables
 
 
 def _row(results: Results, label: str, probe_period: int) -> list[str]:
@@ -44,7 +71,17 @@ def _row(results: Results, label: str, probe_period: int) -> list[str]:
     return [label, value, *[""] * (len(thresholds) - 1)]
 
 
-def paths_to_markdown(results: Sequence[PathResult]) -> str:
+def describe_paths(results: Sequence[PathResult]) -> str:
+    """Return what the table of other paths shows."""
+    n_traces = len(next(iter(results[0].means.values())))
+    return (
+        f"Mean latency in seconds on other paths, over {n_traces} independent traces of each, and"
+        " the ratio of adaptive to the best of the paper's policies and to historic, each with its"
+        f" 95 % confidence interval (bootstrap). The target is at most {MOST_RATIO} of historic."
+    )
+
+
+def path_tables(results: Sequence[PathResult]) -> dict[str, Table]:
     """Return adaptive beside the paper's policies on paths unlike the paper's."""
     names = list(results[0].means)
     rows = []
@@ -57,15 +94,8 @@ def paths_to_markdown(results: Sequence[PathResult]) -> str:
                 *(f"{mean(result.means[name]):.2f}" for name in names),
                 f"{result.ratio(best)}, {best}",
                 str(result.ratio(HISTORIC)),
-                result.outcome(),
+                result.standing(),
             ]
         )
-    n_traces = len(results[0].means[names[0]])
-    heading = (
-        f"Mean latency in seconds on other paths, over {n_traces} independent traces of each, and"
-        " the ratio of adaptive to the best of the paper's policies and to historic, each with its"
-        f" 95 % confidence interval (bootstrap). The claim is that it is below {MOST_RATIO} of"
-        " historic."
-    )
-    columns = ["path", "T_Q", *names, "over the best", "over historic", "claim"]
-    return f"{heading}\n\n{table(columns, rows)}\n"
+    columns = ["path", "T_Q, s", *names, "over the best", "over historic", "target"]
+    return {"other paths": Table(columns, rows)}

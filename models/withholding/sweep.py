@@ -8,8 +8,15 @@ from statistics import mean
 from typing import Final
 
 from penstock.models.withholding.clairvoyant import least_latencies
-from penstock.models.withholding.estimates import Estimate, bootstrap, estimate, mean_of
 from penstock.models.withholding.simulation import Answers, Setting, simulate
+from penstock.netem.figures.estimates import (
+    Estimate,
+    Statistic,
+    bootstrap,
+    difference,
+    mean_of,
+    ratio,
+)
 from penstock.plugins.withholding.config import DEFAULT_CONGESTION_RATE, DEFAULT_MAX_WITHHOLD
 from penstock.plugins.withholding.policies import make_policy
 from penstock.plugins.withholding.policy import Policy
@@ -95,28 +102,25 @@ class Results:
 
     def latency(self, label: str, probe_period: int, threshold_l: float) -> Estimate:
         """Return the mean latency over all traces, seconds."""
-        return estimate(self.of(label, probe_period, threshold_l))
+        return self._estimate(self._mean(label, probe_period, threshold_l))
 
     def gain(self, label: str, over: str, probe_period: int, threshold_l: float) -> Estimate:
-        """Return the reduction of the mean latency against another policy, paired, seconds."""
-        pairs = zip(
-            self.of(label, probe_period, threshold_l),
-            self.of(over, probe_period, threshold_l),
-            strict=True,
-        )
-        return estimate([other - own for own, other in pairs])
+        """Return by how much less the mean latency is than another policy's, seconds."""
+        own, other = (self._mean(name, probe_period, threshold_l) for name in (label, over))
+        return self._estimate(difference(other, own))
 
     def closed(self, label: str, probe_period: int, threshold_l: float) -> Estimate:
         """Return the part of the gap from the baseline to clairvoyant that a policy closes."""
         own, baseline, least = (
-            self.of(name, probe_period, threshold_l) for name in (label, BASELINE, CLAIRVOYANT)
+            self._mean(name, probe_period, threshold_l) for name in (label, BASELINE, CLAIRVOYANT)
         )
+        return self._estimate(ratio(difference(baseline, own), difference(baseline, least)))
 
-        def ratio(units: Sequence[int]) -> float:
-            distance = mean_of(baseline, units) - mean_of(least, units)
-            return (mean_of(baseline, units) - mean_of(own, units)) / distance if distance else 0.0
+    def _mean(self, label: str, probe_period: int, threshold_l: float) -> Statistic:
+        return mean_of(self.of(label, probe_period, threshold_l))
 
-        return bootstrap(len(own), ratio)
+    def _estimate(self, statistic: Statistic) -> Estimate:
+        return bootstrap(len(self.sweep.traces), statistic)
 
 
 def run(sweep: Sweep) -> Results:

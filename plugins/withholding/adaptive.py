@@ -18,11 +18,10 @@ rule can do better than some w: until calm is seen, waiting teaches only that co
 lasts, and each plan has counted that in. Only the ends are tried as w, since between two of them a
 plan's cost rises.
 
-Samples within one congestion differ. A sample's distance d from the level shrinks with time: a
-second later the part p of it is left, the persistence. L is therefore ``(R + p ** a * d) / 2`` for a
-message that is sent a seconds after the sample, ``a`` being one sample's spacing for the newest. A
-message is sent in a moment that is better than the level, where such moments last, and waits in a
-worse one.
+Samples within one congestion differ. Of the newest sample's distance d from the level, the part p
+is left a second later, the persistence. So L is ``(R + p ** a * d) / 2`` for a message that is sent
+a seconds after that sample: a message is sent in a moment that is better than the level, where such
+moments last, and waits in a worse one.
 
 Where few lengths are left, one more is added: the time that congestion has lasted so far, again. It
 stands for congestion unlike any before. It decides alone once all lengths are exceeded, and makes
@@ -95,8 +94,9 @@ class AdaptivePolicy(Policy):
         to_latency = situation.size_ratio / 2
         congested = congested_now = to_latency * level
         persistence = 0.0 if overdue else history.persistence()
-        if persistence:
-            congested_now += to_latency * persistence * (history.latest - level)
+        if persistence and history.sampled_at is not None:
+            left = persistence ** (situation.now - history.sampled_at)
+            congested_now += to_latency * left * (history.latest - level)
         if situation.n_bytes:
             least = situation.n_bytes * history.slowness(situation.now, recent_seconds, level)
             congested, congested_now = max(congested, least), max(congested_now, least)
@@ -109,7 +109,7 @@ class AdaptivePolicy(Policy):
             max(congested_now, calm),
             max(congested, calm),
             calm,
-            persistence ** (1 / situation.probe_period),
+            persistence,
         )
         at_once, waiting, wait = best_wait(ends, history.lag_seconds, expected)
         delivers = at_once < waiting or situation.sojourn > self.max_withhold
@@ -142,13 +142,13 @@ def _ends(history: CongestionHistory, situation: Situation) -> list[float]:
 
 
 class Expected(NamedTuple):
-    """Latency of a message by what it meets, seconds.
+    """Expected latency of a message by the time at which it is sent, seconds.
 
     Attributes:
-        now: in the present congestion, sent now.
-        level: in the present congestion, sent at any time.
-        calm: after it; neither is below it.
-        persistence: part of the distance of `now` from `level` that is left after a second.
+        now: in the present congestion, sent now; at least `calm`.
+        level: in the present congestion, sent much later; at least `calm`.
+        calm: sent after the congestion.
+        persistence: part of the distance of `now` from `level` that is left a second later.
     """
 
     now: float
@@ -164,7 +164,7 @@ def best_wait(ends: list[float], lag: float, expected: Expected) -> tuple[float,
         ends: when congestion ends, in seconds from now, ascending, each equally likely; an end
             below 0 has passed unseen.
         lag: seconds from an end until it is seen.
-        expected: what a message takes.
+        expected: latency of the message.
 
     Returns:
         (at once, waiting, wait): three times in seconds; ``waiting`` is infinite where there is no

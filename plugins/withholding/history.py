@@ -11,8 +11,9 @@ are learned from them, in constant memory:
   deviations, where RFC 6298 regards a segment as lost. A single such sample, after which all is as
   before, was a packet that was lost and retransmitted: then the old congestion has not ended.
 * *Persistence*: the part of a sample's distance from the level that is left in the next sample, as
-  the ratio of lag-1 autocovariance to variance. It is 0 where each sample is drawn anew: then the
-  level says all. Where causes of congestion overlap, a low sample shows a good moment.
+  the ratio of lag-1 autocovariance to variance, and by the spacing of samples the part left after a
+  second. It is 0 where each sample is drawn anew: then the level is all that is known. Where causes
+  of congestion overlap, a low sample shows a good moment.
 * *After calm*: the mean RTT of the samples that followed a calm one, which is what a message meets
   that is sent because the last sample was good. It includes congestion that began in between, and
   so the harm of rare samples.
@@ -29,6 +30,7 @@ Then nothing is gained by waiting for a calm one, and `adaptive` sees that.
 
 from __future__ import annotations
 
+import math
 from array import array
 from bisect import insort
 from dataclasses import dataclass, field
@@ -99,6 +101,7 @@ class CongestionHistory:
         known_at: monotonic seconds at which its RTT was known.
         lag_seconds: from sending to knowing of the newest calm sample.
         latest: RTT of the newest sample in congestion, seconds.
+        spacing_seconds: mean time between two samples of one congestion.
         level: mean RTT of the present congestion or, in calm, of the last one, seconds; 0 before
             the first.
         after_calm: mean RTT of samples that followed a calm one, seconds, or None before the first.
@@ -118,6 +121,7 @@ class CongestionHistory:
     known_at: float = 0.0
     lag_seconds: float = 0.0
     latest: float = 0.0
+    spacing_seconds: float = 0.0
     level: float = 0.0
     after_calm: float | None = None
     _n_level: int = 0
@@ -146,11 +150,13 @@ class CongestionHistory:
                 sample before.
             threshold_l: seconds above which the path is congested.
         """
+        spacing = 0.0
         if self.sampled_at is not None:
             if self.began_at is None:
                 self._follow_calm(rtt)
             # Answers may overtake each other; the later answer is the newer sample.
             sent_at = max(sent_at, self.sampled_at)
+            spacing = sent_at - self.sampled_at
         self.sampled_at = sent_at
         self.known_at = known_at
         if rtt <= threshold_l:
@@ -159,7 +165,7 @@ class CongestionHistory:
             if self.after_calm is None:
                 self.after_calm = rtt
         else:
-            self._observe_congested(rtt, sent_at)
+            self._observe_congested(rtt, sent_at, spacing)
 
     def observe_look(self, look: TcpLook) -> None:
         """Take the kernel's figures, once for each look; after `observe`."""
@@ -206,8 +212,11 @@ class CongestionHistory:
         return 1 / self.best_rate if self.best_rate is not None else 0.0
 
     def persistence(self) -> float:
-        """Return which part of a distance from the level is left in the next sample, 0 to 1."""
-        return min(1.0, max(0.0, self._covariance / self._variance)) if self._variance else 0.0
+        """Return the part of a distance from the level that is left a second later, 0 to 1."""
+        if self._covariance <= 0.0 or self.spacing_seconds <= 0.0:
+            return 0.0
+        left_in_next = min(1.0, self._covariance / self._variance)
+        return math.pow(left_in_next, 1 / self.spacing_seconds)
 
     def is_off_level(self, rtt: float) -> bool:
         """Say whether an RTT is too far off to belong to the present congestion."""
@@ -248,7 +257,7 @@ class CongestionHistory:
         is_fast = rate is not None and best is not None and rate > best / 2
         return is_fast and self.full_rate_at == now
 
-    def _observe_congested(self, rtt: float, sent_at: float) -> None:
+    def _observe_congested(self, rtt: float, sent_at: float, spacing: float) -> None:
         if self.began_at is not None:
             is_off = self.is_off_level(rtt)
             self._widen(abs(rtt - self.level))
@@ -268,6 +277,8 @@ class CongestionHistory:
             off_before, off = self.latest - before, rtt - before
             self._variance += GAIN * (off_before * off_before - self._variance)
             self._covariance += GAIN * (off_before * off - self._covariance)
+            before_spacing = self.spacing_seconds or spacing
+            self.spacing_seconds = before_spacing + GAIN * (spacing - before_spacing)
         self.latest = rtt
         self.level = before + max(1 / self._n_level, GAIN) * (rtt - before)
 

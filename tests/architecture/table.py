@@ -88,8 +88,17 @@ PACKAGE_ARROWS: Final = {
     "broker": ("broker",),
     "plugins": ("plugins", "broker"),
     "edge_proxy": ("edge_proxy", "broker", "plugins"),
-    # The messages and links on which the production policies decide are the broker's.
-    "models": ("models", "plugins", "broker.message", "broker.link", "broker.payload"),
+    # The messages and links on which the production policies decide are the broker's; intervals,
+    # verdicts and the figures of pages have one rule, netem's.
+    "models": (
+        "models",
+        "plugins",
+        "broker.message",
+        "broker.link",
+        "broker.payload",
+        "netem.figures.estimates",
+        "netem.figures.figure_file",
+    ),
     # An executor of Spark needs no broker; a size is read in one way.
     "spark_bridge": ("spark_bridge", "plugins.queue.client", "broker.config.key_types"),
     # These start programs and import none of their insides; peers and networks are netem's, and a

@@ -8,6 +8,7 @@ import pytest
 
 from penstock import __main__ as command_line
 from penstock.models.__main__ import main
+from penstock.netem.figures.figure_file import read_figure_file
 
 QUICK = ["--traces", "2", "--seconds", "100", "--thresholds", "0.5", "--probe-periods", "1"]
 
@@ -45,7 +46,22 @@ def test_other_paths_are_run_instead(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["withholding", *QUICK, "--other-paths"]) == 0
     told = capsys.readouterr().out
     assert "| permanent congestion | 1 |" in told
-    assert "The claim is that it is below 1.05 of historic." in told
+    assert "The target is at most 1.05 of historic." in told
+
+
+@pytest.mark.parametrize("options", [[], ["--other-paths"]])
+def test_tables_are_written_for_pages(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All that were printed, with the command that makes them again."""
+    file = tmp_path / "out.json"
+    words = ["withholding", *QUICK, *options, "--figures", str(file)]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    found = read_figure_file(file)
+    assert found.command == f"penstock plan {' '.join(words)}"
+    assert found.tables
+    assert all(f"\n{table}\n" in told for table in found.tables.values())
 
 
 def test_plot_is_written(tmp_path: Path) -> None:
@@ -74,6 +90,7 @@ def test_plot_is_written(tmp_path: Path) -> None:
         (["--other-paths", "--plot-trace", "x.png"], "goes without --file and plots"),
         (["--plot-trace", "folder/that/is/not/x.png"], "folder/that/is/not"),
         (["--plot", "folder/that/is/not/x.png"], "folder/that/is/not"),
+        (["--figures", "folder/that/is/not/x.json"], "--figures: folder/that/is/not/x.json: no"),
     ],
 )
 def test_wrong_input_is_named(

@@ -9,10 +9,10 @@ from penstock.models.withholding.trace import generate_trace
 
 TRACES = [
     generate_trace(random.Random(seed), 300)  # noqa: S311 (a simulation has no secrets)
-    for seed in range(3)
+    for seed in range(6)
 ]
 
 
 def small_results(*, probe_periods: tuple[int, ...] = (1, 5)) -> Results:
-    """Return the results of three short traces and two values of threshold_l."""
+    """Return the results of six short traces and two values of threshold_l."""
     return run(Sweep(TRACES, thresholds=(0.2, 2.0), probe_periods=probe_periods))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.models.withholding.claims import FAILS, HOLDS, NOT_SHOWN, most_of, verdicts
+from penstock.models.withholding.claims import above, below, most_of, verdicts
 from penstock.models.withholding.sweep import (
     ADAPTIVE,
     BASELINE,
@@ -12,6 +12,9 @@ from penstock.models.withholding.sweep import (
     Results,
     Sweep,
 )
+from penstock.netem.figures.estimates import Standing, exact
+
+HOLDS, FAILS, NOT_SHOWN = Standing.MET, Standing.MISSED, Standing.NOT_SHOWN
 
 AS_REPORTED = {
     (BASELINE, 1): (12.0, 12.0),
@@ -32,13 +35,13 @@ AS_REPORTED = {
 
 def results_with(**changed: tuple[float, float]) -> Results:
     """Return results that bear out every claim, but for those of ``policy_T_Q``."""
-    results = Results(Sweep([[0.2]] * 2, thresholds=(0.2, 2.0), probe_periods=(1, 5)))
-    results.means[CLAIRVOYANT, 0, None] = [6.0, 6.0]
+    results = Results(Sweep([[0.2]] * 6, thresholds=(0.2, 2.0), probe_periods=(1, 5)))
+    results.means[CLAIRVOYANT, 0, None] = [6.0] * 6
     for (label, period), latencies in AS_REPORTED.items():
         given = changed.get(f"{label}_{period}", latencies)
         keys = results.sweep.thresholds if label in GIVEN_THRESHOLD_L else (None, None)
         for key, latency in zip(keys, given, strict=True):
-            results.means[label, period, key] = [latency, latency]
+            results.means[label, period, key] = [latency] * 6
     return results
 
 
@@ -46,7 +49,7 @@ def test_results_as_reported_bear_out_every_claim() -> None:
     """Eight claims of the paper, and ours: two comparisons and a target at each of two T_Q."""
     found = verdicts(results_with())
     assert len(found) == 8 + 2 + 2
-    assert [verdict.claim for verdict in found if verdict.outcome != HOLDS] == []
+    assert [verdict.claim for verdict in found if verdict.standing != HOLDS] == []
 
 
 @pytest.mark.parametrize(
@@ -71,17 +74,22 @@ def test_claim_falls_where_results_speak_against_it(
 ) -> None:
     """Each verdict can be a no."""
     found = verdicts(results_with(**{changed: latencies}))
-    assert claim in " / ".join(verdict.claim for verdict in found if verdict.outcome == FAILS)
+    assert claim in " / ".join(verdict.claim for verdict in found if verdict.standing == FAILS)
 
 
 def test_claim_whose_interval_straddles_its_bound_is_not_shown() -> None:
     """A mean on the right side of a bound is not enough where the traces disagree."""
     results = results_with()
-    results.means[ADAPTIVE, 5, None] = [5.0, 11.4]
-    outcomes = {verdict.claim: verdict.outcome for verdict in verdicts(results)}
-    assert outcomes["Adaptive beats historic at every T_Q and threshold_l"] == NOT_SHOWN
-    assert outcomes["Adaptive closes 54% of the baseline's distance to clairvoyant"
+    results.means[ADAPTIVE, 5, None] = [5.0, 11.4] * 3
+    standings = {verdict.claim: verdict.standing for verdict in verdicts(results)}
+    assert standings["Adaptive beats historic at every T_Q and threshold_l"] == NOT_SHOWN
+    assert standings["Adaptive closes 54% of the baseline's distance to clairvoyant"
                     " at T_Q = 5 s"] == NOT_SHOWN  # fmt: skip
+
+
+def test_the_bound_itself_is_neither_above_nor_below() -> None:
+    """A policy that gains nothing does not beat another."""
+    assert above(exact(0.0, 6), 0.0) == below(exact(0.0, 6), 0.0) == FAILS
 
 
 def test_claim_about_most_needs_more_than_half() -> None:
@@ -95,6 +103,6 @@ def test_claims_of_a_t_q_that_was_not_run_are_left_out() -> None:
     """What was not simulated is not judged."""
     results = results_with()
     del results.means["none", 1, None]
-    results = Results(Sweep([[0.2]] * 2, (0.2, 2.0), probe_periods=(5,)), results.means)
+    results = Results(Sweep([[0.2]] * 6, (0.2, 2.0), probe_periods=(5,)), results.means)
     claims = [verdict.claim for verdict in verdicts(results)]
     assert not any("Historic saves" in claim or "T_Q = 1 s" in claim for claim in claims)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.models.withholding.claims import HOLDS, verdicts
+from penstock.models.withholding.claims import WORDS, verdicts
 from penstock.models.withholding.plot import (
     COLUMNS,
     FIGURE_INCHES,
@@ -17,6 +17,7 @@ from penstock.models.withholding.plot import (
 )
 from penstock.models.withholding.simulation import Setting
 from penstock.models.withholding.sweep import Results
+from penstock.netem.figures.estimates import Standing
 from tests.models.withholding.small_sweep import small_results
 
 
@@ -46,20 +47,21 @@ def test_each_claim_stands_below_the_plots_with_what_was_found() -> None:
     judged = verdicts(results)
     for verdict in judged:
         assert verdict.short in shown
-        assert f"{verdict.outcome}: {verdict.brief}" in shown
-    for outcome, (mark, _) in MARKS.items():
-        assert shown.count(mark) == sum(verdict.outcome == outcome for verdict in judged)
+        assert f"{WORDS[verdict.standing]}: {verdict.brief}" in shown
+    for standing, (mark, _) in MARKS.items():
+        assert shown.count(mark) == sum(verdict.standing == standing for verdict in judged)
 
 
 def test_no_claim_covers_another_or_leaves_the_picture() -> None:
     """With every claim there is, those of all targets of adaptive included."""
     texts = texts_of(small_results(probe_periods=(1, 2, 3, 5, 10)))
     width, height = (100 * inches for inches in FIGURE_INCHES)
+    check = MARKS[Standing.MET][0]
     for i, (text, place) in enumerate(texts):
         assert 0 <= place.x0 <= place.x1 <= width, text
         assert 0 <= place.y0 <= place.y1 <= height, text
         for other, elsewhere in texts[:i]:
-            assert MARKS[HOLDS][0] in (text, other) or not place.overlaps(elsewhere), (text, other)
+            assert check in (text, other) or not place.overlaps(elsewhere), (text, other)
 
 
 def test_claims_of_a_t_q_that_was_not_run_leave_room() -> None:

@@ -1,0 +1,150 @@
+"""Figures of pages: tables that a run wrote to a JSON file, and the pages that show them.
+
+A page shows a table of a file between two comments, and nothing else stands there::
+
+    <!-- figures: figures/withholding-simulation.json latency -->
+    <!-- /figures -->
+
+The file is relative to the page, the table is one of its names, or ``origin`` for a line with the
+command, commit, machine and date of the run. `fill_page` writes what belongs there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.netem.errors import NetemError
+from penstock.netem.runs.provenance import commit, machine, python
+
+ORIGIN: Final = "origin"
+"""What a page calls the line about the run; no table has this name."""
+
+SHOWN: Final = re.compile(
+    r"^<!-- figures: (?P<file>\S+) (?P<table>.+?) -->\n(?P<shown>.*?)^<!-- /figures -->$",
+    re.MULTILINE | re.DOTALL,
+)
+"""What a page shows of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of text, as a page shows it.
+
+    Attributes:
+        columns: headings.
+        rows: as many cells each.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __str__(self) -> str:
+        """Return it in Markdown, without a newline at its end."""
+        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class FigureFile:
+    """What a run wrote for pages.
+
+    Attributes:
+        command: that makes the file again.
+        commit: of the checkout, as `provenance.commit` says.
+        machine: on which it ran.
+        python: that ran it.
+        date: of its end, as YYYY-MM-DD in UTC.
+        tables: by name.
+    """
+
+    command: str
+    commit: str | None
+    machine: str
+    python: str
+    date: str
+    tables: Mapping[str, Table]
+
+    def __str__(self) -> str:
+        """Return where the figures are from, in a line."""
+        made_by = f"commit {self.commit}" if self.commit else "an installed package"
+        return f"`{self.command}`; {made_by}, {self.date}, {self.python}, {self.machine}."
+
+
+def check_writable(file: Path) -> None:
+    """Check that a file can be written, without writing it.
+
+    Raises:
+        OSError: it cannot; without the name of the file.
+    """
+    folder = file.parent
+    if not folder.is_dir():
+        raise NotADirectoryError(f"no folder {folder}")
+    if file.exists() and not file.is_file():
+        raise IsADirectoryError("not a regular file")
+    if not os.access(file if file.exists() else folder, os.W_OK):
+        raise PermissionError("cannot be written")
+
+
+def write_figure_file(file: Path, command: str, tables: Mapping[str, Table]) -> None:
+    """Write what a run has found, with where it is from; overwrite the file.
+
+    Args:
+        file: to be named by pages.
+        command: that makes the file again.
+        tables: by name.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    date = datetime.now(UTC).date().isoformat()
+    figures = FigureFile(command, commit(), machine(), python(), date, tables)
+    text = json.dumps(asdict(figures), ensure_ascii=False, indent=1)
+    file.write_text(text + "\n", encoding="utf-8")
+
+
+def read_figure_file(file: Path) -> FigureFile:
+    """Return what a run has written.
+
+    Raises:
+        NetemError: the file cannot be read, or is none that `write_figure_file` wrote.
+    """
+    try:
+        fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        tables = {name: Table(**table) for name, table in fields.pop("tables").items()}
+        return FigureFile(tables=tables, **fields)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise NetemError(f"figures: {file}: {error}") from None
+
+
+def fill_page(page: Path) -> str:
+    """Return the text of a page with each table as its file has it.
+
+    Raises:
+        NetemError: a file cannot be read or has no such table.
+    """
+    files: dict[str, FigureFile] = {}
+
+    def fill(found: re.Match[str]) -> str:
+        name, table = found["file"], found["table"]
+        if name not in files:
+            files[name] = read_figure_file(page.parent / name)
+        shown: Mapping[str, object] = {ORIGIN: files[name], **files[name].tables}
+        if table not in shown:
+            allowed = ", ".join(shown)
+            raise NetemError(f"figures: {page}: {name}: read {table!r}; allowed: {allowed}")
+        return f"<!-- figures: {name} {table} -->\n{shown[table]}\n<!-- /figures -->"
+
+    return SHOWN.sub(fill, page.read_text(encoding="utf-8"))
+
+
+def figure_files(page: Path) -> set[Path]:
+    """Return the files that a page shows figures of."""
+    text = page.read_text(encoding="utf-8")
+    return {(page.parent / found["file"]).resolve() for found in SHOWN.finditer(text)}

@@ -1,0 +1,27 @@
+"""Write into the pages what the files of runs in docs/figures/ have.
+
+Rerun: ``python -m script.fill_pages`` after a run has written its file; a test compares both.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from penstock.netem.figures.figure_file import fill_page
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+
+def main() -> None:
+    """Fill every page."""
+    for page in PAGES:
+        before, filled = page.read_text(encoding="utf-8"), fill_page(page)
+        if filled != before:
+            page.write_text(filled, encoding="utf-8")
+            print(page.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.netem.errors import NetemError
+from penstock.netem.figures.figure_file import (
+    Table,
+    figure_files,
+    fill_page,
+    read_figure_file,
+    write_figure_file,
+)
+
+LATENCY = Table(["policy", "seconds"], [["none", "12.40 (12.10 to 12.70)"]])
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """Return a page that shows a table as it was before the file was written, and an origin."""
+    (tmp_path / "figures").mkdir()
+    write_figure_file(tmp_path / "figures/run.json", "penstock plan x", {"latency": LATENCY})
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Before.\n\n"
+        "<!-- figures: figures/run.json latency -->\n| old |\n<!-- /figures -->\n\nBetween.\n\n"
+        "<!-- figures: figures/run.json origin -->\n<!-- /figures -->\nAfter.\n"
+    )
+    return page
+
+
+def test_table_is_markdown() -> None:
+    """A heading, the line below it, rows."""
+    assert str(Table(["a", "b"], [["1", "2"]])) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
+
+
+def test_file_is_read_as_it_was_written(page: Path) -> None:
+    """With the command, and where the figures are from."""
+    found = read_figure_file(page.parent / "figures/run.json")
+    assert dict(found.tables) == {"latency": LATENCY}
+    assert found.command == "penstock plan x"
+    assert "cores" in str(found)
+    assert found.date in str(found)
+
+
+def test_page_shows_what_the_file_has(page: Path) -> None:
+    """What stood there goes, the text around it stays; filled again, nothing changes."""
+    filled = fill_page(page)
+    assert "\n<!-- /figures -->\n\nBetween.\n\n<!-- figures: " in filled
+    assert f"Before.\n\n<!-- figures: figures/run.json latency -->\n{LATENCY}\n<!--" in filled
+    assert "| old |" not in filled
+    assert "origin -->\n`penstock plan x`; " in filled
+    assert filled.endswith("\n<!-- /figures -->\nAfter.\n")
+    page.write_text(filled)
+    assert fill_page(page) == filled
+
+
+def test_files_of_a_page_are_known(page: Path) -> None:
+    """A file that no page shows is found by this."""
+    assert figure_files(page) == {page.parent.resolve() / "figures/run.json"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("run.json latency", "run.json latencies", "read 'latencies'; allowed: origin, latency"),
+        ("run.json latency", "no.json latency", "no.json: "),
+        ("run.json latency", "../page.md latency", "page.md: "),
+    ],
+)
+def test_what_is_not_there_is_named(page: Path, old: str, new: str, told: str) -> None:
+    """The page or file, and what it may show."""
+    page.write_text(page.read_text().replace(old, new))
+    with pytest.raises(NetemError, match="figures: ") as caught:
+        fill_page(page)
+    assert told in str(caught.value)
