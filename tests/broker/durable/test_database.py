@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from array import array
 from contextlib import closing
 from pathlib import Path
@@ -248,6 +250,32 @@ def test_an_empty_file_beside_its_log_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s.db-wal").write_bytes(log)
     with pytest.raises(DatabaseStartError, match=r"an empty one, beside \S+s\.db-wal"):
         opened(path)
+
+
+ON_A_FULL_DISK = """
+import resource, sys
+from penstock.broker.durable.database import DatabaseWriteError, SessionDatabase
+from penstock.broker.durable.records import Batch, RetainedRow
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
+database = SessionDatabase(sys.argv[1], is_flushed=False)
+print([row.client_id for row in database.read(bytes).sessions])
+try:
+    database.write(Batch(retained=[RetainedRow("t/2", 3)]))
+except DatabaseWriteError as error:
+    print(type(error).__name__)
+database.close()
+"""
+
+
+def test_a_full_disk_is_no_obstacle_to_a_start(tmp_path: Path) -> None:
+    """Without room for the log's index in a file, SQLite keeps the index in memory."""
+    path = tmp_path / "s.db"
+    with closing(opened(path)) as database:
+        database.write(whole())
+    command = [sys.executable, "-c", ON_A_FULL_DISK, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["['c', 'é']", "DatabaseWriteError"], done.stderr
 
 
 def test_a_payload_without_room_elsewhere_stays_in_the_file(tmp_path: Path) -> None:
