@@ -228,6 +228,18 @@ def test_tests_of_memory_run_alone(checkout: Checkout) -> None:
     assert alone == "pytest -m memory tests/test_one.py"
 
 
+@pytest.mark.parametrize("given", [("-m", "mqtt5 or mqtt311"), ("-mmqtt5 or mqtt311",)])
+def test_a_choice_of_marks_chooses_among_both_kinds_of_tests(
+    checkout: Checkout, tested: Callable[..., subprocess.CompletedProcess[str]], given: tuple[str, ...]
+) -> None:
+    """Each test that is chosen runs once, and those of memory still run alone."""
+    assert tested("nothing").returncode == 0
+    assert checkout.run("sh", "script/test", "-x", *given, "-q").returncode == 0
+    beside, alone = checkout.calls("pytest ")
+    assert beside.endswith("-m (mqtt5 or mqtt311) and not memory -x -q")
+    assert alone == "pytest -m (mqtt5 or mqtt311) and memory -x -q"
+
+
 def test_continuous_integration_runs_the_same(checkout: Checkout) -> None:
     """`.ci/run` is script/test, with its status."""
     (checkout.root / ".ci").mkdir()

@@ -2,10 +2,14 @@
 
 Every process of it is killed with SIGKILL: the program, its Java and all Python workers. A proxy
 before the queue holds a chosen request, so that the moment is the same in each run.
+
+The program and Spark's Python workers have a folder on `PYTHONPATH` whose modules have the names of
+Penstock's folders and raise when they are imported.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import pyarrow.dataset as ds
+import pytest
 
 from penstock.plugins.queue.client import QueueClient
 from tests.helpers.gateway import running_gateway
@@ -22,6 +27,25 @@ from tests.helpers.stalling_proxy import StallingProxy, stalling_proxy
 START_SECONDS = 100.0
 BATCH = 1_000
 REQUEST = 100
+
+HOSTILE = """
+import sys
+with open({told!r}, "a") as file:
+    file.write(" ".join(sys.orig_argv) + "\\n")
+"""
+"""Run at the start of each Python that has the folder on its path: tells which program it is."""
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """Return a folder whose modules raise on import; its file `told` has a line for each Python."""
+    folder = tmp_path / "hostile"
+    for name in ("edge_proxy", "models", "netem", "plugins", "spark_bridge"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(f"raise SystemExit('the wrong {name}')\n")
+    (folder / "broker.py").write_text("raise SystemExit('the wrong broker')\n")
+    (folder / "sitecustomize.py").write_text(HOSTILE.format(told=str(folder / "told")))
+    return folder
 
 
 def put(client: QueueClient, first: int, count: int) -> list[bytes]:
@@ -32,7 +56,7 @@ def put(client: QueueClient, first: int, count: int) -> list[bytes]:
 
 
 def start(url: str, folder: Path) -> subprocess.Popen[str]:
-    """Start the program on what the queue holds."""
+    """Start the program on what the queue holds, in the hostile folder."""
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "penstock.spark_bridge", "--url", url, "--queue", "telemetry"),
@@ -40,6 +64,8 @@ def start(url: str, folder: Path) -> subprocess.Popen[str]:
             *("--option", f"max_messages_per_batch={BATCH}"),
             *("--option", f"max_messages_per_request={REQUEST}"),
         ],
+        cwd=folder / "hostile",
+        env=os.environ | {"PYTHONPATH": str(folder / "hostile")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -67,8 +93,9 @@ def newest(folder: Path, log: str) -> int:
     return max((int(file.name) for file in files), default=-1)
 
 
+@pytest.mark.timeout(6 * START_SECONDS)
 def test_a_query_killed_in_mid_batch_and_started_again_writes_each_message_once(
-    tmp_path: Path,
+    tmp_path: Path, hostile: Path
 ) -> None:
     """No message is lost and none comes twice, for Spark and for any reader of the files."""
     with running_gateway(tmp_path) as client, stalling_proxy(client.url) as proxy:
@@ -91,6 +118,10 @@ def test_a_query_killed_in_mid_batch_and_started_again_writes_each_message_once(
         assert program.returncode == 0, output
         held = client.offsets("telemetry").values()
         assert [first for first, _ in held] == [following for _, following in held]
+
+    told = (hostile / "told").read_text()
+    assert "-m penstock.spark_bridge --url" in told
+    assert "-m pyspark.daemon" in told
 
     # Not read through Spark's own list of files: nothing else may lie there either.
     rows = ds.dataset(tmp_path / "messages", format="parquet", exclude_invalid_files=False)
