@@ -46,6 +46,9 @@ WINDOW: Final = 500
 CONNECTIONS: Final = 100
 """Clients that come and go at the same time, so that they share commits."""
 START_SECONDS: Final = 120.0
+LOOK_SECONDS: Final = 0.005
+"""Between two looks at whether it listens: a part of what is measured."""
+
 TARGET_SECONDS: Final = 10.0
 
 PERSISTENT: Final = b"\x00"
@@ -72,7 +75,7 @@ def _broker(folder: Path, port: int) -> Iterator[int]:
     """Run the broker and kill it in the end; yield its process id."""
     broker = RunningBroker("penstock", penstock_command(folder, _policy(port)), folder)
     try:
-        broker.wait_until_listening(port, START_SECONDS)
+        broker.wait_until_listening(port, START_SECONDS, LOOK_SECONDS)
         yield broker.process.pid
     finally:
         broker.kill()

@@ -7,6 +7,7 @@ from benchmarks.decision_cost import (
     COMPARISONS,
     POLICIES,
     ROWS,
+    Effort,
     main,
     subscribers_of,
     to_markdown,
@@ -17,6 +18,14 @@ from benchmarks.rows import acknowledged, throughput
 from penstock.plugins.withholding.config import WithholdingConfig
 from penstock.plugins.withholding.gate import WithholdingGate
 from penstock.plugins.withholding.history import MAX_LENGTHS
+
+TINY = Effort(decisions=10, repetitions=1, subscribers=2, ratios=1)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``--quick`` look but once."""
+    monkeypatch.setattr(decision_cost, "QUICK_EFFORT", TINY)
 
 
 def test_decisions_memory_and_overhead_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
