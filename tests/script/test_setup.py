@@ -230,7 +230,9 @@ def test_tests_of_memory_run_alone(checkout: Checkout) -> None:
 
 @pytest.mark.parametrize("given", [("-m", "mqtt5 or mqtt311"), ("-mmqtt5 or mqtt311",)])
 def test_a_choice_of_marks_chooses_among_both_kinds_of_tests(
-    checkout: Checkout, tested: Callable[..., subprocess.CompletedProcess[str]], given: tuple[str, ...]
+    checkout: Checkout,
+    tested: Callable[..., subprocess.CompletedProcess[str]],
+    given: tuple[str, ...],
 ) -> None:
     """Each test that is chosen runs once, and those of memory still run alone."""
     assert tested("nothing").returncode == 0
