@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from tests.conformance.plugin import ConformancePlugin
+from tests.helpers.effort import SUITE_PERCENT
 
 SLOW = (
     "tests/system/test_spark_exactly_once.py",
@@ -44,11 +45,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # How long an example takes is the machine's affair: the suite asserts no times. Examples are the
-# same in each run, which so tells of a change and not of chance; `--hypothesis-profile default`
-# tries others.
+# same in each run, which so tells of a change and not of chance. Other profiles:
+#   --hypothesis-profile thorough   the full numbers of examples, see tests/helpers/effort.py
+#   --hypothesis-profile default    the full numbers, and others in each run
 settings.register_profile(
-    "suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "thorough", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("suite", settings.get_profile("thorough"), max_examples=SUITE_PERCENT)
 settings.load_profile("suite")
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from penstock.broker.mqtt.packets import ConnAck, Connect, Disconnect, PingReq
 from tests.broker.mqtt.vectors import LONGER_FORMS, VECTORS
 from tests.conformance.clients import IN_EACH_VERSION
+from tests.helpers.effort import examples
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 FRAMES = [vector.frame for vector in VECTORS + LONGER_FORMS]
@@ -39,7 +40,7 @@ def damaged(frame: bytes, damage: list[tuple[int, int]]) -> bytes:
 @pytest.mark.mqtt5("3.2.0-1", "3.2.0-2", "3.2.2-8", "3.14.0-1", "3.14.2-1", "3.14.4-1")
 @pytest.mark.mqtt311("3.2.0-1", "3.9.3-2")
 @IN_EACH_VERSION
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     frames=st.lists(st.builds(damaged, st.sampled_from(FRAMES), DAMAGE), max_size=4),
     connects_first=st.booleans(),

@@ -24,6 +24,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.outbox.outbox import MIN_SWEEP_MESSAGES
 from penstock.edge_proxy.client_side import MAX_URGENT_BYTES
+from tests.helpers.effort import examples
 from tests.helpers.pairs import DOWN, UP, SwitchGate, VirtualPair, publish
 
 VERSIONS = pytest.mark.parametrize("version", [4, 5])
@@ -559,7 +560,9 @@ class Conservation(RuleBasedStateMachine):
 
 
 TestConservation = Conservation.TestCase
-TestConservation.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestConservation.settings = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)
 
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.sampled_from([4, 5]))

@@ -46,12 +46,15 @@ def test_what_was_found_stays_mended(name: str) -> None:
             raise
 
 
-@pytest.mark.parametrize(("name", "n_runs"), [("codec", 4000), ("connection", 250)])
+@pytest.mark.parametrize(("name", "n_runs"), [("codec", 4000), ("connection", 82)])
 def test_a_short_run_finds_nothing(name: str, n_runs: int, tmp_path: Path) -> None:
-    """Coverage-guided, from the kept inputs on; by hand it may run for hours."""
+    """Coverage-guided, from some of the kept inputs on; by hand it may run for hours.
+
+    The runs include those of the seeds, which instrumented code makes dear.
+    """
     seeds = tmp_path / "seeds"
     seeds.mkdir()
-    for number, data in enumerate(corpus(name)):
+    for number, data in enumerate(corpus(name)[::8]):
         (seeds / str(number)).write_bytes(data)
     program = [sys.executable, str(FOLDER / f"fuzz_{name}.py"), f"-runs={n_runs}"]
     done = subprocess.run(

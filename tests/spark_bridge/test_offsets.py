@@ -18,6 +18,7 @@ from penstock.spark_bridge.offsets import (
     plan_ranges,
     resume,
 )
+from tests.helpers.effort import examples
 
 
 def at(**following: int) -> Position:
@@ -118,7 +119,7 @@ def test_reading_on_after_a_loss_starts_at_what_is_there() -> None:
     assert resume(at(q0=5, q1=5, q2=5), {0: (8, 9), 1: (0, 4)}) == at(q0=8, q1=0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     data=st.data(),
     limit=st.none() | st.integers(1, 7),

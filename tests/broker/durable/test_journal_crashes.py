@@ -31,6 +31,7 @@ from penstock.broker.mqtt.packets import (
     Unsubscribe,
 )
 from tests.helpers.durable import DurableBroker
+from tests.helpers.effort import examples
 from tests.helpers.virtual import VirtualClient
 
 TOPICS = ("t/1", "t/2")
@@ -361,6 +362,6 @@ class Sharing(Crashing):
 
 
 TestCrashing: Any = Crashing.TestCase
-TestCrashing.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestCrashing.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)
 TestSharing: Any = Sharing.TestCase
-TestSharing.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSharing.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

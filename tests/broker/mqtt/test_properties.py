@@ -20,6 +20,7 @@ from penstock.broker.mqtt.properties import (
     write_properties,
 )
 from tests.broker.mqtt.strategies import properties_of
+from tests.helpers.effort import examples
 
 CARRIERS = [WILL, *PacketType]
 
@@ -199,7 +200,7 @@ def test_wrong_properties_are_not_written(properties: dict[str, Any], reason: st
 @pytest.mark.mqtt5("3.3.2-18")
 @pytest.mark.parametrize("carrier", CARRIERS)
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_properties_survive_in_their_order(carrier: int, data: st.DataObject) -> None:
     """What is written is read, user properties in order [MQTT-3.3.2-18]."""
     properties = data.draw(properties_of(carrier, 5))
@@ -208,7 +209,7 @@ def test_properties_survive_in_their_order(carrier: int, data: st.DataObject) ->
 
 
 @given(st.sampled_from(CARRIERS), st.binary(max_size=40))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_random_bytes_raise_only_errors_of_the_peer(carrier: int, data: bytes) -> None:
     """Whatever comes in, only `PeerError` escapes."""
     for candidate in (data, bytes([len(data)]) + data):

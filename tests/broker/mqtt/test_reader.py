@@ -28,6 +28,7 @@ from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.writer import write_packet
 from tests.broker.mqtt.strategies import packets
 from tests.broker.mqtt.vectors import LONGER_FORMS, VECTORS, Vector
+from tests.helpers.effort import examples
 
 ROOT = Path(__file__).parents[3]
 
@@ -94,7 +95,7 @@ def test_trailing_byte(vector: Vector) -> None:
 
 @pytest.mark.parametrize("version", [4, 5])
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_what_is_written_is_read(version: int, data: st.DataObject) -> None:
     """Every valid packet survives its way over the wire."""
     packet = data.draw(packets(version))
@@ -105,7 +106,7 @@ def test_what_is_written_is_read(version: int, data: st.DataObject) -> None:
 
 
 @given(st.integers(0, 255), st.binary(max_size=60), st.sampled_from([4, 5]))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 def test_random_bytes_raise_only_errors_of_the_peer(
     first_byte: int, body: bytes, version: int
 ) -> None:
@@ -117,7 +118,7 @@ def test_random_bytes_raise_only_errors_of_the_peer(
     st.sampled_from(VECTORS),
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 255)), min_size=1, max_size=3),
 )
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 def test_damaged_packets_raise_only_errors_of_the_peer(
     vector: Vector, damage: list[tuple[int, int]]
 ) -> None:

@@ -18,6 +18,7 @@ from penstock.broker.mqtt.receive_buffer import (
 from penstock.broker.mqtt.writer import write_packet
 from tests.broker.mqtt.strategies import packets
 from tests.broker.mqtt.vectors import VECTORS
+from tests.helpers.effort import examples
 from tests.helpers.frames import frames_of
 
 LARGE = write_packet(Publish("t", bytes(range(256)) * 4096), 4)
@@ -52,7 +53,7 @@ def test_packets_are_the_same_in_chunks_of_any_size(size_bytes: int, version: in
 
 
 @given(st.lists(packets(5), max_size=5), st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_packets_are_the_same_wherever_the_stream_is_cut(
     sent: list[Packet], data: st.DataObject
 ) -> None:
@@ -257,7 +258,7 @@ def test_remaining_length(digits: str, expected: tuple[int, int]) -> None:
 
 
 @given(st.lists(st.binary(max_size=20), max_size=10))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_random_bytes_raise_only_errors_of_the_peer(chunks: list[bytes]) -> None:
     """Whatever comes in, only `PeerError` escapes, and no byte is lost before it."""
     buffer = ReceiveBuffer(1000)

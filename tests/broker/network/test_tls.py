@@ -39,6 +39,7 @@ from penstock.broker.quotas.admission import Admission, Places
 from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
 from tests.helpers.access import Access
 from tests.helpers.certificates import Authority, CertificateFiles
+from tests.helpers.effort import examples
 from tests.helpers.streams import StreamClient, WebSocketClient
 from tests.helpers.wire import WireClient, connected
 
@@ -331,7 +332,7 @@ async def test_large_payload_is_encrypted_only_as_fast_as_it_is_sent(authority: 
     assert above.told == ["pause", "resume"]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     steps=st.lists(
         st.one_of(st.just(0), st.lists(st.integers(1, 200_000), min_size=1, max_size=4)),

@@ -36,6 +36,7 @@ from tests.broker.serving import (
     until,
     without_collector,
 )
+from tests.helpers.effort import examples
 from tests.helpers.streams import WebSocketClient
 from tests.helpers.wire import WireClient, connected
 
@@ -236,7 +237,7 @@ def frame_bytes(payload: bytes, mask: bytes, first_byte: int) -> bytes:
     return bytes([first_byte]) + length + mask + body
 
 
-@settings(max_examples=40)  # each is up to a few hundred kilobytes
+@settings(max_examples=examples(40))  # each is up to a few hundred kilobytes
 @given(st.data())
 @pytest.mark.mqtt5("6.0.0-2")
 @pytest.mark.mqtt311("6.0.0-2")

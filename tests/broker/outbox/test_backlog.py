@@ -14,6 +14,7 @@ from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.outbox import Outbox
 from penstock.broker.outbox.rules import OutboxRules
+from tests.helpers.effort import examples
 from tests.helpers.guard import NoFaults
 
 MOST_BYTES = 5000
@@ -222,4 +223,6 @@ class BacklogMachine(RuleBasedStateMachine):
 
 
 TestBacklogMachine = BacklogMachine.TestCase
-TestBacklogMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBacklogMachine.settings = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)

@@ -14,6 +14,7 @@ from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import Disconnect, PubComp, Publish, PubRec, PubRel
 from tests.helpers.durable import DurableBroker
+from tests.helpers.effort import examples
 from tests.helpers.held_machine import FOR_EVER, LARGE, HeldMachine, large
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
@@ -229,4 +230,6 @@ class WithheldMachine(HeldMachine):
 
 
 TestWithheldMachine = WithheldMachine.TestCase
-TestWithheldMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestWithheldMachine.settings = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)

@@ -15,6 +15,7 @@ from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.outbox import Outbox
 from penstock.broker.outbox.priority_outbox import make_outbox
 from penstock.broker.outbox.rules import OutboxRules
+from tests.helpers.effort import examples
 from tests.helpers.guard import Faults
 
 
@@ -567,4 +568,6 @@ class OutboxMachine(RuleBasedStateMachine):
 
 
 TestOutboxMachine = OutboxMachine.TestCase
-TestOutboxMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestOutboxMachine.settings = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)

@@ -14,6 +14,7 @@ from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.outbox import Outbox
 from penstock.broker.outbox.rules import OutboxRules
+from tests.helpers.effort import examples
 from tests.helpers.guard import NoFaults
 
 LARGE = 100
@@ -331,4 +332,6 @@ class OrderMachine(RuleBasedStateMachine):
 
 
 TestOrderMachine = OrderMachine.TestCase
-TestOrderMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestOrderMachine.settings = settings(
+    max_examples=examples(100), stateful_step_count=50, deadline=None
+)

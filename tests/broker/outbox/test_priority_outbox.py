@@ -13,6 +13,7 @@ from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.ledger import Ledger
 from penstock.broker.outbox.priority_outbox import PASSED_BYTES, PriorityOutbox, make_outbox
 from penstock.broker.outbox.rules import OutboxRules
+from tests.helpers.effort import examples
 from tests.helpers.guard import NoFaults
 
 LARGE = 1000
@@ -241,4 +242,6 @@ class PriorityMachine(RuleBasedStateMachine):
 
 
 TestPriorityMachine = PriorityMachine.TestCase
-TestPriorityMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPriorityMachine.settings = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)

@@ -22,6 +22,7 @@ from penstock.broker.mqtt.packets import (
     Unsubscribe,
 )
 from tests.helpers.access import finish
+from tests.helpers.effort import examples
 from tests.helpers.riddle import Riddle
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
@@ -62,7 +63,7 @@ PACKETS: st.SearchStrategy[Packet] = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     first=st.builds(connect, METHODS, DATA),
     chunks=st.lists(st.lists(PACKETS, min_size=1, max_size=3), max_size=6),

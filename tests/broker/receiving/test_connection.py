@@ -14,6 +14,7 @@ from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import Connect, Disconnect, PingReq, PingResp, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
+from tests.helpers.effort import examples
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 
@@ -115,7 +116,7 @@ def test_a_client_gets_no_packet_larger_than_it_takes() -> None:
     small.session.check_invariants()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     data=st.lists(
         st.one_of(

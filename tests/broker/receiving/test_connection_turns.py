@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.broker.config.limits import Limits
 from penstock.broker.mqtt.packets import PingReq, PingResp, PubAck, Publish, PubRec
 from penstock.broker.mqtt.writer import write_packet
+from tests.helpers.effort import examples
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 BAD = (b"", b"\x36\x03\x00\x01t", b"\x30\xff\xff\xff\xff")
@@ -100,7 +101,7 @@ def by_topic(packets: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], list[bytes
     return payloads
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     messages=MESSAGES,
     cuts=st.lists(st.integers(0, 4000), max_size=6),

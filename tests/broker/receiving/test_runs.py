@@ -28,6 +28,7 @@ from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.reports.client_reports import report
 from tests.broker.sending.test_sender import Sampler
 from tests.helpers.durable import DurableBroker
+from tests.helpers.effort import examples
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 TOPICS = ("t/0", "t/1", "t/long", "nobody")
@@ -272,7 +273,7 @@ class Script:
 
 
 @pytest.mark.parametrize("version", [4, 5])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(steps=st.lists(PUBLISHED | PUBLISHED | ANSWERED | ANSWERED | OTHER, max_size=25))
 def test_a_run_does_what_its_packets_do_one_by_one(
     version: int, steps: list[tuple[Any, ...]]

@@ -13,6 +13,7 @@ from penstock.broker.mqtt.data_types import write_variable_byte_integer
 from penstock.broker.mqtt.packets import Connect, Disconnect, PingReq, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
+from tests.helpers.effort import examples
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 
@@ -92,7 +93,7 @@ def a_frame(
 
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("is_alone", [True, False])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data())
 def test_a_publish_is_read_alike_on_the_short_ways_and_on_the_long_one(
     version: int, data: st.DataObject, *, is_alone: bool

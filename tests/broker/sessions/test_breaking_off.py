@@ -17,6 +17,7 @@ from penstock.broker.reports.client_reports import report
 from penstock.broker.reports.sys_topics import SysTopics
 from penstock.broker.sessions.breaking_off import LEAST_EXPIRY_SECONDS, LOOK_SECONDS, RETURN_SECONDS
 from tests.helpers.durable import DurableBroker
+from tests.helpers.effort import examples
 from tests.helpers.half_sent import AFTER, Gate, Path
 from tests.helpers.held_machine import FOR_EVER, MANY_PIECES, HeldMachine, large
 from tests.helpers.shelf import Shelf
@@ -455,4 +456,6 @@ class BreakingMachine(HeldMachine):
 
 
 TestBreakingMachine = BreakingMachine.TestCase
-TestBreakingMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestBreakingMachine.settings = settings(
+    max_examples=examples(100), stateful_step_count=40, deadline=None
+)

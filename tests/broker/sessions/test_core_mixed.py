@@ -35,6 +35,7 @@ from penstock.broker.mqtt.packets import (
 )
 from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker
+from tests.helpers.effort import examples
 from tests.helpers.virtual import VirtualClient, will
 
 OWN = ("own/1", "own/2")
@@ -475,4 +476,4 @@ class Mixed(RuleBasedStateMachine):
 
 
 TestMixed: Any = Mixed.TestCase
-TestMixed.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestMixed.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)

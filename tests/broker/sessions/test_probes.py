@@ -18,6 +18,7 @@ from penstock.broker.mqtt.packets import Disconnect, PubAck, Publish, Unsubscrib
 from penstock.broker.reports.sampling import Sampling
 from tests.helpers.access import Access
 from tests.helpers.durable import DurableBroker
+from tests.helpers.effort import examples
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 TOPIC = "latency"
@@ -537,5 +538,7 @@ class Probed(RuleBasedStateMachine):
         assert self.broker.core.ledger().outstanding() == held
 
 
-Probed.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Probed.TestCase.settings = settings(
+    max_examples=examples(60), stateful_step_count=30, deadline=None
+)
 TestProbed = Probed.TestCase

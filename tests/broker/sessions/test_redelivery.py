@@ -20,6 +20,7 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.sessions.redelivery import SLICE_MESSAGES
 from tests.helpers.access import Access
 from tests.helpers.durable import DurableBroker
+from tests.helpers.effort import examples
 from tests.helpers.shares import LASTING, SHARE, Closed, check_books, member
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
@@ -453,4 +454,6 @@ class ShareMachine(RuleBasedStateMachine):
 
 
 TestShareMachine = ShareMachine.TestCase
-TestShareMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestShareMachine.settings = settings(
+    max_examples=examples(60), stateful_step_count=30, deadline=None
+)

@@ -30,6 +30,7 @@ from penstock.broker.sessions import retained_delivery
 from penstock.broker.sessions.retained_delivery import SLICE_MESSAGES, UNSENT_BYTES, RetainedDue
 from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker
+from tests.helpers.effort import examples
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 LASTING = {"session_expiry_interval": 100}
@@ -361,7 +362,9 @@ class RetainedMachine(RuleBasedStateMachine):
 
 
 TestRetainedMachine = RetainedMachine.TestCase
-TestRetainedMachine.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestRetainedMachine.settings = settings(
+    max_examples=examples(80), stateful_step_count=30, deadline=None
+)
 
 
 class ClosedGate(DeliveryGate):

@@ -21,6 +21,7 @@ from penstock.broker.mqtt.packets import (
     PubRel,
     Unsubscribe,
 )
+from tests.helpers.effort import examples
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 TOPICS = st.sampled_from(["a", "b", "cam/1", "cam/2"])
@@ -218,4 +219,6 @@ class SessionMachine(RuleBasedStateMachine):
 
 
 TestSessionMachine = SessionMachine.TestCase
-TestSessionMachine.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+TestSessionMachine.settings = settings(
+    max_examples=examples(120), stateful_step_count=50, deadline=None
+)

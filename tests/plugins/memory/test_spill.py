@@ -28,6 +28,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.payload import PIECE_BYTES
 from penstock.plugins.memory.spill import SHARED_BYTES, KeptPayload, SpillStore
 from penstock.plugins.memory.spill_file import SpillFile
+from tests.helpers.effort import examples
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 ROOM_BYTES = 1_500_000
@@ -253,7 +254,9 @@ class References(RuleBasedStateMachine):
         assert self.store.memory_bytes == sum(kept.n_bytes for kept in self.store._in_memory)
 
 
-References.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+References.TestCase.settings = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)
 TestReferences = References.TestCase
 
 

@@ -24,6 +24,7 @@ from penstock.plugins.queue.client import (
     read_batch,
     read_deliveries,
 )
+from tests.helpers.effort import examples
 from tests.plugins.queue.running import message
 
 ROW = st.tuples(
@@ -47,7 +48,7 @@ THREE = batch_of([(5, "a", b"x", 0, "p", 1.5, ""), (6, "b", b"", 1, "", 2.5, "{}
                   (9, "a", b"yz", 2, "p", 3.5, "")])  # fmt: skip
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(BATCHES, max_size=4))
 def test_frames_read_back_as_written(batches: list[Batch]) -> None:
     """A row of frames reads back as one batch with the same messages in the same order."""
@@ -88,7 +89,7 @@ def test_truncated_frame_is_refused(length: int) -> None:
         read_batch(write_batch(THREE)[:length])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.integers(0, len(write_batch(THREE)) - 1), st.integers(0, 255))
 def test_changed_frame_is_read_or_refused(position: int, value: int) -> None:
     """Whatever one byte becomes, only ValueError escapes the reader."""

@@ -16,6 +16,7 @@ from penstock.plugins.queue.engine_memory import MemoryStore
 from penstock.plugins.queue.intake import DROP_REASONS, Intake, PendingBudget
 from penstock.plugins.queue.logical_queue import LogicalQueue
 from tests.helpers.clock import Clock
+from tests.helpers.effort import examples
 from tests.plugins.queue.running import LOGGER, Receipts, message, queue_config, until
 
 QUOTA = ReasonCode.QUOTA_EXCEEDED
@@ -258,7 +259,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(ACTIONS)
 def test_books_balance_and_every_receipt_is_settled_once(actions: list[tuple[Any, ...]]) -> None:
     """Matched = stored + queued + dropped after every step, and nobody is left without answer."""

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.plugins.queue.leases import Lease, LeaseTable
+from tests.helpers.effort import examples
 
 TIMEOUT = 10.0
 
@@ -214,6 +215,6 @@ class LeasesAgainstModel(RuleBasedStateMachine):
 
 
 LeasesAgainstModel.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None
+    max_examples=examples(40), stateful_step_count=30, deadline=None
 )
 TestLeasesAgainstModel = LeasesAgainstModel.TestCase

@@ -13,6 +13,7 @@ from penstock.plugins.probing.sampler import RttSampler
 from penstock.plugins.withholding.config import Ordering, PolicyName, WithholdingConfig
 from penstock.plugins.withholding.gate import WithholdingGate
 from penstock.plugins.withholding.history import PRIOR_LENGTHS
+from tests.helpers.effort import examples
 from tests.helpers.held_machine import FOR_EVER, LARGE, HeldMachine
 from tests.helpers.virtual import VirtualBroker
 
@@ -75,7 +76,9 @@ class PolicyMachine(HeldMachine):
 
 
 TestPolicyMachine = PolicyMachine.TestCase
-TestPolicyMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestPolicyMachine.settings = settings(
+    max_examples=examples(100), stateful_step_count=40, deadline=None
+)
 
 
 def test_an_absence_is_not_learned_as_congestion() -> None:
