@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -84,6 +85,17 @@ class Shares(LoadFileScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
     """Share the tests out among the processes of `--dist loadfile`."""
     return Shares(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the collector of cycles, and hide from it what stays: all of it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
