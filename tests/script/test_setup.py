@@ -221,6 +221,7 @@ def test_tests_of_memory_run_alone(checkout: Checkout) -> None:
         checkout.add_program(f".venv/bin/{name}", ":")
     (checkout.root / "tests").mkdir()
     (checkout.root / "tests" / "test_one.py").write_text("@pytest.mark.memory\n")
+    (checkout.root / "tests" / "test_one.pyc").write_text("@pytest.mark.memory\n")
     (checkout.root / "tests" / "test_two.py").write_text("")
     assert checkout.run("sh", "script/test").returncode == 0
     beside, alone = checkout.calls("pytest ")
