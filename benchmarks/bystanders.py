@@ -12,7 +12,7 @@ matches the pair's topic too, or by ``r/#``, which does not.
 `slow_logger`: a client subscribes to ``#`` and reads 2 MB/s, another floods a topic.
 `properties_*`: PUBLISH of 1 MB that is all User Properties, to one reader or to 50.
 `overlapping_*`: 8,192 filters with wildcards, of one client or of many, match each PUBLISH.
-`subscribe`, `unsubscribe`, `strings`, `levels`, `large`: one packet each that is as dear as may be.
+`subscribe`, `unsubscribe`, `strings`, `levels`, `large`: one packet each, as expensive as allowed.
 
 A case of one packet sends it again whenever the broker has answered for the last one, and not more
 often than twice a second: each time some of the pair's messages meet it.
@@ -169,7 +169,7 @@ def retained(peer: RunningPeer, *, readers: int, topic_filter: str) -> Iterator[
 
 
 def slow_logger(peer: RunningPeer) -> AbstractContextManager[None]:
-    """Subscribe to all there is and read 2 MB/s of it, while somebody floods."""
+    """Subscribe to `#` and read 2 MB/s, while another client floods."""
     return flooded_subscriber(
         peer, FLOOD, "#", chunk_bytes=LOGGER_BYTES, chunk_seconds=LOGGER_SECONDS
     )

@@ -5,7 +5,7 @@ samples of the broker's stack (its Python functions, and between and above them 
 CPython and the C library), during the measured run. The picture has one bar for each function, as
 wide as its share of the samples, on top of who called it; the event loop is at the bottom. A system
 call is the top of its stack, and counts as the kernel; what the kernel does for a page that is
-touched for the first time counts as whoever touches it.
+touched for the first time counts for the process that touches it.
 
 ``--calls`` counts the broker's system calls with perf instead, for each published message, which
 takes the right to do that (root, or kernel.perf_event_paranoid of -1).
@@ -219,7 +219,7 @@ def read_stacks(lines: Iterable[str]) -> Iterator[tuple[list[tuple[str, str]], i
 
 
 def grow(stacks: Iterable[tuple[list[tuple[str, str]], int]]) -> tuple[Node, Counter[str]]:
-    """Return who called whom, and samples by the kind of what was at the top, or `waiting`."""
+    """Return the call tree, and samples by the kind of the top frame, or `waiting`."""
     root = Node("all", "C")
     tops: Counter[str] = Counter()
     for stack, count in stacks:

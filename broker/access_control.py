@@ -165,7 +165,7 @@ class Challenge(NamedTuple):
 
 
 AuthStep: TypeAlias = Challenge | Accepted | Refused
-"""What one step of an exchange comes to."""
+"""The result of one step of an exchange."""
 
 
 class AuthExchange(ABC):

@@ -84,7 +84,7 @@ class ClientSide:
         self._leftover = b""
         self._is_stopped = False
         self._urgent_bytes = 0
-        self._n_expired = 0  # of those that the broker was told of
+        self._n_expired = 0  # of those that were acknowledged to the broker
         self.ledger = Ledger()
         self.outbox = make_outbox(link, self.ledger, shared.outbox_rules)
         self.acks = AckMap()

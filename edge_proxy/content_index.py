@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from penstock.broker.payload import PIECE_BYTES, Payload
 
 MIN_INDEXED_BYTES: Final = 4096
-"""A shorter payload is not indexed: the entry would cost a good part of the saving."""
+"""A shorter payload is not indexed: the entry would take much of what it saves."""
 
 
 class IndexedPayload:

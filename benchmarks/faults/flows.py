@@ -29,7 +29,7 @@ MOST_WAITING: Final = 100
 
 
 class PatientClient(paho.Client):
-    """paho's client, which tries to connect again only where somebody listens.
+    """paho's client, which tries to reconnect only where a socket listens.
 
     With each try it forgets a step of what QoS 2 has reached: after a second one in a row, it
     publishes what it had a PUBREC for anew (`_messages_reconnect_reset_out` of paho 2.1).
@@ -205,7 +205,7 @@ class Subscriber(Flow):
         self.client.on_subscribe = self._subscribed
 
     def connected(self, *, is_session_present: bool) -> None:
-        """Subscribe where the broker knows nothing of the session."""
+        """Subscribe where the broker has no session of the client."""
         if not is_session_present:
             self.client.subscribe(self._filter, 2)
 

@@ -87,6 +87,6 @@ SLOW_READERS: Final = Fault(
 )
 STALL_GATE: Final = Fault(
     "stall_gate",
-    "single packets, as dear as the limits allow, twice a second beside a pair of clients",
+    "single packets, as expensive as the limits allow, twice a second beside a pair of clients",
     _beside(*GATE),
 )

@@ -55,10 +55,10 @@ class Subject:
         open_files: int | None = None,
         file_bytes: int | None = None,
     ) -> None:
-        """Write the configuration that the next start reads; everybody is let in.
+        """Write the configuration that the next start reads; it accepts every client.
 
         Args:
-            policy: of Penstock, beside a listener and what lets everybody in; a value of None
+            policy: of Penstock, beside a listener and anonymous access; a value of None
                 under ``plugins`` takes a plugin away.
             lines: of mosquitto.conf, beside the same.
             open_files: limit of open files of the process; None for the system's.

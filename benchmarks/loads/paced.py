@@ -7,7 +7,7 @@ omission). Both sides build the same schedule and share the system-wide monotoni
 
 The sender sleeps until shortly before each message is due and then watches the clock, because
 a sleeping process wakes tens of microseconds late. How late it was is told beside the result. Both
-sides have the processor before anybody else where the user may ask for that (SCHED_FIFO, as root):
+sides have the processor before other processes where the user may set that (SCHED_FIFO, as root):
 they measure the broker, not what else wants the two cores, and sleep nearly all of the time.
 """
 

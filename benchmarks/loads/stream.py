@@ -30,12 +30,12 @@ TOPIC_FILTER: Final = f"{TOPIC}/+"
 
 FILTERS_OF_A_TOPIC: Final = 3
 TOPIC_STEP: Final = 3
-"""Of the topics that somebody has subscribed to, one in so many is published to."""
+"""Of the topics with a subscriber, one in so many is published to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which messages go from whom to whom.
+    """Which client sends which messages to which.
 
     Attributes:
         least_bytes: of a payload.

@@ -1,4 +1,4 @@
-"""How late are small messages on a schedule, and how much later while somebody else floods?
+"""How late are small messages on a schedule, and how much later while another client floods?
 
 `latency`: 500 clients send a message a second each to one reader, for as long as it takes to
 see one in a thousand. `fair_publisher` and `fair_subscriber`: the p99 of one client that sends

@@ -312,7 +312,7 @@ class AmqttHost(AccessControl):
             self._logger.error("plugin %s failed: %r", name, error, exc_info=error)
 
     def _dropped(self, name: str) -> None:
-        """Count an event that a plugin is not told of, and log it ever less often."""
+        """Count an event that a plugin does not get, and log it at growing intervals."""
         if self._core is None:
             return
         dropped = self._core.counters.extension_events_dropped

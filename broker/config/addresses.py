@@ -1,4 +1,4 @@
-"""What an address of a client is counted by, where a limit holds for each address.
+"""The unit by which a client's address counts for limits on each address.
 
 The core imports it, and so it stands apart from `limits`, whose keys are checked by pydantic.
 """

@@ -114,7 +114,7 @@ class ConnectionOptions:
         allowed_origins: web sites whose pages may connect by WebSocket; None for any.
         proxy_protocol: each connection begins with a header of the PROXY protocol.
         unsent_bytes: bytes of one connection that the kernel holds and has not sent, from which on
-            it takes no more (TCP_NOTSENT_LOWAT); None for as many as it likes. What it has taken,
+            it takes no more (TCP_NOTSENT_LOWAT); None: the kernel decides. What it has taken,
             no other message can pass.
         send_buffer_bytes: bytes of one connection that the kernel holds, sent and unacknowledged
             ones too (SO_SNDBUF); None: it finds out by itself what fills the link.

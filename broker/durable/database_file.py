@@ -194,7 +194,7 @@ class DatabaseFile:
 
 
 class Format(NamedTuple):
-    """What a database of ours holds.
+    """The contents of one of Penstock's databases.
 
     Attributes:
         application_id: stands in the file's header, so that no other program's database is used.

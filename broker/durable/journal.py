@@ -260,7 +260,7 @@ class Journal:
         Args:
             receipt: of one publish.
             n_bytes: of its payload.
-            publisher: whom to stop reading from if too much waits already.
+            publisher: the client to stop reading from if too much waits already.
         """
         self._receipts.append(receipt)
         self._n_bytes += n_bytes

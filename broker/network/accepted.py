@@ -99,7 +99,7 @@ class AcceptedConnection:
 
     @property
     def is_known(self) -> bool:
-        """Whether its CONNECT was accepted, so that it may send more than a stranger."""
+        """Whether its CONNECT was accepted, which gives it higher limits."""
         return self.connection is not None and self.connection.is_open
 
     def accept(self, transport: asyncio.Transport) -> bool:

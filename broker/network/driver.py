@@ -2,12 +2,12 @@
 
 Theory of operation. Each call into the core ends with `settle`. It serves every connection that the
 call has touched, in *rounds*: in each, a connection writes what it has to send, 640 KiB at most
-(`penstock.broker.sending.outgoing.WRITE_BYTES`), until nobody has any more. Then it sets one timer,
-for the earliest of the core's deadlines.
+(`penstock.broker.sending.outgoing.WRITE_BYTES`), until no connection has any more. Then it sets one
+timer, for the earliest of the core's deadlines.
 
-Nobody may keep the loop for long. What a chunk or a wake-up can cause in a fraction of a
-millisecond is done at once, as most of what clients do. Whoever has more to do stands in one
-*line*, and has a *turn* (`MqttProtocol.take_turn`) when those before it have had theirs:
+No connection may keep the loop for long. Work that takes a fraction of a millisecond is done at
+once, which is most of what clients cause. A connection with more work waits in one *line*, and has
+a *turn* (`MqttProtocol.take_turn`) after those before it:
 * the next *slice* of a long chunk that came in, some 0.2 ms of work;
 * the rest of a slice that was more than `penstock.broker.sending.turn.MOST_STEPS` *steps*, which
   are packets that go their own way and deliveries that are no mere copies;
@@ -55,9 +55,9 @@ MOST_TURNS: Final = 32
 system call of 5 to 10 us for each: again some 0.2 ms, which no clock has seen coming."""
 
 POSTPONED_SECONDS: Final = 0.004
-"""What one slice of a flood has for a subscriber waits so long for what the next ones have: with
+"""Seconds for which the messages of one slice of a flood wait for those of the next slices: with
 100 subscribers of 1,000 topics, half of the broker's time went into writes of four messages each.
-Whatever anybody else sends to it meanwhile is written at once, and takes along what waits."""
+A message of another publisher to the same subscriber is written at once, together with these."""
 
 BUSY_SECONDS: Final = 0.0001
 """Who was written to so shortly ago is written to at the end of this round of the loop: others that
@@ -326,7 +326,7 @@ class Driver:
             self._crowded_since = now
 
     def has_left(self) -> None:
-        """What a client that is gone had sent is handled, or dropped."""
+        """Note that the input of a client that has gone was handled or dropped."""
         self._n_leaving -= 1
         if self._n_leaving == FEW_LEAVING:
             self._crowded_since = math.inf

@@ -39,9 +39,9 @@ MOST_SLICE_BYTES: Final = 65_536
 """Of the cheapest slices: what comes next may be dearer by a hundred times."""
 
 LEFTOVER_SECONDS: Final = 1.0
-"""So long after a client is gone, what it has sent is handled in any case. Later it is dropped
-while such clients crowd the line (`Driver.is_crowded`). What they leave behind would grow else as
-long as they come, publish and vanish faster than they are served."""
+"""Seconds after a client has gone for which its input is handled in any case. Later input is
+dropped while many such clients are in line (`Driver.is_crowded`). Otherwise it would grow while
+clients connect, publish and vanish faster than they are served."""
 
 
 class MqttProtocol(asyncio.Protocol):

@@ -163,7 +163,7 @@ class Inflight:
         self.finish(delivery.packet_id, delivery.qos)
 
     def take_back(self, delivery: Delivery) -> None:
-        """Take a delivery out that is inflight, unacknowledged: somebody else may get it."""
+        """Remove an unacknowledged delivery, so that another session may get it."""
         del self._deliveries[delivery.packet_id]
         if self.backlog is not None:
             self.backlog.leave(delivery.message)
@@ -260,7 +260,7 @@ class Inflight:
         return first
 
     def finish_run(self, qos: int, data: bytes, position: int) -> tuple[int, int]:
-        """Take the acknowledgements of the oldest run, as far as they come in its order.
+        """Take the acknowledgements of the oldest run, as far as they are in its order.
 
         Args:
             qos: 1 for PUBACK, 2 for PUBCOMP.
@@ -306,7 +306,7 @@ class Inflight:
         return True
 
     def release_run(self, data: bytes, position: int) -> tuple[int, int]:
-        """Take the PUBRECs of the oldest run that owes any, as far as they come in its order.
+        """Take the PUBRECs of the oldest run that waits for any, as far as they are in its order.
 
         Args:
             data: received bytes.

@@ -1,8 +1,8 @@
-"""Messages that came together, for the same subscribers, at the same QoS.
+"""Messages that arrived together, for the same subscribers, at the same QoS.
 
-A run is kept as the very bytes that came in, and what is to be sent is made of them at once. A
-`Message` is made of one of its packets only where somebody needs it: an outbox, or an inflight
-window whose acknowledgements do not come in order.
+A run is kept as the bytes that were received, from which the packets to send are made at once. A
+`Message` is made of a single packet only where an outbox needs it, or an inflight window whose
+acknowledgements do not arrive in order.
 """
 
 from __future__ import annotations

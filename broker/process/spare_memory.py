@@ -8,9 +8,9 @@ arenas of 1 MiB that are entirely free. A freed tuple that the interpreter keeps
 arena just as a live one does, and only a full collection releases these.
 
 Neither is worth doing again and again, nor while a backlog is still draining. The number of small
-blocks in use shows when a good part of them is gone and no more are being freed; to count them
-costs a look at each pool, some 10 ns. A number that stays and was allocated amid a backlog would
-hold the memory around it, as would a timer: `reserve_blocks` makes room for such objects elsewhere.
+blocks in use shows when many of them are freed and no more are being freed; to count them costs
+some 10 ns for each pool. A number or a timer that stays and was allocated during a backlog would
+hold the memory around it: `reserve_blocks` makes room for such objects elsewhere.
 
 A few large messages are many bytes in few blocks. Their memory is searched for once the resident
 memory differs from that at the last rest, and is the same in two successive looks. Messages that
@@ -154,7 +154,7 @@ class SpareMemory:
         self.n_times = 0
 
     def look(self) -> None:
-        """Release memory if a good part of it is no longer in use."""
+        """Release memory if a large part of it is no longer in use."""
         n_blocks = self._count_blocks()
         is_falling = n_blocks < self._last_blocks - STEADY_BLOCKS
         self._last_blocks = n_blocks

@@ -161,6 +161,6 @@ of four bytes has no reason code."""
 
 
 def _not_found(connection: Client) -> int:
-    """Return what to say of a packet identifier that nobody knows; MQTT 3.1.1 has no word."""
+    """Return the reason code for an unknown packet identifier; MQTT 3.1.1 has none."""
     is_5 = connection.version == ProtocolVersion.MQTT_5
     return ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if is_5 else ReasonCode.SUCCESS

@@ -131,7 +131,7 @@ class Connection(Client):
             self._count_held(now)
 
     def _count_held(self, now: float) -> None:
-        """Count what is kept of what has come: the broker may close whoever keeps the most."""
+        """Count the received bytes that are kept: the broker may close the largest holder."""
         if self.is_closing:
             return
         n_bytes = self._buffer.pending_bytes + self.incoming_aliases.n_bytes + self._layer_bytes
@@ -184,10 +184,10 @@ class Connection(Client):
         return self.is_open and (self.suspended is not None or bool(self.backlog))
 
     def peer_left(self, now: float) -> None:
-        """The peer is gone: it is sent nothing more, and nobody can slow it down.
+        """Note that the peer has gone: nothing more is sent to it, and it cannot be slowed down.
 
-        What has come from it is still handled, as far as the driver lets it: `connection_lost`
-        comes after that, or after `drop_input`.
+        Its input is still handled as far as the driver allows; `connection_lost` follows that, or
+        `drop_input`.
         """
         self.has_peer_left = True
         if self.timer is not None and self.is_open:

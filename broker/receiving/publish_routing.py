@@ -24,10 +24,10 @@ async def route_allowed(
     message: Message,
     now: float,
 ) -> str:
-    """Route an authorized message to who may receive it, and settle its receipt.
+    """Route an authorized message to those who may receive it, and settle its receipt.
 
-    A retained message is kept before anybody is asked whether he may receive it: who subscribes
-    meanwhile gets it as that. Whether there is room for it is then asked before, too.
+    A retained message is kept before access control decides about its receivers: a client that
+    subscribes meanwhile gets it as a retained message. Room for it is therefore checked before.
 
     Args:
         connection: on which it came; the receipt's, if the client has come back.

@@ -149,7 +149,7 @@ def are_direct(sessions: Sequence[Session]) -> bool:
 
 
 def first_plan(connection: Client, topic_bytes: bytes) -> FastPlan | None:
-    """Plan for a topic that nobody has published to since plans were made void.
+    """Plan for a topic without a publish since plans were made void.
 
     Args:
         connection: the publisher's; the core takes runs.
@@ -388,7 +388,7 @@ async def _take_checked(
             if problem:
                 return _refuse_booked(connection, receipt, plan.topic, problem)
         full = await route_allowed(connection, receipt, plan, message, now)
-    except BaseException:  # cancelled, such as by a plugin: the client must not wait for ever
+    except BaseException:  # cancelled, such as by a plugin: the client must not wait endlessly
         if receipt is not None:
             receipt.settle(ReasonCode.UNSPECIFIED_ERROR)
         raise

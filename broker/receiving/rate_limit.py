@@ -112,7 +112,7 @@ def _publishes(data: bytes) -> Iterator[tuple[int, int]]:
         if length > 0x7F:
             try:
                 start, length = read_remaining_length(data, position)
-            except MalformedPacketError:  # whoever scans comes to it
+            except MalformedPacketError:  # the scan raises it again
                 return
         stop = start + length
         if not start or stop > end:

@@ -56,7 +56,7 @@ _LEAST_PUBLISH_BYTES: Final = 4
 """Of a variable header: the length of the topic and the Packet Identifier."""
 
 _MOST_PACKETS: Final = 256
-"""Of one run. More gain nothing, and what is looked at in vain is soon looked at again."""
+"""Packets of one run. More gain nothing, and a scan without a run is soon repeated."""
 
 _MOST_DELIVERIES: Final = 32
 """Of a run that is taken apart for subscribers without room: that takes time, and others wait."""

@@ -1,1 +1,1 @@
-"""What is told of clients and of the broker."""
+"""Reports on clients and on the broker."""

@@ -91,7 +91,7 @@ class RetainedMessages:
         Args:
             max_messages: limit of `n_limited`.
             max_bytes: limit of `n_bytes`.
-            timers: on which messages expire; None where nobody runs them.
+            timers: on which messages expire; None where they are not run.
         """
         self._root = _Node(0)
         self._n_sets = 0

@@ -233,7 +233,7 @@ class Router:
             shared.guard.tell(shared.callbacks.message_retained, MessageRetained(message))
 
     def publish(self, message: Message, now: float, session: SessionView | None = None) -> None:
-        """Publish a message that nobody waits to see acknowledged.
+        """Publish a message without acknowledgement.
 
         Args:
             message: the broker's own, or a client's will.
@@ -268,7 +268,7 @@ class Router:
 
 
 class _NoReceipt:
-    """What the broker's own messages get: nobody waits for their acknowledgement."""
+    """The receipt of the broker's own messages, which are not acknowledged."""
 
     def settle(self, reason_code: int) -> None:
         """Take note of nothing: the sink counts what it refuses."""

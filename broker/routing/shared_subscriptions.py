@@ -34,9 +34,9 @@ class SharedSubscription:
     Attributes:
         topic_filter: ``$share/{ShareName}/{filter}`` as subscribed.
         members: one target for each session, in the order in which they joined.
-        holders: sessions that may hold messages of this share which wait, in the order in which
-            they are asked for them; True where another member could have none of it when it
-            asked. One that holds nothing may stand in it.
+        holders: sessions that may hold waiting messages of this share, in the order in which
+            members search them; True where the last search by a member found no message that it
+            could send. A session that holds none may be among them.
         n_durable: members whose session outlives the process.
     """
 
@@ -110,7 +110,7 @@ class SharedSubscription:
     def _choose_least_busy(
         self, message: Message, refused: Collection[Subscriber]
     ) -> Target | None:
-        """Return the member to wait with: nobody can send. Where several equal, in turn."""
+        """Return the member whose outbox is to keep a message for now; equals in turn."""
         members = self.members
         n_members = len(members)
         turns = [(self._turn + step) % n_members for step in range(n_members)]

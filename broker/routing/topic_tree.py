@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.broker.routing.subscriber import Subscriber
 
 PLAN_BLOCKS: Final = 4
-"""How many small blocks the plan of a topic takes in CPython that nobody subscribes to."""
+"""Small memory blocks of CPython that the plan of a topic without subscribers takes."""
 
 _PLAN_BYTES: Final = 512
 _TARGET_BYTES: Final = 90

@@ -101,7 +101,7 @@ class Outgoing:
         return self.is_paused and not self.round_bytes
 
     def drop_out(self) -> None:
-        """Forget what was to be written: there is nobody to write it to."""
+        """Discard the unwritten bytes, because the connection has ended."""
         self.out = []
         self.out_bytes = 0
         self.round_bytes = WRITE_BYTES

@@ -1,15 +1,15 @@
 """Access control from several sources.
 
-A policy file may name several plugins that answer for clients: aMQTT's, which the aMQTT host
-speaks for as one source, and Penstock's own. Their answers combine as aMQTT combines those of
+A policy file may name several plugins that decide about clients: aMQTT's, which are one source
+through the aMQTT host, and Penstock's own. Their answers are combined as aMQTT combines those of
 its own plugins:
 
-* A client connects if at least one source lets it in and none refuses it. A source that says
-  None leaves the client to the others; where all do, nobody has let it in. So a password file
-  and a directory service may stand side by side, each for the users that it knows.
+* A client connects if at least one source accepts it and none refuses it. A source that says
+  None leaves the decision to the others; if all say None, the client is refused. So a password
+  file and a directory service may be used together, each for the users that it knows.
 * A session may do something with a topic if every source that checks such an action agrees.
-* Names that a source gives a client hold, those of the first source that gives any.
-* A client stays as long as each source that has let it in stands by that.
+* A client gets the names of the first source that gives any.
+* A client stays connected while each source that accepted it still does.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from penstock.broker.contracts import overridden
 
 
 class SeveralSources(AccessControl):
-    """Access control by what several sources say; see the module. No source lets nobody in.
+    """Access control by several sources; see the module. Without a source, it refuses all clients.
 
-    As long as no source takes a wait, neither does this.
+    It answers without a wait if each source does.
 
     Attributes:
         checks_publish: whether any source checks it.
@@ -138,10 +138,11 @@ def _all_hold(checks: Sequence[Callable[[], bool]]) -> bool:
 def combine(
     sources: Sequence[AccessControl], authenticators: Sequence[Authenticator] = ()
 ) -> AccessControl | None:
-    """Return the access control for the core: None, which lets everybody in, where nothing decides.
+    """Return the access control for the core; None where there is no source and no authenticator.
 
-    The listeners are then local: see `penstock.broker.config.local_only`. Where only authenticators
-    decide, a client that names none of their methods is refused.
+    None accepts every client. The listeners are then local: see
+    `penstock.broker.config.local_only`. Where only authenticators decide, a client that names none
+    of their methods is refused.
     """
     if not sources and not authenticators:
         return None

@@ -19,14 +19,14 @@ Nothing may be lost by it, so it is done only where
 * the message is of QoS 1 or 2. One of QoS 0 counts as delivered once it has begun;
 * the session outlives the connection by a minute at least: that of MQTT 3.1.1 without Clean
   Session, that of MQTT 5 by its Session Expiry Interval;
-* no will is published by it: there is none, or its Will Delay Interval is long enough;
-* the message is sent for the first time. One that is repeated may have been received before;
-* it is no message of QoS 2 by a shared subscription: whoever that was begun to be sent to must get
-  it [MQTT-4.8.2-4], and of those that wait any member may take one.
+* it publishes no will: there is none, or its Will Delay Interval is long enough;
+* the message is sent for the first time. A repeated one may have been received before;
+* the message is not of QoS 2 by a shared subscription: the member to which it was begun to be sent
+  must get it [MQTT-4.8.2-4], and any member may take a message that waits.
 
-What waits at QoS 0, and what comes at QoS 0 until the client is back, is kept for it for
-`RETURN_SECONDS`: a server may (4.1). In MQTT 5 the client is not told why: a DISCONNECT would be
-read as a part of the payload.
+QoS 0 messages that wait, and those that arrive until the client is back, are kept for
+`RETURN_SECONDS`: a server may do so (4.1). In MQTT 5 the client gets no reason: a DISCONNECT would
+be read as a part of the payload.
 
 Whether it pays, and how often, is the gate's to say.
 """

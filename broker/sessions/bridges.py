@@ -1,10 +1,10 @@
-"""What other brokers' bridges expect beyond MQTT, as mosquitto's are written for.
+"""Support for the bridges of other brokers, beyond MQTT: mosquitto's conventions.
 
-A bridge is a client that passes messages on to a broker of its own. It must not be sent what it
-has published itself, or a message would go round for ever; and it must be told which messages
-were published as retained, to retain them too. MQTT 5.0 has subscription options for both. An
-earlier version has not: there, a bridge says what it is in CONNECT, and all its subscriptions
-are taken as if they had these options.
+A bridge is a client that forwards messages to a broker of its own. It must not be sent its own
+messages, or they would loop endlessly; and it has to know which messages were published as
+retained, to retain them too. MQTT 5.0 has subscription options for both. Earlier versions have
+none: there, a bridge declares itself in CONNECT, and all its subscriptions are handled as if they
+had these options.
 
 A bridge also announces itself: "1" in ``$SYS/broker/connection/CLIENT_ID/state``, retained, with a
 will that says "0". This is all that a client may publish below ``$SYS``.

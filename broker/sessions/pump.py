@@ -98,7 +98,7 @@ def _after_pump(client: Client, session: Session, now: float) -> None:
         client.core.room.made(session, now)
     if client.wants_more:
         client.is_pump_wanted = True
-        # What others publish goes out between retained messages: nobody waits for all of them.
+        # New messages are sent between retained ones, and do not wait for all of them.
         if session.retained_due and session.outbox.n_messages <= SLICE_MESSAGES:
             client.throttle.let_go()
     elif session.outbox.n_messages <= client.send_quota:
@@ -110,10 +110,10 @@ def _after_pump(client: Client, session: Session, now: float) -> None:
 
 
 def _set_look_timer(client: Client, session: Session, now: float) -> None:
-    """See that the gate is asked again when it wants to be.
+    """Set a timer for the next decision of the gate.
 
-    Where that time has come already, the inflight window was full: the acknowledgement that
-    makes room brings the next pump, and a timer would come at once, for ever.
+    Where that time has passed already, the inflight window was full: the acknowledgement that
+    makes room causes the next pump, and a timer would fire at once, again and again.
     """
     at = session.outbox.look_again_at
     if at is not None and at <= now:

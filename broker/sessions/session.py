@@ -59,7 +59,7 @@ class Session:
         n_direct: messages delivered at QoS 0 without passing the outbox since then.
         n_refused: the client's own messages that were not routed.
         link: what is known of the path to this client.
-        expiry_interval: seconds the session outlives its connection; None for ever.
+        expiry_interval: seconds the session outlives its connection; None: it does not expire.
         will: the will of the newest CONNECT, or None.
         will_timer: runs while a delayed will waits.
         expiry_timer: runs while the client is away.

@@ -1,8 +1,8 @@
-"""A session that another user takes up: what was the first one's and is not for the second.
+"""A session that another user resumes: what the first user had and the second may not have.
 
-A Client Identifier names a session, whoever uses it: a client that asks for the session of another
-user gets it [MQTT-3.1.2-5], with its subscriptions and with what waits in it. All of that was
-granted under another name, or by another listener's rules, and is judged anew under the new ones.
+A Client Identifier names a session independently of the user: a client that resumes the session of
+another user gets it [MQTT-3.1.2-5], with its subscriptions and its waiting messages. These were
+authorized for another user name, or by another listener's rules, and are authorized again.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def delivery_rows(roster: Roster, files: Path, begin_at: float) -> list[Delivery
 
 
 def withheld_rows(roster: Roster, watch_file: Path, begin_at: float) -> list[WithheldRow]:
-    """Return when messages were withheld from whom, in the order of their ends."""
+    """Return when messages were withheld from which subscriber, in the order of their ends."""
     return [
         WithheldRow(
             roster.broker,

@@ -155,8 +155,8 @@ class SqliteStore:
         except sqlite3.Error as error:
             self.close()
             raise EngineStartError(
-                f"{self._explain(error)}; allowed: a queue's database that nobody else writes to, "
-                "or a path where nothing is and a file can be made"
+                f"{self._explain(error)}; allowed: a queue's database that no other "
+                "process writes to, or a path where no file is and one can be created"
             ) from error
         except StorageError as error:
             self.close()

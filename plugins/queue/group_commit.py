@@ -303,5 +303,5 @@ def _settle(outcomes: list[Outcome]) -> None:
             continue
         if error is None:
             future.set_result(result)
-        else:  # a copy for each: whoever awaits it adds a traceback
+        else:  # a copy for each: the task that awaits it adds a traceback
             future.set_exception(type(error)(*error.args))

@@ -5,8 +5,8 @@ until the client has reconnected. So the message must have been leaving for `bre
 seconds, and must need more than that again at its recent rate; otherwise it will soon be done. What
 the new connection has to repeat first must be small compared with what is spared.
 
-A policy that reads the kernel's losses and rates knows nothing of the new connection, and so takes
-it for better than the old one. Therefore large messages are held for that subscriber until an RTT
+A policy that reads the kernel's losses and rates has no values of the new connection, and would
+judge it better than the old one. So large messages are held for that subscriber until an RTT
 estimate shows that its path is calm, but no longer than the policy holds a message at most.
 
 A path that is always bad must not keep a large message from ever arriving. A message is broken off

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the text is for whoever started it.
+    """The demo cannot go on; the text is for the user.
 
     Attributes:
         status: exit status; 2 where something has to be changed first, 1 otherwise.

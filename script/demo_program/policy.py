@@ -1,4 +1,4 @@
-"""The demo's policy files: the example with other places, so that it disturbs nobody."""
+"""The demo's policy files: the example with other paths and ports, so that nothing collides."""
 
 from __future__ import annotations
 
