@@ -73,8 +73,10 @@ class HeldMachine(RuleBasedStateMachine):
         self.published[name] = (topic, qos)
         payload = large(name, self.large_bytes) if is_large else name.encode()
         self.publisher.publish(topic, payload, qos=qos, packet_id=self.number)
+        self.publisher.finish_sending()
         if qos == 2:
             self.publisher.send(PubRel(self.number))
+            self.publisher.finish_sending()
 
     @rule(n_packets=st.integers(1, 5))
     def answer(self, n_packets: int) -> None:

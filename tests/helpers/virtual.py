@@ -29,6 +29,7 @@ from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network.driver import Driver
 from penstock.broker.receiving.connection import Connection
 from penstock.broker.receiving.serving import look, write
+from penstock.broker.sending.throttle import THROTTLE_SECONDS
 from penstock.broker.sessions.core import Core
 from penstock.broker.sessions.session import Session
 from tests.helpers.frames import frames_of
@@ -106,6 +107,10 @@ class VirtualBroker:
         self.driver.settle(self.now)
         self._loop.run()
 
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Call it when the loop runs, in `settle`."""
+        self._loop.call_soon(call)
+
     def finish_waiting(self) -> None:
         """Run what the core has handed over because it has to wait, to its end."""
         waiting, self.waiting[:] = list(self.waiting), []
@@ -148,6 +153,7 @@ class VirtualClient:
     Attributes:
         inbox: packets that came and were not taken yet, oldest first.
         received: all bytes that ever came.
+        unread: bytes that the client has sent and the broker has not read.
         is_lost: the broker has closed the connection.
         unsent_bytes: what the transport says it holds.
         room_bytes: what it takes before it has no room any more; None for all there is.
@@ -162,6 +168,7 @@ class VirtualClient:
         self.connack: ConnAck
         self.inbox: list[Packet] = []
         self.received = bytearray()
+        self.unread = bytearray()
         self.is_lost = False
         self.is_reading = True
         self.is_in_line = False
@@ -209,9 +216,11 @@ class VirtualClient:
 
     def see_to_reading(self, connection: Connection) -> None:
         """Read or not."""
-        self.is_reading = connection.wants_reading
+        was_reading, self.is_reading = self.is_reading, connection.wants_reading
         if connection.wants_turn:
             self.wait_for_turn()
+        if self.is_reading and not was_reading:
+            self.broker.call_soon(self._read)
 
     def close(self, connection: Connection) -> None:
         """Be gone."""
@@ -246,11 +255,22 @@ class VirtualClient:
         self.send_bytes(b"".join(write_packet(packet, self.version) for packet in packets))
 
     def send_bytes(self, data: bytes) -> None:
-        """Send bytes, whatever they are, even where the broker would not read them."""
-        self.broker.core.turn.is_running = True
-        self.connection.receive_data(data, self.broker.now)
-        self.broker.core.turn.is_running = False
-        self.broker.settle()
+        """Send bytes, whatever they are; they wait in `unread` while the broker does not read."""
+        self.unread += data
+        self._read()
+
+    def finish_sending(self) -> None:
+        """Let time pass until the broker has read all, as it does when it has slowed it down."""
+        while self.unread and not self.is_lost:
+            self.broker.advance(THROTTLE_SECONDS)
+
+    def _read(self) -> None:
+        if self.is_reading and self.unread:
+            data, self.unread = bytes(self.unread), bytearray()
+            self.broker.core.turn.is_running = True
+            self.connection.receive_data(data, self.broker.now)
+            self.broker.core.turn.is_running = False
+            self.broker.settle()
 
     def take(self, kind: type[Kind]) -> Kind:
         """Take the oldest packet of the inbox, which must be of this kind."""
@@ -290,6 +310,11 @@ class VirtualClient:
             if packet.qos == 1:
                 self.send(PubAck(packet.packet_id))
         return [packet.payload for packet in packets]
+
+    def stall(self) -> None:
+        """Take no more, and have done so for so long that no publisher waits for this client."""
+        self.connection.pause_sending(self.broker.now)
+        self.connection.throttle.is_slow = True
 
     def lose(self) -> None:
         """Lose the network connection without a word."""

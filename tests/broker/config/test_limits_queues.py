@@ -21,6 +21,7 @@ def flood(broker: VirtualBroker, n_messages: int, *, size: int = 1) -> None:
     for number in range(n_messages):
         publisher.publish("t", (b"%d" % number).ljust(size, b"."), qos=1)
     broker.advance(0)
+    publisher.finish_sending()
 
 
 def away(broker: VirtualBroker, version: int = 5) -> None:

@@ -291,13 +291,13 @@ def test_what_waits_for_its_commit_is_bounded(bound: str) -> None:
     options: dict[str, Any] = {f"max_pending_{bound}": 2 if bound == "messages" else 8}
     broker = DurableBroker(**options)
     subscribed(broker).lose()
-    publisher = broker.connect("p")
+    publishers = [broker.connect(f"p{number}") for number in range(3)]  # one alone would wait
     broker.commits_at_once = False
-    for packet_id in (1, 2, 3):
-        publisher.publish("t/1", b"1234", qos=1, packet_id=packet_id)
+    for publisher in publishers:
+        publisher.publish("t/1", b"1234", qos=1)
     broker.commit()
-    assert [p.reason_code for p in publisher.take_all(PubAck)] == [0, 0, 0x97]
-    publisher.publish("t/1", b"1234", qos=1, packet_id=4)
+    assert [each.take(PubAck).reason_code for each in publishers] == [0, 0, 0x97]
+    publisher.publish("t/1", b"1234", qos=1)
     broker.commit()
     assert publisher.take(PubAck).reason_code == 0
 

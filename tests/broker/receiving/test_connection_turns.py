@@ -133,8 +133,7 @@ def test_the_others_have_their_turn_within_a_chunk() -> None:
     subscriber.subscribe("t")
     publisher = broker.connect("p")
     publisher.publish("t", b"first")
-    subscriber.connection.pause_sending(broker.now)
-    subscriber.connection.throttle.is_slow = True  # else the publisher would wait for it
+    subscriber.stall()
     n_messages = 3 * broker.core.turn.most_steps
     broker.core.turn.is_running = True
     data = write_packet(Publish("t", b"data"), 5) * n_messages

@@ -161,7 +161,7 @@ def test_a_paused_connection_gets_nothing_until_it_has_room() -> None:
 def test_a_pump_leaves_the_rest_for_the_next_turn() -> None:
     """One subscriber's backlog is not written in one go while others wait."""
     publisher, subscriber = pair(VirtualBroker(), 0)
-    subscriber.connection.pause_sending(subscriber.broker.now)
+    subscriber.stall()
     for _ in range(100):
         publisher.publish("t", b"x" * 4000)
     subscriber.connection.outgoing.is_paused = False

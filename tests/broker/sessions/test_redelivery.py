@@ -177,7 +177,7 @@ def test_who_leaves_a_share_with_very_many_hands_them_on_slice_by_slice() -> Non
     broker = VirtualBroker()
     leaver, other = member(broker, "leaver"), member(broker, "other")
     other.send(Unsubscribe(1, (SHARE,)))
-    leaver.connection.pause_sending(broker.now)
+    leaver.stall()
     n_messages = 2 * SLICE_MESSAGES + 100
     publish(broker, n_messages, qos=1)
     other.connection.pause_sending(broker.now)
