@@ -19,6 +19,7 @@ import typer
 
 from benchmarks.loads.wire import WireError
 from benchmarks.peers import Peer
+from penstock.broker.config.command_line import CommandLine
 from penstock.netem.errors import NetemError, RunError
 from penstock.netem.runs.provenance import commit, machine, python
 
@@ -49,9 +50,7 @@ class Program:
             name: the words by which the benchmark is started.
         """
         self._name = name
-        self.app = typer.Typer(
-            add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
-        )
+        self.app = CommandLine()
         self.app.command()(command)
 
     def __call__(self, argv: list[str] | None = None) -> int:

@@ -8,18 +8,18 @@ from typing import Annotated
 
 import typer
 
+from penstock.broker.config.command_line import CommandLine
 from penstock.broker.config.policy import load_policy
 from penstock.broker.process.program import (
     Debug,
     LogLevel,
     exit_status,
-    new_app,
     run_until_stopped,
     set_up_log,
 )
 from penstock.broker.server import Server
 
-app = new_app()
+app = CommandLine()
 
 
 @app.command()

@@ -20,14 +20,17 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from penstock.broker.access_control import AccessControl, Authenticator
 from penstock.broker.client_report import ClientReport
 from penstock.broker.events import Callbacks
 from penstock.broker.link import Link
-from penstock.broker.message import Message
+from penstock.broker.message import Message, SizeClass
 from penstock.broker.payload import Payload
+
+ENTRY_POINT_GROUP: Final = "penstock.plugins"
+"""Entry points of distributions in this group offer plugins under short names."""
 
 
 class Verdict(NamedTuple):
@@ -306,11 +309,13 @@ class MessageSink(ABC):
         name: unique among the broker's sinks.
         topic_filters: MQTT topic filters; a message that matches several is offered once.
         counts: its side of the ledger.
+        sizes: the size class of the messages that it is offered; None for both.
     """
 
     name: str
     topic_filters: Sequence[str]
     counts: SinkCounts
+    sizes: SizeClass | None = None
 
     @abstractmethod
     def accept(self, message: Message, receipt: Receipt | None) -> None:
@@ -396,7 +401,8 @@ class Plugin:
         """Open what needs the running loop; called before any listener opens.
 
         Raises:
-            PenstockError: the plugin cannot work; the broker ends with status 2.
+            PenstockError: the plugin cannot work. The broker ends with status 2 and this message;
+                any other exception ends it, too, with the plugin's name and the line that raised.
         """
 
     async def reload(self) -> Sequence[str]:

@@ -6,13 +6,19 @@ import sys
 from collections.abc import Callable, Mapping
 from copy import copy
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
 
 Properties = Mapping[str, Any]
 """Property name to value; the names are in `penstock.broker.mqtt.properties`."""
 
+SizeClass: TypeAlias = Literal["small", "large"]
+"""The messages that a subscription takes, where it does not take both classes."""
+
+DEFAULT_THRESHOLD_S: Final = 10_000
+"""Payload bytes above which a message is large where nothing else says so; paper 002: above most
+sensor readings, below most pictures."""
 
 NO_PROPERTIES: Final[Properties] = MappingProxyType({})
 """Shared by all messages without properties: an empty dict for each would take 64 bytes."""

@@ -21,6 +21,7 @@ from penstock.broker.contracts import breaches, callback_breaches
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.events import Callbacks
 from penstock.broker.extensions import (
+    ENTRY_POINT_GROUP,
     ClientReports,
     DeliveryGate,
     LinkSampler,
@@ -32,11 +33,9 @@ from penstock.broker.extensions import (
 from penstock.broker.faults import Guard
 from penstock.broker.old_names import import_hint
 
-ENTRY_POINT_GROUP = "penstock.plugins"
-
 
 class PluginLoadError(PenstockError):
-    """A plugin of the policy file cannot be brought in; the program ends with status 2."""
+    """A plugin of the policy file cannot be loaded or started; the program ends with status 2."""
 
 
 class NamesPlugins(Protocol):
@@ -81,6 +80,20 @@ class LoadedPlugins:
     def has_authentication(self) -> bool:
         """Whether one of them says who may connect."""
         return bool(self.access or self.authenticators)
+
+    async def start(self) -> None:
+        """Start every plugin, in the order of the file.
+
+        Raises:
+            PenstockError: a plugin cannot start.
+        """
+        for name, plugin in zip(self.names, self.plugins, strict=True):
+            try:
+                await plugin.start()
+            except PenstockError:
+                raise
+            except Exception as error:
+                raise _failed(name, "start: ", error) from error
 
     async def close(self, guard: Guard) -> None:
         """Close every plugin; one that raises keeps none of the others from closing."""
@@ -212,9 +225,7 @@ def _plugin_class(name: str, point: EntryPoint) -> type[Plugin]:
             f"plugin {name}: {point.value} cannot be imported: {error}{import_hint(error)}"
         ) from error
     except Exception as error:
-        raise PluginLoadError(
-            f"plugin {name}: {point.value} cannot be imported: {_with_place(error)}"
-        ) from error
+        raise _failed(name, f"{point.value} cannot be imported: ", error) from error
     if not (isinstance(cls, type) and issubclass(cls, Plugin) and hasattr(cls, "Config")):
         raise PluginLoadError(
             f"plugin {name}: {point.value} is {cls!r}; allowed: a subclass of "
@@ -229,12 +240,18 @@ def _make(name: str, cls: type[Plugin], config: Any, context: PluginContext) -> 
     except PenstockError:
         raise
     except Exception as error:
-        raise PluginLoadError(f"plugin {name}: {_with_place(error)}") from error
+        raise _failed(name, "", error) from error
     # A constructor need not call that of `Plugin`.
     for attribute, value in (("config", config), ("context", context)):
         if not hasattr(plugin, attribute):
             setattr(plugin, attribute, value)
     return plugin
+
+
+def _failed(name: str, step: str, error: Exception) -> PluginLoadError:
+    """Return the error of a plugin that raised one of its own; its traceback is logged at DEBUG."""
+    logging.getLogger(f"penstock.{name}").debug("traceback:", exc_info=error)
+    return PluginLoadError(f"plugin {name}: {step}{_with_place(error)}")
 
 
 def _with_place(error: Exception) -> str:

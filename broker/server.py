@@ -113,8 +113,7 @@ class Server:
         self._listeners = self._listeners_to_open()
         self._build_core()
         reports.attach(self.core)
-        for plugin in self._plugins.plugins:
-            await plugin.start()
+        await self._plugins.start()
         if self._host is not None:
             await self._host.pre_start()
         self._restore_state()
@@ -205,6 +204,11 @@ class Server:
             session_expiry_limit=policy.session_expiry_interval,
             keep_alive_grace=policy.timeout_disconnect_delay,
             options=policy.mqtt,
+            sizes_by_listener={
+                name: listener.sizes
+                for name, listener in policy.listeners.items()
+                if listener.sizes is not None
+            },
         )
         if host is not None:
             host.attach(self.core)

@@ -7,18 +7,18 @@ from typing import Annotated
 
 import typer
 
+from penstock.broker.config.command_line import CommandLine
 from penstock.broker.process.program import (
     Debug,
     LogLevel,
     exit_status,
-    new_app,
     run_until_stopped,
     set_up_log,
 )
 from penstock.edge_proxy.config import load_proxy_config
 from penstock.edge_proxy.sidecar import Sidecar
 
-app = new_app()
+app = CommandLine()
 
 
 @app.command()

@@ -83,8 +83,7 @@ class Sidecar:
             connections=self._connections(),
         )
         self._plugins = plugins
-        for plugin in plugins.plugins:
-            await plugin.start()
+        await plugins.start()
         loop = asyncio.get_running_loop()
         host, port = config.listen_host, config.listen_port
         try:

@@ -12,6 +12,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from penstock.broker.config.command_line import CommandLine
 from penstock.models.withholding.other_paths import run_paths
 from penstock.models.withholding.plot import check_picture, draw, draw_trace
 from penstock.models.withholding.report import (
@@ -28,7 +29,7 @@ from penstock.netem.figures.figure_file import Table, check_writable, write_figu
 
 Number = TypeVar("Number", int, float)
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = CommandLine()
 
 
 @app.callback()

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
+from penstock.broker.config.command_line import CommandLine
 from penstock.netem.errors import NetemError, RunError
 from penstock.netem.links.engines import Engine
 from penstock.netem.links.link_file import LinkPlan, read_link
@@ -22,7 +23,7 @@ LOOK_SECONDS: Final = 0.2
 
 SECONDS_A_MINUTE: Final = 60
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = CommandLine()
 
 
 @app.callback()

@@ -9,10 +9,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from penstock.broker.config.command_line import CommandLine
 from penstock.spark_bridge.errors import BridgeError, OptionError
 from penstock.spark_bridge.java import Java, find_java
 from penstock.spark_bridge.options import SourceOptions, read_options
@@ -23,15 +24,8 @@ if TYPE_CHECKING:
 AVAILABLE_NOW: Final = "available-now"
 PROGRAM: Final = "penstock spark"
 
-PLAIN: Final[dict[str, Any]] = {
-    "add_completion": False,
-    "rich_markup_mode": None,
-    "pretty_exceptions_enable": False,
-}
-"""A command line whose errors are plain lines; completion is the ``penstock`` command's."""
-
-app = typer.Typer(**PLAIN)
-preparing = typer.Typer(**PLAIN)
+app = CommandLine()
+preparing = CommandLine()
 
 
 class StopSignals:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ def section(mapping: Mapping[str, Any], keys: tuple[str, ...]) -> Mapping[str, A
     return mapping
 
 
+@cache
 def shown() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return the file as it is, and with its shown defaults set."""
     text = EXAMPLE.read_text()

@@ -103,7 +103,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
+class Expectation:
     """What one subscriber asks for and gets.
 
     Attributes:
@@ -136,12 +136,12 @@ class Traffic:
 
     Attributes:
         publishers: what each sends.
-        subscriptions: what each subscriber asks for and gets.
+        expectations: what each subscriber asks for and gets.
     """
 
     def __init__(self, shape: Shape) -> None:
         self.publishers: list[Stream] = []
-        self.subscriptions: list[Subscription] = []
+        self.expectations: list[Expectation] = []
         for publisher in range(shape.publishers):
             self._add_publisher(shape, publisher)
 
@@ -163,9 +163,9 @@ class Traffic:
         if shape.filters:
             self._subscribe_filters(shape, packets, numbers)
         elif shape.publishers > 1:
-            self.subscriptions.append(Subscription([f"{TOPIC}/{publisher}/+"], stream))
+            self.expectations.append(Expectation([f"{TOPIC}/{publisher}/+"], stream))
         else:
-            self.subscriptions += [Subscription([TOPIC_FILTER], stream)] * shape.subscribers
+            self.expectations += [Expectation([TOPIC_FILTER], stream)] * shape.subscribers
 
     @staticmethod
     def _topics(shape: Shape, publisher: int) -> list[str]:
@@ -184,4 +184,4 @@ class Traffic:
                 positions[i % shape.subscribers].append(position)
         for i, own in enumerate(positions):
             stream = Stream([packets[position] for position in own], own, len(packets))
-            self.subscriptions.append(Subscription(filters[i :: shape.subscribers], stream))
+            self.expectations.append(Expectation(filters[i :: shape.subscribers], stream))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.loads import wire
-from benchmarks.loads.stream import CHUNK_BYTES, Shape, Subscription, Traffic
+from benchmarks.loads.stream import CHUNK_BYTES, Expectation, Shape, Traffic
 
 WAKE_UP_BYTES: Final = 1 << 10
 """With this, mosquitto delivers most per processor second: with less, each of its packets wakes
@@ -43,15 +43,15 @@ class Subscriber:
         self,
         port: int,
         name: str,
-        subscription: Subscription,
+        expectation: Expectation,
         context: ssl.SSLContext | None = None,
     ) -> None:
         self.sock = wire.open_client(port, name, context=context)
-        wire.subscribe(self.sock, subscription.topic_filters, 0)
+        wire.subscribe(self.sock, expectation.topic_filters, 0)
         self.sock.setblocking(False)
         self.received_bytes = 0
         self.is_intact = True
-        self._stream = subscription.stream
+        self._stream = expectation.stream
         self._expected_bytes = 0
         self._wake_up_bytes = 1
         # TLS takes bytes out of the kernel that are not yet read here.
@@ -172,16 +172,16 @@ def main() -> None:
     port, traffic = int(sys.argv[1]), Traffic(Shape(**json.loads(sys.argv[2])))
     context = ssl.create_default_context(cafile=sys.argv[3]) if sys.argv[3] else None
     subscribers = [
-        Subscriber(port, f"bench-subscriber-{i}", subscription, context)
-        for i, subscription in enumerate(traffic.subscriptions)
+        Subscriber(port, f"bench-subscriber-{i}", expectation, context)
+        for i, expectation in enumerate(traffic.expectations)
     ]
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         messages = json.loads(line)["messages"]
         expected = 0
-        for subscriber, subscription in zip(subscribers, traffic.subscriptions, strict=True):
-            expected += subscription.stream.count_of(messages)
-            subscriber.expect(subscription.stream.size_of(messages))
+        for subscriber, expectation in zip(subscribers, traffic.expectations, strict=True):
+            expected += expectation.stream.count_of(messages)
+            subscriber.expect(expectation.stream.size_of(messages))
         print(json.dumps({"armed": True}), flush=True)
         cpu_before = time.process_time()
         arrivals = receive_run(subscribers)

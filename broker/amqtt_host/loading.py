@@ -8,6 +8,7 @@ import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from importlib.metadata import entry_points
 from typing import Any, Final
 
 from amqtt.broker import BrokerContext
@@ -26,6 +27,7 @@ from dacite.exceptions import (
 from penstock.broker.config.checked_yaml import show, suggest
 from penstock.broker.config.policy import Policy
 from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.extensions import ENTRY_POINT_GROUP, Plugin
 from penstock.broker.old_names import import_hint
 
 NAMESPACE: Final = "amqtt.broker.plugins"
@@ -114,7 +116,28 @@ def _config_names(plugin_path: str) -> list[str]:
     return [field.name for field in fields(config)] if is_dataclass(config) else []
 
 
+def _penstock_plugin(path: str, plugin_path: str) -> ConfigProblem | None:
+    """Return the problem of a dotted path to a plugin of Penstock's interface; None for others."""
+    try:
+        cls = import_string(plugin_path)
+    except Exception:  # noqa: BLE001 (the manager has reported it)
+        return None
+    if not (isinstance(cls, type) and issubclass(cls, Plugin)):
+        return None
+    points = entry_points(group=ENTRY_POINT_GROUP)
+    names = [point.name for point in points if point.value.replace(":", ".") == plugin_path]
+    allowed = (
+        f"its short name: {names[0]}"
+        if names
+        else f"a short name, from an entry point of the group {ENTRY_POINT_GROUP}"
+    )
+    return ConfigProblem(path, "a plugin of Penstock, not of aMQTT", allowed)
+
+
 def _problems(path: str, plugin_path: str, error: Exception) -> list[ConfigProblem]:
+    own = _penstock_plugin(path, plugin_path)
+    if own is not None:
+        return [own]
     cause = error.__cause__
     if isinstance(cause, UnexpectedDataError):
         known = _config_names(plugin_path)

@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from penstock.broker.config.checked_yaml import check_is_no_pipe, join, show
 from penstock.broker.config.key_types import STRICT, Size
+from penstock.broker.message import SizeClass
 
 DEFAULT_PORT: Final = 1883
 DEFAULT_WEBSOCKET_PORT: Final = 8883
@@ -120,6 +121,8 @@ class ConnectionOptions:
             ones too (SO_SNDBUF); None: it finds out by itself what fills the link.
         congestion_control: name of the kernel's algorithm (TCP_CONGESTION); None for its default.
         rto_max_seconds: the longest retransmission timeout (TCP_RTO_MAX_MS); None for the default.
+        sizes: size class of the messages that clients of this listener subscribe to, where their
+            SUBSCRIBE names none and no pattern of client ids applies; None for both.
     """
 
     when_full: Literal["wait", "refuse"] = "wait"
@@ -132,6 +135,7 @@ class ConnectionOptions:
         Annotated[str, Field(min_length=1, max_length=_LONGEST_CONGESTION_CONTROL)] | None
     ) = None
     rto_max_seconds: Annotated[float, Field(ge=1, le=120)] | None = None
+    sizes: SizeClass | None = None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ feature is refused with the reason code of the specification.
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
@@ -14,6 +15,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from penstock.broker.config.key_types import STRICT
 from penstock.broker.errors import PeerError
+from penstock.broker.message import SizeClass
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.topics import validate_topic
 
@@ -58,6 +60,9 @@ class MqttOptions:
             get a bare failure, and a client that probes for topics learns nothing.
         check_payload_format: refuse a message that declares its payload as UTF-8 where it is not.
             False by default, because it reads every such payload; subscribers may check themselves.
+        sizes_by_client: pattern of client ids (``*``, ``?``, ``[...]``) to the size class of the
+            messages that these clients subscribe to, where their SUBSCRIBE names none; None for
+            both. The first pattern that matches decides, before `sizes` of the listener.
     """
 
     allow_mqtt31: bool = True
@@ -74,6 +79,7 @@ class MqttOptions:
     response_information: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     reveal_refusals: bool = True
     check_payload_format: bool = False
+    sizes_by_client: dict[str, SizeClass | None] = Field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the values against each other."""
@@ -93,6 +99,18 @@ class MqttOptions:
         if reason_code == ReasonCode.NOT_AUTHORIZED and not self.reveal_refusals:
             return ReasonCode.UNSPECIFIED_ERROR  # "does not wish to reveal the reason" (3.9.3)
         return reason_code
+
+    def sizes_for(self, client_id: str, of_listener: SizeClass | None) -> SizeClass | None:
+        """Return the size class that a client subscribes to where its SUBSCRIBE names none.
+
+        Args:
+            client_id: of the client.
+            of_listener: `sizes` of the listener that it has connected to.
+        """
+        for pattern, sizes in self.sizes_by_client.items():
+            if fnmatchcase(client_id, pattern):
+                return sizes
+        return of_listener
 
     def response_information_for(self, client_id: str) -> str | None:
         """Return the Response Information for a client (MQTT 5.0, 4.10.1).

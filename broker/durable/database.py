@@ -61,7 +61,7 @@ _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
         SubscriptionRow,
         """session INTEGER NOT NULL, topic_filter TEXT NOT NULL, qos INTEGER NOT NULL,
         no_local INTEGER NOT NULL, retain_as_published INTEGER NOT NULL,
-        subscription_id INTEGER NOT NULL, is_retained_due INTEGER NOT NULL,
+        subscription_id INTEGER NOT NULL, is_retained_due INTEGER NOT NULL, sizes TEXT,
         PRIMARY KEY (session, topic_filter)""",
     ),
     "messages": (
@@ -101,11 +101,12 @@ _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
 
 FORMAT: Final = Format(
     application_id=0x50455353,
-    version=1,
+    version=2,
     schema=tuple(
         f"CREATE TABLE {table} ({columns}){'' if 'row INTEGER' in columns else ' WITHOUT ROWID'}"
         for table, _, columns in _TABLES.values()
     ),
+    upgrades={1: ("ALTER TABLE subscription ADD COLUMN sizes TEXT",)},
 )
 
 _MOVED: Final = "UPDATE delivery SET session = ?, packet_id = ?, is_released = ? WHERE row = ?"

@@ -423,6 +423,7 @@ class Journal:
                         found.retain_as_published,
                         found.subscription_id,
                         topic_filter in own.session.retained_due,
+                        found.sizes,
                     )
                 )
         self._subscriptions.clear()

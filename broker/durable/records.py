@@ -10,6 +10,7 @@ from array import array
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
+from penstock.broker.message import SizeClass
 from penstock.broker.payload import Payload
 
 
@@ -46,6 +47,7 @@ class SubscriptionRow(NamedTuple):
         retain_as_published: as given.
         subscription_id: Subscription Identifier, or 0 for none.
         is_retained_due: retained messages that match are still to be sent to it.
+        sizes: the size class of the messages that it takes; None for both.
     """
 
     session: int
@@ -55,6 +57,7 @@ class SubscriptionRow(NamedTuple):
     retain_as_published: bool
     subscription_id: int
     is_retained_due: bool
+    sizes: SizeClass | None = None
 
 
 class MessageRow(NamedTuple):

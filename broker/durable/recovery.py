@@ -64,6 +64,7 @@ def restore(core: Core, journal: Journal, stored: Stored, *, epoch: float, now: 
             no_local=bool(granted.no_local),
             retain_as_published=bool(granted.retain_as_published),
             subscription_id=granted.subscription_id,
+            sizes=granted.sizes,
         )
         core.tree.add(subscription)
         if granted.is_retained_due and granted.qos:  # at QoS 0 the lost connection took them along

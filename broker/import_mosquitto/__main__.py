@@ -10,14 +10,15 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from penstock.broker.config.command_line import CommandLine
 from penstock.broker.config.policy import Policy, parse_policy
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.import_mosquitto.conf_file import read_conf
 from penstock.broker.import_mosquitto.translate import Note, translate
 from penstock.broker.plugin_loader import load_plugins
-from penstock.broker.process.program import exit_status, new_app
+from penstock.broker.process.program import exit_status
 
-app = new_app()
+app = CommandLine()
 
 REFUSED_HERE = 1
 """Exit status: the file was written, and the broker would refuse it on this machine."""
@@ -60,12 +61,11 @@ async def _check(policy: Policy) -> None:
     Raises:
         PenstockError: the broker would refuse it.
     """
-    plugins = load_plugins(policy, listeners=policy.listeners).plugins
+    plugins = load_plugins(policy, listeners=policy.listeners)
     try:
-        for plugin in plugins:
-            await plugin.start()
+        await plugins.start()
     finally:
-        for plugin in plugins:
+        for plugin in plugins.plugins:
             await plugin.close()
     folder = Path(policy.persistence.path).parent if policy.persistence is not None else Path()
     if not folder.is_dir():

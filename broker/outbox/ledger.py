@@ -71,7 +71,8 @@ DROP_REASONS = {
     "queue_full": "the outbox was at its limit of messages or bytes",
     "refused": "the subscriber answered with a reason code of 0x80 or above",
     "session_ended": "waiting or inflight when the session ended",
-    "share_refused": "moved from a member of a share to none: the others may not receive it",
+    "share_refused": "moved from a member of a share to none: the others may not receive it, "
+    "or take messages of the other size alone",
     "superseded": "QoS 0, large and waiting when the next large one of its topic came",
 }
 """Every reason for which a message may be dropped, and its meaning."""

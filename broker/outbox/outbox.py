@@ -29,7 +29,7 @@ from typing import Final
 
 from penstock.broker.extensions import Decision, Verdict
 from penstock.broker.link import Link
-from penstock.broker.message import Message
+from penstock.broker.message import Message, SizeClass
 from penstock.broker.outbox.delivery import (
     NO_QUEUE,
     NOTHING_BEFORE,
@@ -282,10 +282,16 @@ class Outbox:
         For a delivery the answer is in `Delivery.after`: its size class is that of the listener of
         the subscriber's newest connection when it came.
         """
-        is_large = self._rules.is_large
-        if not message.is_large or is_large is None:
-            return message.is_large
-        return is_large(message, self._link)
+        return self._rules.is_large_for(message, self._link)
+
+    def takes(self, size_class: SizeClass | None, message: Message) -> bool:
+        """Say whether a subscription of this subscriber takes a message, by its size class.
+
+        Args:
+            size_class: of the subscription; None for both classes.
+            message: that matches its topic filter.
+        """
+        return size_class is None or self._rules.is_of(size_class, message, self._link)
 
     def _place(self, delivery: Delivery) -> None:
         """Put a delivery, whose topic is not held, where it belongs."""

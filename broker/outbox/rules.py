@@ -11,7 +11,7 @@ from penstock.broker.contracts import overridden
 from penstock.broker.extensions import DeliveryGate
 from penstock.broker.faults import Guard
 from penstock.broker.link import Link
-from penstock.broker.message import Message
+from penstock.broker.message import DEFAULT_THRESHOLD_S, Message, SizeClass
 from penstock.broker.outbox.backlog import Backlog
 from penstock.broker.outbox.ledger import Ledger
 
@@ -42,6 +42,8 @@ class OutboxRules:
         supersedes: a large message of QoS 0 replaces the one before on its topic.
         on_dropped: called for messages dropped for want of room, with link, reason, number and
             approximate time.
+        default_threshold_s: payload bytes above which a message is large for subscriptions of one
+            size class where no gate has a threshold; None where the gate decides.
         is_first: the gate's; None where it has none.
         is_large: the same.
         observe: the same.
@@ -60,6 +62,7 @@ class OutboxRules:
     keeps_topics: bool = field(init=False)
     supersedes: bool = field(init=False)
     on_dropped: Callable[[Link, str, int, float], None] | None = field(default=None, init=False)
+    default_threshold_s: int | None = field(init=False)
     is_first: Callable[..., bool] | None = field(init=False)
     is_large: Callable[..., bool] | None = field(init=False)
     observe: Callable[..., None] | None = field(init=False)
@@ -73,9 +76,40 @@ class OutboxRules:
             self.backlog.over_half = self.over_half
         self.keeps_topics = gate.keeps_topics
         self.supersedes = gate.supersedes
+        has_threshold = overridden(gate.threshold_s, DeliveryGate.threshold_s) is not None
+        self.default_threshold_s = None if has_threshold else DEFAULT_THRESHOLD_S
         self.is_first = guard.over(gate, overridden(gate.is_first, DeliveryGate.is_first), False)
         self.is_large = guard.over(gate, overridden(gate.is_large, DeliveryGate.is_large), True)
         self.observe = guard.over(gate, overridden(gate.observe, DeliveryGate.observe), None)
+
+    def is_large_for(self, message: Message, link: Link) -> bool:
+        """Say whether a message is large for one subscriber, as far as the gate has a say.
+
+        Args:
+            message: to be delivered.
+            link: of the subscriber.
+        """
+        is_large = self.is_large
+        if not message.is_large or is_large is None:
+            return message.is_large
+        return is_large(message, link)
+
+    def is_of(self, size_class: SizeClass, message: Message, link: Link) -> bool:
+        """Say whether a message belongs to a size class for one subscriber.
+
+        This is the rule for every subscription of one size class. The gate decides as it does for
+        withholding; where it has no threshold, `DEFAULT_THRESHOLD_S` counts.
+
+        Args:
+            size_class: that the subscription takes.
+            message: to be delivered.
+            link: of the subscriber.
+        """
+        if self.default_threshold_s is not None:
+            is_large = message.payload_bytes > self.default_threshold_s
+        else:
+            is_large = self.is_large_for(message, link)
+        return is_large == (size_class == "large")
 
     def is_over_half(self, outbox: Outbox) -> bool:
         """Say whether an outbox is more than half full."""

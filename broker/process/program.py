@@ -58,11 +58,6 @@ class KeepingService(Service, Protocol):
         """Return roughly what they take of the memory, for `penstock.broker.process.collector`."""
 
 
-def new_app() -> typer.Typer:
-    """Return a command line that shows a mistake in plain text, without a traceback."""
-    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-
 def set_up_log(log_level: str, *, debug: bool) -> None:
     """Send the log to standard error.
 

@@ -87,7 +87,7 @@ async def route_held(receipt: PublishReceipt, message: Message, now: float) -> b
     connection = receipt.connection
     core = connection.core
     session = connection.session
-    plan = core.tree.plan(message.topic, message.topic_bytes)
+    plan = core.tree.plan(message.topic, message.topic_bytes).of(message)
     journal = core.journal
     if journal is not None and journal.must_refuse(session, plan, message):
         core.router.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED)

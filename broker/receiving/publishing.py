@@ -115,7 +115,8 @@ def receive_publish(
         if not is_payload_valid(core.options, properties, data[payload_at:stop]):
             code = ReasonCode.PAYLOAD_FORMAT_INVALID
             return _refuse(connection, plan.topic, packet_id, qos, _NOT_UTF_8, code)
-    if stop - payload_at > core.most_payload_bytes:
+    is_long = stop - payload_at > plan.most_bytes
+    if is_long and stop - payload_at > core.most_payload_bytes:
         code = ReasonCode.PACKET_TOO_LARGE
         allowed = core.limits.payload_bytes
         reason = f"payload of {stop - payload_at} bytes; allowed: at most {allowed}"
@@ -133,11 +134,13 @@ def receive_publish(
         is_simple = core.takes_runs or (first_byte == 0x30 and properties is None)
         if is_simple and not (first_byte & 1 or is_sys):
             core.fast_plan(plan, connection.version)
+        if is_long:
+            plan = plan.of(message)
         return _take(connection, plan, message, packet_id, now)
     if core.callbacks.message_received:
         event = MessageReceived(connection.session, message)
         core.guard.tell(core.callbacks.message_received, event)
-    return connection.run(_take_checked(connection, plan, message, packet_id, now))
+    return connection.run(_take_checked(connection, plan.of(message), message, packet_id, now))
 
 
 def are_direct(sessions: Sequence[Session]) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
 from penstock.broker.access_control import SUBSCRIBE
 from penstock.broker.config.capabilities import check_subscribe, refusal_of_filter
 from penstock.broker.counters import count
 from penstock.broker.errors import ProtocolError
 from penstock.broker.events import ClientSubscribed
+from penstock.broker.message import SizeClass
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
 from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
 from penstock.broker.mqtt.packets import (
@@ -38,6 +39,12 @@ MIN_FILTERS: Final = 1_000
 
 FILTERS_IN_TURN: Final = 256
 """Of one SUBSCRIBE or UNSUBSCRIBE before others have their turn: at some 4 us each, 1 ms."""
+
+SIZE_PROPERTY: Final = "penstock-size"
+"""User Property of SUBSCRIBE that names the size class of the messages to subscribe to."""
+
+MAX_SHOWN: Final = 40
+"""Characters of a size class that is unknown, in the Reason String."""
 
 _LEAST_REQUEST_BYTES: Final = 3
 """Of a topic filter of one character in UNSUBSCRIBE."""
@@ -79,10 +86,19 @@ def handle_subscribe(connection: Client, packet: Subscribe, now: float) -> None:
     """
     if connection.version == ProtocolVersion.MQTT_5:
         check_subscribe(connection.core.options, packet)
-    connection.run(_subscribe(connection, packet, now))
+    sizes, problem = _asked_sizes(connection, packet)
+    if problem:
+        code = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR  # "valid but the Server does not accept it"
+        codes = (code,) * len(packet.subscriptions)
+        count(connection.core.counters.subscribe_refused, describe_reason_code(code), len(codes))
+        connection.send_packet(SubAck(packet.packet_id, codes, explained(problem)))
+    else:
+        connection.run(_subscribe(connection, packet, sizes, now))
 
 
-async def _subscribe(connection: Client, packet: Subscribe, now: float) -> None:
+async def _subscribe(
+    connection: Client, packet: Subscribe, sizes: SizeClass | None, now: float
+) -> None:
     core = connection.core
     session = connection.session
     (subscription_id,) = packet.properties.get("subscription_identifier") or (0,)
@@ -127,10 +143,11 @@ async def _subscribe(connection: Client, packet: Subscribe, now: float) -> None:
                 continue
         qos = min(qos, maximum_qos)
         subscription = Subscription(session, topic_filter, qos)
-        if no_local or retain_as_published or subscription_id:
+        if no_local or retain_as_published or subscription_id or sizes:
             subscription.no_local = no_local
             subscription.retain_as_published = retain_as_published
             subscription.subscription_id = subscription_id
+            subscription.sizes = sizes
         is_new = add_subscription(core, session, subscription)
         if is_anything_due or topic_filter[0] == "$":
             granted.append((subscription, retain_handling, is_new))
@@ -142,6 +159,27 @@ async def _subscribe(connection: Client, packet: Subscribe, now: float) -> None:
         connection.send_packet(suback)
     retained_delivery.subscribed(session, granted)
     retained_delivery.begin(session, now)
+
+
+def _asked_sizes(connection: Client, packet: Subscribe) -> tuple[SizeClass | None, str]:
+    """Return the size class that a SUBSCRIBE asks for; None for both.
+
+    Returns:
+        (the class; what is wrong with the SUBSCRIBE, or "").
+    """
+    core = connection.core
+    user_properties = packet.properties.get("user_property", ())
+    asked = [value for name, value in user_properties if name == SIZE_PROPERTY]
+    if not asked:
+        of_listener = core.sizes_by_listener.get(connection.listener)
+        return core.options.sizes_for(connection.session.client_id, of_listener), ""
+    if len(asked) > 1:
+        return None, f"user property {SIZE_PROPERTY}: read {len(asked)} of them; allowed: one"
+    for sizes in get_args(SizeClass):
+        if asked[0] == sizes:
+            return sizes, ""
+    read = asked[0][:MAX_SHOWN]
+    return None, f"user property {SIZE_PROPERTY}: read {read!r}; allowed: small or large"
 
 
 def _unquestioned_characters(connection: Client, n_filters: int) -> int:

@@ -136,7 +136,7 @@ class ClientTopics:
             if len(topic_bytes) > MAX_STRING_BYTES:
                 return
             plan = core.tree.fresh_plan(topic, topic_bytes)
-            if plan.targets or plan.shares:
+            if plan.targets or plan.shares or plan.split is not None:
                 text = json.dumps(as_json(figures(session, now)))
                 message = Message(topic, text.encode(), arrived_at=now, topic_bytes=topic_bytes)
                 core.router.give(message, plan, now)

@@ -248,7 +248,8 @@ class Router:
             return
         if message.retain:
             self.retain(message)
-        await self._give(message, self._tree.plan(message.topic, message.topic_bytes), now)
+        plan = self._tree.plan(message.topic, message.topic_bytes)
+        await self._give(message, plan.of(message), now)
 
     def give(self, message: Message, plan: Plan, now: float) -> None:
         """Give a message of the broker's own to those of a plan that may receive it.
@@ -258,7 +259,7 @@ class Router:
             plan: of its topic.
             now: monotonic seconds.
         """
-        self._shared.run(self._give(message, plan, now))
+        self._shared.run(self._give(message, plan.of(message), now))
 
     async def _give(self, message: Message, plan: Plan, now: float) -> None:
         targets, chosen = await self.allowed_recipients(plan, message, now)

@@ -15,16 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from penstock.broker.message import Message
+    from penstock.broker.message import Message, SizeClass
     from penstock.broker.routing.subscriber import Subscriber
     from penstock.broker.routing.topic_tree import Target
 
 
 MOST_ASKED: Final = 16
 """Members of which the gate is asked about one message, some 10 us each: there may be thousands."""
+
+
+Refusal: TypeAlias = "bool | frozenset[tuple[str, SizeClass | None]]"
+"""Who has searched a holder in vain since it got its newest message: False for nobody; True for a
+member whose path the gate found congested; or members for whom it holds nothing of their size
+class, each by its listener and class."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,20 +44,29 @@ class SharedSubscription:
             members search them; True where the last search by a member found no message that it
             could send. A session that holds none may be among them.
         n_durable: members whose session outlives the process.
+        sizes: the size class of each member that takes one class of messages alone.
     """
 
     topic_filter: str
     members: list[Target] = field(default_factory=list, init=False)
-    holders: dict[Subscriber, bool] = field(default_factory=dict, init=False)
+    holders: dict[Subscriber, Refusal] = field(default_factory=dict, init=False)
     n_durable: int = field(default=0, init=False)
+    sizes: dict[Subscriber, SizeClass] = field(default_factory=dict, init=False)
     _turn: int = field(default=0, init=False)
 
-    def join(self, target: Target) -> bool:
+    def join(self, target: Target, sizes: SizeClass | None = None) -> bool:
         """Take a member in, or replace what it subscribed with.
+
+        Args:
+            target: the member.
+            sizes: the size class of the messages that it takes; None for both.
 
         Returns:
             True where its session was no member.
         """
+        self.sizes.pop(target.session, None)
+        if sizes is not None:
+            self.sizes[target.session] = sizes
         old = self.member_of(target.session)
         if old is not None:
             self.members[self.members.index(old)] = target
@@ -72,6 +87,7 @@ class SharedSubscription:
         self.members.remove(member)
         self.n_durable -= session.is_durable
         self.holders.pop(session, None)
+        self.sizes.pop(session, None)
         session.shares = tuple(share for share in session.shares if share is not self)
         return True
 
@@ -86,8 +102,10 @@ class SharedSubscription:
             refused: members that may not have it.
 
         Returns:
-            The member; None where each is among the refused.
+            The member; None where each is among the refused, or takes the other size class alone.
         """
+        if self.sizes:
+            refused = {*refused, *(s for s in self.sizes if not self.takes(s, message))}
         members = self.members
         n_members = len(members)
         turn = self._turn
@@ -120,6 +138,19 @@ class SharedSubscription:
         best = min(allowed, key=lambda turn: _busyness(members[turn], message))
         self._turn = best + 1
         return members[best]
+
+    def takes(self, session: Subscriber, message: Message) -> bool:
+        """Say whether a message is of the size class that a member takes."""
+        return session.outbox.takes(self.sizes.get(session), message)
+
+    def has_taker(self, message: Message) -> bool:
+        """Say whether any member takes messages of this one's size class."""
+        sizes = self.sizes
+        return len(sizes) < len(self.members) or any(self.takes(s, message) for s in sizes)
+
+    def takes_small(self) -> bool:
+        """Say whether any member takes messages that are small for every subscriber."""
+        return len(self.sizes) < len(self.members) or "small" in self.sizes.values()
 
     def member_of(self, session: Subscriber) -> Target | None:
         """Return the member that a session is, or None."""

@@ -17,15 +17,18 @@ made void.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.extensions import MessageSink
+from penstock.broker.message import Message, SizeClass
 from penstock.broker.mqtt.topics import SHARE_PREFIX, matches, parse_share
 from penstock.broker.routing.shared_subscriptions import SharedSubscription
+from penstock.broker.routing.size_split import SizeSplit
 
 if TYPE_CHECKING:
+    from penstock.broker.outbox.rules import OutboxRules
     from penstock.broker.routing.subscriber import Subscriber
 
 PLAN_BLOCKS: Final = 4
@@ -74,6 +77,7 @@ class Subscription:
         no_local: not for messages that this session published itself (MQTT 5.0, 3.8.3.1).
         retain_as_published: keep the RETAIN flag (MQTT 5.0, 3.8.3.1).
         subscription_id: Subscription Identifier, or 0 for none.
+        sizes: the size class of the messages that it takes; None for both.
     """
 
     session: Subscriber
@@ -83,6 +87,7 @@ class Subscription:
     no_local: bool = False
     retain_as_published: bool = False
     subscription_id: int = 0
+    sizes: SizeClass | None = None
 
 
 class Target:
@@ -135,6 +140,10 @@ class Target:
         return self._without_no_local if self._has_no_local else self
 
 
+def _target_of(session: Subscriber, subscriptions: Sequence[Subscription]) -> Target | None:
+    return Target(session, subscriptions) if subscriptions else None
+
+
 @dataclass(slots=True, eq=False)
 class Plan:
     """Where the messages of one topic go.
@@ -146,6 +155,9 @@ class Plan:
         shares: the shared subscriptions that match; each adds one delivery.
         sinks: every sink with a matching topic filter.
         threshold_s: payload bytes above which a message is large; `sys.maxsize` for never.
+        most_bytes: payload bytes up to which all this holds: a longer message is too large for the
+            broker, or `of` says who gets it.
+        split: who gets a longer one, where a subscription of one size class matches; else None.
     """
 
     topic: str
@@ -154,11 +166,24 @@ class Plan:
     shares: tuple[SharedSubscription, ...]
     sinks: tuple[MessageSink, ...]
     threshold_s: int
+    most_bytes: int = sys.maxsize
+    split: SizeSplit | None = None
+
+    def of(self, message: Message) -> Plan:
+        """Return the plan for one message of this topic: itself, except above `most_bytes`."""
+        split = self.split
+        if split is None or message.payload_bytes <= self.most_bytes:
+            return self
+        targets, shares, sinks = split.of(message)
+        return Plan(self.topic, self.topic_bytes, targets, shares, sinks, self.threshold_s)
 
     def size_bytes(self) -> int:
         """Return about what the plan takes of the memory."""
         n_topic_bytes = 2 * len(self.topic_bytes)
-        return _PLAN_BYTES + n_topic_bytes + _TARGET_BYTES * (len(self.targets) + len(self.shares))
+        n_targets = len(self.targets) + len(self.shares)
+        if self.split is not None:
+            n_targets += self.split.n_targets
+        return _PLAN_BYTES + n_topic_bytes + _TARGET_BYTES * n_targets
 
 
 class _Node(dict[str, "_Node"]):
@@ -236,18 +261,25 @@ class TopicTree:
         sinks: Iterable[MessageSink] = (),
         threshold_s: Callable[[str], int | None] | None = None,
         *,
+        rules: OutboxRules | None = None,
         most_plan_bytes: int = sys.maxsize,
+        most_payload_bytes: int = sys.maxsize,
     ) -> None:
         """Make a tree without subscriptions.
 
         Args:
             sinks: fixed for the life of the broker.
             threshold_s: the gate's question of the same name; None for "nothing is large".
+            rules: say of which size class a message is; None where no subscription has one.
             most_plan_bytes: memory that all plans may take; a publisher that makes up topics must
                 not fill it.
+            most_payload_bytes: of a message that the broker takes.
         """
+        self._rules = rules
+        self._most_payload_bytes = most_payload_bytes
         self._root = _new_node()
         self._sinks = tuple(sinks)
+        self._has_sizes = any(sink.sizes for sink in self._sinks)
         self._threshold_s = threshold_s
         self.plans: dict[bytes, Plan] = {}
         self._plan_bytes = 0
@@ -264,6 +296,8 @@ class TopicTree:
             True where the session had no subscription to this filter before.
         """
         topic_filter = subscription.topic_filter
+        if subscription.sizes:
+            self._has_sizes = True
         if topic_filter.startswith(SHARE_PREFIX):
             return self._join(subscription, parse_share(topic_filter).topic_filter)
         is_new = self._node(topic_filter).hold(subscription)
@@ -285,9 +319,12 @@ class TopicTree:
                 node.shares = {}
             node.shares[name] = share
             self._make_void(topic_filter)
-        is_new = share.join(Target(subscription.session, (subscription,)))
+        was_split = bool(share.sizes)
+        is_new = share.join(Target(subscription.session, (subscription,)), subscription.sizes)
         if is_new:
             self._count(subscription.session, name, 1)
+        if was_split or share.sizes:
+            self._make_void(topic_filter)  # a plan names those shares that take its messages
         return is_new
 
     def _count(self, session: Subscriber, topic_filter: str, n: int) -> None:
@@ -316,10 +353,13 @@ class TopicTree:
         if name.startswith(SHARE_PREFIX):
             topic_filter = parse_share(name).topic_filter
             share = self.shares.get(name)
+            was_split = share is not None and bool(share.sizes)
             if share is None or not share.leave(session):
                 return False
             self._count(session, name, -1)
             if share.members:
+                if was_split:
+                    self._make_void(topic_filter)
                 return True
             del self.shares[name]
             self.n_bytes -= SHARE_BYTES
@@ -397,14 +437,46 @@ class TopicTree:
                 else:
                     found.append(subscription)
         threshold_s = self._threshold_s(topic) if self._threshold_s is not None else None
-        return Plan(
+        plan = Plan(
             topic,
             topic_bytes,
-            [Target(session, found) for session, found in by_session.items()],
+            [],
             tuple(shares),
             tuple(s for s in self._sinks if any(matches(f, topic) for f in s.topic_filters)),
             sys.maxsize if threshold_s is None else threshold_s,
+            self._most_payload_bytes,
         )
+        if not self._has_sizes or not self._split(plan, by_session):
+            plan.targets = [Target(session, found) for session, found in by_session.items()]
+        return plan
+
+    def _split(self, plan: Plan, by_session: Mapping[Subscriber, Sequence[Subscription]]) -> bool:
+        """Split a plan by size where anything that matches takes one class; say whether it does.
+
+        Args:
+            plan: with all shares and sinks that match, and no targets yet.
+            by_session: the subscriptions that match.
+        """
+        rules = self._rules
+        sized = {k: v for k, v in by_session.items() if any(each.sizes for each in v)}
+        has_sizes = any(share.sizes for share in plan.shares)
+        has_sizes |= any(sink.sizes for sink in plan.sinks)
+        if rules is None or not (sized or has_sizes):
+            return False
+        targets = [Target(k, v) for k, v in by_session.items() if k not in sized]
+        pairs = [
+            (
+                session,
+                _target_of(session, [each for each in found if each.sizes != "large"]),
+                _target_of(session, [each for each in found if each.sizes != "small"]),
+            )
+            for session, found in sized.items()
+        ]
+        plan.split = SizeSplit(rules, targets, pairs, plan.shares, plan.sinks)
+        plan.targets, plan.shares, plan.sinks = plan.split.of_small()
+        default = rules.default_threshold_s
+        plan.most_bytes = min(plan.most_bytes, plan.threshold_s if default is None else default)
+        return True
 
     def levels_below(self, prefix: str) -> list[str]:
         """Return the next level of every filter that begins with the levels of `prefix`.

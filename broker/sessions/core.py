@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.broker.access_control import (
@@ -40,6 +41,7 @@ from penstock.broker.sessions.registry import SessionRegistry
 if TYPE_CHECKING:
     from penstock.broker.config.limits import Limits
     from penstock.broker.config.mqtt_options import MqttOptions
+    from penstock.broker.message import SizeClass
     from penstock.broker.sessions.journal import Journal
     from penstock.broker.sessions.session import Session
 
@@ -64,8 +66,8 @@ class FastPlan:
 
     __slots__ = ("least_qos", "sessions", "threshold_s", "topic")
 
-    def __init__(self, plan: Plan, sessions: tuple[Session, ...], most_payload_bytes: int) -> None:
-        self.threshold_s = min(plan.threshold_s, most_payload_bytes)
+    def __init__(self, plan: Plan, sessions: tuple[Session, ...]) -> None:
+        self.threshold_s = min(plan.threshold_s, plan.most_bytes)
         self.sessions = sessions
         self.least_qos = min((target.qos for target in plan.targets), default=0)
         self.topic = plan.topic, plan.topic_bytes
@@ -116,6 +118,7 @@ class Core(Shared):
         callbacks: Callbacks | None = None,
         session_expiry_limit: float | None = None,
         keep_alive_grace: float = 0.0,
+        sizes_by_listener: Mapping[str, SizeClass] = MappingProxyType({}),
     ) -> None:
         """Make a broker without clients.
 
@@ -135,6 +138,7 @@ class Core(Shared):
             callbacks: of events.
             session_expiry_limit: seconds; the most that a session outlives its connection.
             keep_alive_grace: seconds added to the time after which a silent client is gone.
+            sizes_by_listener: name of a listener to the size class that its clients subscribe to.
         """
         super().__init__(
             limits,
@@ -154,6 +158,7 @@ class Core(Shared):
         self.new_client_id = new_client_id
         self.session_expiry_limit = session_expiry_limit
         self.keep_alive_grace = keep_alive_grace
+        self.sizes_by_listener = sizes_by_listener
         self.logins = LoginBackoff(limits)
         self.ended = Ledger()
         self.retained = RetainedMessages(
@@ -161,7 +166,13 @@ class Core(Shared):
             sys.maxsize if limits.retained_bytes is None else limits.retained_bytes,
             timers=self.timers,
         )
-        self.tree = TopicTree(self.sinks, self.threshold_s, most_plan_bytes=limits.plan_bytes)
+        self.tree = TopicTree(
+            self.sinks,
+            self.threshold_s,
+            rules=self.outbox_rules,
+            most_plan_bytes=limits.plan_bytes,
+            most_payload_bytes=limits.most_payload_bytes,
+        )
         self.tree.on_plans_void = self._void_fast_plans
         self.sessions = SessionRegistry(self)
         self.received = ReceivedBytes(limits.total_received_bytes or sys.maxsize)
@@ -227,9 +238,7 @@ class Core(Shared):
                 return
         sessions = tuple(cast("Session", target.session) for target in plan.targets)
         sessions = self._audiences.setdefault(sessions, sessions)
-        self.fast_plans[version][plan.topic_bytes] = FastPlan(
-            plan, sessions, self.most_payload_bytes
-        )
+        self.fast_plans[version][plan.topic_bytes] = FastPlan(plan, sessions)
 
     def ledger(self) -> Ledger:
         """Return the sum of the ledgers of all sessions, ended ones included."""

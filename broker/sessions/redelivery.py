@@ -73,9 +73,13 @@ def take_over(session: Session, now: float) -> bool:
     n_free = min(TAKE_MESSAGES, connection.send_quota - len(session.inflight))
     n_asked_again = 0
     for share in session.shares:
-        for subscriber, was_refused in list(share.holders.items()):
+        own_class = session.listener, share.sizes.get(session)
+        for subscriber, refusal in list(share.holders.items()):
             holder = cast("Session", subscriber)
+            was_refused = refusal is True
             if holder is session or (was_refused and n_asked_again == ASKED_AGAIN):
+                continue
+            if isinstance(refusal, frozenset) and own_class in refusal:
                 continue
             n_asked_again += was_refused
             deliveries, has_refused = _take_from(holder, share, n_free, session, now)
@@ -83,6 +87,9 @@ def take_over(session: Session, now: float) -> bool:
                 del share.holders[holder]
                 if has_refused and holder.outbox.n_messages <= FEW_MESSAGES:
                     share.holders[holder] = True  # behind the others, until a path is good
+                elif share.sizes and _holds_any(holder, share):
+                    known = refusal if isinstance(refusal, frozenset) else frozenset()
+                    share.holders[holder] = known | {own_class}
             elif _move(holder, deliveries, now, taker=session):
                 return True
     return False
@@ -101,9 +108,13 @@ def _take_from(
         (the deliveries taken, whether a large message may not leave with the taker at this time).
     """
     name = share.topic_filter
+
+    def is_for_taker(delivery: Delivery) -> bool:
+        return delivery.share == name and (not share.sizes or share.takes(taker, delivery.message))
+
     if holder.connection is None:
-        taken = _take_inflight(holder, {name}, n_messages)
-        taken += holder.outbox.take_where(lambda d: d.share == name, n_messages - len(taken))
+        taken = _take_inflight(holder, is_for_taker, n_messages)
+        taken += holder.outbox.take_where(is_for_taker, n_messages - len(taken))
         return taken, False
     if _is_asked(holder.core):
         return [], False  # the holder is known to be authorized to receive, the taker is not
@@ -111,7 +122,7 @@ def _take_from(
 
     def can_leave(delivery: Delivery) -> bool:
         nonlocal is_open, has_refused
-        if delivery.share != name:
+        if not is_for_taker(delivery):
             return False
         message = delivery.message
         if not message.is_large or not taker.outbox.is_large(message):
@@ -124,11 +135,21 @@ def _take_from(
     return holder.outbox.take_where(can_leave, n_messages), has_refused
 
 
+def _holds_any(holder: Session, share: SharedSubscription) -> bool:
+    """Say whether a session holds a message of a share that may change hands."""
+    name = share.topic_filter
+    if any(delivery.share == name for delivery in holder.outbox.waiting()):
+        return True
+    return holder.connection is None and any(
+        delivery.qos == 1 and delivery.share == name for delivery in holder.inflight
+    )
+
+
 def _take_inflight(
-    holder: Session, names: dict[str, SharedSubscription] | set[str], n_messages: int
+    holder: Session, is_wanted: Callable[[Delivery], bool], n_messages: int
 ) -> list[Delivery]:
     inflight = holder.inflight
-    taken = [d for d in inflight if d.qos == 1 and d.share in names][:n_messages]
+    taken = [d for d in inflight if d.qos == 1 and is_wanted(d)][:n_messages]
     for delivery in taken:
         inflight.take_back(delivery)
     return taken
@@ -168,7 +189,9 @@ def unsubscribed(session: Session, topic_filter: str, now: float) -> None:
     share = session.core.tree.shares.get(topic_filter)
     if share is None or not share.has_connected_member() or share.member_of(session) is not None:
         return
-    taken = session.outbox.take_where(lambda d: d.share == topic_filter, SLICE_MESSAGES)
+    taken = session.outbox.take_where(
+        lambda d: d.share == topic_filter and share.has_taker(d.message), SLICE_MESSAGES
+    )
     _move(session, taken, now)
     if len(taken) == SLICE_MESSAGES:
         session.core.timers.at(now, lambda at: unsubscribed(session, topic_filter, at))
@@ -201,8 +224,13 @@ def session_ended(session: Session, now: float) -> None:
     shares = session.core.tree.shares
     if not shares:
         return
-    deliveries = _take_inflight(session, shares, len(session.inflight))
-    deliveries += session.outbox.take_where(lambda d: d.share in shares)
+
+    def is_for_others(delivery: Delivery) -> bool:
+        share = shares.get(delivery.share)
+        return share is not None and share.has_taker(delivery.message)
+
+    deliveries = _take_inflight(session, is_for_others, len(session.inflight))
+    deliveries += session.outbox.take_where(is_for_others)
     _move(session, deliveries, now)
 
 
@@ -273,6 +301,8 @@ def _move(
         member = share.member_of(taker) if taker is not None else share.choose(message, now)
         if member is not None:
             core.router.deliver_shared(message, share, member, now)
+        else:
+            _drop_refused(core)
     core.turn.congested.clear()  # there is no publisher to slow down
     return True
 
@@ -293,7 +323,12 @@ async def _move_asked(core: Core, moved: Sequence[Delivery], now: float) -> None
             core.router.deliver_shared(message, share, member, now)
             core.turn.congested.clear()  # there is no publisher to slow down
         else:
-            core.ended.matched += 1
-            core.ended.drop("share_refused")
+            _drop_refused(core)
         if journal is not None:
             journal.arrived(delivery)
+
+
+def _drop_refused(core: Core) -> None:
+    """Book a message of a share that has left a member and that no other member takes."""
+    core.ended.matched += 1
+    core.ended.drop("share_refused")

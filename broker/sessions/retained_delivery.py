@@ -73,7 +73,11 @@ class RetainedDue:
         subscription = self.subscription
         if subscription.no_local and message.publisher == self.session.client_id:
             return None  # [MQTT-3.8.3-3]
-        return message
+        return message if self.takes(message) else None
+
+    def takes(self, message: Message) -> bool:
+        """Say whether a message is of the size class that the subscription takes."""
+        return self.session.outbox.takes(self.subscription.sizes, message)
 
 
 def is_anything_due(session: Session) -> bool:
@@ -232,7 +236,7 @@ def send_before(session: Session, topic: str, now: float) -> None:
         message = due.walk.ahead(topic)
         if message is None and due.asked is not None and due.asked.topic == topic:
             message = due.asked
-        if message is None:
+        if message is None or not due.takes(message):
             continue
         due.early.add(topic)
         subscription = due.subscription

@@ -32,6 +32,7 @@ from typing import Annotated, Final
 
 import typer
 
+from penstock.broker.config.command_line import CommandLine
 from penstock.netem.links.pacer import Pacer
 from penstock.netem.links.profiles import PROFILES, Profile
 
@@ -290,7 +291,7 @@ def _read_target(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = CommandLine()
 
 
 @app.command()

@@ -16,12 +16,13 @@ from typing import Annotated
 
 import typer
 
+from penstock.broker.config.command_line import CommandLine
 from penstock.broker.errors import PenstockError
-from penstock.broker.process.program import exit_status, new_app
+from penstock.broker.process.program import exit_status
 from penstock.plugins.access import password_hash, scram
 from penstock.plugins.access.user_file import with_user, without_user
 
-app = new_app()
+app = CommandLine()
 
 SALT_BYTES = 12
 """Of a password hash: the length that mosquitto expects."""

@@ -13,8 +13,9 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
+from penstock.broker.config.command_line import CommandLine
 from penstock.broker.errors import PenstockError
-from penstock.broker.process.program import exit_status, new_app
+from penstock.broker.process.program import exit_status
 from penstock.plugins.console.report_text import describe, printable
 
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
@@ -25,7 +26,7 @@ TIMEOUT_SECONDS: Final = 10.0
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 """Far above any report; a longer answer is not from the console."""
 
-app = new_app()
+app = CommandLine()
 
 
 class ConsoleError(PenstockError):

@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from penstock.broker.config.key_types import STRICT, Positive, PositiveSize, Seconds, Size
 from penstock.broker.errors import MalformedPacketError
+from penstock.broker.message import SizeClass
 from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
 from penstock.plugins.web.bind import split_bind
 from penstock.plugins.web.limits import HttpLimits
@@ -71,6 +72,7 @@ class LogicalQueueConfig:
     Attributes:
         topics: MQTT topic filters whose messages the queue takes; none for a queue that is fed over
             HTTP only.
+        sizes: size class of the messages that it takes, ``small`` or ``large``; None for both.
         physical_queues: number of queues over which the messages are spread, round robin. A reader
             that commits offsets, such as Spark, reads them in parallel. When the number is reduced,
             the surplus ones are still read until they are empty.
@@ -94,6 +96,7 @@ class LogicalQueueConfig:
     """
 
     topics: tuple[_TopicFilter, ...] = ()
+    sizes: SizeClass | None = None
     physical_queues: Annotated[int, Field(ge=1, le=1024)] = 4
     readers: Literal["dequeue", "offsets"] = "dequeue"
     dequeue: Literal["rds", "conventional"] = "rds"
@@ -110,6 +113,8 @@ class LogicalQueueConfig:
 
     def __post_init__(self) -> None:
         """Refuse keys without an effect."""
+        if self.sizes is not None and not self.topics:
+            raise ValueError("no sizes without topics; what comes over HTTP has no size class")
         if self.readers == "dequeue":
             return
         for key in fields(self):

@@ -13,20 +13,20 @@ from typing import Annotated
 import typer
 
 from penstock.broker.config.checked_yaml import validate_config
+from penstock.broker.config.command_line import CommandLine
 from penstock.broker.config.policy import load_policy
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.process.program import (
     Debug,
     LogLevel,
     exit_status,
-    new_app,
     run_until_stopped,
     set_up_log,
 )
 from penstock.plugins.queue.config import QueueConfig
 from penstock.plugins.queue.sink import QueuePlugin
 
-app = new_app()
+app = CommandLine()
 
 
 class Gateway:

@@ -10,7 +10,7 @@ from logging import Logger
 from penstock.broker.extensions import MessageSink, Plugin, PluginContext, Receipt
 from penstock.broker.faults import note_fault
 from penstock.broker.message import Message
-from penstock.plugins.queue.config import QueueConfig
+from penstock.plugins.queue.config import LogicalQueueConfig, QueueConfig
 from penstock.plugins.queue.engine import Engine, StorageError
 from penstock.plugins.queue.engine_local import LocalEngine
 from penstock.plugins.queue.engine_memory import MemoryStore
@@ -31,18 +31,20 @@ class QueueSink(MessageSink):
 
     Args:
         name: unique among the broker's sinks.
-        topic_filters: MQTT topic filters.
+        config: of the queue.
         intake: takes its messages.
 
     Attributes:
         name: unique among the broker's sinks.
         topic_filters: MQTT topic filters.
+        sizes: the size class of its messages; None for both.
         counts: its side of the ledger.
     """
 
-    def __init__(self, name: str, topic_filters: Sequence[str], intake: Intake) -> None:
+    def __init__(self, name: str, config: LogicalQueueConfig, intake: Intake) -> None:
         self.name = name
-        self.topic_filters = topic_filters
+        self.topic_filters = config.topics
+        self.sizes = config.sizes
         self.counts = intake.counts
         self._intake = intake
 
@@ -74,7 +76,7 @@ class QueuePlugin(Plugin):
         self._intakes: list[Intake] = []
         published = {name: self._intake(queue, budget) for name, queue in self.queues.items()}
         self.sinks: Sequence[MessageSink] = [
-            QueueSink(f"queue.{name}", queue.config.topics, published[name])
+            QueueSink(f"queue.{name}", queue.config, published[name])
             for name, queue in self.queues.items()
         ]
         over_http = {name: self._intake(queue, budget) for name, queue in self.queues.items()}

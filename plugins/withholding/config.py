@@ -10,6 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from penstock.broker.config.key_types import STRICT, PerSecond, Seconds, Size, read_size
 from penstock.broker.errors import MalformedPacketError
+from penstock.broker.message import DEFAULT_THRESHOLD_S
 from penstock.broker.mqtt.topics import parse_share, validate_topic_filter
 from penstock.plugins.withholding.classes import SizeClasses
 from penstock.plugins.withholding.profile import LatencyProfile
@@ -22,9 +23,6 @@ AS_ABOVE = -1
 
 Ordering = Literal["topic", "none"]
 PolicyName = Literal["none", "conservative", "probabilistic", "historic", "adaptive"]
-
-DEFAULT_THRESHOLD_S = 10_000
-"""Bytes; paper 002: above most sensor readings, below most pictures."""
 
 DEFAULT_PROBE_PERIOD = 1.0
 """Seconds; the default of `probing`, and T_Q of the simulation in paper 002."""

@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
+from penstock.broker.config.command_line import CommandLine
 from script.demo_program.display import Display
 from script.demo_program.errors import DemoError
 from script.demo_program.report import Result, commands, draw_latencies, print_result
@@ -19,7 +20,7 @@ from script.demo_program.schedule import MAX_SECONDS, MIN_SECONDS
 
 INTERRUPTED: Final = 130
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = CommandLine()
 
 
 @app.command()

@@ -32,6 +32,19 @@ class Import:
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """What is read from one file.
+
+    Attributes:
+        imports: everywhere in it: at the top, in functions and under TYPE_CHECKING.
+        n_code_lines: lines that hold code.
+    """
+
+    imports: tuple[Import, ...]
+    n_code_lines: int
+
+
+@dataclass(frozen=True, slots=True)
 class Module:
     """One file of ours.
 
@@ -68,34 +81,40 @@ def _is_type_checking(node: ast.AST) -> bool:
     return name == "TYPE_CHECKING"
 
 
-def _statements(node: ast.AST, *, is_for_typing: bool = False) -> Iterator[tuple[ast.AST, bool]]:
-    for child in ast.iter_child_nodes(node):
-        yield child, is_for_typing
-        if _is_type_checking(child):
-            assert isinstance(child, ast.If)
-            for statement in child.body:
-                yield statement, True
-                yield from _statements(statement, is_for_typing=True)
-            for statement in child.orelse:
-                yield statement, is_for_typing
-                yield from _statements(statement, is_for_typing=is_for_typing)
-        else:
-            yield from _statements(child, is_for_typing=is_for_typing)
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Yield the statements below a node, in lists; no expression holds one."""
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(node, name, None)
+        if isinstance(block, list):
+            yield block
+    for name in ("handlers", "cases"):
+        for part in getattr(node, name, ()):
+            yield part.body
 
 
+def _statements(node: ast.AST, *, is_for_typing: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
+    """Yield every statement below a node, and whether it stands under ``if TYPE_CHECKING``."""
+    for block in _blocks(node):
+        typing = is_for_typing or (_is_type_checking(node) and block is getattr(node, "body", None))
+        for statement in block:
+            yield statement, typing
+            yield from _statements(statement, is_for_typing=typing)
+
+
+@cache
 def _is_module(dotted: str, root: Path) -> bool:
     path = root.joinpath(*dotted.split("."))
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
-def read_imports(text: str, root: Path = ROOT) -> list[Import]:
-    """Return all imports of a source text.
+def read_imports(tree: ast.Module, root: Path = ROOT) -> list[Import]:
+    """Return all imports of a module.
 
     Raises:
         ValueError: one is relative.
     """
     found = []
-    for node, is_for_typing in _statements(ast.parse(text)):
+    for node, is_for_typing in _statements(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -105,11 +124,36 @@ def read_imports(text: str, root: Path = ROOT) -> list[Import]:
             for alias in node.names:
                 submodule = f"{node.module}.{alias.name}"
                 names.append(submodule if _is_module(submodule, root) else node.module)
-        assert isinstance(node, ast.stmt) or not names
-        line = getattr(node, "lineno", 0)
         names = [name.removeprefix(NAME) for name in dict.fromkeys(names)]
-        found += [Import(name, line, is_for_typing) for name in names]
+        found += [Import(name, node.lineno, is_for_typing) for name in names]
     return found
+
+
+def n_code_lines(text: str, tree: ast.Module) -> int:
+    """Return the lines that hold code: no docstring, no comment, nothing empty."""
+    prose: set[int] = set()
+    for node, _ in _statements(tree):
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+            continue
+        if isinstance(node.value.value, str):
+            prose.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(text.splitlines(), start=1)
+    return sum(
+        number not in prose and bool(line.strip()) and not line.lstrip().startswith("#")
+        for number, line in lines
+    )
+
+
+@cache
+def read_source(path: Path) -> Source:
+    """Return what the tests ask of a file, given from the root of the repository.
+
+    The file is parsed once in a process. Its tree is not kept: the trees of all files are
+    millions of objects.
+    """
+    text = (ROOT / path).read_text()
+    tree = ast.parse(text)
+    return Source(tuple(read_imports(tree)), n_code_lines(text, tree))
 
 
 def module_name(path: Path) -> str:
@@ -125,5 +169,5 @@ def read_modules() -> tuple[Module, ...]:
     modules = []
     for file in [*files, *sorted((ROOT / "penstock").glob("*.py"))]:
         path = file.relative_to(ROOT)
-        modules.append(Module(module_name(path), path, tuple(read_imports(file.read_text()))))
+        modules.append(Module(module_name(path), path, read_source(path).imports))
     return tuple(sorted(modules, key=lambda module: module.name))

@@ -98,13 +98,23 @@ PACKAGE_ARROWS: Final = {
         "broker.payload",
         "netem.figures.estimates",
         "netem.figures.figure_file",
+        "broker.config.command_line",
     ),
-    # An executor of Spark needs no broker; a size is read in one way.
-    "spark_bridge": ("spark_bridge", "plugins.queue.client", "broker.config.key_types"),
+    # An executor of Spark needs no broker; a size and a command line are read in one way.
+    "spark_bridge": (
+        "spark_bridge",
+        "plugins.queue.client",
+        "broker.config.key_types",
+        "broker.config.command_line",
+    ),
     # These start programs and import none of their insides; peers and networks are netem's, and a
     # YAML file, a size and a topic filter are read in one way.
     "netem": ("netem", "broker.config", "broker.errors", "broker.mqtt.topics"),
-    "benchmarks": ("benchmarks", "netem"),
+    "benchmarks": (
+        "benchmarks",
+        "netem",
+        "broker.config.command_line",
+    ),
     # The command imports a program when it is named.
     "penstock": (),
 }

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,10 @@ import pytest
 from tests.architecture import table
 from tests.architecture.source import Import, Module, read_imports, read_modules
 
-MODULES = read_modules()
-BROKER = [module for module in MODULES if module.package == "broker"]
-PLUGINS = [module for module in MODULES if module.package == "plugins"]
+
+def modules_of(package: str) -> list[Module]:
+    """Return the modules of one package."""
+    return [module for module in read_modules() if module.package == package]
 
 
 def is_within(name: str, allowed: tuple[str, ...]) -> bool:
@@ -93,14 +95,14 @@ def circles(arrows: dict[str, set[str]]) -> list[set[str]]:
 
 def broker_arrows(*, with_typing: bool) -> dict[str, set[str]]:
     """Return which modules of broker/ each imports."""
-    names = {module.name for module in BROKER}
+    names = {module.name for module in modules_of("broker")}
     return {
         module.name: {
             found.module
             for found in of_broker(module)
             if found.module in names and (with_typing or not found.is_for_typing)
         }
-        for module in BROKER
+        for module in modules_of("broker")
     }
 
 
@@ -114,7 +116,7 @@ def test_imports_are_found_wherever_they_stand(tmp_path: Path) -> None:
         "if TYPE_CHECKING:\n    import random\n"
         "def f():\n    try:\n        from time import sleep\n    except E:\n        import ssl\n"
     )
-    assert read_imports(text, tmp_path) == [
+    assert read_imports(ast.parse(text), tmp_path) == [
         Import("socket", 1, is_for_typing=False),
         Import("os.path", 1, is_for_typing=False),
         Import("house.room", 2, is_for_typing=False),
@@ -128,7 +130,7 @@ def test_imports_are_found_wherever_they_stand(tmp_path: Path) -> None:
 def test_relative_imports_are_refused() -> None:
     """Imports are absolute, so that the arrows can be read from them."""
     with pytest.raises(ValueError, match="relative"):
-        read_imports("from . import room")
+        read_imports(ast.parse("from . import room"))
 
 
 def test_circles_are_found() -> None:
@@ -141,7 +143,7 @@ def test_package_arrows() -> None:
     """A module imports what its package's arrows, or its own, allow and nothing else of ours."""
     assert not [
         line
-        for module in MODULES
+        for module in read_modules()
         for line in breaches(
             module,
             module.our_imports(),
@@ -152,7 +154,7 @@ def test_package_arrows() -> None:
 
 def test_every_name_of_the_table_is_there() -> None:
     """An entry goes when what it names has gone."""
-    names = {module.name for module in MODULES}
+    names = {module.name for module in read_modules()}
     folders = {name.rpartition(".")[0] for name in names}
     of_broker = (*table.FOLDERS, *table.CONTRACT, *table.ASSEMBLY, *table.DOES_IO)
     listed = {
@@ -173,21 +175,25 @@ def test_every_name_of_the_table_is_there() -> None:
 def test_every_module_of_the_broker_has_a_place() -> None:
     """A file at its root is named; any other stands in a folder of the table."""
     places = {"", *table.FOLDERS, *table.CONTRACT, *table.ASSEMBLY}
-    assert not [module.name for module in BROKER if folder_of(module.name) not in places]
+    assert not [
+        module.name for module in modules_of("broker") if folder_of(module.name) not in places
+    ]
 
 
 def test_folders_of_the_broker_import_earlier_ones() -> None:
     """No import goes up, at run time or for typing."""
     assert not [
         f"{module.path}:{imported.line}: imports {imported.module}"
-        for module in BROKER
+        for module in modules_of("broker")
         for imported in upward(module)
     ]
 
 
 def test_the_broker_is_seen_at_a_glance() -> None:
     """Its folders, and the modules at its root, are few."""
-    assert len({folder_of(module.name) for module in BROKER} - {""}) <= table.MOST_NODES
+    assert (
+        len({folder_of(module.name) for module in modules_of("broker")} - {""}) <= table.MOST_NODES
+    )
 
 
 def test_the_contract_imports_the_protocol_alone() -> None:
@@ -195,7 +201,7 @@ def test_the_contract_imports_the_protocol_alone() -> None:
     allowed = ("broker.mqtt", *(f"broker.{name}" for name in table.CONTRACT))
     assert not [
         line
-        for module in BROKER
+        for module in modules_of("broker")
         if folder_of(module.name) in table.CONTRACT
         for line in breaches(module, of_broker(module), allowed)
     ]
@@ -217,7 +223,7 @@ def test_pure_modules_do_no_io() -> None:
     """The core and the pure modules import no clock, no chance and no I/O."""
     assert not [
         f"{module.path}:{imported.line}: imports {imported.module}"
-        for module in MODULES
+        for module in read_modules()
         if is_pure(module)
         for imported in module.imports
         if (name := imported.module.partition(".")[0]) in table.DO_IO
@@ -228,7 +234,7 @@ def test_pure_modules_do_no_io() -> None:
 def test_plugins_meet_the_broker_at_its_contract() -> None:
     """Adapters alone import the extension points; pure modules see messages and links."""
     found = []
-    for module in PLUGINS:
+    for module in modules_of("plugins"):
         imports = of_broker(module)
         if module.name in table.PLUGIN_IO:
             too_high = [each for each in imports if not is_contract(each.module)]
@@ -250,7 +256,7 @@ def test_plugins_meet_the_broker_at_its_contract() -> None:
 def test_plugin_folders_do_not_import_each_other() -> None:
     """Plugins meet in links and events, never in each other's code; pure ones in pure ones."""
     found = []
-    for module in PLUGINS:
+    for module in modules_of("plugins"):
         folder = ".".join(module.name.split(".")[:2])
         ours = [each for each in module.our_imports() if is_within(each.module, ("plugins",))]
         found += breaches(module, ours, (folder, *table.SHARED_BY_PLUGINS))
@@ -263,7 +269,7 @@ def test_plugin_folders_do_not_import_each_other() -> None:
 
 def test_queue_client_stands_alone() -> None:
     """What Spark's executors import loads nothing else of ours."""
-    (client,) = (module for module in MODULES if module.name == "plugins.queue.client")
+    (client,) = (module for module in read_modules() if module.name == "plugins.queue.client")
     assert not client.our_imports()
 
 
@@ -271,7 +277,7 @@ def test_models_use_the_pure_parts_of_plugins() -> None:
     """A model drives a production policy, never what does I/O."""
     assert not [
         f"{module.path}: {found.module}"
-        for module in MODULES
+        for module in read_modules()
         if module.package == "models"
         for found in module.our_imports()
         if found.module in table.PLUGIN_IO
@@ -282,7 +288,7 @@ def test_the_edge_proxy_holds_no_broker() -> None:
     """The sidecar stands on codec, outbox and gate without the server."""
     assert not [
         line
-        for module in MODULES
+        for module in read_modules()
         if module.package == "edge_proxy"
         for line in breaches(
             module,
@@ -297,7 +303,7 @@ def test_third_party_packages_stay_in_their_place() -> None:
     assert not [
         f"{module.path}:{imported.line}: {package}"
         for package, importers in table.ONLY_IMPORTERS.items()
-        for module in MODULES
+        for module in read_modules()
         if not is_within(module.name, importers)
         for imported in module.imports
         if is_within(imported.module, (package,))
@@ -306,4 +312,6 @@ def test_third_party_packages_stay_in_their_place() -> None:
 
 def test_package_inits_import_nothing_of_ours() -> None:
     """Importing a package loads nothing else: the models and executors take only what they need."""
-    assert not [module.path for module in MODULES if module.is_package and module.our_imports()]
+    assert not [
+        module.path for module in read_modules() if module.is_package and module.our_imports()
+    ]

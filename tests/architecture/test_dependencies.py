@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 import re
 import sys
 import tomllib
@@ -8,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final
 
-from tests.architecture.source import INSTALLED_PACKAGES, ROOT
+from tests.architecture.source import INSTALLED_PACKAGES, ROOT, read_source
 
 EXTRAS_OF: Final = {
     **dict.fromkeys(INSTALLED_PACKAGES, ()),
@@ -43,7 +42,9 @@ NOT_IMPORTED: Final = {
 }
 """Requirement that nothing imports to the reason for it."""
 
-OURS: Final = frozenset({*EXTRAS_OF, "demo_program"})
+OURS: Final = frozenset(
+    {*EXTRAS_OF, "demo_program", *(file.stem for file in (ROOT / "penstock").glob("*.py"))}
+)
 
 
 @cache
@@ -76,16 +77,12 @@ def module_of(requirement: str) -> str:
 
 def imports_in(folder: str) -> Iterator[tuple[str, str]]:
     """Return each third-party package that a folder's files import, with the place."""
-    for path in (ROOT / folder).glob("*.py" if folder == "penstock" else "**/*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module]
-            for name in {name.partition(".")[0] for name in names}:
-                if name not in sys.stdlib_module_names and name not in OURS:
-                    yield PART_OF.get(name, name), f"{path.relative_to(ROOT)}: imports {name}"
+    for file in (ROOT / folder).glob("*.py" if folder == "penstock" else "**/*.py"):
+        path = file.relative_to(ROOT)
+        for found in read_source(path).imports:
+            name = found.module.partition(".")[0]
+            if name not in sys.stdlib_module_names and name not in OURS:
+                yield PART_OF.get(name, name), f"{path}:{found.line}: imports {name}"
 
 
 def test_what_is_imported_is_declared() -> None:

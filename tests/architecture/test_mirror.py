@@ -4,7 +4,14 @@ import ast
 from pathlib import Path
 from typing import Final
 
-from tests.architecture.source import INSTALLED_PACKAGES, ROOT, Module, read_modules
+from tests.architecture.source import (
+    INSTALLED_PACKAGES,
+    ROOT,
+    Module,
+    n_code_lines,
+    read_modules,
+    read_source,
+)
 
 MAX_CODE_LINES: Final = 600
 
@@ -76,11 +83,14 @@ COVERED_ELSEWHERE: Final = {
 }
 """Module to the test file that covers it, and why it has none of its own."""
 
-MODULES = [
-    module
-    for module in read_modules()
-    if module.package in INSTALLED_PACKAGES and not module.is_package
-]
+
+def modules() -> list[Module]:
+    """Return the modules of the installed packages, without the packages' own."""
+    return [
+        module
+        for module in read_modules()
+        if module.package in INSTALLED_PACKAGES and not module.is_package
+    ]
 
 
 def own_test(module: Module) -> Path:
@@ -95,18 +105,18 @@ def test_each_module_has_its_test_file() -> None:
         module.path: Path(elsewhere[0])
         if (elsewhere := COVERED_ELSEWHERE.get(module.path.as_posix()))
         else own_test(module)
-        for module in MODULES
+        for module in modules()
     }
     assert not {path: test for path, test in expected.items() if not (ROOT / test).is_file()}
 
 
 def test_the_map_names_modules_that_need_it() -> None:
     """An entry goes when its module has gone or has a test file of its own."""
-    modules = {module.path.as_posix(): module for module in MODULES}
+    named = {module.path.as_posix(): module for module in modules()}
     stale = [
         path
         for path in COVERED_ELSEWHERE
-        if path not in modules or (ROOT / own_test(modules[path])).is_file()
+        if path not in named or (ROOT / own_test(named[path])).is_file()
     ]
     assert not stale
 
@@ -114,7 +124,7 @@ def test_the_map_names_modules_that_need_it() -> None:
 def test_each_test_file_mirrors_a_module() -> None:
     """A test file whose module has gone is found; test_<name>_<aspect>.py belongs to <name>."""
     covering = {Path(test) for test, _ in COVERED_ELSEWHERE.values()}
-    stems = {own_test(module).with_suffix("") for module in MODULES}
+    stems = {own_test(module).with_suffix("") for module in modules()}
     files = [
         file.relative_to(ROOT)
         for package in INSTALLED_PACKAGES
@@ -139,28 +149,13 @@ def source_files() -> list[Path]:
     return sorted(file.relative_to(ROOT) for file in [*files, *(ROOT / "penstock").glob("*.py")])
 
 
-def n_code_lines(text: str) -> int:
-    """Return the lines that hold code: no docstring, no comment, nothing empty."""
-    prose: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
-        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
-            continue
-        if isinstance(node.value.value, str):
-            prose.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    lines = enumerate(text.splitlines(), start=1)
-    return sum(
-        number not in prose and bool(line.strip()) and not line.lstrip().startswith("#")
-        for number, line in lines
-    )
-
-
 def test_prose_is_no_code() -> None:
     """No docstring is shortened, and no class halved, for a ruler."""
     text = '"""Says\nmuch."""\n\n# Why.\nA = 1\n"""Of A."""\n\n\ndef f():\n    return """a\nb"""\n'
-    assert n_code_lines(text) == 4
+    assert n_code_lines(text, ast.parse(text)) == 4
 
 
 def test_no_module_is_too_long() -> None:
     """A module that has grown past the limit is split."""
-    found = {path: n_code_lines((ROOT / path).read_text()) for path in source_files()}
+    found = {path: read_source(path).n_code_lines for path in source_files()}
     assert not {path: lines for path, lines in found.items() if lines > MAX_CODE_LINES}

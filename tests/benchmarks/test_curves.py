@@ -49,4 +49,4 @@ def test_other_curves_stay_where_some_are_measured(tmp_path: Path) -> None:
 def test_each_subscriber_of_the_filters_is_due_some_messages(filters: int) -> None:
     """A load whose subscriber expects nothing would not know when it is at its end."""
     traffic = Traffic(filters_shape(min(filters, 10_000)))
-    assert all(subscription.stream.block for subscription in traffic.subscriptions)
+    assert all(subscription.stream.block for subscription in traffic.expectations)

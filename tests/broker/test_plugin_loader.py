@@ -381,6 +381,44 @@ def test_plugin_that_fails_when_made_is_named() -> None:
         load("{alarm: {level: 13}}")
 
 
+class Cellar(Shelf):
+    """A plugin that cannot start."""
+
+    async def start(self) -> None:
+        """Raise an error that `Plugin.start` does not document."""
+        raise KeyError("lamp")
+
+
+class Locked(Shelf):
+    """A plugin that says why it cannot start."""
+
+    async def start(self) -> None:
+        """Raise the error that `Plugin.start` documents."""
+        raise PluginLoadError("the cellar is locked")
+
+
+async def test_a_plugin_that_fails_at_its_start_is_named(
+    install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its name, the error and the line; the traceback stands in the log at DEBUG alone."""
+    install({"cellar": f"{__name__}:Cellar"})
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(
+        PluginLoadError,
+        match=r"^plugin cellar: start: KeyError: 'lamp' \(test_plugin_loader.py, line \d+\)$",
+    ):
+        await load("{cellar: }").start()
+    (record,) = [record for record in caplog.records if record.exc_info is not None]
+    assert (record.name, record.levelno) == ("penstock.cellar", logging.DEBUG)
+
+
+async def test_a_plugin_that_says_why_it_cannot_start_is_quoted(install: Install) -> None:
+    """A `PenstockError` is for the user as it is."""
+    install({"locked": f"{__name__}:Locked"})
+    with pytest.raises(PluginLoadError, match=r"^the cellar is locked$"):
+        await load("{locked: }").start()
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -106,18 +107,28 @@ def test_public_names_are_there() -> None:
         _ = penstock.Borker
 
 
-def test_a_wheel_holds_one_name(tmp_path: Path) -> None:
-    """Files, not links; all of them below `penstock`."""
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+def test_a_wheel_holds_one_name_and_is_built_from_an_sdist_without_tests(tmp_path: Path) -> None:
+    """Files, not links; all of the wheel's below `penstock`, and no test in either."""
     checkout = tmp_path / "checkout"
     checkout.mkdir()
     for name in ("penstock", *BARE):
         unbuilt = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=unbuilt)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, checkout)
+    (checkout / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "test_docs.py", checkout / "tests")  # setuptools would add it
+    build = "import setuptools.build_meta as b, sys; b.build_sdist(sys.argv[1])"
     subprocess.run(
-        [*command, "--wheel-dir", str(tmp_path), str(checkout)], check=True, capture_output=True
+        [sys.executable, "-c", build, str(tmp_path)], cwd=checkout, check=True, capture_output=True
+    )
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        folders = {name.split("/")[1] for name in archive.getnames() if name.count("/") > 1}
+    assert folders == {"penstock", "penstock.egg-info"}
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    subprocess.run(
+        [*command, "--wheel-dir", str(tmp_path), str(sdist)], check=True, capture_output=True
     )
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()

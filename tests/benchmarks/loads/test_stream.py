@@ -39,7 +39,7 @@ def test_stream_goes_on_from_its_beginning() -> None:
 def test_a_chunk_may_be_longer_than_the_block() -> None:
     """A subscriber that is due little reads its block more than once in a call."""
     traffic = Traffic(Shape(20, 20, topics=100, subscribers=200, filters=1_000))
-    stream = traffic.subscriptions[-1].stream
+    stream = traffic.expectations[-1].stream
     assert len(stream.block) < CHUNK_BYTES // 3
     chunk = (stream.block * 4)[7:]
     assert stream.holds(7, chunk)
@@ -70,6 +70,6 @@ def test_subscribers_with_filters_are_due_the_messages_that_these_match() -> Non
     traffic = Traffic(Shape(10, 10, topics=50, subscribers=7, filters=1_000))
     period = traffic.publishers[0].packets_in(len(traffic.publishers[0].block))
     for messages in (1, 100, period, period + 17):
-        due = [subscription.stream.count_of(messages) for subscription in traffic.subscriptions]
+        due = [each.stream.count_of(messages) for each in traffic.expectations]
         assert sum(due) == 3 * messages
-    assert sum(len(subscription.topic_filters) for subscription in traffic.subscriptions) == 1_000
+    assert sum(len(each.topic_filters) for each in traffic.expectations) == 1_000

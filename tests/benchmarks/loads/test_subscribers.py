@@ -12,8 +12,8 @@ from benchmarks.loads.stream import CHUNK_BYTES, TOPIC_FILTER, Shape, Traffic
 from benchmarks.loads.subscribers import Subscriber, receive_run
 from tests.helpers.process import SECONDS
 
-SUBSCRIPTION = Traffic(Shape(least_bytes=8, most_bytes=12, topics=3)).subscriptions[0]
-STREAM = SUBSCRIPTION.stream
+EXPECTATION = Traffic(Shape(least_bytes=8, most_bytes=12, topics=3)).expectations[0]
+STREAM = EXPECTATION.stream
 BLOCK = STREAM.block
 
 
@@ -47,7 +47,7 @@ def subscribed_to(*chunks: bytes, is_waiting: bool = True) -> Iterator[Subscribe
 
         thread = threading.Thread(target=serve)
         thread.start()
-        subscriber = Subscriber(server.getsockname()[1], "s", SUBSCRIPTION)
+        subscriber = Subscriber(server.getsockname()[1], "s", EXPECTATION)
         try:
             if is_waiting:
                 assert has_sent.wait(SECONDS)

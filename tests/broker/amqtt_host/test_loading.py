@@ -14,6 +14,7 @@ from amqtt.plugins.manager import PluginManager, get_plugin_manager
 
 from penstock.broker.amqtt_host.loading import HostedPluginManager, load_manager
 from penstock.broker.errors import ConfigError
+from penstock.broker.extensions import Plugin
 from tests.broker.amqtt_host.hosting import ACL, ANONYMOUS, FILE, Recorder, named, policy_of
 
 
@@ -53,6 +54,13 @@ class PlainAuthenticate(BaseAuthPlugin):
 
 class NoPlugin:
     """Is something else."""
+
+
+class Own(Plugin):
+    """A plugin of Penstock's interface that no distribution offers under a short name."""
+
+
+PROBING = "penstock.plugins.probing.sampler.ProbingPlugin"
 
 
 def load(plugins: dict[str, Any] | None, **keys: Any) -> HostedPluginManager:
@@ -148,6 +156,8 @@ async def test_loading_warns_of_nothing_the_user_can_change(
         ("no.such.Plugin", {}, "", "No module named 'no'", "dotted path"),
         (f"{__name__}.Missing", {}, "", 'does not define a "Missing"', "dotted path"),
         (named(NoPlugin), {}, "", "is not a subclass of 'BasePlugin'", "aMQTT can load"),
+        (PROBING, {}, "", "a plugin of Penstock, not of aMQTT", "its short name: probing"),
+        (named(Own), {}, "", "a plugin of Penstock", "entry point of the group penstock.plugins"),
     ],
 )
 async def test_plugin_that_cannot_be_loaded_is_named(

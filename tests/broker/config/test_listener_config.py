@@ -118,6 +118,7 @@ def test_our_own_keys(files: dict[str, Any]) -> None:
             "unsent_bytes": 65536,
             "send_buffer_bytes": 131072,
             "congestion_control": "bbr",
+            "sizes": "small",
             "rto_max_seconds": 2,
         },
         local={"bind": "unix:/run/mqtt", "socket_mode": "600"},
@@ -136,6 +137,7 @@ def test_our_own_keys(files: dict[str, Any]) -> None:
         unsent_bytes=65536,
         send_buffer_bytes=131072,
         congestion_control="bbr",
+        sizes="small",
         rto_max_seconds=2.0,
     )
     local = policy.listeners["local"]
@@ -152,6 +154,7 @@ def test_our_own_keys(files: dict[str, Any]) -> None:
         ({"send_buffer_bytes": 100}, "send_buffer_bytes", "100"),
         ({"send_buffer_bytes": "1 kB"}, "send_buffer_bytes", "'1 kB'"),
         ({"bind": "unix:/run/mqtt", "unsent_bytes": 4096}, "unsent_bytes", "4096"),
+        ({"sizes": "medium"}, "sizes", "'medium'"),
         ({"congestion_control": ""}, "congestion_control", "''"),
         ({"congestion_control": "sixteen-letters-"}, "congestion_control", "'sixteen-letters-'"),
         ({"congestion_control": 3}, "congestion_control", "3"),

@@ -31,6 +31,7 @@ def test_keys_with_dashes_are_read_too() -> None:
         ("maximum_qos: 3", "mqtt.maximum_qos", "0, 1 or 2"),
         ("allow_mqtt31: 1", "mqtt.allow_mqtt31", "boolean"),
         ("server_reference: ''", "mqtt.server_reference", "1"),
+        ("sizes_by_client: {a: tiny}", "mqtt.sizes_by_client.a", "'small' or 'large'"),
         ("redirect: temporary", "mqtt", "redirect only with a server_reference"),
         ("redirect: sometimes", "mqtt.redirect", "temporary"),
         ("response_information: answers", "mqtt", "response_information with {client_id} in it"),

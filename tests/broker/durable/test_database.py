@@ -33,7 +33,10 @@ from penstock.broker.durable.records import (
 SESSION = SessionRow(1, "c", "user", "default", 5, 60.0, 1.5)
 ROWS: dict[str, list[Any]] = {
     "sessions": [SESSION, SessionRow(2, "é", None, "default", 4, None, None)],
-    "subscriptions": [SubscriptionRow(1, "t/#", 1, True, False, 7, True)],
+    "subscriptions": [
+        SubscriptionRow(1, "t/#", 1, True, False, 7, True),
+        SubscriptionRow(2, "t/#", 1, True, False, 7, True, "large"),
+    ],
     "messages": [
         MessageRow(3, "t/1", b"\0payload", 2, True, 1.0, 2.0, b"\2\1\1", "p"),
         MessageRow(4, "t/2", None, 1, False, 1.0, None, None, ""),
@@ -102,6 +105,7 @@ def test_what_goes_is_gone(tmp_path: Path) -> None:
     stored = database.read(bytes)
     assert stored == Stored(
         sessions=ROWS["sessions"][1:],
+        subscriptions=ROWS["subscriptions"][1:],
         messages=ROWS["messages"][1:],
         deliveries=ROWS["deliveries"][1:],
     )
@@ -109,7 +113,7 @@ def test_what_goes_is_gone(tmp_path: Path) -> None:
     database.write(Batch(gone_subscriptions=[(1, "t/#")], gone_incoming=[(1, 12)]))
     stored = database.read(bytes)
     database.close()
-    assert not stored.subscriptions
+    assert stored.subscriptions == ROWS["subscriptions"][1:]
     assert not stored.incoming
 
 
@@ -176,13 +180,38 @@ def test_one_broker_has_the_file_at_a_time(tmp_path: Path) -> None:
     opened(tmp_path / "s.db").close()
 
 
+def test_a_file_of_the_first_format_is_upgraded(tmp_path: Path) -> None:
+    """Its subscriptions take both size classes; then it is one of today's format."""
+    path = tmp_path / "s.db"
+    opened(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE subscription")
+        connection.execute(
+            "CREATE TABLE subscription (session INTEGER NOT NULL, topic_filter TEXT NOT NULL, "
+            "qos INTEGER NOT NULL, no_local INTEGER NOT NULL, retain_as_published INTEGER NOT "
+            "NULL, subscription_id INTEGER NOT NULL, is_retained_due INTEGER NOT NULL, "
+            "PRIMARY KEY (session, topic_filter)) WITHOUT ROWID"
+        )
+        connection.execute("INSERT INTO subscription VALUES (1, 't/#', 1, 1, 0, 7, 1)")
+        connection.execute("PRAGMA user_version = 1")
+        connection.commit()
+    for _ in range(2):
+        database = opened(path)
+        assert database.read(bytes).subscriptions == ROWS["subscriptions"][:1]
+        database.close()
+    database = opened(path)
+    database.write(Batch(subscriptions=ROWS["subscriptions"]))
+    assert database.read(bytes).subscriptions == ROWS["subscriptions"]
+    database.close()
+
+
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     """With what was read and what is allowed."""
     path = tmp_path / "s.db"
     opened(path).close()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 99")
-    assert "read format 99; allowed: 1" in refused(path)
+    assert "read format 99; allowed: 1 or 2" in refused(path)
 
 
 def test_another_programs_database_is_refused(tmp_path: Path) -> None:

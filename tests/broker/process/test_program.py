@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.config.command_line import CommandLine
 from penstock.broker.errors import PenstockError
-from penstock.broker.process.program import exit_status, new_app, run_until_stopped, set_up_log
+from penstock.broker.process.program import exit_status, run_until_stopped, set_up_log
 
 
 class Service:
@@ -184,7 +185,7 @@ def test_a_service_that_cannot_start_is_one_line_and_status_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The program's name, then what went wrong; no traceback."""
-    app = new_app()
+    app = CommandLine()
     service = Service(fails=True)
 
     @app.command()
@@ -198,7 +199,7 @@ def test_a_service_that_cannot_start_is_one_line_and_status_2(
 
 def test_a_level_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     """With what is allowed; status 2."""
-    app = new_app()
+    app = CommandLine()
 
     @app.command()
     def command() -> None:

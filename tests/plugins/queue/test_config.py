@@ -45,6 +45,8 @@ def test_http_may_be_switched_off() -> None:
         ({"queues": {"q": {"topics": ["a/#/b"]}}}, "queues.q.topics.0: read 'a/#/b'"),
         ({"queues": {"q": {"topics": ["$share/g/a"]}}}, "no $share/"),
         ({"queues": {"q": {"topics": "a/#"}}}, "plugins.queue.queues.q.topics: read 'a/#'"),
+        ({"queues": {"q": {"topics": ["a"], "sizes": "big"}}}, "queues.q.sizes: read 'big'"),
+        ({"queues": {"q": {"sizes": "small"}}}, "no sizes without topics"),
         ({"queues": {"q": {"dequeue": "pms"}}}, "queues.q.dequeue: read 'pms'"),
         ({"queues": {"q": {"readers": "both"}}}, "queues.q.readers: read 'both'"),
         ({"queues": {"q": {"visibility_timeout": 0}}}, "queues.q.visibility_timeout: read 0"),

@@ -42,16 +42,16 @@ async def test_policy_file_brings_a_sink_for_each_queue() -> None:
             http: null
             queues:
               telemetry: {topics: [plant/+/temperature, plant/#]}
-              pictures: {topics: [camera/#]}
+              pictures: {topics: [camera/#], sizes: large}
         """,
         "policy.yaml",
     )
     loaded = load_plugins(policy)
     (plugin,) = loaded.plugins
     assert isinstance(plugin, QueuePlugin)
-    assert {sink.name: list(sink.topic_filters) for sink in loaded.sinks} == {
-        "queue.telemetry": ["plant/+/temperature", "plant/#"],
-        "queue.pictures": ["camera/#"],
+    assert {sink.name: (list(sink.topic_filters), sink.sizes) for sink in loaded.sinks} == {
+        "queue.telemetry": (["plant/+/temperature", "plant/#"], None),
+        "queue.pictures": (["camera/#"], "large"),
     }
 
 

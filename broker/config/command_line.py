@@ -1,0 +1,50 @@
+"""Command lines: plain text without traceback, and an error that says what was read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import typer
+from pydantic import ValidationError
+from typer.core import TyperCommand
+
+_ALLOWED: Final = {
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number of fewer digits",
+    "float_parsing": "a number",
+    "greater_than_equal": "{ge} or more",
+    "less_than_equal": "{le} or less",
+}
+"""Type of an error of pydantic, with which typer reads numbers, to what is allowed."""
+
+
+class PlainCommand(TyperCommand):
+    """A command whose errors name the option, what was read and what is allowed."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments; typer's own error for a number does not say what was read."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            if isinstance(error.__cause__, ValidationError):
+                wrong = error.__cause__.errors()[0]
+                allowed = _ALLOWED.get(wrong["type"])
+                if allowed is not None:
+                    limit = allowed.format(**wrong.get("ctx", {}))
+                    error.message = f"read {wrong['input']!r}; allowed: {limit}"
+            raise
+
+
+class CommandLine(typer.Typer):
+    """The command line of one program; completion is the ``penstock`` command's."""
+
+    def __init__(self) -> None:
+        """Make a command line without commands."""
+        super().__init__(
+            add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+        )
+
+    def command(self, *args: Any, **options: Any) -> Callable[[Any], Any]:
+        """Return a decorator that adds a `PlainCommand`; the arguments are typer's."""
+        return super().command(*args, **{"cls": PlainCommand, **options})
