@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING
 
 from penstock.broker.errors import ProtocolError
 from penstock.broker.mqtt.enums import MAX_PACKET_ID
-from penstock.broker.mqtt.short_packets import ALL_PUBACK, ALL_PUBCOMP, ALL_PUBREC, n_equal_packets
+from penstock.broker.mqtt.short_packets import (
+    ALL_PUBACK,
+    ALL_PUBCOMP,
+    ALL_PUBREC,
+    PACKET_BYTES,
+    n_equal_packets,
+)
 from penstock.broker.outbox.delivery import NO_QUEUE, Delivery, DeliveryWatcher
 from penstock.broker.outbox.message_run import MessageRun
 
@@ -276,8 +282,16 @@ class Inflight:
         run = part.run
         if run.qos != qos:
             return 0, 0
-        n_due = (run.n_messages if qos == 1 else part.n_released) - part.n_finished
         first = part.first_packet_id + part.n_finished
+        if qos == 1 and run.n_messages == 1:  # it went alone, as many do from many publishers
+            start = first * PACKET_BYTES
+            if not data.startswith(ALL_PUBACK[start : start + PACKET_BYTES], position):
+                return first, 0
+            self._parts.popleft()
+            self.n_messages -= 1
+            self.n_bytes -= run.payload_bytes
+            return first, 1
+        n_due = (run.n_messages if qos == 1 else part.n_released) - part.n_finished
         packets = ALL_PUBACK if qos == 1 else ALL_PUBCOMP
         n_messages = n_equal_packets(packets, first, n_due, data, position)
         n_before = part.n_finished

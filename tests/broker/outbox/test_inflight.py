@@ -133,6 +133,22 @@ def test_a_run_is_acknowledged_in_its_order() -> None:
     inflight.check_invariants()
 
 
+def test_messages_that_went_alone_are_acknowledged_one_by_one() -> None:
+    """A PUBACK counts when all of it is there, and for the oldest message."""
+    inflight = Inflight()
+    assert [inflight.start_run(run_of(1)) for _ in range(3)] == [1, 2, 3]
+    data = packets_from(ALL_PUBACK, 1, 3)
+    assert inflight.finish_run(1, data[:3], 0) == (1, 0)
+    assert inflight.finish_run(1, data, 4) == (1, 0)
+    inflight.check_invariants()
+    assert [inflight.finish_run(1, data, position) for position in (0, 4)] == [(1, 1), (2, 1)]
+    assert (len(inflight), inflight.n_bytes) == (1, 2)
+    assert inflight.finish_run(2, packets_from(ALL_PUBCOMP, 3, 1), 0) == (0, 0)
+    assert inflight.finish_run(1, data, 8) == (3, 1)
+    assert (len(inflight), inflight.n_bytes) == (0, 0)
+    inflight.check_invariants()
+
+
 def test_a_qos2_run_is_received_and_then_completed() -> None:
     """[MQTT-4.3.3-4]: no PUBCOMP is taken before its PUBREC."""
     inflight = Inflight()
