@@ -33,8 +33,8 @@ SLOW = (
 )
 """What takes long, the longest first: started last, it would run alone at the end."""
 
-TOGETHER = ("tests/spark_bridge/",)
-"""Folders whose files share something dear in one process: one Spark for all of them."""
+TOGETHER = ("tests/spark_bridge/", "tests/architecture/")
+"""Folders whose files share something dear in one process: one Spark, the text of all modules."""
 
 APART = ("tests/system/test_breaking_off.py", "tests/system/test_demo.py")
 """Files whose tests share nothing and take long: any process may run any of them."""
