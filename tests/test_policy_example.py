@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, asdict, fields, is_dataclass
-from functools import cache
+from dataclasses import Field, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.broker.config.checked_yaml import parse_mapping, validate_config
+from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.config.limits import Limits
 from penstock.broker.config.listener_config import ListenerKeys
 from penstock.broker.config.mqtt_options import MqttOptions
@@ -22,7 +19,7 @@ from penstock.plugins.probing.config import ProbingConfig
 from penstock.plugins.queue.config import LogicalQueueConfig, QueueConfig, QueueHttpLimits
 from penstock.plugins.web.limits import HttpLimits
 from penstock.plugins.withholding.config import WithholdingConfig
-from tests.helpers.sizes import in_bytes
+from tests.helpers.examples import default_of, in_bytes, section, shown
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "policy.example.yaml"
 
@@ -43,21 +40,6 @@ SECTIONS: dict[tuple[str, ...], type[Any]] = {
     ("plugins", "queue", "queues", "pictures"): LogicalQueueConfig,
 }
 """Where the keys of each configuration stand in the file."""
-
-
-def section(mapping: Mapping[str, Any], keys: tuple[str, ...]) -> Mapping[str, Any]:
-    """Return what stands below some keys."""
-    for key in keys:
-        mapping = mapping.get(key) or {}
-    return mapping
-
-
-@cache
-def shown() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the file as it is, and with its shown defaults set."""
-    text = EXAMPLE.read_text()
-    with_defaults = re.sub(r"^( *)#(?=\S)", r"\1", text, flags=re.MULTILINE)
-    return parse_mapping(text, EXAMPLE.name), parse_mapping(with_defaults, EXAMPLE.name)
 
 
 def places() -> list[Any]:
@@ -94,29 +76,19 @@ def test_every_key_is_shown_and_shown_defaults_are_the_defaults(
     keys: tuple[str, ...], field: Field[Any]
 ) -> None:
     """No key is left out, and a key behind a comment sign has its true default."""
-    is_set, with_defaults = shown()
+    is_set, with_defaults = shown(EXAMPLE)
     assert field.name in section(with_defaults, keys)
     if field.name in section(is_set, keys):
         return
-    default = field.default
-    if default is MISSING:
-        assert field.default_factory is not MISSING
-        default = field.default_factory()
-    default = pydantic_default(default)
+    default = default_of(field)
     if is_dataclass(default):  # a section of its own
         assert not isinstance(default, type)
         default = asdict(default)
     assert in_bytes(section(with_defaults, keys)[field.name]) == in_bytes(default)
 
 
-def pydantic_default(default: Any) -> Any:
-    """Return a default behind what pydantic may have wrapped it in."""
-    factory = getattr(default, "default_factory", None)
-    return factory() if factory is not None else getattr(default, "default", default)
-
-
 def test_nothing_else_is_shown() -> None:
     """A key behind a comment sign is one that exists: the file loads with all of them set."""
-    _, with_defaults = shown()
+    _, with_defaults = shown(EXAMPLE)
     for keys, config in SECTIONS.items():
         validate_config(config, section(with_defaults, keys), EXAMPLE.name, ".".join(keys))

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.broker.config.checked_yaml import parse_mapping, validate_config
+from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.errors import ConfigError
 from penstock.edge_proxy.config import (
     ListenerKeys,
@@ -20,7 +19,7 @@ from penstock.edge_proxy.config import (
 )
 from penstock.plugins.probing.config import ProbingConfig
 from penstock.plugins.withholding.config import WithholdingConfig
-from tests.helpers.sizes import in_bytes
+from tests.helpers.examples import default_of, in_bytes, section, shown
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "proxy.example.yaml"
@@ -122,29 +121,6 @@ def test_a_wrong_file_names_place_read_and_allowed(
     assert allowed in problem.allowed
 
 
-def section(mapping: Mapping[str, Any], keys: tuple[str, ...]) -> Mapping[str, Any]:
-    """Return what stands below some keys."""
-    for key in keys:
-        mapping = mapping[key] or {}
-    return mapping
-
-
-def shown() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the example as it is, and with its shown defaults set."""
-    text = EXAMPLE.read_text()
-    with_defaults = re.sub(r"^( *)#(?=\S)", r"\1", text, flags=re.MULTILINE)
-    return parse_mapping(text, EXAMPLE.name), parse_mapping(with_defaults, EXAMPLE.name)
-
-
-def default_of(field: Field[Any]) -> Any:
-    """Return a field's default behind what pydantic may have wrapped it in."""
-    if field.default is MISSING:
-        assert field.default_factory is not MISSING
-        return field.default_factory()
-    factory = getattr(field.default, "default_factory", None)
-    return factory() if factory is not None else getattr(field.default, "default", field.default)
-
-
 def test_the_example_loads() -> None:
     """The file is one that the proxy takes, with the plugins it is an example of."""
     config = load_proxy_config(EXAMPLE)
@@ -165,7 +141,7 @@ def test_every_key_is_shown_and_shown_defaults_are_the_defaults(
     keys: tuple[str, ...], field: Field[Any]
 ) -> None:
     """No key is left out, and a key behind a comment sign has its true default."""
-    is_set, with_defaults = shown()
+    is_set, with_defaults = shown(EXAMPLE)
     assert field.name in section(with_defaults, keys)
     if field.name not in section(is_set, keys):
         shown_default = section(with_defaults, keys)[field.name]
@@ -174,7 +150,7 @@ def test_every_key_is_shown_and_shown_defaults_are_the_defaults(
 
 def test_nothing_else_is_shown() -> None:
     """A key behind a comment sign is one that exists."""
-    _, with_defaults = shown()
+    _, with_defaults = shown(EXAMPLE)
     for keys, config in SECTIONS.items():
         validate_config(config, section(with_defaults, keys), EXAMPLE.name, ".".join(keys))
 

@@ -131,3 +131,8 @@ class Authority:
         if client is not None:
             context.load_cert_chain(client.certfile, client.keyfile)
         return context
+
+
+def break_file(name: str) -> None:
+    """Leave nothing in a file that could be used."""
+    Path(name).write_text("broken")

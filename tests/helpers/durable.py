@@ -20,7 +20,7 @@ from penstock.broker.durable.records import (
 )
 from penstock.broker.durable.recovery import restore
 from penstock.broker.payload import Payload
-from tests.helpers.virtual import VirtualBroker
+from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 EPOCH = 1_700_000_000.0
 """The wall clock when a virtual broker's monotonic clock is 0."""
@@ -176,3 +176,15 @@ class DurableBroker(VirtualBroker):
     def crash(self, *, down_seconds: float = 0.0) -> DurableBroker:
         """End this broker without a word; return one that starts on its disk later."""
         return DurableBroker(self.disk, now=self.now + down_seconds, **self._options)
+
+
+def keep(seconds: int = 3600) -> dict[str, Any]:
+    """Return the options of a client whose session outlives its connection."""
+    return {"clean_start": False, "properties": {"session_expiry_interval": seconds}}
+
+
+def subscribed(broker: DurableBroker, topic_filter: str = "t/#", qos: int = 2) -> VirtualClient:
+    """Return the client ``s`` with a durable session and a subscription."""
+    client = broker.connect("s", **keep())
+    client.subscribe(topic_filter, qos)
+    return client

@@ -51,3 +51,8 @@ def running_gateway(
         finally:
             process.terminate()
             process.wait(30)
+
+
+def held(client: QueueClient) -> int:
+    """Return how many messages the queue has not deleted."""
+    return sum(following - first for first, following in client.offsets("telemetry").values())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import yaml
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -192,3 +195,24 @@ def running_broker(
     finally:
         if broker.process.poll() is None:
             broker.kill()
+
+
+def is_there(pid: int) -> bool:
+    """Say whether a process with this number exists."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def resident_bytes(broker: BrokerProcess) -> int:
+    """Return how much memory the broker's process has."""
+    n_bytes: int = psutil.Process(broker.process.pid).memory_info().rss
+    return n_bytes
+
+
+def limit_files(broker: BrokerProcess, n_bytes: int = resource.RLIM_INFINITY) -> None:
+    """Let no file grow beyond a length that the broker writes to: to it, its disk is full."""
+    _, hard = resource.prlimit(broker.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(broker.process.pid, resource.RLIMIT_FSIZE, (n_bytes, hard))

@@ -1,21 +1,12 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from script.demo_program.errors import DemoError
 from script.demo_program.programs import Programs
-
-
-def is_there(pid: int) -> bool:
-    """Say whether a process with this number exists."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+from tests.helpers.process import is_there
 
 
 def test_a_program_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from penstock.spark_bridge.pipeline import (
     run,
     source_texts,
 )
+from tests.helpers.gateway import held
 
 HOSTS = ("a", "b")
 
@@ -39,11 +40,6 @@ def options(client: QueueClient, folder: Path, **more: Any) -> PipelineOptions:
         checkpoint=folder / "checkpoint",
         **more,
     )
-
-
-def held(client: QueueClient) -> int:
-    """Return how many messages the queue has not deleted."""
-    return sum(following - first for first, following in client.offsets("telemetry").values())
 
 
 def test_options_reach_spark_and_come_back_unchanged() -> None:

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.plugins.queue.client import QueueClient
 from penstock.spark_bridge.errors import one_line
 from penstock.spark_bridge.schema import ARROW_SCHEMA
-from tests.helpers.gateway import running_gateway
+from tests.helpers.gateway import held, running_gateway
 
 
 def put(client: QueueClient, first: int, count: int) -> list[str]:
@@ -48,11 +48,6 @@ def written(spark: SparkSession, folder: Path) -> Counter[str]:
     """Return how often each payload stands in the output."""
     rows = spark.read.parquet(str(folder / "rows")).selectExpr("cast(payload as string) text")
     return Counter(row.text for row in rows.collect())
-
-
-def held(client: QueueClient) -> int:
-    """Return how many messages the queue has not deleted."""
-    return sum(following - first for first, following in client.offsets("telemetry").values())
 
 
 def failure(spark: SparkSession, client: QueueClient, folder: Path, **options: Any) -> str:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.plugins.queue.client import QueueClient
+from tests.helpers.process import is_there
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ("--seconds", "4", "--no-spark")
@@ -62,15 +63,6 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
 def broker_pid(folder: Path) -> int:
     """Return the process that has the queue of the demo's first broker."""
     return int((folder / "queue.db.lock").read_text())
-
-
-def is_there(pid: int) -> bool:
-    """Say whether a process with this number exists."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def printed_commands(printed: str) -> list[str]:

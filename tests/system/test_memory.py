@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from penstock.broker.mqtt.packets import PubAck, Publish
@@ -20,6 +19,7 @@ from tests.helpers.process import (
     BrokerProcess,
     Program,
     anonymous_policy,
+    resident_bytes,
     running_broker,
 )
 from tests.helpers.wire import WireClient, connected
@@ -43,12 +43,6 @@ def spilling(directory: Path, **keys: Any) -> dict[str, Any]:
     """Return a policy whose payloads go to files beyond `MEMORY_LIMIT`."""
     keys = {"store": "spill", "memory_limit": MEMORY_LIMIT, "directory": str(directory), **keys}
     return anonymous_policy({"memory": keys})
-
-
-def resident_bytes(broker: BrokerProcess) -> int:
-    """Return how much memory the broker's process has."""
-    n_bytes: int = psutil.Process(broker.process.pid).memory_info().rss
-    return n_bytes
 
 
 def most_resident_bytes(broker: BrokerProcess) -> int:

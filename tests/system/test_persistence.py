@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import stat
 import threading
 from collections import Counter
@@ -26,7 +25,13 @@ from tests.helpers.paho_client import (
     connect_properties,
     publish_properties,
 )
-from tests.helpers.process import SECONDS, BrokerProcess, anonymous_policy, running_broker
+from tests.helpers.process import (
+    SECONDS,
+    BrokerProcess,
+    anonymous_policy,
+    limit_files,
+    running_broker,
+)
 from tests.helpers.wire import WireClient, connected
 
 NOBODY = ReasonCode.NO_MATCHING_SUBSCRIBERS
@@ -203,12 +208,6 @@ async def test_a_restart_with_less_room_keeps_what_was_acknowledged(tmp_path: Pa
                 assert await client.subscribe("r/#", 1) == 1
                 topics = {(await client.take(Publish)).topic for _ in range(n_topics)}
                 assert topics == {f"r/{number}" for number in range(n_topics)}
-
-
-def limit_files(broker: BrokerProcess, n_bytes: int = resource.RLIM_INFINITY) -> None:
-    """Let no file grow beyond a length that the broker writes to: to it, its disk is full."""
-    _, hard = resource.prlimit(broker.process.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(broker.process.pid, resource.RLIMIT_FSIZE, (n_bytes, hard))
 
 
 async def kept_client(port: int) -> WireClient:

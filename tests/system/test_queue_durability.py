@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,13 @@ from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRe
 from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.client import QueueClient
 from tests.helpers.paho_client import MQTT_3_1_1, PahoClient
-from tests.helpers.process import SECONDS, BrokerProcess, anonymous_policy, running_broker
+from tests.helpers.process import (
+    SECONDS,
+    BrokerProcess,
+    anonymous_policy,
+    limit_files,
+    running_broker,
+)
 from tests.helpers.wire import WireClient, connected
 
 QUEUE = "load"
@@ -160,12 +165,6 @@ def test_paho_publishes_across_a_kill(tmp_path: Path) -> None:
 # -- a queue that cannot write ----------------------------------------------------------------
 
 PAYLOAD_BYTES = 20_000
-
-
-def limit_files(broker: BrokerProcess, n_bytes: int = resource.RLIM_INFINITY) -> None:
-    """Let no file grow beyond a length that the broker writes to: to it, its disk is full."""
-    _, hard = resource.prlimit(broker.process.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(broker.process.pid, resource.RLIMIT_FSIZE, (n_bytes, hard))
 
 
 def numbered(number: int) -> bytes:

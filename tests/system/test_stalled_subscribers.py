@@ -4,22 +4,15 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-import psutil
 import pytest
 
 from penstock.broker.mqtt.packets import PubAck, Publish
-from tests.helpers.process import BrokerProcess, anonymous_policy, running_broker
+from tests.helpers.process import anonymous_policy, resident_bytes, running_broker
 from tests.helpers.wire import WireClient, connected
 
 N_SUBSCRIBERS = 20
 N_MESSAGES = 20
 PAYLOAD_BYTES = 1_000_000
-
-
-def resident_bytes(broker: BrokerProcess) -> int:
-    """Return how much memory the broker's process has."""
-    n_bytes: int = psutil.Process(broker.process.pid).memory_info().rss
-    return n_bytes
 
 
 async def stalled_subscriber(port: int, number: int) -> WireClient:

@@ -27,20 +27,8 @@ from penstock.broker.mqtt.packets import (
     Will,
 )
 from penstock.broker.mqtt.writer import write_packet
-from tests.helpers.durable import DurableBroker
+from tests.helpers.durable import DurableBroker, keep, subscribed
 from tests.helpers.virtual import VirtualClient
-
-
-def keep(seconds: int = 3600) -> dict[str, Any]:
-    """Return the options of a client whose session outlives its connection."""
-    return {"clean_start": False, "properties": {"session_expiry_interval": seconds}}
-
-
-def subscribed(broker: DurableBroker, topic_filter: str = "t/#", qos: int = 2) -> VirtualClient:
-    """Return the client ``s`` with a durable session and a subscription."""
-    client = broker.connect("s", **keep())
-    client.subscribe(topic_filter, qos)
-    return client
 
 
 def test_a_clean_session_is_not_written() -> None:

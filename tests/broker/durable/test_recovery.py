@@ -22,21 +22,9 @@ from penstock.broker.mqtt.packets import (
     SubscriptionRequest,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from tests.helpers.durable import DurableBroker
+from tests.helpers.durable import DurableBroker, keep, subscribed
 from tests.helpers.half_sent import Gate
-from tests.helpers.virtual import VirtualClient, will
-
-
-def keep(seconds: int = 3600) -> dict[str, Any]:
-    """Return the options of a client whose session outlives its connection."""
-    return {"clean_start": False, "properties": {"session_expiry_interval": seconds}}
-
-
-def subscribed(broker: DurableBroker, topic_filter: str = "t/#", qos: int = 2) -> VirtualClient:
-    """Return the client ``s`` with a durable session and a subscription."""
-    client = broker.connect("s", **keep())
-    client.subscribe(topic_filter, qos)
-    return client
+from tests.helpers.virtual import will
 
 
 def test_an_inflight_message_comes_again_with_its_packet_id_and_dup() -> None:

@@ -27,7 +27,7 @@ from penstock.broker.quotas.admission import MAX_REFUSED
 from penstock.broker.server import Server
 from tests.broker.serving import make_server, port_of, protocol_of, serving, until
 from tests.helpers.access import Access
-from tests.helpers.certificates import Authority
+from tests.helpers.certificates import Authority, break_file
 from tests.helpers.streams import StreamClient, WebSocketClient
 from tests.helpers.wire import WireClient, connected
 
@@ -507,11 +507,6 @@ async def test_address_that_the_proxy_tells_is_the_one_that_counts() -> None:
 
 
 # -- certificates -----------------------------------------------------------------------------
-
-
-def break_file(name: str) -> None:
-    """Leave nothing in a file that could be used."""
-    Path(name).write_text("broken")
 
 
 async def serial_number(server: Server, context: ssl.SSLContext) -> str:

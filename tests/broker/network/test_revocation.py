@@ -18,7 +18,7 @@ from penstock.broker.network.revocation import is_revoked, read_lists
 from penstock.broker.network.tls import TlsFilesError, make_context
 from penstock.broker.server import Server
 from tests.broker.serving import port_of, serving, until
-from tests.helpers.certificates import Authority, CertificateFiles
+from tests.helpers.certificates import Authority, CertificateFiles, break_file
 from tests.helpers.streams import StreamClient
 from tests.helpers.wire import WireClient, connected
 
@@ -27,11 +27,6 @@ from tests.helpers.wire import WireClient, connected
 def authority(tmp_path: Path) -> Authority:
     """Return an authority with a new key."""
     return Authority(tmp_path)
-
-
-def break_file(name: str) -> None:
-    """Leave nothing in a file that could be used."""
-    Path(name).write_text("broken")
 
 
 def der_of(files: CertificateFiles) -> bytes:

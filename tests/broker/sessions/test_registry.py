@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pytest
 
@@ -21,12 +20,8 @@ from penstock.broker.mqtt.packets import (
     Will,
 )
 from penstock.broker.mqtt.writer import write_packet
+from tests.helpers.durable import keep
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
-
-
-def keep(seconds: int) -> dict[str, Any]:
-    """Return the options of a client whose session outlives its connection."""
-    return {"clean_start": False, "properties": {"session_expiry_interval": seconds}}
 
 
 def watched(broker: VirtualBroker) -> VirtualClient:

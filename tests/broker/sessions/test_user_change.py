@@ -17,6 +17,7 @@ from penstock.broker.access_control import (
 from penstock.broker.mqtt.packets import Connect, Disconnect, PubAck, PubRec, PubRel
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.access import Later, finish
+from tests.helpers.full import check
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 KEEP = {"session_expiry_interval": 100}
@@ -61,12 +62,6 @@ def left_by_alice(broker: VirtualBroker, *topic_filters: str, qos: int = 1) -> N
     for topic_filter in topic_filters:
         client.subscribe(topic_filter, qos)
     client.send(Disconnect())
-
-
-def check(broker: VirtualBroker) -> None:
-    """Check the accounts of all sessions."""
-    for session in broker.core.sessions:
-        session.check_invariants()
 
 
 @pytest.mark.mqtt5("3.1.2-5")

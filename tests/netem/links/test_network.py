@@ -16,9 +16,9 @@ from penstock.netem.links.channel import Counts
 from penstock.netem.links.congestion_control import ALLOWED, AVAILABLE
 from penstock.netem.links.link_variation import OnOff, Trace
 from penstock.netem.links.namespaces import FOLDER, own_prefix, start_time_of
-from penstock.netem.links.network import Host, Link, Network
+from penstock.netem.links.network import Host, Network
 from penstock.netem.links.profiles import OPEN, Direction, Profile
-from tests.helpers.networks import NEEDS_ROOT
+from tests.helpers.networks import NEEDS_ROOT, joined
 
 pytestmark = NEEDS_ROOT
 
@@ -94,12 +94,6 @@ def either_network(engine: str) -> Iterator[Network]:
     """A network without hosts, of each engine."""
     with Network(seed=1, engine=engine) as made:
         yield made
-
-
-def joined(network: Network, profile: Profile) -> tuple[Host, Host, Link]:
-    """Return two hosts and the link between them."""
-    cloud, edge = network.host("cloud"), network.host("edge")
-    return cloud, edge, network.link(cloud, edge, profile)
 
 
 def python(text: str, *arguments: str) -> list[str]:

@@ -10,11 +10,11 @@ from penstock.netem.errors import NetemError
 from penstock.netem.links import tc_link
 from penstock.netem.links.link_variation import OnOff
 from penstock.netem.links.namespaces import own_prefix, run_ip
-from penstock.netem.links.network import Host, Link, Network
+from penstock.netem.links.network import Host, Network
 from penstock.netem.links.profiles import OPEN, Bursts, Direction, Profile
 from penstock.netem.links.tc_commands import impairment_words, rate_words
 from penstock.netem.links.tc_link import Wires, run_tc
-from tests.helpers.networks import NEEDS_ROOT
+from tests.helpers.networks import NEEDS_ROOT, joined
 
 pytestmark = NEEDS_ROOT
 
@@ -48,12 +48,6 @@ def network() -> Iterator[Network]:
     """A network of the engine tc, without hosts."""
     with Network(engine="tc") as made:
         yield made
-
-
-def joined(network: Network, profile: Profile) -> tuple[Host, Host, Link]:
-    """Return two hosts and the link between them."""
-    cloud, edge = network.host("cloud"), network.host("edge")
-    return cloud, edge, network.link(cloud, edge, profile)
 
 
 def send_burst(host: Host, address: str, count: int) -> None:

@@ -4,8 +4,7 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,25 +12,7 @@ import pytest
 
 from penstock.plugins.queue.engine import EngineStartError
 from penstock.plugins.queue.engine_sqlite import SqliteStore
-from penstock.plugins.queue.store import NewSegment
-
-KEY = ("q", 0)
-
-
-def segment(first_offset: int, n_messages: int = 1, n_bytes: int = 10) -> NewSegment:
-    """Return a segment of a size."""
-    return NewSegment(KEY, first_offset, n_messages, 0.0, bytes(n_bytes))
-
-
-@contextmanager
-def opened(path: Path, durability: str = "full", physical_queues: int = 1) -> Iterator[SqliteStore]:
-    """Open a store with the queue `q`."""
-    store = SqliteStore(str(path), durability)
-    store.open({"q": physical_queues})
-    try:
-        yield store
-    finally:
-        store.close()
+from tests.plugins.queue.sqlite_files import KEY, opened, segment
 
 
 @pytest.fixture
