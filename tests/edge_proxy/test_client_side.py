@@ -7,8 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.broker.extensions import LinkSampler
-from penstock.broker.link import Link
 from penstock.broker.mqtt.packets import (
     Disconnect,
     Packet,
@@ -25,7 +23,9 @@ from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.outbox.outbox import MIN_SWEEP_MESSAGES
 from penstock.edge_proxy.client_side import MAX_URGENT_BYTES
 from tests.helpers.effort import examples
-from tests.helpers.pairs import DOWN, UP, SwitchGate, VirtualPair, publish
+from tests.helpers.gates import SwitchGate
+from tests.helpers.pairs import DOWN, UP, VirtualPair, publish
+from tests.helpers.samplers import NotingSampler
 
 VERSIONS = pytest.mark.parametrize("version", [4, 5])
 
@@ -398,63 +398,28 @@ def test_a_fault_behind_a_full_outbox_is_found_when_there_is_room() -> None:
     assert pair.pair.is_closing
 
 
-class Sampler(LinkSampler):
-    """A sampler whose every answer is news."""
-
-    period: float | None = 1.0
-
-    def __init__(self) -> None:
-        self.told: list[tuple[object, ...]] = []
-
-    def sample(self, link: Link, fileno: int, now: float) -> bool:
-        """Take note."""
-        del now
-        self.told.append(("sample", link.client_id, fileno, link.unsent_bytes))
-        return True
-
-    def sent(self, link: Link, packet_id: int, payload_bytes: int, now: float) -> None:
-        """Take note."""
-        del link, now
-        self.told.append(("sent", packet_id, payload_bytes))
-
-    def acknowledged(self, link: Link, packet_id: int, now: float) -> bool:
-        """Take note."""
-        del link, now
-        self.told.append(("acknowledged", packet_id))
-        return True
-
-    def connected(self, link: Link, now: float) -> None:
-        """Take note."""
-        del now
-        self.told.append(("connected", link.client_id))
-
-    def forget(self, link: Link) -> None:
-        """Take note."""
-        self.told.append(("forget", link.client_id))
-
-
 def test_samplers_follow_every_qos_1_and_2_delivery() -> None:
     """Sent when it is handed over, not when it comes; acknowledged by PUBACK or PUBREC."""
-    sampler = Sampler()
+    sampler = NotingSampler(1.0, has_news=True)
     gate = SwitchGate()
     pair = VirtualPair.connected(gate=gate, samplers=[sampler])
     assert sampler.told == [("connected", "c")]
     pair.broker_sends(publish("big", 200, packet_id=1), publish("small", 3, packet_id=2, qos=2))
     pair.broker_sends(publish("none"))
-    assert sampler.told[1:] == [("sent", 2, 3)]
+    assert sampler.told[1:] == [("sent", "c", 2, 3)]
     pair.client_sends(PubRec(2), PubComp(2), PubAck(77))
-    assert sampler.told[2:] == [("acknowledged", 2)]
+    assert sampler.told[2:] == [("acknowledged", "c", 2)]
     gate.is_open = True
     pair.pair.fileno = 12
     pair.advance(1.0)
-    assert sampler.told[3:] == [("sample", "c", 12, 0), ("sent", 1, 200)]
+    assert sampler.told[3:] == [("sample", "c", 12, 0), ("sent", "c", 1, 200)]
 
 
 def test_a_new_estimate_asks_the_gate_again() -> None:
     """A withheld message leaves on the news of an acknowledgement, before its deadline."""
     gate = SwitchGate()
     gate.look_again_after = 1000.0
-    pair = VirtualPair.connected(gate=gate, samplers=[Sampler()])
+    pair = VirtualPair.connected(gate=gate, samplers=[NotingSampler(1.0, has_news=True)])
     pair.broker_sends(publish("big", 200, packet_id=1), publish("small", packet_id=2))
     assert pair.topics() == ["small"]
     gate.is_open = True
@@ -464,7 +429,7 @@ def test_a_new_estimate_asks_the_gate_again() -> None:
 
 def test_what_waits_when_the_client_goes() -> None:
     """QoS 0 is dropped and counted; QoS 1 and 2 are left to the broker, unacknowledged."""
-    sampler, gate = Sampler(), SwitchGate()
+    sampler, gate = NotingSampler(1.0, has_news=True), SwitchGate()
     pair = VirtualPair.connected(gate=gate, samplers=[sampler])
     pair.broker_sends(
         publish("big", 200, packet_id=1), publish("big"), publish("small", packet_id=2)

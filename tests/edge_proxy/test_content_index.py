@@ -6,7 +6,8 @@ import tracemalloc
 import pytest
 
 from penstock.edge_proxy.content_index import MIN_INDEXED_BYTES, ContentIndex
-from tests.helpers.pairs import SwitchGate, VirtualPair, publish
+from tests.helpers.gates import SwitchGate
+from tests.helpers.pairs import VirtualPair, publish
 
 MIB = 1024 * 1024
 

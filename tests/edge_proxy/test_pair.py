@@ -24,7 +24,8 @@ from penstock.broker.mqtt.writer import write_packet
 from penstock.edge_proxy.direction import Direction
 from penstock.plugins.withholding.config import WithholdingConfig
 from penstock.plugins.withholding.gate import WithholdingGate
-from tests.helpers.pairs import CONNACK_SECONDS, DOWN, UP, SwitchGate, VirtualPair, publish
+from tests.helpers.gates import SwitchGate
+from tests.helpers.pairs import CONNACK_SECONDS, DOWN, UP, VirtualPair, publish
 
 WHOLE_CONNECT = Connect(
     client_id="sensor",

@@ -29,7 +29,8 @@ from penstock.broker.process.program import ReloadingService
 from penstock.edge_proxy.config import parse_proxy_config
 from penstock.edge_proxy.sidecar import ListenError, Sidecar
 from penstock.plugins.withholding.gate import WithholdingGate
-from tests.helpers.pairs import SwitchGate, publish
+from tests.helpers.gates import SwitchGate
+from tests.helpers.pairs import publish
 from tests.helpers.scripted import SECONDS, ScriptedBroker, open_client, until
 
 

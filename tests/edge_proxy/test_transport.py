@@ -20,7 +20,8 @@ from penstock.edge_proxy.config import ProxyLimits
 from penstock.edge_proxy.shared import Shared
 from penstock.edge_proxy.transport import Pairs
 from penstock.netem.runs.broker_process import reserved_port
-from tests.helpers.pairs import DOWN, UP, SwitchGate, publish
+from tests.helpers.gates import SwitchGate
+from tests.helpers.pairs import DOWN, UP, publish
 from tests.helpers.scripted import SECONDS, Peer, ScriptedBroker, open_client, until
 
 MIB = 1024 * 1024
@@ -62,19 +63,6 @@ class Sampler(LinkSampler):
         with socket.socket(fileno=os.dup(fileno)) as sock:
             self.seen.append(sock.getpeername())
         return False
-
-    def sent(self, *_: object) -> None:
-        """Take no note."""
-
-    def acknowledged(self, *_: object) -> bool:
-        """Take no note."""
-        return False
-
-    def connected(self, *_: object) -> None:
-        """Take no note."""
-
-    def forget(self, *_: object) -> None:
-        """Take no note."""
 
 
 @asynccontextmanager

@@ -6,9 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.broker.extensions import DeliveryGate, LinkSampler, Verdict
-from penstock.broker.link import Link
-from penstock.broker.message import Message
+from penstock.broker.extensions import DeliveryGate, LinkSampler
 from penstock.broker.mqtt.packets import ConnAck, Connect, Packet, Publish
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.reason_codes import ReasonCode
@@ -27,34 +25,6 @@ LARGE_BYTES = 100
 
 CONNACK_SECONDS = 30.0
 """From a CONNECT to the broker's answer."""
-
-
-class SwitchGate(DeliveryGate):
-    """A gate that the test opens and closes; more than 100 bytes are large.
-
-    Attributes:
-        is_open: whether large messages may go.
-        look_again_after: seconds to the next question while it is closed.
-        forgotten: links it was told to forget.
-    """
-
-    def __init__(self, *, is_open: bool = False) -> None:
-        self.is_open = is_open
-        self.look_again_after = 1.0
-        self.forgotten: list[Link] = []
-
-    def threshold_s(self, topic: str) -> int | None:
-        """Return the same for every topic but `never`."""
-        return None if topic == "never" else LARGE_BYTES
-
-    def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
-        """Answer as the test has set."""
-        del message, link, sojourn
-        return Verdict(self.is_open, now + self.look_again_after, "as the test says")
-
-    def forget(self, link: Link) -> None:
-        """Take note."""
-        self.forgotten.append(link)
 
 
 def packets_in(data: bytes, version: int) -> list[Packet]:

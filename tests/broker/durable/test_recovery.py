@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.config.limits import Limits, QueueFull
-from penstock.broker.extensions import DeliveryGate, Verdict
-from penstock.broker.link import Link
-from penstock.broker.message import Message
+from penstock.broker.extensions import DeliveryGate
 from penstock.broker.mqtt.packets import (
     Disconnect,
     PubAck,
@@ -23,6 +21,7 @@ from penstock.broker.mqtt.packets import (
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.durable import DurableBroker, keep, subscribed
+from tests.helpers.gates import SwitchGate
 from tests.helpers.half_sent import Gate
 from tests.helpers.virtual import will
 
@@ -228,24 +227,6 @@ def test_the_order_of_messages_is_kept() -> None:
     assert not broker.disk.messages
 
 
-class LargeAbove(DeliveryGate):
-    """A gate that lets nothing large go."""
-
-    def threshold_s(self, topic: str) -> int | None:  # noqa: ARG002 (a gate's signature)
-        """Every topic has large messages."""
-        return 3
-
-    def decide(
-        self,
-        message: Message,  # noqa: ARG002
-        link: Link,  # noqa: ARG002
-        sojourn: float,  # noqa: ARG002
-        now: float,  # noqa: ARG002
-    ) -> Verdict:
-        """Withhold."""
-        return Verdict(deliver=False, reason="large")
-
-
 @pytest.mark.parametrize(
     "limits",
     [{"queued_messages": 2}, {"queued_bytes": 2}, {"total_queued_bytes": 1000}],
@@ -253,7 +234,7 @@ class LargeAbove(DeliveryGate):
 )
 @pytest.mark.parametrize("queue_full", ["reject", "drop_newest", "drop_oldest", "disconnect"])
 @pytest.mark.parametrize(
-    "gate", [None, LargeAbove(), Gate(first="t/1")], ids=["open", "held", "first"]
+    "gate", [None, SwitchGate(3), Gate(first="t/1")], ids=["open", "held", "first"]
 )
 def test_what_was_acknowledged_comes_back_beyond_the_limits(
     limits: dict[str, Any], queue_full: QueueFull, gate: DeliveryGate | None
@@ -319,7 +300,7 @@ def test_withheld_messages_wait_again() -> None:
     publisher = broker.connect("p")
     publisher.publish("t/1", b"large", qos=1)
     publisher.publish("t/2", b"s", qos=1)
-    broker = DurableBroker(broker.disk, gate=LargeAbove())
+    broker = DurableBroker(broker.disk, gate=SwitchGate(3))
     client = broker.connect("s", **keep())
     assert client.acknowledge() == [b"s"]
     assert client.session.outbox.n_withheld == 1

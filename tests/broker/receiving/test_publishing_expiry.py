@@ -6,30 +6,12 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.extensions import DeliveryGate, Verdict
-from penstock.broker.link import Link
-from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import Publish
 from penstock.broker.outbox.outbox import MIN_SWEEP_MESSAGES
+from tests.helpers.gates import SwitchGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 KEEP: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 9999}}
-
-
-class Shut(DeliveryGate):
-    """Holds everything above ten bytes until the test opens it."""
-
-    is_open = False
-
-    def threshold_s(self, topic: str) -> int | None:
-        """Everything above ten bytes is large."""
-        del topic
-        return 10
-
-    def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
-        """Answer as the test has set, and want to be asked each second."""
-        del message, link, sojourn
-        return Verdict(self.is_open, now + 1, "test")
 
 
 def expiring(seconds: int) -> dict[str, Any]:
@@ -60,7 +42,7 @@ def test_a_retained_message_goes_out_with_what_is_left(waits: float, is_left: in
 @pytest.mark.mqtt5("3.3.2-6")
 def test_a_withheld_message_goes_out_with_what_is_left() -> None:
     """Waiting behind a gate counts as waiting."""
-    gate = Shut()
+    gate = SwitchGate(10)
     broker = VirtualBroker(gate=gate)
     client = broker.connect("s")
     client.subscribe("t")
@@ -75,7 +57,7 @@ def test_a_withheld_message_goes_out_with_what_is_left() -> None:
 @pytest.mark.mqtt5("3.3.2-5")
 def test_a_withheld_message_leaves_at_its_deadline() -> None:
     """Before the gate wants to look again, and what waits behind it on its topic goes on."""
-    broker = VirtualBroker(gate=Shut())
+    broker = VirtualBroker(gate=SwitchGate(10))
     client = broker.connect("s")
     client.subscribe("t", 1)
     publisher = broker.connect("p")

@@ -26,9 +26,9 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.reports.client_reports import report
-from tests.broker.sending.test_sender import Sampler
 from tests.helpers.durable import DurableBroker
 from tests.helpers.effort import examples
+from tests.helpers.samplers import NotingSampler
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 TOPICS = ("t/0", "t/1", "t/long", "nobody")
@@ -54,7 +54,7 @@ class Twins:
 
     def __init__(self, version: int) -> None:
         self.version = version
-        self.samplers = Sampler(), Sampler()
+        self.samplers = NotingSampler(), NotingSampler()
         limits = Limits(receive_maximum=20, inflight_messages=30, inflight_bytes=1500)
         self.brokers = tuple(
             VirtualBroker(limits, samplers=[sampler], gate=SomeAreLarge())
@@ -118,7 +118,7 @@ def _state(thing: object) -> dict[str, Any]:
     return {name: getattr(thing, name) for name in type(thing).__slots__}  # type: ignore[attr-defined]
 
 
-def _by_client(sampler: Sampler) -> list[tuple[Any, ...]]:
+def _by_client(sampler: NotingSampler) -> list[tuple[Any, ...]]:
     return sorted(sampler.told, key=lambda call: str(call[1]))
 
 
@@ -354,7 +354,7 @@ def test_a_message_of_a_durable_publisher_comes_once_through_a_crash() -> None:
     assert subscriber.payloads() == [b"006"]
 
 
-class SamplerOfRuns(Sampler):
+class SamplerOfRuns(NotingSampler):
     """Notes what it is told of runs."""
 
     def sent_run(
@@ -402,7 +402,7 @@ class QuietSampler(SamplerOfRuns):
 def test_a_sampler_is_spared_what_its_link_says_alone(n_packets: int) -> None:
     """Of runs as of lone packets; beside another, or where it is not sparing, it hears of all."""
     told = []
-    for samplers in ([QuietSampler()], [QuietSampler(), Sampler()], [SamplerOfRuns()]):
+    for samplers in ([QuietSampler()], [QuietSampler(), NotingSampler()], [SamplerOfRuns()]):
         broker = VirtualBroker(samplers=samplers)
         publisher, subscriber = a_pair(broker)
         link = subscriber.session.link

@@ -5,30 +5,21 @@ from typing import Any
 import pytest
 
 from penstock.broker.client_report import ClientReport, DecisionFigures, TcpFigures
-from penstock.broker.extensions import DeliveryGate, Verdict
 from penstock.broker.link import Link, TcpLook
-from penstock.broker.message import Message
 from penstock.broker.reports.client_reports import Reports, report
+from tests.helpers.gates import SwitchGate
 from tests.helpers.virtual import VirtualBroker
 
 LARGE = b"x" * 200
 
 
-class Gate(DeliveryGate):
-    """A gate that the test opens; it looks again after two seconds."""
+class Gate(SwitchGate):
+    """A gate with an RTT above which it takes the path for congested."""
 
-    is_open = False
     threshold: float | Exception = 0.25
 
-    def threshold_s(self, topic: str) -> int | None:
-        """Return 100 bytes."""
-        del topic
-        return 100
-
-    def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
-        """Answer as the test has set."""
-        del message, link, sojourn
-        return Verdict(self.is_open, now + 2.0, "open" if self.is_open else "closed")
+    def __init__(self) -> None:
+        super().__init__(look_again_after=2.0)
 
     def threshold_l(self, link: Link) -> float:
         """Return, or raise, what the test has set."""

@@ -23,20 +23,6 @@ class Sampler(LinkSampler):
             raise OSError(9, "bad file descriptor")
         return self.has_news
 
-    def sent(self, link: Link, packet_id: int, payload_bytes: int, now: float) -> None:
-        """Nothing."""
-
-    def acknowledged(self, link: Link, packet_id: int, now: float) -> bool:
-        """Nothing."""
-        del link, packet_id, now
-        return False
-
-    def connected(self, link: Link, now: float) -> None:
-        """Nothing."""
-
-    def forget(self, link: Link) -> None:
-        """Nothing."""
-
 
 def started(n_clients: int) -> tuple[VirtualBroker, Sampler, list[str]]:
     """Return a broker whose clients are being sampled."""

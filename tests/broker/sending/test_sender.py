@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.config.limits import Limits
-from penstock.broker.extensions import DeliveryGate, LinkSampler, PayloadStore, Verdict
-from penstock.broker.link import Link
-from penstock.broker.message import Message
+from penstock.broker.extensions import PayloadStore
 from penstock.broker.mqtt.packets import (
     Connect,
     Packet,
@@ -27,62 +25,11 @@ from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.payload import JOIN_BELOW_BYTES, Payload
 from penstock.broker.sending.sender import PUMP_BYTES
 from penstock.broker.sessions.pump import PUMP_MESSAGES
+from tests.helpers.gates import SwitchGate
+from tests.helpers.samplers import NotingSampler
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 KEEP: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 600}}
-
-
-class Gate(DeliveryGate):
-    """Holds what is larger than 100 bytes until the test says otherwise."""
-
-    def __init__(self) -> None:
-        self.is_open = False
-        self.look_again_after = 1.0
-        self.unsent: list[int] = []
-
-    def threshold_s(self, topic: str) -> int | None:
-        """Everything above 100 bytes is large, but not on "free"."""
-        return None if topic == "free" else 100
-
-    def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
-        """Answer as the test has set."""
-        del message, sojourn
-        self.unsent.append(link.unsent_bytes)
-        return Verdict(self.is_open, now + self.look_again_after, "test")
-
-
-class Sampler(LinkSampler):
-    """Notes what it is told."""
-
-    period = None
-
-    def __init__(self) -> None:
-        self.told: list[tuple[Any, ...]] = []
-        self.has_news = False
-
-    def sample(self, link: Link, fileno: int, now: float) -> bool:
-        """Is never called without a period."""
-        raise AssertionError(link, fileno, now)
-
-    def sent(self, link: Link, packet_id: int, payload_bytes: int, now: float) -> None:
-        """Note it."""
-        del now
-        self.told.append(("sent", link.client_id, packet_id, payload_bytes))
-
-    def acknowledged(self, link: Link, packet_id: int, now: float) -> bool:
-        """Note it."""
-        del now
-        self.told.append(("acknowledged", link.client_id, packet_id))
-        return self.has_news
-
-    def connected(self, link: Link, now: float) -> None:
-        """Note it."""
-        del now
-        self.told.append(("connected", link.client_id))
-
-    def forget(self, link: Link) -> None:
-        """Note it."""
-        self.told.append(("forget", link.client_id))
 
 
 def pair(
@@ -173,13 +120,13 @@ def test_a_pump_leaves_the_rest_for_the_next_turn() -> None:
 
 def test_withheld_messages_wait_and_small_ones_pass() -> None:
     """The gate decides on large messages only, and is asked again in time."""
-    gate = Gate()
+    gate = SwitchGate()
     broker = VirtualBroker(gate=gate)
     publisher, subscriber = pair(broker)
     for _ in range(2):
         publisher.publish("cam", b"L" * 101, qos=1)
         publisher.publish("alarm", b"small", qos=1)
-        publisher.publish("free", b"F" * 101)
+        publisher.publish("never", b"F" * 101)
         assert subscriber.acknowledge() == [b"small", b"F" * 101]
     assert subscriber.session.outbox.n_withheld == 2
     subscriber.unsent_bytes = 77
@@ -194,7 +141,7 @@ def test_withheld_messages_wait_and_small_ones_pass() -> None:
 
 def test_the_gates_next_look_is_one_deadline_however_often_it_is_asked() -> None:
     """A stream of small messages does not leave timers behind."""
-    gate = Gate()
+    gate = SwitchGate()
     gate.look_again_after = 5.0
     broker = VirtualBroker(gate=gate)
     publisher, subscriber = pair(broker)
@@ -209,7 +156,7 @@ def test_the_gates_next_look_is_one_deadline_however_often_it_is_asked() -> None
 
 def test_a_withheld_message_whose_time_comes_while_the_window_is_full_sets_no_timer() -> None:
     """It cannot leave before an acknowledgement: a timer would come at once, for ever."""
-    gate = Gate()
+    gate = SwitchGate()
     broker = VirtualBroker(Limits(inflight_messages=2), gate=gate)
     publisher, subscriber = pair(broker)
     publisher.publish("cam", b"L" * 101, qos=1)
@@ -227,7 +174,7 @@ def test_a_withheld_message_whose_time_comes_while_the_window_is_full_sets_no_ti
 
 def test_samplers_see_what_is_sent_and_acknowledged() -> None:
     """QoS 1 by its PUBACK, QoS 2 by its PUBREC; news lets the gate decide anew."""
-    gate, sampler = Gate(), Sampler()
+    gate, sampler = SwitchGate(), NotingSampler()
     gate.look_again_after = 1e9
     broker = VirtualBroker(gate=gate, samplers=[sampler])
     publisher, subscriber = pair(broker, 2)

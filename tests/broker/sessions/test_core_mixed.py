@@ -16,9 +16,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from penstock.broker.config.limits import Limits
 from penstock.broker.config.mqtt_options import MqttOptions
-from penstock.broker.extensions import DeliveryGate, Verdict
-from penstock.broker.link import Link
-from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
@@ -36,6 +33,7 @@ from penstock.broker.mqtt.packets import (
 from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker
 from tests.helpers.effort import examples
+from tests.helpers.gates import SwitchGate
 from tests.helpers.virtual import VirtualClient, will
 
 OWN = ("own/1", "own/2")
@@ -46,20 +44,6 @@ NAMES = ("a5", "b5", "c4", "d4", "e3", "f5")
 """Client identifiers, each with its version; `a5` and `c4` keep their sessions."""
 LASTING = frozenset({"a5", "c4"})
 LARGE = b"L" * 50
-
-
-class Gate(DeliveryGate):
-    """Withholds each large message for a second."""
-
-    def threshold_s(self, topic: str) -> int | None:  # noqa: ARG002 (a gate's signature)
-        """Say from which size on a message is large."""
-        return 40
-
-    def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:  # noqa: ARG002
-        """Let it wait for a second."""
-        if sojourn < 1:
-            return Verdict(deliver=False, reason="test", look_again_at=now + 1 - sojourn)
-        return Verdict(deliver=True, reason="test")
 
 
 class Peer:
@@ -221,7 +205,7 @@ class Mixed(RuleBasedStateMachine):
             ),
             options=MqttOptions(),
             max_pending_messages=5,
-            gate=Gate() if has_gate else None,
+            gate=SwitchGate(40, most_seconds=1) if has_gate else None,
             access=self.access,
         )
         repeated: set[bytes] = set()

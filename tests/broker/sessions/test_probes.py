@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.broker.config.limits import Limits
-from penstock.broker.extensions import DeliveryGate, LinkSampler, Verdict
+from penstock.broker.extensions import LinkSampler
 from penstock.broker.link import Link
-from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import Disconnect, PubAck, Publish, Unsubscribe
 from penstock.broker.reports.sampling import Sampling
 from tests.helpers.access import Access
 from tests.helpers.durable import DurableBroker
 from tests.helpers.effort import examples
+from tests.helpers.gates import SwitchGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 TOPIC = "latency"
@@ -41,11 +41,6 @@ class Listening(LinkSampler):
         self.sent_ids: list[int] = []
         self.acknowledged_ids: list[int] = []
 
-    def sample(self, link: Link, fileno: int, now: float) -> bool:
-        """Nothing."""
-        del link, fileno, now
-        return False
-
     def sent(self, link: Link, packet_id: int, payload_bytes: int, now: float) -> None:
         """Note it."""
         del link, payload_bytes, now
@@ -56,12 +51,6 @@ class Listening(LinkSampler):
         del link, now
         self.acknowledged_ids.append(packet_id)
         return False
-
-    def connected(self, link: Link, now: float) -> None:
-        """Nothing."""
-
-    def forget(self, link: Link) -> None:
-        """Nothing."""
 
 
 class Probing(Listening, LinkSampler):
@@ -81,18 +70,6 @@ class Probing(Listening, LinkSampler):
     def probe_sent(self, link: Link, packet_id: int, now: float) -> None:
         """Note it."""
         self.probes.append((link.client_id, packet_id, now))
-
-
-class Holding(DeliveryGate):
-    """Withholds all that is longer than a few bytes."""
-
-    def threshold_s(self, topic: str) -> int | None:  # noqa: ARG002 (a gate's signature)
-        """Say from which size on a message is large."""
-        return 100
-
-    def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:  # noqa: ARG002
-        """Hold it."""
-        return Verdict(deliver=False, reason="test")
 
 
 class Silent(Probing):
@@ -215,7 +192,7 @@ def test_a_refused_probe_is_answered() -> None:
 
 def test_withheld_messages_do_not_hold_a_probe() -> None:
     """It is no large message, though longer than threshold_s, and passes those of its own topic."""
-    broker, _ = probed(gate=Holding())
+    broker, _ = probed(gate=SwitchGate())
     client = subscriber(broker)
     connect(broker, "publisher").publish(TOPIC, bytes(200), qos=1)
     assert client.session.outbox.n_withheld == 1
@@ -462,7 +439,7 @@ class Probed(RuleBasedStateMachine):
     ) -> None:
         """Start a broker with small queues; two of the sessions last."""
         limits = Limits(queued_messages=queued_messages, queue_full=queue_full)
-        self.broker, self.sampler = probed(gate=Holding(), limits=limits)
+        self.broker, self.sampler = probed(gate=SwitchGate(), limits=limits)
         self.clients: dict[str, VirtualClient] = {}
         self.unanswered: dict[str, list[Publish]] = {name: [] for name in self.names}
 

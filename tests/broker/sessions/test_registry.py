@@ -7,9 +7,6 @@ import logging
 import pytest
 
 from penstock.broker.events import Callbacks
-from penstock.broker.extensions import DeliveryGate, Verdict
-from penstock.broker.link import Link
-from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (
     Disconnect,
     Packet,
@@ -21,6 +18,7 @@ from penstock.broker.mqtt.packets import (
 )
 from penstock.broker.mqtt.writer import write_packet
 from tests.helpers.durable import keep
+from tests.helpers.gates import SwitchGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 
@@ -206,23 +204,9 @@ def test_the_expiry_interval_of_a_will_runs_from_its_publication() -> None:
     assert broker.core.ledger().expired == 1
 
 
-class Closed(DeliveryGate):
-    """Holds what is larger than 100 bytes."""
-
-    def threshold_s(self, topic: str) -> int | None:
-        """Every topic has the same."""
-        del topic
-        return 100
-
-    def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
-        """Hold it."""
-        del message, link, sojourn, now
-        return Verdict(deliver=False)
-
-
 def test_a_large_will_is_withheld_as_any_large_message() -> None:
     """Its size class is that of its topic."""
-    broker = VirtualBroker(gate=Closed())
+    broker = VirtualBroker(gate=SwitchGate())
     watcher = broker.connect("w")
     watcher.subscribe("will/#")
     broker.connect("a", will=will("will/a", bytes(101))).lose()

@@ -11,9 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.broker.config.limits import Limits
-from penstock.broker.extensions import DeliveryGate, Verdict
-from penstock.broker.link import Link
-from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
@@ -31,6 +28,7 @@ from penstock.broker.sessions.retained_delivery import SLICE_MESSAGES, UNSENT_BY
 from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker
 from tests.helpers.effort import examples
+from tests.helpers.gates import SwitchGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 LASTING = {"session_expiry_interval": 100}
@@ -367,23 +365,9 @@ TestRetainedMachine.settings = settings(
 )
 
 
-class ClosedGate(DeliveryGate):
-    """Payloads above ten bytes are large, and wait for a second."""
-
-    def threshold_s(self, topic: str) -> int | None:
-        """The same for every topic."""
-        del topic
-        return 10
-
-    def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
-        """Hold for the second."""
-        del message, link
-        return Verdict(sojourn >= 1, now + 1 - sojourn, "test")
-
-
 def test_live_messages_do_not_overtake_a_large_retained_one_of_their_topic() -> None:
     """[MQTT-4.6.0-6]: the last one that a SUBSCRIBE brings may have to wait like any other."""
-    broker = VirtualBroker(gate=ClosedGate())
+    broker = VirtualBroker(gate=SwitchGate(10, most_seconds=1))
     publisher = broker.connect("p")
     publisher.publish("cam", b"a large retained one", retain=True)
     client = broker.connect("c")

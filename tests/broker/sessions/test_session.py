@@ -9,9 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.broker.config.limits import Limits, QueueFull
-from penstock.broker.extensions import DeliveryGate, Verdict
-from penstock.broker.link import Link
-from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (
     Disconnect,
     PubAck,
@@ -22,25 +19,10 @@ from penstock.broker.mqtt.packets import (
     Unsubscribe,
 )
 from tests.helpers.effort import examples
+from tests.helpers.gates import SwitchGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 TOPICS = st.sampled_from(["a", "b", "cam/1", "cam/2"])
-
-
-class Gate(DeliveryGate):
-    """Messages above 10 bytes are large; the machine opens and closes it."""
-
-    is_open = True
-
-    def threshold_s(self, topic: str) -> int | None:
-        """The same for every topic."""
-        del topic
-        return 10
-
-    def decide(self, message: Message, link: Link, sojourn: float, now: float) -> Verdict:
-        """Answer as the machine has set; never hold for more than 5 seconds."""
-        del message, link
-        return Verdict(self.is_open or sojourn >= 5, now + 5 - sojourn, "machine")
 
 
 class SessionMachine(RuleBasedStateMachine):
@@ -52,7 +34,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate = Gate()
+        self.gate = SwitchGate(10, is_open=True, most_seconds=5)
         self.number = 0
         self.client: VirtualClient | None = None
         self.unanswered: list[Publish] = []
