@@ -66,13 +66,10 @@ class Program:
         words = sys.argv[1:] if argv is None else argv
         _command.set(shlex.join([*self._name.split(), *words]))
         try:
-            self.app(args=words, prog_name=self._name)
-        except SystemExit as ended:
-            return ended.code if isinstance(ended.code, int) else 0
+            return self.app.status(words, self._name)
         except (WireError, OSError, NetemError) as error:
             typer.echo(f"{self._name.rpartition('.')[2]}: {error}", err=True)
             return 2 if isinstance(error, NetemError) and not isinstance(error, RunError) else 1
-        return 0
 
 
 def choose(

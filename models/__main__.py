@@ -159,11 +159,7 @@ def main(argv: list[str] | None = None) -> int:
         0, or 2 for wrong arguments and files.
     """
     arguments = sys.argv[1:] if argv is None else argv
-    try:
-        app(args=arguments, prog_name="penstock plan", obj=f"penstock plan {join(arguments)}")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    return 0
+    return app.status(arguments, "penstock plan", f"penstock plan {join(arguments)}")
 
 
 if __name__ == "__main__":

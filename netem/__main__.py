@@ -193,13 +193,10 @@ def main(argv: list[str] | None = None) -> int:
         made. 130 or 143: a signal ended an experiment.
     """
     try:
-        app(args=argv, prog_name="penstock netem")
+        return app.status(argv, "penstock netem")
     except NetemError as error:
         sys.stderr.write(f"penstock netem: {error}\n")
         return 1 if isinstance(error, RunError) else 2
-    except SystemExit as stopped:
-        return stopped.code if isinstance(stopped.code, int) else 0
-    return 0
 
 
 if __name__ == "__main__":

@@ -250,18 +250,14 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     try:
         if arguments[:1] == ["prepare"]:
-            preparing(args=arguments[1:], prog_name=f"{PROGRAM} prepare")
-        else:
-            app(args=arguments, prog_name=PROGRAM)
+            return preparing.status(arguments[1:], f"{PROGRAM} prepare")
+        return app.status(arguments, PROGRAM)
     except BridgeError as error:
         typer.echo(f"{PROGRAM}: {error.text}", err=True)
         return error.status
     except OSError as error:
         typer.echo(f"{PROGRAM}: cannot write {error.filename}: {error.strerror}", err=True)
         return 1
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    return 0
 
 
 if __name__ == "__main__":

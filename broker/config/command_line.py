@@ -48,3 +48,17 @@ class CommandLine(typer.Typer):
     def command(self, *args: Any, **options: Any) -> Callable[[Any], Any]:
         """Return a decorator that adds a `PlainCommand`; the arguments are typer's."""
         return super().command(*args, **{"cls": PlainCommand, **options})
+
+    def status(self, argv: list[str] | None, prog_name: str, obj: object = None) -> int:
+        """Run the command that the arguments name, and return the exit status.
+
+        Args:
+            argv: arguments after the program's name; None for those of the process.
+            prog_name: as usage and errors show it.
+            obj: of the command's context.
+        """
+        try:
+            self(args=argv, prog_name=prog_name, obj=obj)
+        except SystemExit as ended:
+            return ended.code if isinstance(ended.code, int) else 0
+        return 0

@@ -13,6 +13,7 @@ from typing import Annotated, Final, Protocol, TypeAlias, runtime_checkable
 
 import typer
 
+from penstock.broker.config.command_line import CommandLine
 from penstock.broker.errors import PenstockError
 from penstock.broker.faults import note_fault
 from penstock.broker.process.collector import Collector, Kept
@@ -126,7 +127,7 @@ async def _serve(service: Service) -> None:
     await service.stop()
 
 
-def exit_status(app: typer.Typer, argv: list[str] | None, prog_name: str) -> int:
+def exit_status(app: CommandLine, argv: list[str] | None, prog_name: str) -> int:
     """Run a command line.
 
     Args:
@@ -139,10 +140,7 @@ def exit_status(app: typer.Typer, argv: list[str] | None, prog_name: str) -> int
         line each.
     """
     try:
-        app(args=argv, prog_name=prog_name)
+        return app.status(argv, prog_name)
     except PenstockError as error:
         sys.stderr.write(f"{prog_name}: {error}\n")
         return 2
-    except SystemExit as stopped:
-        return stopped.code if isinstance(stopped.code, int) else 0
-    return 0

@@ -323,11 +323,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         Exit status: 0 after a stop by signal, 2 for a mistake in the arguments.
     """
-    try:
-        app(args=argv, prog_name="python -m penstock.netem.links.relay")
-    except SystemExit as stopped:
-        return stopped.code if isinstance(stopped.code, int) else 0
-    return 0
+    return app.status(argv, "python -m penstock.netem.links.relay")
 
 
 if __name__ == "__main__":

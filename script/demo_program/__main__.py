@@ -89,13 +89,10 @@ def main(argv: list[str] | None = None) -> int:
     """
     signal.signal(signal.SIGTERM, end)
     try:
-        app(args=argv, prog_name="script/demo")
+        return app.status(argv, "script/demo")
     except DemoError as error:
         sys.stderr.write(f"demo: {error}\n")
         return error.status
-    except SystemExit as stopped:
-        return stopped.code if isinstance(stopped.code, int) else 0
-    return 0
 
 
 if __name__ == "__main__":
