@@ -202,7 +202,7 @@ class Listening:
         try:
             _remove_stale_socket(path)
             sock.bind(path)
-            os.chmod(path, listener.socket_mode)  # noqa: PTH101 (before anybody can connect)
+            os.chmod(path, listener.socket_mode)  # noqa: PTH101 (before a client can connect)
             self._inode = os.stat(path).st_ino  # noqa: PTH116 (text is what bind takes)
             server = await asyncio.get_running_loop().create_unix_server(
                 self._new_protocol, sock=sock, backlog=BACKLOG

@@ -67,7 +67,7 @@ class Shared:
         payload_store: keeps payloads.
         is_by_reference: payloads are in memory, each once.
         copies_payloads: each subscriber has a payload of its own.
-        access: access control; None lets everybody do everything.
+        access: access control; None permits every client everything.
         callbacks: of events.
         is_plain: no callback and no access control looks at single messages or packets.
         timers: all deadlines; the driver runs them.

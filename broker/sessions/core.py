@@ -128,12 +128,12 @@ class Core(Shared):
             logger: for what an operator should know.
             wake: called when a connection was touched outside of a turn of the driver.
             spawn: takes a coroutine that has to wait; the driver runs it as a task.
-            new_client_id: makes a Client Identifier that nobody has.
+            new_client_id: makes a new Client Identifier.
             gate: None for no withholding.
             samplers: write what they learn of each subscriber's path.
             payload_store: None for payloads by reference.
             sinks: route targets that are not sessions.
-            access: None lets everybody do everything.
+            access: None permits every client everything.
             authenticators: methods of enhanced authentication, each with its own name.
             callbacks: of events.
             session_expiry_limit: seconds; the most that a session outlives its connection.

@@ -129,7 +129,7 @@ class Side:
             if subscriber.out_of_order:
                 found.append(f"{where}: {subscriber.out_of_order} messages out of order")
             if subscriber.strange:
-                found.append(f"{where}: messages nobody sent: {subscriber.strange[0]}")
+                found.append(f"{where}: messages that were never sent: {subscriber.strange[0]}")
         for client in (self.publisher, *self.subscribers.values()):
             if client.lost:
                 found.append(f"{self.name}: {client.name} was disconnected: {client.lost}")
