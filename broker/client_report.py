@@ -147,6 +147,20 @@ class LedgerFigures(NamedTuple):
     waits_for: str
 
 
+class SubscriptionFigures(NamedTuple):
+    """What the client has subscribed to; shared subscriptions count.
+
+    Attributes:
+        total: subscriptions.
+        small: those of them that take small messages alone.
+        large: those of them that take large messages alone.
+    """
+
+    total: int
+    small: int
+    large: int
+
+
 class ClientReport(NamedTuple):
     """One client with a session, at one moment.
 
@@ -155,6 +169,7 @@ class ClientReport(NamedTuple):
         is_connected: whether it has a network connection.
         username: of its newest connection, or None.
         listener: of its newest connection; "" before its first.
+        subscriptions: how many, and of which size class.
         link: its path.
         withholding: its large messages.
         ledger: all of its messages.
@@ -164,6 +179,7 @@ class ClientReport(NamedTuple):
     is_connected: bool
     username: str | None
     listener: str
+    subscriptions: SubscriptionFigures
     link: LinkFigures
     withholding: WithholdingFigures
     ledger: LedgerFigures

@@ -10,6 +10,7 @@ from penstock.broker.client_report import (
     DecisionFigures,
     LedgerFigures,
     LinkFigures,
+    SubscriptionFigures,
     TcpFigures,
     WithholdingFigures,
 )
@@ -58,10 +59,17 @@ def report(session: Session, now: float) -> ClientReport:
         is_connected=session.is_connected,
         username=session.username,
         listener=session.listener,
+        subscriptions=subscription_figures(session),
         link=link_figures(session, now),
         withholding=withholding_figures(session, now),
         ledger=ledger_figures(session),
     )
+
+
+def subscription_figures(session: Session) -> SubscriptionFigures:
+    """Return how many subscriptions a client has, and of which size class."""
+    sizes = [subscription.sizes for subscription in session.subscriptions.values()]
+    return SubscriptionFigures(len(sizes), sizes.count("small"), sizes.count("large"))
 
 
 def link_figures(session: Session, now: float) -> LinkFigures:

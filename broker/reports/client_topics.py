@@ -1,9 +1,9 @@
 """Reports of single clients under `$SYS/broker/penstock/clients/ID/`, on request.
 
-Each client with a session has three topics, each with a part of its report as JSON: ``link``,
-``withholding``, ``ledger`` (see `penstock.broker.client_report`). The figures of one moment belong
-together, such as a ledger that balances, so they are one document and not a topic each; a client
-with 40 topics would also cost 40 messages.
+Each client with a session has four topics, each with a part of its report as JSON: ``link``,
+``withholding``, ``ledger``, ``subscriptions`` (see `penstock.broker.client_report`). The figures of
+one moment belong together, such as a ledger that balances, so they are one document and not a topic
+each; a client with 40 topics would also cost 40 messages.
 
 Theory of operation. There may be 10,000 clients, most of which no subscriber asks about, and many
 tools subscribe to ``$SYS/#``. So a client's documents are published only where a topic filter names
@@ -27,7 +27,12 @@ from penstock.broker.client_report import as_json
 from penstock.broker.faults import note_fault
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MAX_STRING_BYTES
-from penstock.broker.reports.client_reports import ledger_figures, link_figures, withholding_figures
+from penstock.broker.reports.client_reports import (
+    ledger_figures,
+    link_figures,
+    subscription_figures,
+    withholding_figures,
+)
 from penstock.broker.reports.periodic_work import PeriodicWork
 from penstock.broker.sessions.core import Core
 
@@ -43,6 +48,7 @@ DOCUMENTS: Final[dict[str, Callable[[Session, float], Any]]] = {
     "link": link_figures,
     "withholding": withholding_figures,
     "ledger": lambda session, _now: ledger_figures(session),
+    "subscriptions": lambda session, _now: subscription_figures(session),
 }
 """Last level of the topic to the function that makes the document."""
 

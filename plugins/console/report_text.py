@@ -18,6 +18,7 @@ def describe(client: Report) -> list[str]:
     """
     return [
         _who(client),
+        *_subscriptions(client["subscriptions"]),
         *_link(client["link"]),
         *_large_messages(client["withholding"]),
         *_ledger(client["ledger"]),
@@ -40,6 +41,17 @@ def _who(client: Report) -> str:
     if client["listener"]:
         words += f", listener {printable(client['listener'])}"
     return f"{printable(client['client_id'])}: {words}"
+
+
+def _subscriptions(subscriptions: Report) -> Iterator[str]:
+    """Name the size classes, where a subscription has one."""
+    words = [
+        f"{subscriptions[sizes]:,} to {sizes} messages alone"
+        for sizes in ("small", "large")
+        if subscriptions[sizes]
+    ]
+    if words:
+        yield f"subscriptions: {subscriptions['total']:,}, {' and '.join(words)}"
 
 
 def _link(link: Report) -> Iterator[str]:

@@ -165,9 +165,11 @@ def test_what_a_client_is_like_can_be_asked_for(broker: BrokerProcess, version: 
     options = ("-i", f"viewer/{version}", "-V", version)
     root = "$SYS/broker/penstock/clients"
     with subscribed(broker, *options, "-t", f"{root}/{level}/+") as viewer:
-        came = dict(line.split(" 0 0 ") for line in lines(viewer, 3))
-    assert list(came) == [f"{root}/{level}/{name}" for name in ("link", "withholding", "ledger")]
-    link, withholding, ledger = map(json.loads, came.values())
+        came = dict(line.split(" 0 0 ") for line in lines(viewer, 4))
+    names = ("link", "withholding", "ledger", "subscriptions")
+    assert list(came) == [f"{root}/{level}/{name}" for name in names]
+    link, withholding, ledger, subscriptions = map(json.loads, came.values())
+    assert subscriptions == {"total": 2, "small": 0, "large": 0}
     assert "rtt_latest" in link
     assert withholding["last_decision"] is None
     assert ledger["delivered"] == 3  # what says that it has subscribed, and the two before

@@ -177,3 +177,13 @@ def test_plugins_see_every_session_and_no_other() -> None:
     assert sorted(reports.client_ids()) == ["s", "t"]
     assert reports.report("s") == told(broker)
     assert reports.report("u") is None
+
+
+def test_subscriptions_are_counted_by_their_size_class() -> None:
+    """Shared ones too."""
+    broker = VirtualBroker()
+    client = broker.connect("s")
+    for number, sizes in enumerate(("small", "small", "large", None)):
+        pairs = [] if sizes is None else [("penstock-size", sizes)]
+        client.subscribe(f"$share/{number}/t", properties={"user_property": pairs})
+    assert told(broker).subscriptions == (4, 2, 1)

@@ -48,6 +48,7 @@ def test_who_names_a_client_gets_its_documents_at_once_and_then_each_interval() 
     assert found["dev7/link"] == {**told.link._asdict()}
     assert found["dev7/withholding"] == {**told.withholding._asdict()}
     assert found["dev7/ledger"] == {**told.ledger._asdict()}
+    assert found["dev7/subscriptions"] == {**told.subscriptions._asdict()}
     for _ in range(3):
         broker.advance(INTERVAL)
         assert documents(watcher).keys() == named("dev7")

@@ -77,11 +77,13 @@ def client(**parts: dict[str, Any]) -> dict[str, Any]:
         "queued_bytes": 1_000_300,
         "waits_for": f"withheld: {REASON}",
     }
+    subscriptions = {"total": 3, "small": 0, "large": 0}
     return {
         "client_id": "dev7",
         "is_connected": True,
         "username": "joe",
         "listener": "default",
+        "subscriptions": subscriptions | parts.get("subscriptions", {}),
         "link": link | parts.get("link", {}),
         "withholding": withholding | parts.get("withholding", {}),
         "ledger": ledger | parts.get("ledger", {}),
@@ -107,6 +109,21 @@ def test_a_client_with_a_bad_link_and_a_held_message() -> None:
         LEDGER_LINE,
         "  1,000,300 bytes wait: withheld",
     ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "line"),
+    [
+        ({"large": 1}, "subscriptions: 3, 1 to large messages alone"),
+        (
+            {"small": 2, "large": 1},
+            "subscriptions: 3, 2 to small messages alone and 1 to large messages alone",
+        ),
+    ],
+)
+def test_subscriptions_of_one_size_class_are_named(sizes: dict[str, int], line: str) -> None:
+    """A client that misses messages of the other class may not know why."""
+    assert describe(client(subscriptions=sizes))[1] == line
 
 
 def test_the_documentation_shows_what_is_printed() -> None:
