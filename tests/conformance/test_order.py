@@ -5,28 +5,10 @@ from __future__ import annotations
 import pytest
 
 from penstock.broker.config.limits import Limits
-from penstock.broker.extensions import MessageSink, Receipt, SinkCounts
-from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from tests.conformance.clients import IN_EACH_VERSION, keep, pair
+from tests.helpers.sinks import HoldingSink
 from tests.helpers.virtual import VirtualBroker
-
-
-class Sink(MessageSink):
-    """A route target that answers when the test says so."""
-
-    name = "sink"
-    topic_filters = ("q",)
-    counts = SinkCounts()
-
-    def __init__(self) -> None:
-        self.receipts: list[Receipt] = []
-
-    def accept(self, message: Message, receipt: Receipt | None) -> None:
-        """Keep the receipt."""
-        del message
-        assert receipt is not None
-        self.receipts.append(receipt)
 
 
 @pytest.mark.mqtt5("4.5.0-1")
@@ -74,13 +56,14 @@ def test_publishes_are_acknowledged_in_the_order_they_came(
     version: int, qos: int, kind: type[PubAck | PubRec]
 ) -> None:
     """Though what some wait for is ready later than what others wait for."""
-    sink = Sink()
+    sink = HoldingSink("q")
     broker = VirtualBroker(sinks=[sink])
     publisher = broker.connect("p", version)
     for packet_id, topic in enumerate(["q", "t", "q", "t", "q"], 1):
         publisher.publish(topic, b"x", qos=qos, packet_id=packet_id)
     assert publisher.inbox == []
     for receipt in reversed(sink.receipts):
+        assert receipt is not None
         receipt.settle(0)
         broker.settle()
     assert [packet.packet_id for packet in publisher.take_all(kind)] == [1, 2, 3, 4, 5]

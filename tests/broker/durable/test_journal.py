@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 from penstock.broker.durable import journal as journal_module
-from penstock.broker.extensions import MessageSink, Receipt
-from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
@@ -28,6 +26,7 @@ from penstock.broker.mqtt.packets import (
 )
 from penstock.broker.mqtt.writer import write_packet
 from tests.helpers.durable import DurableBroker, keep, subscribed
+from tests.helpers.sinks import HoldingSink
 from tests.helpers.virtual import VirtualClient
 
 
@@ -348,25 +347,9 @@ def test_a_disk_that_refuses_slows_nobody_down() -> None:
     assert [p.reason_code for p in publisher.take_all(PubAck)] == [0, 0x97]
 
 
-class LateSink(MessageSink):
-    """A sink that settles when it is told to."""
-
-    name = "late"
-    topic_filters = ("t/#",)
-
-    def __init__(self) -> None:
-        self.counts: Any = None
-        self.receipts: list[Receipt] = []
-
-    def accept(self, message: Message, receipt: Receipt | None) -> None:  # noqa: ARG002
-        """Keep the receipt."""
-        assert receipt is not None
-        self.receipts.append(receipt)
-
-
 def test_a_sink_and_the_disk_both_have_to_answer() -> None:
     """In either order; a QoS 2 identifier is stored only once the sink has its message."""
-    sink = LateSink()
+    sink = HoldingSink("t/#")
     broker = DurableBroker(sinks=[sink])
     subscribed(broker).lose()
     publisher = broker.connect("p", **keep())
@@ -374,13 +357,13 @@ def test_a_sink_and_the_disk_both_have_to_answer() -> None:
     assert not publisher.inbox
     assert broker.disk.deliveries
     assert not broker.disk.incoming
-    sink.receipts.pop().settle(0)
+    sink.settle()
     broker.settle()
     assert publisher.take(PubRec).packet_id == 3
     assert broker.disk.incoming
     broker.commits_at_once = False
     publisher.publish("t/1", b"y", qos=1, packet_id=4)
-    sink.receipts.pop().settle(0)
+    sink.settle()
     broker.core.turn.is_running = False
     assert not publisher.inbox
     broker.commit()

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.broker.config.limits import Limits
-from penstock.broker.extensions import MessageSink, Receipt
-from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import Connect, Disconnect, PingReq, PingResp, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
 from tests.helpers.effort import examples
+from tests.helpers.sinks import HoldingSink
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 
@@ -151,20 +148,9 @@ def test_no_bytes_can_break_the_broker(data: bytes, cut: int, *, connects_first:
         session.check_invariants()
 
 
-class SlowSink(MessageSink):
-    """A sink that takes its time."""
-
-    name = "slow"
-    topic_filters = ("q",)
-    counts: Any = None
-
-    def accept(self, message: Message, receipt: Receipt | None) -> None:
-        """Settle nothing."""
-
-
 def test_a_client_that_is_not_read_from_is_not_silent() -> None:
     """Its PINGREQ may wait in the network: only what it could have said counts."""
-    broker = VirtualBroker(Limits(receive_maximum=1), sinks=[SlowSink()])
+    broker = VirtualBroker(Limits(receive_maximum=1), sinks=[HoldingSink("q")])
     client = broker.connect("c", 4, keep_alive=10)
     client.publish("q", b"x", qos=1)
     assert not client.is_reading

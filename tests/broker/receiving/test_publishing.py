@@ -8,40 +8,15 @@ import pytest
 
 from penstock.broker.config.limits import Limits
 from penstock.broker.events import Callbacks
-from penstock.broker.extensions import MessageSink, PayloadStore, Receipt, SinkCounts
+from penstock.broker.extensions import PayloadStore, Receipt
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.payload import Payload
 from tests.helpers.access import Access
+from tests.helpers.sinks import HoldingSink
 from tests.helpers.virtual import VirtualBroker, VirtualClient
-
-
-class Sink(MessageSink):
-    """A sink whose answers the test gives."""
-
-    name = "sink"
-    topic_filters = ("q/#",)
-
-    def __init__(self) -> None:
-        self.counts = SinkCounts()
-        self.messages: list[Message] = []
-        self.receipts: list[Receipt | None] = []
-        self.error: Exception | None = None
-
-    def accept(self, message: Message, receipt: Receipt | None) -> None:
-        """Keep both until the test settles."""
-        if self.error is not None:
-            raise self.error
-        self.messages.append(message)
-        self.receipts.append(receipt)
-
-    def settle(self, reason_code: int = 0) -> None:
-        """Answer for the oldest message that is not answered."""
-        receipt = self.receipts.pop(0)
-        assert receipt is not None
-        receipt.settle(reason_code)
 
 
 def _refusing() -> Access:
@@ -274,7 +249,7 @@ def test_clients_may_not_publish_under_sys() -> None:
 @pytest.mark.parametrize(("qos", "answer"), [(1, PubAck(4)), (2, PubRec(4))])
 def test_a_publisher_is_answered_when_the_sink_has_it_safely(qos: int, answer: object) -> None:
     """Not before; subscribers need not wait for that."""
-    sink = Sink()
+    sink = HoldingSink()
     broker = VirtualBroker(sinks=[sink])
     publisher, subscriber = pair(broker, 0)
     publisher.publish("q/a", b"x", qos=qos, packet_id=4)
@@ -285,7 +260,7 @@ def test_a_publisher_is_answered_when_the_sink_has_it_safely(qos: int, answer: o
     assert publisher.inbox == [answer]
 
 
-class ReturningSink(Sink):
+class ReturningSink(HoldingSink):
     """A sink whose `accept` returns False, which says nothing."""
 
     def accept(self, message: Message, receipt: Receipt | None) -> None:
@@ -309,7 +284,7 @@ def test_what_a_sink_returns_is_no_refusal() -> None:
 @pytest.mark.mqtt5("4.6.0-2")
 def test_acknowledgements_keep_the_order_of_the_publishes() -> None:
     """[MQTT-4.6.0-2]: one that is ready waits for those before it."""
-    sink = Sink()
+    sink = HoldingSink()
     broker = VirtualBroker(sinks=[sink])
     publisher = broker.connect("p")
     for packet_id, topic in enumerate(["q/a", "t", "q/b", "t"], 1):
@@ -327,7 +302,7 @@ def test_acknowledgements_keep_the_order_of_the_publishes() -> None:
 
 def test_qos0_to_a_sink_asks_for_no_receipt() -> None:
     """Nobody waits for it, and the fast path does not pass the sink by."""
-    sink = Sink()
+    sink = HoldingSink()
     broker = VirtualBroker(sinks=[sink])
     publisher, subscriber = pair(broker, 0, 4)
     for number in range(3):
@@ -340,7 +315,7 @@ def test_qos0_to_a_sink_asks_for_no_receipt() -> None:
 @pytest.mark.parametrize("qos", [1, 2])
 def test_mqtt5_is_told_why_a_sink_refuses(qos: int) -> None:
     """A reason code of 0x80 or above; the packet identifier is free again."""
-    sink = Sink()
+    sink = HoldingSink()
     broker = VirtualBroker(sinks=[sink])
     publisher = broker.connect("p")
     publisher.publish("q/a", b"x", qos=qos, packet_id=4)
@@ -355,7 +330,7 @@ def test_mqtt5_is_told_why_a_sink_refuses(qos: int) -> None:
 
 def test_mqtt_3_1_1_is_not_acknowledged_what_a_sink_refuses() -> None:
     """There is no word for it: the connection closes, and the client comes again with it."""
-    sink = Sink()
+    sink = HoldingSink()
     broker = VirtualBroker(sinks=[sink])
     publisher = broker.connect("p", 4)
     publisher.publish("q/a", b"x", qos=1)
@@ -369,7 +344,7 @@ def test_mqtt_3_1_1_is_not_acknowledged_what_a_sink_refuses() -> None:
 
 def test_a_sink_that_raises_refuses_and_is_counted() -> None:
     """E3: its fault is named, the publisher is told, the others go on."""
-    sink = Sink()
+    sink = HoldingSink()
     sink.error = ZeroDivisionError()
     broker = VirtualBroker(sinks=[sink])
     publisher, subscriber = pair(broker, 0)
@@ -381,7 +356,7 @@ def test_a_sink_that_raises_refuses_and_is_counted() -> None:
 
 def test_a_sink_may_settle_after_the_publisher_has_gone() -> None:
     """QoS 2 is then known to be received when the client comes back."""
-    sink = Sink()
+    sink = HoldingSink()
     broker = VirtualBroker(sinks=[sink])
     keep: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 60}}
     publisher = broker.connect("p", **keep)
@@ -404,7 +379,7 @@ def test_a_sink_may_settle_after_the_publisher_has_gone() -> None:
 @pytest.mark.mqtt5("3.3.4-7")
 def test_receive_maximum_binds_mqtt5_and_slows_mqtt_3_1_1() -> None:
     """[MQTT-3.3.4-9]: 0x93 for the one, no reading for the other, until sinks have settled."""
-    sink = Sink()
+    sink = HoldingSink()
     broker = VirtualBroker(Limits(receive_maximum=2), sinks=[sink])
     new = broker.connect("new")
     old = broker.connect("old", 4)
@@ -528,7 +503,7 @@ KEEP: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_int
 
 def test_what_exceeds_receive_maximum_can_be_sent_again() -> None:
     """It was not taken: after a reconnect it is as new, and nothing waits for it for ever."""
-    sink = Sink()
+    sink = HoldingSink()
     broker = VirtualBroker(Limits(receive_maximum=2), sinks=[sink])
     publisher = broker.connect("p", **KEEP)
     for packet_id in (1, 2, 3):
@@ -548,7 +523,7 @@ def test_what_exceeds_receive_maximum_can_be_sent_again() -> None:
 
 def test_refused_publishes_count_towards_receive_maximum() -> None:
     """What is refused waits for its turn to be answered, and so must be bounded, too."""
-    sink = Sink()
+    sink = HoldingSink()
     broker = VirtualBroker(Limits(receive_maximum=2), sinks=[sink])
     publisher = broker.connect("p")
     publisher.publish("q/a", b"x", qos=1, packet_id=1)

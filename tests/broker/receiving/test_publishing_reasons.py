@@ -9,8 +9,8 @@ import pytest
 from penstock.broker.mqtt.packets import ConnAck, Disconnect, PubAck, Publish, PubRec, PubRel
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
-from tests.broker.receiving.test_publishing import Sink
 from tests.helpers.access import Access
+from tests.helpers.sinks import HoldingSink
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 NOBODY = ReasonCode.NO_MATCHING_SUBSCRIBERS
@@ -53,7 +53,7 @@ def test_a_member_of_a_share_is_a_subscriber() -> None:
 
 def test_a_sink_takes_messages_as_a_subscriber_does() -> None:
     """And what is answered after a message that a sink has not settled says so too."""
-    sink = Sink()
+    sink = HoldingSink()
     broker = VirtualBroker(sinks=[sink])
     client = broker.connect("p")
     client.publish("q/a", b"x", qos=1, packet_id=1)

@@ -9,14 +9,14 @@ import pytest
 from penstock.broker.config.limits import Limits
 from penstock.broker.mqtt.packets import Disconnect, PubAck, PubRec, PubRel
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from tests.broker.receiving.test_publishing import Sink
+from tests.helpers.sinks import HoldingSink
 from tests.helpers.virtual import VirtualBroker
 
 
 @pytest.mark.mqtt5("4.6.0-2", "4.6.0-3")
 def test_acknowledgements_wait_for_those_before_them() -> None:
     """Answers come in any order; PUBACK and PUBREC go in the order of the publishes."""
-    sink = Sink()
+    sink = HoldingSink()
     broker = VirtualBroker(sinks=[sink])
     client = broker.connect("p")
     for packet_id, qos in ((5, 1), (3, 2), (4, 1)):

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.extensions import MessageSink, Receipt, SinkCounts
-from penstock.broker.message import Message
 from penstock.broker.mqtt.topics import matches
 from penstock.broker.routing.topic_tree import Subscription, TopicTree
 from penstock.broker.sessions.session import Session
+from tests.helpers.sinks import HoldingSink
 from tests.helpers.virtual import VirtualBroker
 
 LEVELS = st.sampled_from(["", "a", "b", "$SYS"])
@@ -21,17 +20,6 @@ FILTERS = (
     .filter(bool)
 )
 BROKER = VirtualBroker()
-
-
-class Sink(MessageSink):
-    """A sink that keeps what it gets."""
-
-    name = "sink"
-    topic_filters = ("q/#", "q/+")
-    counts = SinkCounts()
-
-    def accept(self, message: Message, receipt: Receipt | None) -> None:
-        """Take nothing: this tree never routes."""
 
 
 def session(client_id: str) -> Session:
@@ -211,7 +199,7 @@ def test_plans_with_many_targets_do_not_pile_up() -> None:
 
 def test_a_sink_is_in_a_plan_once_and_the_threshold_is_the_gates() -> None:
     """A message that matches several filters of a sink is offered once."""
-    sink = Sink()
+    sink = HoldingSink("q/#", "q/+")
     tree = TopicTree([sink], lambda topic: 10 if topic.startswith("q") else None)
     assert [found.name for found in tree.plan("q/a", b"q/a").sinks] == ["sink"]
     assert tree.plan("q/a", b"q/a").threshold_s == 10

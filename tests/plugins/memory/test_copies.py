@@ -6,32 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.broker.extensions import MessageSink, PayloadStore, Receipt
+from penstock.broker.extensions import PayloadStore
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import Publish, Subscribe, SubscriptionRequest, Will
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
 from penstock.plugins.memory.copies import CopyStore
 from tests.helpers.durable import DurableBroker
+from tests.helpers.sinks import HoldingSink
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 PAYLOAD = b"x" * (STORED_ABOVE_BYTES + 1)
-
-
-class Sink(MessageSink):
-    """A queue that keeps what it is given."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-        self.topic_filters = ["sinks"]
-        self.messages: list[Message] = []
-
-    def accept(self, message: Message, receipt: Receipt | None) -> None:
-        """Keep a message."""
-        self.messages.append(message)
-        if receipt is not None:
-            receipt.settle(0)
 
 
 def paused(broker: VirtualBroker, name: str, *topic_filters: str) -> VirtualClient:
@@ -159,7 +144,7 @@ def test_what_is_retained_is_copied_for_each_that_subscribes() -> None:
 
 def test_each_queue_has_a_payload_of_its_own() -> None:
     """A sink is a subscriber among others."""
-    sinks = [Sink("a"), Sink("b")]
+    sinks = [HoldingSink("sinks", name="a"), HoldingSink("sinks", name="b")]
     broker = VirtualBroker(payload_store=CopyStore(), sinks=sinks)
     paused(broker, "s", "sinks")
     broker.connect("p").publish("sinks", PAYLOAD, qos=1)

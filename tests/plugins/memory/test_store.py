@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,13 @@ from penstock.plugins.memory.config import MemoryConfig
 from penstock.plugins.memory.copies import CopyStore
 from penstock.plugins.memory.spill import SpillStore
 from penstock.plugins.memory.store import MemoryPlugin
+from tests.helpers.clock import Clock
 
 
 def made(**keys: Any) -> MemoryPlugin:
     """Return the plugin as a policy file with these keys makes it."""
     config = validate_config(MemoryConfig, keys, "policy.yaml", "plugins.memory")
-    context = PluginContext(logging.getLogger("test"), "policy.yaml", time.monotonic)
+    context = PluginContext(logging.getLogger("test"), "policy.yaml", Clock())
     return MemoryPlugin(config, context)
 
 
