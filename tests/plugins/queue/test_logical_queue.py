@@ -32,7 +32,11 @@ from tests.plugins.queue.running import (
 async def running_queue(
     clock: Clock | None = None, **keys: Any
 ) -> AsyncIterator[tuple[LogicalQueue, Engine]]:
-    """Start the queue `q` with some of its keys, over a memory engine with a clock."""
+    """Start the queue `q` with some of its keys, over a memory engine with a clock.
+
+    Its requests wait in the event loop's time, so its own clock runs, and begins at 0.
+    """
+    began_at = time.monotonic()
     config = queue_config(queues={"q": keys}).queues["q"]
     opened = running_engine(
         MemoryStore(),
@@ -41,7 +45,7 @@ async def running_queue(
         visibility_timeout=config.visibility_timeout,
     )
     async with opened as engine:
-        queue = LogicalQueue("q", config, engine, time.monotonic)
+        queue = LogicalQueue("q", config, engine, lambda: time.monotonic() - began_at)
         queue.start()
         yield queue, engine
 
