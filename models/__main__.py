@@ -25,7 +25,7 @@ from penstock.models.withholding.report import (
 from penstock.models.withholding.simulation import Answers, Setting
 from penstock.models.withholding.sweep import Sweep, run
 from penstock.models.withholding.trace import generate_trace, read_trace
-from penstock.netem.figures.figure_file import Table, check_writable, write_figure_file
+from penstock.netem.figures.figure_file import Table, begin, check_writable, write_figure_file
 
 Number = TypeVar("Number", int, float)
 
@@ -111,9 +111,10 @@ def withholding(
     def tell(heading: str, tables: dict[str, Table]) -> None:
         typer.echo(to_markdown(heading, tables), nl=False)
         if figures is not None:
-            write = partial(write_figure_file, command=context.obj, tables=tables)
+            write = partial(write_figure_file, origin=origin, tables=tables)
             _write(write, figures, "--figures")
 
+    origin = begin(context.obj)
     # All files are checked before the long simulation.
     if figures is not None:
         _write(check_writable, figures, "--figures")

@@ -52,16 +52,15 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class FigureFile:
-    """What a run wrote for pages.
+class Origin:
+    """Where figures are from.
 
     Attributes:
-        command: that makes the file again.
+        command: that makes them again.
         commit: of the checkout, as `provenance.commit` says.
         machine: on which it ran.
         python: that ran it.
-        date: of its end, as YYYY-MM-DD in UTC.
-        tables: by name.
+        date: of its begin, as YYYY-MM-DD in UTC.
     """
 
     command: str
@@ -69,10 +68,9 @@ class FigureFile:
     machine: str
     python: str
     date: str
-    tables: Mapping[str, Table]
 
     def __str__(self) -> str:
-        """Return where the figures are from, in a line."""
+        """Return it in a line."""
         made_by = f"commit {self.commit}" if self.commit else "an installed package"
         return f"`{self.command}`; {made_by}, {self.date}, {self.python}, {self.machine}."
 
@@ -92,33 +90,44 @@ def check_writable(file: Path) -> None:
         raise PermissionError("cannot be written")
 
 
-def write_figure_file(file: Path, command: str, tables: Mapping[str, Table]) -> None:
+def begin(command: str) -> Origin:
+    """Return the origin of the figures of a run that begins; what is committed later is not in it.
+
+    Args:
+        command: that makes the figures again.
+    """
+    return Origin(command, commit(), machine(), python(), datetime.now(UTC).date().isoformat())
+
+
+def write_figure_file(file: Path, origin: Origin, tables: Mapping[str, Table]) -> None:
     """Write what a run has found, with where it is from; overwrite the file.
 
     Args:
         file: to be named by pages.
-        command: that makes the file again.
+        origin: from the begin of the run.
         tables: by name.
 
     Raises:
         OSError: the file cannot be written.
     """
-    date = datetime.now(UTC).date().isoformat()
-    figures = FigureFile(command, commit(), machine(), python(), date, tables)
-    text = json.dumps(asdict(figures), ensure_ascii=False, indent=1)
+    found = {
+        "origin": asdict(origin),
+        "tables": {name: asdict(table) for name, table in tables.items()},
+    }
+    text = json.dumps(found, ensure_ascii=False, indent=1)
     file.write_text(text + "\n", encoding="utf-8")
 
 
-def read_figure_file(file: Path) -> FigureFile:
-    """Return what a run has written.
+def read_figure_file(file: Path) -> tuple[Origin, dict[str, Table]]:
+    """Return what a run has written: where it is from, and the tables by name.
 
     Raises:
         NetemError: the file cannot be read, or is none that `write_figure_file` wrote.
     """
     try:
-        fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        tables = {name: Table(**table) for name, table in fields.pop("tables").items()}
-        return FigureFile(tables=tables, **fields)
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        tables = {name: Table(**table) for name, table in found["tables"].items()}
+        return Origin(**found["origin"]), tables
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise NetemError(f"figures: {file}: {error}") from None
 
@@ -129,17 +138,17 @@ def fill_page(page: Path) -> str:
     Raises:
         NetemError: a file cannot be read or has no such table.
     """
-    files: dict[str, FigureFile] = {}
+    files: dict[str, dict[str, object]] = {}
 
     def fill(found: re.Match[str]) -> str:
         name, table = found["file"], found["table"]
         if name not in files:
-            files[name] = read_figure_file(page.parent / name)
-        shown: Mapping[str, object] = {ORIGIN: files[name], **files[name].tables}
-        if table not in shown:
-            allowed = ", ".join(shown)
+            origin, tables = read_figure_file(page.parent / name)
+            files[name] = {ORIGIN: origin, **tables}
+        if table not in files[name]:
+            allowed = ", ".join(files[name])
             raise NetemError(f"figures: {page}: {name}: read {table!r}; allowed: {allowed}")
-        return f"<!-- figures: {name} {table} -->\n{shown[table]}\n<!-- /figures -->"
+        return f"<!-- figures: {name} {table} -->\n{files[name][table]}\n<!-- /figures -->"
 
     return SHOWN.sub(fill, page.read_text(encoding="utf-8"))
 

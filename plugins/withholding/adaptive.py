@@ -43,7 +43,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right, insort
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from penstock.plugins.withholding.history import CongestionHistory
 from penstock.plugins.withholding.policy import Judgement, Policy, Situation
@@ -57,6 +57,9 @@ FEW_ENDS = 8
 
 _NO_LAG = 1e-6
 """Seconds; with it, an end that is seen at once is seen after the plan that sends at that time."""
+
+_NO_DIFFERENCE = 1e-3
+"""Seconds; what is left of a distance from the level is not followed below it."""
 
 OVERDUE_RATIO = 2.0
 """Expected RTT of a packet over the time for which it has been unanswered: on average, half of its
@@ -85,33 +88,34 @@ class AdaptivePolicy(Policy):
             return Judgement(
                 delivers=True, latency=situation.l_now, limit=math.inf, release_sojourn=0.0
             )
-        level = max(history.level, overdue)
+        level, persistence = history.level, 0.0
         recent_seconds = situation.probe_period
-        if overdue and (history.began_at is None or history.is_off_level(level)):
-            # This is a new congestion: only the overdue packet shows how bad it is.
-            level = max(level, OVERDUE_RATIO * overdue)
-            recent_seconds = min(recent_seconds, overdue)
+        if not overdue:
+            persistence = history.persistence()
+        else:
+            level = max(level, overdue)
+            if history.began_at is None or history.is_off_level(level):
+                # This is a new congestion: only the overdue packet shows how bad it is.
+                level = max(level, OVERDUE_RATIO * overdue)
+                recent_seconds = min(recent_seconds, overdue)
         to_latency = situation.size_ratio / 2
-        congested = congested_now = to_latency * level
-        persistence = 0.0 if overdue else history.persistence()
-        if persistence and history.sampled_at is not None:
-            left = persistence ** (situation.now - history.sampled_at)
-            congested_now += to_latency * left * (history.latest - level)
+        congested, off_level = to_latency * level, 0.0
+        if persistence:
+            age = situation.now - (history.sampled_at or situation.now)
+            off_level = to_latency * persistence**age * (history.latest - level)
         if situation.n_bytes:
             least = situation.n_bytes * history.slowness(situation.now, recent_seconds, level)
-            congested, congested_now = max(congested, least), max(congested_now, least)
+            if off_level:
+                off_level = max(congested + off_level, least) - max(congested, least)
+            congested = max(congested, least)
         calm = situation.threshold_l / 2
         if history.after_calm is not None:
             calm = to_latency * history.after_calm
         calm = max(calm, situation.n_bytes * history.calm_slowness())
         ends = _ends(history, situation)
-        expected = Expected(
-            max(congested_now, calm),
-            max(congested, calm),
-            calm,
-            persistence,
+        at_once, waiting, wait = best_wait(
+            ends, history.lag_seconds, congested, calm, off_level, persistence
         )
-        at_once, waiting, wait = best_wait(ends, history.lag_seconds, expected)
         delivers = at_once < waiting or situation.sojourn > self.max_withhold
         return Judgement(
             delivers, at_once, waiting, min(situation.sojourn + wait, self.max_withhold)
@@ -141,46 +145,43 @@ def _ends(history: CongestionHistory, situation: Situation) -> list[float]:
     return ends
 
 
-class Expected(NamedTuple):
-    """Expected latency of a message by the time at which it is sent, seconds.
-
-    Attributes:
-        now: in the present congestion, sent now; at least `calm`.
-        level: in the present congestion, sent much later; at least `calm`.
-        calm: sent after the congestion.
-        persistence: part of the distance of `now` from `level` that is left a second later.
-    """
-
-    now: float
-    level: float
-    calm: float
-    persistence: float = 0.0
-
-
-def best_wait(ends: list[float], lag: float, expected: Expected) -> tuple[float, float, float]:
+def best_wait(
+    ends: list[float],
+    lag: float,
+    congested: float,
+    calm: float,
+    off_level: float = 0.0,
+    persistence: float = 0.0,
+) -> tuple[float, float, float]:
     """Return the mean latency of sending now, that of the best wait, and that wait.
 
     Args:
         ends: when congestion ends, in seconds from now, ascending, each equally likely; an end
             below 0 has passed unseen.
         lag: seconds from an end until it is seen.
-        expected: latency of the message.
+        congested: latency of a message sent in congestion, seconds.
+        calm: latency of a message sent after it, seconds.
+        off_level: how much more it is in congestion if the message is sent now, seconds; what
+            makes it less than ``calm`` does not count.
+        persistence: part of `off_level` that is left a second later.
 
     Returns:
         (at once, waiting, wait): three times in seconds; ``waiting`` is infinite where there is no
         end to wait for or nothing to gain.
     """
-    now, level, calm, persistence = expected
     n_ends = n_unseen = len(ends)
+    gain = congested - calm
     n_over = bisect_right(ends, 0.0)
-    at_once = now - (now - calm) * n_over / n_ends
-    if now <= calm and level <= calm:
-        return at_once, math.inf, 0.0
+    if gain <= 0:
+        return congested - gain * n_over / n_ends, math.inf, 0.0
+    at_once = congested - gain * n_over / n_ends
+    if off_level:
+        off_level = max(off_level, -gain)
+        at_once += off_level * (n_ends - n_over) / n_ends
     lag = max(lag, _NO_LAG)
     least, wait = math.inf, 0.0
     seen_seconds, next_seen = 0.0, ends[0] + lag
-    off_level, later = now - level, level
-    # For each end ahead: the sum over all ends of what each costs if the wait lasts until then.
+    # For each end ahead: the mean over all ends, without the terms that all plans share.
     for latest in ends[n_over:]:
         n_over += 1
         while next_seen <= latest:
@@ -188,9 +189,12 @@ def best_wait(ends: list[float], lag: float, expected: Expected) -> tuple[float,
                 seen_seconds += next_seen
             n_unseen -= 1
             next_seen = ends[n_ends - n_unseen] + lag
-        if persistence:
-            later = level + off_level * persistence**latest
-        cost = seen_seconds + n_unseen * latest + n_over * calm + (n_ends - n_over) * later
+        cost = seen_seconds + n_unseen * latest - gain * n_over
+        if off_level:
+            left = off_level * persistence**latest
+            cost += left * (n_ends - n_over)
+            if -_NO_DIFFERENCE < left < _NO_DIFFERENCE:
+                off_level = 0.0
         if cost < least:
             least, wait = cost, latest
-    return at_once, least / n_ends, wait
+    return at_once, congested + least / n_ends, wait

@@ -58,10 +58,10 @@ def test_tables_are_written_for_pages(
     words = ["withholding", *QUICK, *options, "--figures", str(file)]
     assert main(words) == 0
     told = capsys.readouterr().out
-    found = read_figure_file(file)
-    assert found.command == f"penstock plan {' '.join(words)}"
-    assert found.tables
-    assert all(f"\n{table}\n" in told for table in found.tables.values())
+    origin, tables = read_figure_file(file)
+    assert origin.command == f"penstock plan {' '.join(words)}"
+    assert tables
+    assert all(f"\n{table}\n" in told for table in tables.values())
 
 
 def test_plot_is_written(tmp_path: Path) -> None:

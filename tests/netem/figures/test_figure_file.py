@@ -7,6 +7,7 @@ import pytest
 from penstock.netem.errors import NetemError
 from penstock.netem.figures.figure_file import (
     Table,
+    begin,
     figure_files,
     fill_page,
     read_figure_file,
@@ -20,7 +21,8 @@ LATENCY = Table(["policy", "seconds"], [["none", "12.40 (12.10 to 12.70)"]])
 def page(tmp_path: Path) -> Path:
     """Return a page that shows a table as it was before the file was written, and an origin."""
     (tmp_path / "figures").mkdir()
-    write_figure_file(tmp_path / "figures/run.json", "penstock plan x", {"latency": LATENCY})
+    origin = begin("penstock plan x")
+    write_figure_file(tmp_path / "figures/run.json", origin, {"latency": LATENCY})
     page = tmp_path / "page.md"
     page.write_text(
         "Before.\n\n"
@@ -37,11 +39,11 @@ def test_table_is_markdown() -> None:
 
 def test_file_is_read_as_it_was_written(page: Path) -> None:
     """With the command, and where the figures are from."""
-    found = read_figure_file(page.parent / "figures/run.json")
-    assert dict(found.tables) == {"latency": LATENCY}
-    assert found.command == "penstock plan x"
-    assert "cores" in str(found)
-    assert found.date in str(found)
+    origin, tables = read_figure_file(page.parent / "figures/run.json")
+    assert tables == {"latency": LATENCY}
+    assert origin.command == "penstock plan x"
+    assert "cores" in str(origin)
+    assert origin.date in str(origin)
 
 
 def test_page_shows_what_the_file_has(page: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plugins.withholding.adaptive import AdaptivePolicy, Expected, best_wait
+from penstock.plugins.withholding.adaptive import AdaptivePolicy, best_wait
 from penstock.plugins.withholding.history import PRIOR_LENGTHS, CongestionHistory
 from penstock.plugins.withholding.policies import make_policy
 from penstock.plugins.withholding.policy import Situation
@@ -17,11 +17,6 @@ POLICY = AdaptivePolicy(40.0)
 
 ends_lists = st.lists(st.floats(-30, 100), min_size=1, max_size=33).map(sorted)
 latencies = st.floats(0, 1000)
-
-
-def steady(congested: float, calm: float) -> Expected:
-    """Return what a message takes where all samples of congestion are the same."""
-    return Expected(congested, congested, calm)
 
 
 def history_of(lengths: list[float]) -> CongestionHistory:
@@ -61,43 +56,34 @@ def test_best_wait_is_the_hand_computed_one(
     ends: list[float], congested: float, calm: float, expected: tuple[float, float, float]
 ) -> None:
     """Mean cost of sending now, of the best plan, and its time; ends are seen without lag."""
-    assert best_wait(ends, 0.0, steady(congested, calm)) == pytest.approx(expected)
+    assert best_wait(ends, 0.0, congested, calm) == pytest.approx(expected)
 
 
 def test_lag_delays_what_is_seen_and_not_what_is_sent_blindly() -> None:
     """With a lag of 3 s the end at 2 s is seen at 5 s; the plan of 6 s pays 5 + 1 and 6 + 1."""
-    assert best_wait([2.0, 6.0], 3.0, steady(20.0, 1.0)) == pytest.approx((20.0, 6.5, 6.0))
+    assert best_wait([2.0, 6.0], 3.0, 20.0, 1.0) == pytest.approx((20.0, 6.5, 6.0))
 
 
 def test_a_moment_that_is_better_than_the_level_is_used() -> None:
     """Level 20 s, half of the distance is left after a second; the end is 5 s away."""
     ends, halved = [5.0, 30.0], 0.5
-    # Sent now it takes 6 s; after 5 s, 5 + 1 or 5 + 20 - 14 / 32.
-    worse, better = Expected(34.0, 20.0, 1.0, halved), Expected(6.0, 20.0, 1.0, halved)
-    assert best_wait(ends, 0.0, better) == pytest.approx((6.0, (6 + 25 - 14 / 32) / 2, 5.0))
-    assert best_wait(ends, 0.0, worse) == pytest.approx((34.0, (6 + 25 + 14 / 32) / 2, 5.0))
+    better = best_wait(ends, 0.0, 20.0, 1.0, -14.0, halved)
+    worse = best_wait(ends, 0.0, 20.0, 1.0, 14.0, halved)
+    # Sent now it takes 6 or 34 s; after 5 s, 5 + 1 or 5 + 20 and what is left of the distance.
+    assert better == pytest.approx((6.0, (6 + 25 - 14 / 32) / 2, 5.0))
+    assert worse == pytest.approx((34.0, (6 + 25 + 14 / 32) / 2, 5.0))
 
 
-@given(
-    ends_lists,
-    st.floats(0, 20),
-    st.builds(
-        lambda calm, now, level, left: Expected(calm + now, calm + level, calm, left),
-        latencies,
-        latencies,
-        latencies,
-        st.floats(0, 1),
-    ),
-)
+@given(ends_lists, st.floats(0, 20), latencies, latencies, latencies, st.floats(0, 1))
 def test_no_end_is_better_than_the_best_wait(
-    ends: list[float], lag: float, expected: Expected
+    ends: list[float], lag: float, now: float, congested: float, calm: float, persistence: float
 ) -> None:
     """Trying every end finds nothing better, and the cost is what the plan's words say."""
-    now, congested, calm, persistence = expected
-    at_once, waiting, wait = best_wait(ends, lag, expected)
+    at_once, waiting, wait = best_wait(ends, lag, congested, calm, now - congested, persistence)
+    off_level = max(now, calm) - congested
 
     def cost(latest: float) -> float:
-        later = congested + (now - congested) * persistence**latest
+        later = congested + off_level * persistence**latest
         total = 0.0
         for end in ends:
             seen = max(0.0, end + max(lag, 1e-6))
@@ -107,13 +93,14 @@ def test_no_end_is_better_than_the_best_wait(
                 total += latest + (calm if end <= latest else later)
         return total / len(ends)
 
-    if max(now, congested) <= calm:
+    if congested <= calm:
         assert waiting == math.inf
         return
+    # What is left of the distance is not followed below a millisecond.
     assert at_once == pytest.approx(cost(0.0), abs=1e-5)
     ahead = [end for end in ends if end > 0]
-    assert waiting == (pytest.approx(cost(wait), abs=1e-5) if ahead else math.inf)
-    assert all(waiting <= cost(end) + 1e-5 for end in ahead)
+    assert waiting == (pytest.approx(cost(wait), abs=2e-3) if ahead else math.inf)
+    assert all(waiting <= cost(end) + 2e-3 for end in ahead)
 
 
 @given(ends_lists, st.floats(0, 20), latencies, latencies)
@@ -121,7 +108,7 @@ def test_no_time_between_the_ends_is_better_at_a_steady_level(
     ends: list[float], lag: float, congested: float, calm: float
 ) -> None:
     """Trying each sight of an end and times in between finds nothing better."""
-    at_once, waiting, wait = best_wait(ends, lag, steady(congested, calm))
+    at_once, waiting, wait = best_wait(ends, lag, congested, calm)
 
     def cost(latest: float) -> float:
         total = 0.0
@@ -150,8 +137,8 @@ def test_a_lower_level_never_causes_a_wait(
     ends: list[float], lag: float, congested: float, lower: float, calm: float
 ) -> None:
     """The decision is monotone in the latency of the congested path."""
-    at_once, waiting, _ = best_wait(ends, lag, steady(congested, calm))
-    lower_at_once, lower_waiting, _ = best_wait(ends, lag, steady(min(lower, congested), calm))
+    at_once, waiting, _ = best_wait(ends, lag, congested, calm)
+    lower_at_once, lower_waiting, _ = best_wait(ends, lag, min(lower, congested), calm)
     if at_once < waiting:
         assert lower_at_once <= lower_waiting + 1e-9
 
@@ -164,7 +151,7 @@ def test_many_lengths_are_thinned_evenly() -> None:
         history.observe(4.0, second, second, THRESHOLD_L)
     thinned = POLICY.judge(congested_at(2.0, history))
     ends = [length - 1.0 for length in lengths]
-    _, waiting, _ = best_wait(ends, 0.0, steady(20.0, 5 * (history.after_calm or 0.0)))
+    _, waiting, _ = best_wait(ends, 0.0, 20.0, 5 * (history.after_calm or 0.0))
     assert thinned.limit == pytest.approx(waiting, rel=0.1)
     assert thinned.release_sojourn in [length - 1.0 for length in lengths[2::4]]
 
