@@ -104,19 +104,22 @@ class SharedSubscription:
         Returns:
             The member; None where each is among the refused, or takes the other size class alone.
         """
-        if self.sizes:
-            refused = {*refused, *(s for s in self.sizes if not self.takes(s, message))}
         members = self.members
         n_members = len(members)
         turn = self._turn
         n_asked = 0
+        sizes = self.sizes
         for _ in range(n_members):
             if turn >= n_members:
                 turn = 0
             member = members[turn]
             turn += 1
             session = member.session
-            if session.sends_at_once(min(message.qos, member.qos)) and session not in refused:
+            if (
+                session.sends_at_once(min(message.qos, member.qos))
+                and session not in refused
+                and (not sizes or self.takes(session, message))
+            ):
                 if not message.is_large or session.outbox.lets(message, now):
                     self._turn = turn
                     return member
@@ -133,6 +136,8 @@ class SharedSubscription:
         n_members = len(members)
         turns = [(self._turn + step) % n_members for step in range(n_members)]
         allowed = [turn for turn in turns if members[turn].session not in refused]
+        if self.sizes:
+            allowed = [turn for turn in allowed if self.takes(members[turn].session, message)]
         if not allowed:
             return None
         best = min(allowed, key=lambda turn: _busyness(members[turn], message))

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.config.limits import Limits
 from penstock.broker.config.mqtt_options import MqttOptions
 from penstock.broker.extensions import DeliveryGate, MessageSink, Receipt, SinkCounts, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import DEFAULT_THRESHOLD_S, Message, SizeClass
-from penstock.broker.mqtt.packets import Publish, SubAck, Subscribe, SubscriptionRequest
+from penstock.broker.mqtt.packets import PubAck, Publish, SubAck, Subscribe, SubscriptionRequest
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.routing.shared_subscriptions import SharedSubscription
+from penstock.broker.routing.subscriber import Subscriber
 from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker
 from tests.helpers.shares import check_books
@@ -414,6 +417,50 @@ def test_access_control_is_asked_about_those_who_get_a_message(*, receive: bool)
         publisher.publish("t/1", payload)
         finish(publisher)
     assert [c.payloads() for c in (small, large, both)] == [[SMALL], [LARGE], [SMALL, LARGE]]
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_only_subscribers_who_take_a_message_need_room_for_it(version: int) -> None:
+    """A message that was held for want of room goes to those who take it alone."""
+    broker = with_gate(limits=Limits(queued_messages=1))
+    for name in ("small", "large"):
+        client = broker.connect(name, clean_start=False, properties=LASTING)
+        client.subscribe("t", 1, properties=asking(name))
+        client.lose()
+    publisher = broker.connect("p", version)
+    for number, payload in enumerate((LARGE, SMALL, LARGE), 1):
+        publisher.publish("t", payload, qos=1, packet_id=number)
+    answers = publisher.take_all(PubAck)
+    assert [packet.packet_id for packet in answers if not packet.reason_code] == [1, 2]
+    large = broker.connect("large", clean_start=False, properties=LASTING)
+    got = large.acknowledge()
+    broker.advance(2)
+    got += large.acknowledge()
+    assert got == [LARGE] * (2 if version == 4 else 1)
+    small = broker.connect("small", clean_start=False, properties=LASTING)
+    assert small.acknowledge() == [SMALL]
+    check_books(broker)
+
+
+def test_a_share_of_many_asks_no_more_members_than_it_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A turn costs the same however many members take one size class."""
+    broker = with_gate()
+    for number in range(50):
+        broker.connect(f"s{number}").subscribe(SHARE, properties=asking("small"))
+    publisher = broker.connect("p")
+    publisher.publish("t/1", SMALL)
+    asked: list[Subscriber] = []
+    takes = SharedSubscription.takes
+
+    def noting(share: SharedSubscription, session: Subscriber, message: Message) -> bool:
+        asked.append(session)
+        return takes(share, session, message)
+
+    monkeypatch.setattr(SharedSubscription, "takes", noting)
+    publisher.publish("t/1", SMALL)
+    assert len(asked) == 1
 
 
 def test_the_class_outlives_the_process() -> None:
