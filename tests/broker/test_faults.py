@@ -192,7 +192,7 @@ EXTENSIONS: list[tuple[str, dict[str, Any], Act, str]] = [
     ("store: figures", store("figures"), report_all, "Raiser"),
     (
         "sink",
-        {"sinks": [raising("accept", name="Raiser", topic_filters=("t",))]},
+        {"sinks": [raising("accept", name="Raiser", topic_filters=("t",), sizes=None)]},
         one_message,
         "Raiser",
     ),

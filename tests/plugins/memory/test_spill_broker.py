@@ -50,6 +50,7 @@ class Spilling(RuleBasedStateMachine):
         """Publish a message that tells which it is."""
         payload = (b"%03d" % len(self.sent[topic])) * (size // 3)
         self.publisher.publish(topic, payload, qos=1, packet_id=7, retain=retain)
+        self.publisher.finish_sending()
         assert self.publisher.take(PubAck).reason_code < 0x80
         self.sent[topic].append(payload)
         self._read_all()
@@ -129,6 +130,7 @@ class Spilling(RuleBasedStateMachine):
         assert not self.store.n_lost
         for topic in TOPICS:
             self.publisher.publish(topic, retain=True)
+            self.publisher.finish_sending()
         for name in NAMES:
             self.broker.connect(name).lose()
         self.clients.clear()
