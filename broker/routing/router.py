@@ -138,7 +138,10 @@ class Router:
             share=share.topic_filter,
         )
         if session.outbox.n_messages:
-            share.holders[session] = False
+            if share.sizes:
+                share.note_holder(session, message)
+            else:
+                share.holders[session] = False
 
     async def choose_allowed(
         self, share: SharedSubscription, message: Message, now: float

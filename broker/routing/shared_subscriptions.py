@@ -27,10 +27,10 @@ MOST_ASKED: Final = 16
 """Members of which the gate is asked about one message, some 10 us each: there may be thousands."""
 
 
-Refusal: TypeAlias = "bool | frozenset[tuple[str, SizeClass | None]]"
-"""Who has searched a holder in vain since it got its newest message: False for nobody; True for a
-member whose path the gate found congested; or members for whom it holds nothing of their size
-class, each by its listener and class."""
+Refusal: TypeAlias = "bool | dict[tuple[str, SizeClass | None], Subscriber]"
+"""Who has searched a holder in vain: False for nobody; True for a member whose path the gate found
+congested; or those for whom it holds nothing of their size class, by listener and class, each with
+one of these members."""
 
 
 @dataclass(slots=True, eq=False)
@@ -143,6 +143,24 @@ class SharedSubscription:
         best = min(allowed, key=lambda turn: _busyness(members[turn], message))
         self._turn = best + 1
         return members[best]
+
+    def note_holder(self, session: Subscriber, message: Message) -> None:
+        """Note that a session holds a message, where members take one size class alone.
+
+        Members that have searched it in vain and do not take the message need not search it again:
+        its backlog may be long, and there may be no other member that takes it.
+        """
+        refusal = self.holders.get(session)
+        if isinstance(refusal, dict):
+            self.holders[session] = {
+                (listener, sizes): member
+                for (listener, sizes), member in refusal.items()
+                if self.sizes.get(member) == sizes
+                and member.listener == listener
+                and not self.takes(member, message)
+            }
+        else:
+            self.holders[session] = False
 
     def takes(self, session: Subscriber, message: Message) -> bool:
         """Say whether a message is of the size class that a member takes."""

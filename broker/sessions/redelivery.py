@@ -79,7 +79,7 @@ def take_over(session: Session, now: float) -> bool:
             was_refused = refusal is True
             if holder is session or (was_refused and n_asked_again == ASKED_AGAIN):
                 continue
-            if isinstance(refusal, frozenset) and own_class in refusal:
+            if isinstance(refusal, dict) and own_class in refusal:
                 continue
             n_asked_again += was_refused
             deliveries, has_refused = _take_from(holder, share, n_free, session, now)
@@ -88,8 +88,8 @@ def take_over(session: Session, now: float) -> bool:
                 if has_refused and holder.outbox.n_messages <= FEW_MESSAGES:
                     share.holders[holder] = True  # behind the others, until a path is good
                 elif share.sizes and _holds_any(holder, share):
-                    known = refusal if isinstance(refusal, frozenset) else frozenset()
-                    share.holders[holder] = known | {own_class}
+                    known = refusal if isinstance(refusal, dict) else {}
+                    share.holders[holder] = known | {own_class: session}
             elif _move(holder, deliveries, now, taker=session):
                 return True
     return False

@@ -13,6 +13,8 @@ from penstock.broker.link import Link
 from penstock.broker.message import DEFAULT_THRESHOLD_S, Message, SizeClass
 from penstock.broker.mqtt.packets import PubAck, Publish, SubAck, Subscribe, SubscriptionRequest
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.outbox.delivery import Delivery
+from penstock.broker.outbox.outbox import Outbox
 from penstock.broker.routing.shared_subscriptions import SharedSubscription
 from penstock.broker.routing.subscriber import Subscriber
 from tests.helpers.access import Access, finish
@@ -343,6 +345,28 @@ def test_an_idle_member_takes_over_what_its_class_takes() -> None:
     assert got == [LARGE] * 50
     assert small.acknowledge() == []
     assert broker.session("away").outbox.n_messages == 0
+    check_books(broker)
+
+
+def test_a_backlog_of_the_other_class_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not again with each message that it gets: its only taker may be away for hours."""
+    broker = with_gate()
+    worker(broker, "away", "large").lose()
+    small = worker(broker, "small", "small")
+    publisher = broker.connect("p")
+    searched: list[Outbox] = []
+    take_where = Outbox.take_where
+
+    def noting(outbox: Outbox, *args: Any) -> list[Delivery]:
+        searched.append(outbox)
+        return take_where(outbox, *args)
+
+    monkeypatch.setattr(Outbox, "take_where", noting)
+    for number in range(1, 41, 2):
+        publisher.publish("t/1", LARGE, qos=1, packet_id=number)
+        publisher.publish("t/1", SMALL, qos=1, packet_id=number + 1)
+        assert small.acknowledge() == [SMALL]
+    assert searched == [broker.session("away").outbox]
     check_books(broker)
 
 
