@@ -57,7 +57,7 @@ def made_room(connection: Client, session: Session) -> None:
         or session.retained_due
         or (session.shares and redelivery.may_take_over(session))
     ):
-        connection.want_pump()
+        connection.outgoing.want_pump()
 
 
 def _not_expected(core: Core, packet_id: int) -> None:

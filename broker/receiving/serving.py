@@ -79,14 +79,14 @@ def look(connection: Connection, served: Served, now: float) -> None:
         if not outgoing.out:
             break
         write(outgoing, transport)
-        if outgoing.is_paused or outgoing.out or not connection.wants_more:
+        if outgoing.is_paused or outgoing.out or not outgoing.wants_more:
             break
         if served.is_late(now):
             break
     if outgoing.out:
         if not outgoing.is_stuck:
             connection.core.turn.touch(outgoing)
-    elif connection.wants_more and not outgoing.is_paused:
+    elif outgoing.wants_more and not outgoing.is_paused:
         served.wait_for_turn()
     if connection.suspended is not None:
         served.run_suspended(connection)

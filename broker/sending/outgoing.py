@@ -32,7 +32,9 @@ class Outgoing:
         core: what all of the broker share.
         driver: whatever the driver wants to find again in a touched connection.
         is_touched: on the turn's list for the driver.
+        is_pump_wanted: something may be able to leave the outbox.
         needs_look: the driver must look at more of it than what is in `out`.
+        wants_more: there is more to send than the last pump took.
         out: what to write, in order; the driver takes it by `data_to_send`, round by round.
         out_bytes: what it sums up to.
         round_bytes: bytes of `out` above which a round takes not all of it; 0 while there is a
@@ -50,6 +52,7 @@ class Outgoing:
         "core",
         "driver",
         "is_paused",
+        "is_pump_wanted",
         "is_touched",
         "is_unreadable",
         "needs_look",
@@ -57,6 +60,7 @@ class Outgoing:
         "out_bytes",
         "round_bytes",
         "unread_bytes",
+        "wants_more",
     )
 
     def __init__(self, core: Shared, driver: Any) -> None:
@@ -64,6 +68,8 @@ class Outgoing:
         self.driver = driver
         self.is_touched = False
         self.needs_look = False
+        self.is_pump_wanted = False
+        self.wants_more = False
         self.out: list[Buffer | PayloadReader] = []
         self.out_bytes = 0
         self.round_bytes = WRITE_BYTES
@@ -71,6 +77,11 @@ class Outgoing:
         self.is_unreadable = False
         self.unread_bytes = 0
         self.copy_maximum = 0
+
+    def want_pump(self) -> None:
+        """Ask the driver for a pump: something may be able to leave the outbox."""
+        self.is_pump_wanted = True
+        self.core.turn.touch(self)
 
     def data_to_send(self) -> list[Buffer]:
         """Return what is to be written now, and keep in `out` what goes in the next round."""

@@ -106,11 +106,9 @@ class Sender:
         is_heard_out: to be closed when the peer has read why: what it sends to a closed socket
             may cost it what it has not read yet.
         is_open: CONNECT was accepted and the connection has not ended.
-        is_pump_wanted: something may be able to leave the outbox.
         listener: name of the listener in the policy file.
         remote_address: of the peer.
         remote_port: of the peer.
-        wants_more: there is more to send than the last pump took.
         throttle: who waits for this client, and for whom this client waits.
     """
 
@@ -125,7 +123,6 @@ class Sender:
         "is_explained",
         "is_heard_out",
         "is_open",
-        "is_pump_wanted",
         "listener",
         "outgoing",
         "remote_address",
@@ -136,7 +133,6 @@ class Sender:
         "session",
         "throttle",
         "version",
-        "wants_more",
     )
 
     def __init__(
@@ -161,9 +157,7 @@ class Sender:
         self.is_broken_off = False
         self.is_heard_out = False
         self.is_open = False
-        self.wants_more = False
-        self.throttle = Throttle(self)
-        self.is_pump_wanted = False
+        self.throttle = Throttle(core, self.outgoing)
 
     def has_quota(self) -> bool:
         """Say whether one more QoS 1 or 2 message may be inflight to this client."""
@@ -182,17 +176,12 @@ class Sender:
         self.outgoing.is_paused = False
         self.outgoing.unread_bytes = 0
         self.throttle.resumed(now)
-        self.want_pump()
+        self.outgoing.want_pump()
 
     def peer(self) -> str:
         """Name the peer for the log."""
         address = f"{self.remote_address}:{self.remote_port} on listener {self.listener}"
         return f"client {self.session.client_id} ({address})" if self.is_open else address
-
-    def want_pump(self) -> None:
-        """Ask the driver for a `pump`: something may be able to leave."""
-        self.is_pump_wanted = True
-        self.core.turn.touch(self.outgoing)
 
     def send_packet(self, packet: Packet) -> None:
         """Put a packet other than PUBLISH into `out`, behind what is held."""
@@ -266,13 +255,13 @@ class Sender:
         while held and held[0][0] <= number:
             self._put_held()
         if not held:
-            self.want_pump()
+            self.outgoing.want_pump()
 
     def send_held_connack(self) -> None:
         """Let the CONNACK go where the disk refuses: a client may come, if nothing is safe."""
         if self.holds_connack:
             self._put_held()
-        self.want_pump()
+        self.outgoing.want_pump()
 
     def _put_held(self) -> None:
         _, first_byte, header, payload = self.held.popleft()

@@ -26,12 +26,15 @@ the sink too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, cast
 
 from penstock.broker.timers import Timer
 
 if TYPE_CHECKING:
-    from penstock.broker.sending.sender import Sender
+    from penstock.broker.outbox.outbox import Outbox
+    from penstock.broker.sending.outgoing import Outgoing
+    from penstock.broker.sending.shared import Shared
 
 THROTTLE_SECONDS: Final = 0.05
 """Time in which a subscriber that keeps up drains `write_high_bytes` at least once. That takes
@@ -62,9 +65,8 @@ class Throttle:
     """The back-pressure of one connection, as a publisher and as a subscriber.
 
     Attributes:
-        connection: the connection; None after its end, when it waits for no other.
-        blockers: the subscribers for which this publisher waits. Here, as in `_held`, a dictionary
-            is used as a set: most are empty, and an empty one takes a third of the memory.
+        outgoing: of the connection; None after its end, when it waits for no other.
+        blockers: the subscribers for which this publisher waits.
         is_slow: a publisher has waited for this connection in vain.
     """
 
@@ -78,15 +80,15 @@ class Throttle:
         "_timer",
         "_waits_since",
         "blockers",
-        "connection",
         "is_slow",
+        "outgoing",
     )
 
-    def __init__(self, connection: Sender) -> None:
-        self._core = connection.core
-        self.connection: Sender | None = connection
-        self.blockers: dict[Throttle, None] = {}
-        self._held: dict[Throttle, None] = {}
+    def __init__(self, core: Shared, outgoing: Outgoing) -> None:
+        self._core = core
+        self.outgoing: Outgoing | None = outgoing
+        self.blockers = _NOBODY
+        self._held = _NOBODY
         self._timer: Timer | None = None
         self._waits_since = 0.0
         self._checked_at = 0.0
@@ -110,16 +112,14 @@ class Throttle:
         congested = self._core.turn.congested
         if not congested:
             return
-        if self.connection is not None:
-            subscribers = {connection for connection, _ in congested}
+        if self.outgoing is not None:
+            subscribers = {blocker: outbox for blocker, outbox, _ in congested}
             is_little = self._is_little(len(subscribers), now)
-            for connection in subscribers:
-                blocker = connection.throttle
-                if blocker is self or (is_little and _has_room_for_little(connection)):
+            for blocker, outbox in subscribers.items():
+                if blocker is self or (is_little and self._has_room_for_little(outbox)):
                     continue
                 if not blocker._waits_for(self):
-                    self.blockers[blocker] = None
-                    blocker._held[self] = None
+                    self._add(blocker)
         congested.clear()
         if self.blockers and self._timer is None:
             self._waits_since = now
@@ -129,7 +129,7 @@ class Throttle:
     def _is_little(self, n_subscribers: int, now: float) -> bool:
         """Book what the last publish added, and say whether it is within the allowance."""
         congested = self._core.turn.congested
-        n_bytes = sum(n_bytes for _, n_bytes in congested)
+        n_bytes = sum(n_bytes for _, _, n_bytes in congested)
         seconds = max(
             len(congested) / LITTLE_MESSAGES_PER_SECOND, n_bytes / LITTLE_BYTES_PER_SECOND
         )
@@ -137,9 +137,26 @@ class Throttle:
         self._paid_until = min(paid_until, now + MOST_DEBT_SECONDS)
         return paid_until <= now + LITTLE_SECONDS
 
+    def _has_room_for_little(self, outbox: Outbox) -> bool:
+        """Say whether few enough messages wait in an outbox that small publishers need not wait."""
+        limits = self._core.limits
+        return (
+            outbox.n_messages < limits.queued_messages * WAITING_SHARE
+            and outbox.n_bytes < limits.queued_bytes * WAITING_SHARE
+        )
+
+    def _add(self, blocker: Throttle) -> None:
+        """Wait for one more subscriber."""
+        if self.blockers is _NOBODY:
+            self.blockers = {}
+        if blocker._held is _NOBODY:
+            blocker._held = {}
+        self.blockers[blocker] = None
+        blocker._held[self] = None
+
     def _touch(self) -> None:
-        if self.connection is not None:
-            self._core.turn.touch(self.connection.outgoing)
+        if self.outgoing is not None:
+            self._core.turn.touch(self.outgoing)
 
     def _waits_for(self, other: Throttle) -> bool:
         """Say whether this connection waits for another one, directly or through others."""
@@ -189,29 +206,22 @@ class Throttle:
                 publisher._timer.cancel()
                 publisher._timer = None
                 publisher._touch()
-        self._held.clear()
+        self._held = _NOBODY
 
     def leave(self) -> None:
         """Release every publisher that waits for this connection, and end its own wait."""
         self.let_go()
         for blocker in self.blockers:
             blocker._held.pop(self, None)
-        self.blockers.clear()
+        self.blockers = _NOBODY
         self._cancel_timer()
 
     def end(self) -> None:
-        """Leave, and drop the reference to the connection, which has ended.
-
-        The two refer to each other. Without the cycle they are freed at once, not by the collector.
-        """
+        """Leave, and drop the reference to the connection, which has ended."""
         self.leave()
-        self.connection = None
+        self.outgoing = None
 
 
-def _has_room_for_little(subscriber: Sender) -> bool:
-    """Say whether few enough messages wait for a subscriber that small publishers need not wait."""
-    limits, outbox = subscriber.core.limits, subscriber.session.outbox
-    return (
-        outbox.n_messages < limits.queued_messages * WAITING_SHARE
-        and outbox.n_bytes < limits.queued_bytes * WAITING_SHARE
-    )
+_NOBODY: Final = cast("dict[Throttle, None]", MappingProxyType({}))
+"""Shared and read-only, for what is empty, as it is of nearly all connections: two dictionaries of
+its own would take 128 bytes of each. `Throttle._add` replaces it."""

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from penstock.broker.outbox.outbox import Outbox
     from penstock.broker.sending.outgoing import Outgoing
-    from penstock.broker.sending.sender import Sender
+    from penstock.broker.sending.throttle import Throttle
 
 MOST_STEPS: Final = 64
 """Steps after which the rest of a chunk is put off until the others have had their turn. A packet
@@ -23,8 +24,8 @@ class Turn:
     Attributes:
         is_running: the driver is inside a call and looks at touched connections after it.
         touched: connections that the driver must serve; it takes them by `take_touched`.
-        congested: (connection, payload bytes) of each message of the current publish that found
-            its subscriber without room.
+        congested: (throttle and outbox of the subscriber, payload bytes) of each message of the
+            current publish that found its subscriber without room.
         steps: of the current chunk: packets that took their own way, and deliveries that were no
             mere copies.
         most_steps: the number of steps at which the rest of a chunk is put off.
@@ -41,7 +42,7 @@ class Turn:
         self._wake = wake
         self.is_running = False
         self.touched: list[Outgoing] = []
-        self.congested: list[tuple[Sender, int]] = []
+        self.congested: list[tuple[Throttle, Outbox, int]] = []
         self.steps = 0
         self.most_steps = MOST_STEPS
 

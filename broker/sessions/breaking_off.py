@@ -155,7 +155,7 @@ class BreakingOff:
                 self._end(sender)
                 return
             self._set_timer(sender, sending, at)
-            sender.want_pump()
+            sender.outgoing.want_pump()
 
         sending.timer = self._core.timers.at(now + LOOK_SECONDS, due)
 

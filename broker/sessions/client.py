@@ -316,7 +316,7 @@ class Client(Sender):
         core.counters.clients_connected += 1
         if session.shares:
             redelivery.member_came(session)
-        self.want_pump()
+        self.outgoing.want_pump()
 
     def _connect_timeout(self, now: float) -> None:
         self.core.logger.info("%s: no CONNECT in time", self.peer())
@@ -380,7 +380,7 @@ class Client(Sender):
     def break_off(self, now: float) -> None:
         """End the connection in the middle of a packet: nothing more can be said on it."""
         self.is_broken_off = True
-        self.wants_more = False
+        self.outgoing.wants_more = False
         self.outgoing.drop_out()
         self.end(now)
 

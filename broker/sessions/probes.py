@@ -99,7 +99,7 @@ class Probes:
         probe = session.probe
         if probe is not None:
             if not probe.packet_id:
-                connection.want_pump()
+                connection.outgoing.want_pump()
                 return
             if session.inflight.holds(probe):
                 return
@@ -131,7 +131,7 @@ class Probes:
             self._topic, payload, qos=1, arrived_at=now, topic_bytes=self._topic_bytes
         )
         session.probe = Probe(message, self._sampler, subscription_ids)
-        connection.want_pump()
+        connection.outgoing.want_pump()
 
     def _tell_too_large(self, session: Session, connection: Client, n_bytes: int) -> None:
         if not self._has_told_too_large:

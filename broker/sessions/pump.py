@@ -15,6 +15,7 @@ from penstock.broker.sessions.redelivery import may_take_over, take_over
 from penstock.broker.sessions.retained_delivery import SLICE_MESSAGES, send_due
 
 if TYPE_CHECKING:
+    from penstock.broker.sending.outgoing import Outgoing
     from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.session import Session
 
@@ -35,15 +36,15 @@ def pump(client: Client, unsent_bytes: int, now: float) -> None:
     if outgoing.is_unreadable:  # a DISCONNECT would be read as a part of the payload
         client.close(ReasonCode.UNSPECIFIED_ERROR, now)
         outgoing.drop_out()
-    if not client.is_pump_wanted:
+    if not outgoing.is_pump_wanted:
         return
     if not outgoing.round_bytes and client.core.breaking is not None:
         # Of what may be broken off the rest is in `out`: what stands behind it would be lost.
-        client.wants_more = True
+        outgoing.wants_more = True
         client.core.breaking.look(client, unsent_bytes, now)
         return
-    client.is_pump_wanted = False
-    client.wants_more = False
+    outgoing.is_pump_wanted = False
+    outgoing.wants_more = False
     if not client.is_open or outgoing.is_paused or (client.held and not client.is_disk_failing()):
         return
     session = client.session
@@ -65,8 +66,8 @@ def pump(client: Client, unsent_bytes: int, now: float) -> None:
             continue
         delivery = session.outbox.take(now, has_quota=client.has_quota())
         if delivery is None:
-            if session.retained_due and not client.wants_more and send_due(session, now):
-                client.wants_more = True  # after others had their turn
+            if session.retained_due and not outgoing.wants_more and send_due(session, now):
+                outgoing.wants_more = True  # after others had their turn
             elif is_refilled or not session.shares or not take_over(session, now):
                 break
             else:
@@ -80,24 +81,25 @@ def pump(client: Client, unsent_bytes: int, now: float) -> None:
         if session.retained_due:
             send_due(session, now, 1)
         if is_large:
-            client.wants_more = True
+            outgoing.wants_more = True
             break
     else:  # it may have been all: found in the next pump only, what comes till then would wait
-        client.wants_more = bool(
+        outgoing.wants_more = bool(
             session.outbox.n_messages
             or session.resend
             or session.retained_due
             or (session.shares and may_take_over(session))
         )
-    client.wants_more |= is_refilled  # there may be more of it
+    outgoing.wants_more |= is_refilled  # there may be more of it
     _after_pump(client, session, now)
 
 
 def _after_pump(client: Client, session: Session, now: float) -> None:
     if client.core.room.waiting:
         client.core.room.made(session, now)
-    if client.wants_more:
-        client.is_pump_wanted = True
+    outgoing = client.outgoing
+    if outgoing.wants_more:
+        outgoing.is_pump_wanted = True
         # New messages are sent between retained ones, and do not wait for all of them.
         if session.retained_due and session.outbox.n_messages <= SLICE_MESSAGES:
             client.throttle.let_go()
@@ -106,10 +108,10 @@ def _after_pump(client: Client, session: Session, now: float) -> None:
             session.is_direct = True
             client.throttle.is_slow = False
         client.throttle.let_go()
-    _set_look_timer(client, session, now)
+    _set_look_timer(session, outgoing, now)
 
 
-def _set_look_timer(client: Client, session: Session, now: float) -> None:
+def _set_look_timer(session: Session, outgoing: Outgoing, now: float) -> None:
     """Set a timer for the next decision of the gate.
 
     Where that time has passed already, the inflight window was full: the acknowledgement that
@@ -125,4 +127,4 @@ def _set_look_timer(client: Client, session: Session, now: float) -> None:
         timer.cancel()
     session.look_timer = None
     if at is not None:
-        session.look_timer = client.core.timers.at(at, lambda _now: client.want_pump())
+        session.look_timer = session.core.timers.at(at, lambda _now: outgoing.want_pump())

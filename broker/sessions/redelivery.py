@@ -163,7 +163,7 @@ def member_came(session: Session) -> None:
             if other.connection is None and (other.outbox.n_messages or len(other.inflight)):
                 share.holders[other] = False
     if session.connection is not None:
-        session.connection.want_pump()
+        session.outgoing.want_pump()
 
 
 def connection_lost(session: Session, now: float) -> None:
@@ -259,7 +259,7 @@ def _wake(share: SharedSubscription) -> None:
     for member in share.members:
         connection = member.session.connection
         if connection is not None:
-            connection.want_pump()
+            connection.outgoing.want_pump()
 
 
 def _is_asked(core: Core) -> bool:

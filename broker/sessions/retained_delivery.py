@@ -126,7 +126,7 @@ def begin(session: Session, now: float) -> None:
     if session.retained_due or session.outbox.n_messages:
         session.is_direct = False
         if session.connection is not None:
-            session.connection.want_pump()
+            session.outgoing.want_pump()
 
 
 def unsubscribed(session: Session, topic_filter: str) -> None:
@@ -203,7 +203,7 @@ async def _send_asked(session: Session, due: RetainedDue, now: float, n_messages
         if due.walk.is_done and _is_due(due):
             _finish(due)
         if session.connection is not None:
-            session.connection.want_pump()
+            session.outgoing.want_pump()
 
 
 def _finish(due: RetainedDue) -> None:
@@ -244,7 +244,7 @@ def send_before(session: Session, topic: str, now: float) -> None:
         if not message.is_expired(now) and not (is_own and subscription.no_local):
             _give(due, message, now)
             if session.connection is not None:
-                session.connection.want_pump()
+                session.outgoing.want_pump()
 
 
 def _is_due(due: RetainedDue) -> bool:

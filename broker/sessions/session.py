@@ -205,13 +205,14 @@ class Session:
         )
         if self.outbox.add(delivery):
             self.is_direct = False
-            connection.want_pump()
+            self.outgoing.want_pump()
         else:
             self._overflowed(now)
-        if not connection.throttle.is_slow and (
+        throttle = connection.throttle
+        if not throttle.is_slow and (
             self.outgoing.is_paused or self.outbox.n_messages > connection.send_quota
         ):
-            self.core.turn.congested.append((connection, message.payload_bytes))
+            self.core.turn.congested.append((throttle, self.outbox, message.payload_bytes))
 
     def sends_at_once(self, qos: int) -> bool:
         """Say whether a small message would be sent at once, past the outbox.
@@ -272,7 +273,7 @@ class Session:
         if self.connection is not None and (
             self.outbox.n_messages or any(share.holders for share in self.shares)
         ):
-            self.connection.want_pump()
+            self.outgoing.want_pump()
 
     def settle_direct(self) -> Ledger:
         """Book what was delivered directly, and return the ledger."""

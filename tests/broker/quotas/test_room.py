@@ -347,7 +347,7 @@ def test_who_waits_is_tried_when_those_that_are_full_have_sent(
         return lacks(message, *arguments, **options)
 
     monkeypatch.setattr(Room, "lacks", noted)
-    other.connection.want_pump()
+    other.connection.outgoing.want_pump()
     broker.settle()
     broker.advance(0)
     assert not tried

@@ -112,10 +112,10 @@ def test_a_pump_leaves_the_rest_for_the_next_turn() -> None:
     for _ in range(100):
         publisher.publish("t", b"x" * 4000)
     subscriber.connection.outgoing.is_paused = False
-    subscriber.connection.want_pump()
+    subscriber.connection.outgoing.want_pump()
     subscriber.connection.pump(0, 0.0)
     assert PUMP_BYTES <= subscriber.connection.outgoing.out_bytes < PUMP_BYTES + 5000
-    assert subscriber.connection.wants_more
+    assert subscriber.connection.outgoing.wants_more
 
 
 def test_withheld_messages_wait_and_small_ones_pass() -> None:
@@ -376,4 +376,4 @@ def test_a_pump_that_took_all_that_waited_leaves_its_session_direct() -> None:
     broker.core.turn.take_touched()
     subscriber.connection.pump(0, broker.now)
     assert subscriber.session.is_direct
-    assert not subscriber.connection.wants_more
+    assert not subscriber.connection.outgoing.wants_more

@@ -288,5 +288,5 @@ def ends(client: VirtualClient, passed: set[VirtualClient]) -> None:
     """Follow every chain of waits to its end; a circle has none."""
     assert client not in passed
     for blocker in client.connection.throttle.blockers:
-        assert blocker.connection is not None
-        ends(blocker.connection.outgoing.driver, passed | {client})
+        assert blocker.outgoing is not None
+        ends(blocker.outgoing.driver, passed | {client})

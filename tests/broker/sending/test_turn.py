@@ -14,7 +14,7 @@ def test_a_connection_is_on_the_list_once_and_wakes_the_driver_outside_its_turn(
     woken.clear()
     client.send_bytes(b"\xc0\x00")
     assert woken == []
-    client.connection.want_pump()
+    client.connection.outgoing.want_pump()
     broker.core.turn.touch(client.connection.outgoing)
     assert woken == [1]
     assert broker.core.turn.take_touched() == [client.connection.outgoing]
@@ -29,7 +29,7 @@ def test_what_only_has_to_be_written_is_not_looked_at_any_further() -> None:
     client.connection.receive_data(b"\xc0\x00", broker.now)
     assert broker.core.turn.touched == [client.connection.outgoing]
     assert not client.connection.outgoing.needs_look
-    client.connection.want_pump()
+    client.connection.outgoing.want_pump()
     assert broker.core.turn.touched == [client.connection.outgoing]
     assert client.connection.outgoing.needs_look
     broker.settle()

@@ -105,11 +105,11 @@ def test_live_messages_between_retained_ones_do_not_keep_others_from_their_turn(
     broker.core.turn.take_touched()
     for _ in range(5):
         client.connection.outgoing.needs_look = False
-        client.connection.want_pump()
+        client.connection.outgoing.want_pump()
         broker.core.turn.take_touched()
         client.connection.outgoing.needs_look = False
         client.connection.pump(0, broker.now)
-        assert client.connection.wants_more
+        assert client.connection.outgoing.wants_more
         assert not client.connection.outgoing.needs_look
         client.connection.outgoing.data_to_send()
         broker.core.turn.take_touched()
