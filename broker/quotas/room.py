@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
     from penstock.broker.routing.subscriber import Subscriber
     from penstock.broker.routing.topic_tree import Target
-    from penstock.broker.sending.sender import Sender
+    from penstock.broker.sending.outgoing import Outgoing
     from penstock.broker.sending.shared import Shared
     from penstock.broker.timers import Timer
 
@@ -87,11 +87,27 @@ _SLACK_BYTES: Final = 1024 * 1024
 """More memory than one message takes besides what counts as its size."""
 
 
+class Publisher(Protocol):
+    """A client whose messages wait for room.
+
+    Attributes:
+        is_open: its connection has not ended.
+        outgoing: the bytes on their way to it.
+        awaiting: the messages, oldest first.
+        awaiting_bytes: of these.
+    """
+
+    is_open: bool
+    outgoing: Outgoing
+    awaiting: deque[Any]
+    awaiting_bytes: int
+
+
 class HeldReceipt(Protocol):
     """What the publisher of a held message is owed."""
 
     @property
-    def connection(self) -> Sender:
+    def connection(self) -> Publisher:
         """The publisher's."""
 
     def settle(self, reason_code: int) -> None:
@@ -146,7 +162,7 @@ class Room:
             seconds: how long publishers wait for one session; None for as long as it is full.
         """
         self.rejects = rejects
-        self.waiting: dict[Sender, None] = {}
+        self.waiting: dict[Publisher, None] = {}
         self.each_bytes = HELD_BYTES
         self.over_half = core.outbox_rules.over_half if rejects else frozenset[object]()
         if rejects and (core.copies_payloads or not _are_wide(core.outbox_rules)):
@@ -161,7 +177,7 @@ class Room:
         self._drops_logged_since = -math.inf
         self._n_drops_logged = 0
         self._drops: dict[str, _Drops] = {}
-        self._trying: set[Sender] = set()
+        self._trying: set[Publisher] = set()
         self._timer: Timer | None = None
 
     @property
@@ -341,12 +357,12 @@ class Room:
         if connection.awaiting_bytes > self.each_bytes:
             self._core.turn.touch(connection.outgoing)
 
-    def _count_held(self, connection: Sender, n_bytes: int) -> None:
+    def _count_held(self, connection: Publisher, n_bytes: int) -> None:
         connection.awaiting_bytes += n_bytes
         self._held_bytes += n_bytes
         self.each_bytes = HELD_BYTES if self._held_bytes <= ALL_HELD_BYTES else 0
 
-    def forget(self, connection: Sender) -> None:
+    def forget(self, connection: Publisher) -> None:
         """A publisher's connection has ended; the client will repeat unacknowledged messages."""
         self.waiting.pop(connection, None)
         held, connection.awaiting = connection.awaiting, NO_QUEUE
@@ -387,7 +403,7 @@ class Room:
         if self._full or self.waiting:
             self._look_at(now + LOOK_SECONDS)
 
-    async def _try_again(self, connection: Sender, now: float) -> None:
+    async def _try_again(self, connection: Publisher, now: float) -> None:
         """Route what a publisher has held while there is room; a long queue takes several turns."""
         core = self._core
         queue = connection.awaiting

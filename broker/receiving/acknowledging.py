@@ -113,14 +113,14 @@ def handle_pubrec(connection: Client, packet_id: int, now: float, reason_code: i
     if session.inflight.release(packet_id) is None:
         _not_expected(core, packet_id)
         if reason_code < 0x80:
-            connection.send_packet(PubRel(packet_id, _not_found(connection)))
+            connection.sender.send_packet(PubRel(packet_id, _not_found(connection)))
         return
     if core.timing:
         sample(session, core, packet_id, 1, now)
     if reason_code >= 0x80:
         acknowledged(connection, packet_id, 2, now, reason_code)
     else:
-        connection.send_short(PUBREL_BYTE, packet_id)
+        connection.sender.send_short(PUBREL_BYTE, packet_id)
 
 
 def handle_pubrel(connection: Client, packet_id: int, _now: float, _reason_code: int = 0) -> None:
@@ -134,7 +134,7 @@ def handle_pubrel(connection: Client, packet_id: int, _now: float, _reason_code:
     incoming = session.incoming
     if packet_id not in incoming:
         _not_expected(connection.core, packet_id)
-        connection.send_packet(PubComp(packet_id, _not_found(connection)))
+        connection.sender.send_packet(PubComp(packet_id, _not_found(connection)))
         return
     if incoming[packet_id] is not None:
         # To the client the identifier would be free, and a new message under it a repeat to us.
@@ -142,7 +142,7 @@ def handle_pubrel(connection: Client, packet_id: int, _now: float, _reason_code:
     del incoming[packet_id]
     if session.journal is not None:
         session.journal.incoming_changed(packet_id)
-    connection.send_short(PUBCOMP_BYTE, packet_id)
+    connection.sender.send_short(PUBCOMP_BYTE, packet_id)
 
 
 def handle_pubcomp(connection: Client, packet_id: int, now: float, _reason_code: int = 0) -> None:

@@ -171,7 +171,7 @@ async def _step(
     if step.data is not None:
         properties["authentication_data"] = step.data
     if isinstance(step, Challenge):
-        connection.send_packet(Auth(ReasonCode.CONTINUE_AUTHENTICATION, properties))
+        connection.sender.send_packet(Auth(ReasonCode.CONTINUE_AUTHENTICATION, properties))
         return
     authentication.exchange = None
     if not connection.is_open:
@@ -182,7 +182,7 @@ async def _step(
         # What the session may do was granted to that user; 4.12.1 lets a server refuse.
         raise _refused(connection, authentication, Refused())
     connection.holds = step.holds
-    connection.send_packet(Auth(ReasonCode.SUCCESS, properties))
+    connection.sender.send_packet(Auth(ReasonCode.SUCCESS, properties))
 
 
 def _judged(

@@ -43,11 +43,12 @@ def handle_connect(connection: Client, packet: Connect, now: float) -> None:
         ProtocolError: no plugin provides its authentication method [MQTT-4.12.0-1], its will
             exceeds a limit (MQTT 5.0, 3.2.2.2), or it needs what the broker does not offer.
     """
-    connection.version = packet.protocol_version
+    connection.set_version(packet.protocol_version)
     connection.is_answered = True
     connection.is_bridge = packet.is_bridge
-    connection.send_maximum = packet.properties.get("maximum_packet_size", connection.send_maximum)
-    connection.is_explained = bool(packet.properties.get("request_problem_information", 1))
+    sender = connection.sender
+    sender.send_maximum = packet.properties.get("maximum_packet_size", sender.send_maximum)
+    sender.is_explained = bool(packet.properties.get("request_problem_information", 1))
     options = connection.core.options
     check_connect(options, packet)
     code = redirection(options)
@@ -214,9 +215,9 @@ async def let_in(
         # The inflight messages that are sent again after it must be committed, too.
         and (journal.n_changes != n_changes or (session.inflight and not journal.is_settled))
     ):
-        connection.hold(connack)
+        connection.sender.hold(connack)
     else:
-        connection.send_packet(connack)
+        connection.sender.send_packet(connack)
     # Before the gate's next decision: estimates of the old connection are void.
     core.guard.tell_each(core.samplers, lambda sampler: sampler.connected(session.link, now))
     connection.open(
@@ -408,9 +409,9 @@ def _check_connack_fits(connection: Client, packet: Connect, properties: dict[st
     """
     if "maximum_packet_size" not in packet.properties:
         return
-    maximum = connection.send_maximum
+    maximum = connection.sender.send_maximum
     connack = ConnAck(properties=properties)
-    is_explained = connection.is_explained
+    is_explained = connection.sender.is_explained
     if fit_packet(connack, connection.version, maximum, is_explained=is_explained) is None:
         raise ProtocolError(
             f"CONNECT: Maximum Packet Size {maximum}; allowed: room for the CONNACK",

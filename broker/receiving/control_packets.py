@@ -62,7 +62,7 @@ def receive(connection: Client, first_byte: int, body: bytes, now: float) -> Non
 
 def handle_pingreq(connection: Client, _packet: PingReq, _now: float) -> None:
     """Answer a PINGREQ [MQTT-3.12.4-1]."""
-    connection.send_packet(PingResp())
+    connection.sender.send_packet(PingResp())
 
 
 def handle_disconnect(connection: Client, packet: Disconnect, now: float) -> None:

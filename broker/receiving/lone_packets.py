@@ -69,11 +69,12 @@ def _take_publish(connection: Client, data: bytes, start: int, now: float) -> bo
     for all that the core does for such a packet of QoS 0 (`many_to_one` of the benchmarks).
     """
     core = connection.core
+    version = connection.version
     is_qos_1 = data[0] == _QOS_1
     size = len(data)
     topic_end = start + 2 + (data[start] << 8 | data[start + 1])
     payload_at = topic_end + 2 if is_qos_1 else topic_end
-    if connection.version == MQTT_5:
+    if version == MQTT_5:
         payload_at += 1
         if data[payload_at - 1 : payload_at] != b"\0":  # it has properties
             return False
@@ -81,7 +82,7 @@ def _take_publish(connection: Client, data: bytes, start: int, now: float) -> bo
     if n_bytes < 0:
         return False
     topic_bytes = data[start + 2 : topic_end]
-    plan = core.fast_plans[connection.version].get(topic_bytes)
+    plan = core.fast_plans[version].get(topic_bytes)
     if plan is None:
         plan = first_plan(connection, topic_bytes)
     if plan is None or n_bytes > plan.threshold_s:
@@ -93,7 +94,7 @@ def _take_publish(connection: Client, data: bytes, start: int, now: float) -> bo
             not plan.least_qos
             or packet_id == b"\0\0"
             or connection.receipts
-            or connection.held
+            or connection.sender.held
             or not takes_run(core, sessions, 1, size)
         ):
             return False

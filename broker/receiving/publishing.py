@@ -305,7 +305,7 @@ def _is_repeat(connection: Client, packet_id: int) -> bool:
         return False
     receipt = incoming[packet_id]
     if receipt is None:
-        connection.send_packet(PubRec(packet_id))
+        connection.sender.send_packet(PubRec(packet_id))
     elif receipt.connection is not connection:
         receipt.connection = connection
         connection.owe(receipt)
@@ -361,10 +361,10 @@ def _take(connection: Client, plan: Plan, message: Message, packet_id: int, now:
         if message.qos == 2:
             connection.session.incoming[packet_id] = None
         if plan.targets or plan.shares:
-            connection.send_receipt(0x40 if message.qos == 1 else 0x50, packet_id)
+            connection.sender.send_receipt(0x40 if message.qos == 1 else 0x50, packet_id)
         else:
             kind = PubAck if message.qos == 1 else PubRec
-            connection.send_packet(kind(packet_id, taken(connection, plan)))
+            connection.sender.send_packet(kind(packet_id, taken(connection, plan)))
     if core.turn.congested:
         connection.throttle.wait_for_congested(now)
     return None

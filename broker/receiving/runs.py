@@ -66,7 +66,7 @@ def _take_publishes(
     connection: Client, data: bytes, position: int, start: int, stop: int, now: float
 ) -> int:
     """Take a run of QoS 1 or 2 PUBLISH packets."""
-    if connection.receipts or connection.held:
+    if connection.receipts or connection.sender.held:
         return 0
     qos = (data[position] >> 1) & 3
     if qos == 2 and connection.session.journal is not None:
@@ -115,15 +115,15 @@ def pass_run_on(
     n_bytes = len(data)
     n_sent = 0
     for session in sessions:
-        subscriber = session.connection
+        sender = session.sender
         inflight = session.inflight
         first = 0
         if (  # `Session.sends_at_once`, for all of the run
             session.is_direct
-            and subscriber is not None
+            and sender is not None
             and run.largest_bytes <= (outgoing := session.outgoing).copy_maximum
-            and n_messages + inflight.n_messages <= subscriber.send_quota
-            and n_bytes + inflight.n_bytes < subscriber.send_quota_bytes
+            and n_messages + inflight.n_messages <= sender.send_quota
+            and n_bytes + inflight.n_bytes < sender.send_quota_bytes
             and n_bytes + outgoing.out_bytes < DIRECT_BYTES
         ):
             first = inflight.start_run(run)
@@ -388,7 +388,7 @@ def _take_pubrecs(
 ) -> int:
     """Take a run of PUBREC packets, in the order of sending, and answer it [MQTT-4.3.3-4]."""
     session = connection.session
-    if session.inflight.journal is not None or connection.held:
+    if session.inflight.journal is not None or connection.sender.held:
         return 0
     first, n_packets = session.inflight.release_run(data, position)
     if not n_packets:
@@ -406,7 +406,7 @@ def _take_pubrels(
 ) -> int:
     """Take a run of PUBREL packets and answer it [MQTT-4.3.3-11]."""
     session = connection.session
-    if session.journal is not None or connection.held:
+    if session.journal is not None or connection.sender.held:
         return 0
     n_packets = min((len(data) - position) // PACKET_BYTES, _MOST_PACKETS)
     stop = position + n_packets * PACKET_BYTES

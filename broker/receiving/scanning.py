@@ -186,7 +186,7 @@ def _too_large(
     head = data[start : start + _HEAD_OF_CONNECT_BYTES]
     is_connect = not connection.is_open and connection.authentication is None
     if is_connect and len(head) == _HEAD_OF_CONNECT_BYTES:
-        connection.version = answer_version(head)
+        connection.set_version(answer_version(head))
         connection.is_answered = True
     return packet_too_large(n_bytes, maximum)
 
@@ -210,7 +210,7 @@ def _handle(
     if not connection.is_open:
         if connection.authentication is None:
             head = data[start : min(stop, start + _HEAD_OF_CONNECT_BYTES)]
-            connection.version = answer_version(head)
+            connection.set_version(answer_version(head))
             connection.is_answered = first_byte == _CONNECT_BYTE
         else:
             check_packet_type(packet_type)

@@ -154,9 +154,9 @@ async def _subscribe(
         codes.append(qos)
     suback = SubAck(packet.packet_id, tuple(codes), explained("; ".join(reasons)))
     if n_refused < len(wanted):
-        connection.send_when_safe(suback)
+        connection.sender.send_when_safe(suback)
     else:
-        connection.send_packet(suback)
+        connection.sender.send_packet(suback)
     retained_delivery.subscribed(session, granted)
     retained_delivery.begin(session, now)
 
@@ -294,4 +294,4 @@ async def _unsubscribe(connection: Client, packet: Unsubscribe, now: float) -> N
         if had_it:
             connection.core.sessions.remove_subscription(session, topic_filter, now)
     is_5 = connection.version == ProtocolVersion.MQTT_5
-    connection.send_when_safe(UnsubAck(packet.packet_id, tuple(codes) if is_5 else ()))
+    connection.sender.send_when_safe(UnsubAck(packet.packet_id, tuple(codes) if is_5 else ()))

@@ -198,10 +198,9 @@ def choose_members(
 def _busyness(member: Target, message: Message) -> tuple[bool, int, bool, int]:
     """Return what to choose the least of: (full, away, cannot send or keep, messages ahead)."""
     session = member.session
-    connection = session.connection
     outbox = session.outbox
     n_messages = outbox.n_messages + len(session.inflight)
     is_full = not session.has_room_for(message)
-    if connection is None:
+    if session.connection is None:
         return is_full, 1, member.qos == 0, n_messages
-    return is_full, 0, connection.outgoing.is_paused or outbox.look_again_at is not None, n_messages
+    return is_full, 0, session.outgoing.is_paused or outbox.look_again_at is not None, n_messages

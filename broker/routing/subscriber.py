@@ -8,10 +8,10 @@ from penstock.broker.access_control import SessionView
 from penstock.broker.message import Message
 from penstock.broker.outbox.inflight import Inflight
 from penstock.broker.outbox.outbox import Outbox
-from penstock.broker.sending.sender import Sender
 
 if TYPE_CHECKING:
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
+    from penstock.broker.sending.outgoing import Outgoing
 
 
 class Subscriber(SessionView, Protocol):
@@ -22,6 +22,7 @@ class Subscriber(SessionView, Protocol):
         is_direct: a small message may be written at once.
         outbox: what waits to be sent.
         inflight: what was sent and is not acknowledged.
+        outgoing: the bytes on their way to the client; only while there is a connection.
         shares: the shared subscriptions that this session is a member of.
         subscription_bytes: about what its subscriptions take of the memory.
         n_refused: the client's own messages that were not routed.
@@ -31,12 +32,13 @@ class Subscriber(SessionView, Protocol):
     is_direct: bool
     outbox: Outbox
     inflight: Inflight
+    outgoing: Outgoing
     shares: tuple[SharedSubscription, ...]
     subscription_bytes: int
     n_refused: int
 
     @property
-    def connection(self) -> Sender | None:
+    def connection(self) -> object | None:
         """The network connection, or None."""
 
     @property

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from penstock.broker.access_control import SessionView
 from penstock.broker.events import PacketSent
@@ -33,21 +33,15 @@ from penstock.broker.payload import (
 )
 from penstock.broker.sending.outgoing import Outgoing
 from penstock.broker.sending.outgoing_properties import outgoing_properties
-from penstock.broker.sending.throttle import Throttle
 
 if TYPE_CHECKING:
     from penstock.broker.link import Link
     from penstock.broker.outbox.inflight import Inflight
     from penstock.broker.outbox.ledger import Ledger
     from penstock.broker.outbox.outbox import Outbox
-    from penstock.broker.sending.shared import Shared
 
 PUMP_BYTES: Final = 65_536
 """What one pump moves at most before it is written: enough to make the write worth it."""
-
-UNREAD_BYTES: Final = 1024 * 1024
-"""Memory that answers may take for a client that does not read them. A client that first sends
-and then reads gets far with it; who only sends must not fill the memory."""
 
 _ANSWER_BYTES: Final = 64
 """What an answer takes of the memory beside its bytes, of which there are often two or four."""
@@ -90,11 +84,11 @@ class Sender:
     Attributes:
         core: what all of the broker share.
         outgoing: the bytes on their way to the client.
-        session: the client's session; only after CONNECT was accepted.
+        session: the client's session; only after CONNECT was accepted. `session`, `version` and
+            `is_open` stand in the client too, as both read them for each packet: the client sets
+            both at once.
         version: protocol version.
-        awaiting: the client's own messages that wait for room in the outboxes of subscribers,
-            oldest first (`penstock.broker.quotas.room.Held`).
-        awaiting_bytes: of these.
+        is_open: CONNECT was accepted and the connection has not ended.
         held: (commit, first byte, header, payload) of packets that wait for a commit.
         held_bytes: what they sum up to.
         send_maximum: bytes of the largest packet this client takes.
@@ -102,86 +96,41 @@ class Sender:
         is_explained: Request Problem Information: the client wants Reason Strings.
         send_quota: QoS 1 and 2 messages that may be inflight to this client.
         send_quota_bytes: payload bytes inflight from which on no further message is sent.
-        is_broken_off: ended in the middle of a packet, of which nothing more is to be sent.
-        is_heard_out: to be closed when the peer has read why: what it sends to a closed socket
-            may cost it what it has not read yet.
-        is_open: CONNECT was accepted and the connection has not ended.
-        listener: name of the listener in the policy file.
-        remote_address: of the peer.
-        remote_port: of the peer.
-        throttle: who waits for this client, and for whom this client waits.
     """
 
     __slots__ = (
         "aliases",
-        "awaiting",
-        "awaiting_bytes",
         "core",
         "held",
         "held_bytes",
-        "is_broken_off",
         "is_explained",
-        "is_heard_out",
         "is_open",
-        "listener",
         "outgoing",
-        "remote_address",
-        "remote_port",
         "send_maximum",
         "send_quota",
         "send_quota_bytes",
         "session",
-        "throttle",
         "version",
     )
 
-    def __init__(
-        self, core: Shared, driver: Any, listener: str, remote_address: str, remote_port: int
-    ) -> None:
-        self.core = core
-        self.outgoing = Outgoing(core, driver)
-        self.listener = listener
-        self.remote_address = remote_address
-        self.remote_port = remote_port
+    def __init__(self, outgoing: Outgoing) -> None:
+        self.core = core = outgoing.core
+        self.outgoing = outgoing
         self.session: Recipient
         self.version = MQTT_5
         self.held: deque[tuple[int, int, bytes, bytes | PayloadReader]] = NO_QUEUE
         self.held_bytes = 0
-        self.awaiting: deque[Any] = NO_QUEUE
-        self.awaiting_bytes = 0
         self.send_maximum = MAX_REMAINING_LENGTH + 5
         self.aliases: OutgoingAliases | None = None
         self.is_explained = True
         self.send_quota = 0
         self.send_quota_bytes = core.limits.inflight_bytes
-        self.is_broken_off = False
-        self.is_heard_out = False
         self.is_open = False
-        self.throttle = Throttle(core, self.outgoing)
 
     def has_quota(self) -> bool:
         """Say whether one more QoS 1 or 2 message may be inflight to this client."""
         inflight = self.session.inflight
         return inflight.n_messages < self.send_quota and inflight.n_bytes < self.send_quota_bytes
-
-    def pause_sending(self, now: float) -> None:
-        """The transport has too many unsent bytes: yield nothing until `resume_sending`."""
-        self.outgoing.is_paused = True
-        self.throttle.paused(now)
-        if self.is_open:
-            self.session.is_direct = False
-
-    def resume_sending(self, now: float) -> None:
-        """The transport has room again."""
-        self.outgoing.is_paused = False
-        self.outgoing.unread_bytes = 0
-        self.throttle.resumed(now)
-        self.outgoing.want_pump()
-
-    def peer(self) -> str:
-        """Name the peer for the log."""
-        address = f"{self.remote_address}:{self.remote_port} on listener {self.listener}"
-        return f"client {self.session.client_id} ({address})" if self.is_open else address
 
     def send_packet(self, packet: Packet) -> None:
         """Put a packet other than PUBLISH into `out`, behind what is held."""
@@ -204,7 +153,7 @@ class Sender:
         if frame is None:
             self.core.logger.warning(
                 "%s: %s not sent, it is longer than the client's Maximum Packet Size of %d bytes",
-                self.peer(),
+                f"client {self.session.client_id}" if self.is_open else "a client not accepted yet",
                 packet.packet_type.name,
                 self.send_maximum,
             )

@@ -136,46 +136,46 @@ class BreakingOff:
         """Return how often a session's connection was closed so."""
         return self._n_broken_off.get(session, 0)
 
-    def send(self, sender: Client, delivery: Delivery, now: float) -> None:
+    def send(self, client: Client, delivery: Delivery, now: float) -> None:
         """Send a large message, in a way that it may be broken off."""
         is_first = self._core.outbox_rules.is_first
         if is_first is not None and is_first(delivery.message.topic):
-            sender.send_delivery(delivery, now)
+            client.sender.send_delivery(delivery, now)
             return
-        payload = sender.send_delivery(delivery, now, in_pieces=True)
+        payload = client.sender.send_delivery(delivery, now, in_pieces=True)
         if isinstance(payload, PayloadReader):
-            self._end(sender)
-            sending = self._sendings[sender] = _Sending(delivery, payload)
-            self._set_timer(sender, sending, now)
+            self._end(client)
+            sending = self._sendings[client] = _Sending(delivery, payload)
+            self._set_timer(client, sending, now)
 
-    def _set_timer(self, sender: Client, sending: _Sending, now: float) -> None:
+    def _set_timer(self, client: Client, sending: _Sending, now: float) -> None:
         def due(at: float) -> None:
             sending.timer = None
             if not len(sending.reader):
-                self._end(sender)
+                self._end(client)
                 return
-            self._set_timer(sender, sending, at)
-            sender.outgoing.want_pump()
+            self._set_timer(client, sending, at)
+            client.outgoing.want_pump()
 
         sending.timer = self._core.timers.at(now + LOOK_SECONDS, due)
 
-    def _end(self, sender: Client) -> None:
-        sending = self._sendings.pop(sender, None)
+    def _end(self, client: Client) -> None:
+        sending = self._sendings.pop(client, None)
         if sending is not None and sending.timer is not None:
             sending.timer.cancel()
 
-    def look(self, sender: Client, unsent_bytes: int, now: float) -> None:
+    def look(self, client: Client, unsent_bytes: int, now: float) -> None:
         """See how a message gets on of which the rest is in `out`, and break it off if need be.
 
         Args:
-            sender: the connection.
+            client: connected.
             unsent_bytes: what its transport has taken and not sent.
             now: monotonic seconds.
         """
-        sending = self._sendings.get(sender)
+        sending = self._sendings.get(client)
         if sending is None or now < sending.look_at:
             return
-        if not sender.outgoing.is_next(sending.reader):
+        if not client.outgoing.is_next(sending.reader):
             return  # the transport was given all of it, or is still given something else
         sending.look_at = now + LOOK_SECONDS
         left_bytes = min(sending.n_bytes, len(sending.reader) + unsent_bytes)
@@ -184,7 +184,7 @@ class BreakingOff:
             sending.marks.append((now, left_bytes))
             return
         rate = sending.bytes_per_second(left_bytes, now, self._after)
-        session, delivery = sender.session, sending.delivery
+        session, delivery = client.session, sending.delivery
         message = delivery.message
         if not _is_safe(session, delivery) or not _has_beside(session, message.topic):
             return
@@ -201,12 +201,12 @@ class BreakingOff:
         gate, guard = self._gate, self._core.guard
         why = guard.call(gate, gate.breaks_off, transfer, session.link, now, otherwise="")
         if why:
-            self._break_off(sender, transfer, delivery, f"broken off: {why}", now)
+            self._break_off(client, transfer, delivery, f"broken off: {why}", now)
 
     def _break_off(
-        self, sender: Client, transfer: Transfer, delivery: Delivery, why: str, now: float
+        self, client: Client, transfer: Transfer, delivery: Delivery, why: str, now: float
     ) -> None:
-        core, session = self._core, sender.session
+        core, session = self._core, client.session
         core.counters.broken_off += 1
         self._n_broken_off[session] = self.n_broken_off(session) + 1
         core.logger.info(
@@ -220,15 +220,15 @@ class BreakingOff:
         session.inflight.take_back(delivery)
         delivery.packet_id = 0
         session.outbox.put_back(delivery, why, now)
-        sender.break_off(now)
+        client.break_off(now)
 
     # -- while a client is away ---------------------------------------------------------------
 
-    def connection_lost(self, session: Session, sender: Client, now: float) -> None:
+    def connection_lost(self, session: Session, client: Client, now: float) -> None:
         """A session has lost its connection: expect it back where that was broken off."""
-        self._end(sender)
+        self._end(client)
         self._expect_no_more(session)
-        if sender.is_broken_off:
+        if client.is_broken_off:
             self._awaited[session] = self._core.timers.at(
                 now + RETURN_SECONDS, lambda _now: self._has_not_come(session)
             )

@@ -1,8 +1,8 @@
-"""One client and its network connection: what the handlers of its packets work on.
+"""One connected client: what the handlers of its packets work on.
 
-A client is *suspended* while access control takes its time: nothing more of it is handled. How its
-bytes come to the handlers is `penstock.broker.receiving.connection`'s matter; how packets leave,
-`penstock.broker.sending.sender`'s.
+A `Client` has a `Sender`, which makes packets and deliveries for it, and the `Outgoing` in which
+they collect. `penstock.broker.receiving.connection` brings its packets to the handlers. A client is
+*suspended* while access control takes its time: no further packet of it is handled.
 """
 
 from __future__ import annotations
@@ -22,13 +22,19 @@ from penstock.broker.mqtt.topic_aliases import IncomingAliases, OutgoingAliases
 from penstock.broker.outbox.delivery import NO_QUEUE
 from penstock.broker.payload import JOIN_BELOW_BYTES
 from penstock.broker.sending import run_now
-from penstock.broker.sending.sender import UNREAD_BYTES, Sender
+from penstock.broker.sending.outgoing import Outgoing
+from penstock.broker.sending.sender import Sender
+from penstock.broker.sending.throttle import Throttle
 from penstock.broker.sessions import redelivery
 from penstock.broker.timers import Timer
 
 if TYPE_CHECKING:
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
+
+UNREAD_BYTES: Final = 1024 * 1024
+"""Memory that answers may take for a client that does not read them. It is enough for a client that
+first sends and then reads; one that only sends must not fill the memory."""
 
 _NONE_INHERITED: Final[frozenset[int]] = frozenset()
 
@@ -125,9 +131,9 @@ class PublishReceipt:
                 # No PUBACK can say it: the client keeps the message and comes again.
                 return connection.close(ReasonCode(first.reason_code), None)
             if not first.reason_code:
-                connection.send_receipt(0x40 if first.qos == 1 else 0x50, first.packet_id)
+                connection.sender.send_receipt(0x40 if first.qos == 1 else 0x50, first.packet_id)
             else:
-                connection.send_packet(first.acknowledgement())
+                connection.sender.send_packet(first.acknowledgement())
         if n_before >= connection.receive_maximum > len(receipts):
             connection.core.turn.touch(connection.outgoing)
         return None
@@ -140,10 +146,20 @@ class PublishReceipt:
         return kind(self.packet_id, told, explained(self.reason if told == code else ""))
 
 
-class Client(Sender):
+class Client:
     """One client's network connection, and what is owed on it both ways.
 
     Attributes:
+        core: the broker.
+        outgoing: the bytes on their way to the client.
+        sender: makes them from packets and deliveries.
+        throttle: its back-pressure, as a publisher and as a subscriber.
+        listener: name of the listener in the policy file.
+        remote_address: of the peer.
+        remote_port: of the peer.
+        session: the client's session; only after CONNECT was accepted.
+        version: protocol version; set it by `set_version`.
+        is_open: CONNECT was accepted and the connection has not ended.
         authentication: by which method the client authenticates, or None.
         incoming_aliases: Topic Aliases that the client uses.
         ssl_object: the TLS connection, or None.
@@ -153,6 +169,9 @@ class Client(Sender):
         inherited: packet identifiers of QoS 2 messages that earlier connections left unreleased.
         receive_maximum: QoS 1 and 2 messages the client may have unacknowledged.
         receipts: QoS 1 and 2 messages that are owed an acknowledgement, oldest first.
+        awaiting: the client's own messages that wait for room in the outboxes of subscribers,
+            oldest first (`penstock.broker.quotas.room.Held`).
+        awaiting_bytes: of these.
         is_answered: what it sent first is a CONNECT, in a version in which a mistake can be told.
         is_bridge: the client has said that it is another broker's bridge.
         known_properties: of a PUBLISH that came in a run, found good; see
@@ -160,6 +179,9 @@ class Client(Sender):
         maximum_packet_size: bytes of the largest packet that is taken from an accepted client.
         most_lone_bytes: of a chunk that may be taken by `penstock.broker.receiving.lone_packets`.
         is_closing: to be closed once `out` is written; nothing more is received.
+        is_broken_off: ended in the middle of a packet, of which nothing more is to be sent.
+        is_heard_out: to be closed when the peer has read why: what it sends to a closed socket
+            may cost it what it has not read yet.
         suspended: what the driver must run before more is received, or None.
         timer: of the CONNECT timeout, then of the keep-alive.
         backlog: what has come and is not handled yet, as something keeps it.
@@ -171,25 +193,39 @@ class Client(Sender):
         "_keep_alive",
         "_waits_for_disk",
         "authentication",
+        "awaiting",
+        "awaiting_bytes",
         "backlog",
         "certificate_name",
+        "core",
         "has_peer_left",
         "holds",
         "incoming_aliases",
         "inherited",
         "is_answered",
         "is_bridge",
+        "is_broken_off",
         "is_closing",
+        "is_heard_out",
+        "is_open",
         "known_properties",
         "last_received",
+        "listener",
         "maximum_packet_size",
         "most_lone_bytes",
+        "outgoing",
         "receipts",
         "receive_maximum",
         "refusal",
+        "remote_address",
+        "remote_port",
+        "sender",
+        "session",
         "ssl_object",
         "suspended",
+        "throttle",
         "timer",
+        "version",
     )
 
     def __init__(
@@ -205,17 +241,28 @@ class Client(Sender):
         refusal: ReasonCode | None,
     ) -> None:
         """Take a network connection; arguments are as those of `Connection`."""
-        super().__init__(core, driver, listener, remote_address, remote_port)
-        self.core: Core = core
+        self.core = core
+        self.outgoing = Outgoing(core, driver)
+        self.sender = Sender(self.outgoing)
+        self.throttle = Throttle(core, self.outgoing)
+        self.listener = listener
+        self.remote_address = remote_address
+        self.remote_port = remote_port
         self.session: Session
+        self.version = MQTT_5
+        self.is_open = False
         self.ssl_object = ssl_object
         self.certificate_name = certificate_name
         self.refusal = refusal
         self.holds: Callable[[], bool] | None = None
         self.receipts: deque[PublishReceipt] = NO_QUEUE
+        self.awaiting: deque[Any] = NO_QUEUE
+        self.awaiting_bytes = 0
         self.authentication: Authentication | None = None
         self.is_bridge = False
         self.is_closing = False
+        self.is_broken_off = False
+        self.is_heard_out = False
         self.suspended: Coroutine[Any, Any, None] | None = None
         self.backlog: list[bytes] = []
         self.maximum_packet_size = core.limits.maximum_packet_size
@@ -251,6 +298,29 @@ class Client(Sender):
             or (len(self.receipts) >= self.receive_maximum and self.version != MQTT_5)
             or self.awaiting_bytes > self.core.room.each_bytes
         )
+
+    def pause_sending(self, now: float) -> None:
+        """The transport has too many unsent bytes: yield nothing until `resume_sending`."""
+        self.outgoing.is_paused = True
+        self.throttle.paused(now)
+        if self.is_open:
+            self.session.is_direct = False
+
+    def resume_sending(self, now: float) -> None:
+        """The transport has room again."""
+        self.outgoing.is_paused = False
+        self.outgoing.unread_bytes = 0
+        self.throttle.resumed(now)
+        self.outgoing.want_pump()
+
+    def peer(self) -> str:
+        """Name the peer for the log."""
+        address = f"{self.remote_address}:{self.remote_port} on listener {self.listener}"
+        return f"client {self.session.client_id} ({address})" if self.is_open else address
+
+    def set_version(self, version: int) -> None:
+        """Set the protocol version, as the CONNECT has it."""
+        self.version = self.sender.version = version
 
     def wait_for_disk(self, *, waits: bool) -> None:
         """Receive nothing while what is to be stored comes faster than it is."""
@@ -289,16 +359,17 @@ class Client(Sender):
             receive_maximum: QoS 1 and 2 messages the client takes unacknowledged.
             topic_alias_maximum: Topic Aliases the client takes.
         """
-        self.session = session
-        self.is_open = True
         core = self.core
+        sender = self.sender
+        self.session = sender.session = session
+        self.is_open = sender.is_open = True
         if core.takes_runs and core.catch_up is None and not core.limits.has_publish_rate:
             self.most_lone_bytes = min(JOIN_BELOW_BYTES, self.maximum_packet_size)
-        self.send_quota = min(receive_maximum, core.limits.inflight_messages)
-        self.outgoing.copy_maximum = min(self.send_maximum, core.copy_maximum)
+        sender.send_quota = min(receive_maximum, core.limits.inflight_messages)
+        self.outgoing.copy_maximum = min(sender.send_maximum, core.copy_maximum)
         topic_alias_maximum = min(topic_alias_maximum, core.options.outgoing_topic_aliases)
         if topic_alias_maximum:
-            self.aliases = OutgoingAliases(topic_alias_maximum)
+            sender.aliases = OutgoingAliases(topic_alias_maximum)
             self.outgoing.copy_maximum = 0
         if self.timer is not None:
             self.timer.cancel()
@@ -310,6 +381,7 @@ class Client(Sender):
         if session.incoming:
             self.inherited = frozenset(session.incoming)
         session.connection = self
+        session.sender = sender
         session.outgoing = self.outgoing
         session.resend = deque(session.inflight) if session.inflight else NO_QUEUE
         session.outbox.link_changed()
@@ -363,9 +435,9 @@ class Client(Sender):
         """
         if self.is_closing:
             return
-        is_answered = not self.drop_held()
+        is_answered = not self.sender.drop_held()
         if self.is_open and is_answered and self.version == ProtocolVersion.MQTT_5:
-            self.send_packet(Disconnect(reason_code, properties))
+            self.sender.send_packet(Disconnect(reason_code, properties))
         self.core.logger.debug("%s: %s", self.peer(), describe_reason_code(reason_code))
         self.end(self.last_received if now is None else now)
 
@@ -396,9 +468,9 @@ class Client(Sender):
             self.timer.cancel()
             self.timer = None
         self.throttle.leave()
-        self.drop_held()
+        self.sender.drop_held()
         if self.is_open:
-            self.is_open = False
+            self.is_open = self.sender.is_open = False
             if self.awaiting:
                 self.core.room.forget(self)
             self.core.sessions.connection_lost(self.session, self, now)
@@ -413,4 +485,4 @@ class Client(Sender):
             properties: of the CONNACK; MQTT 5 clients get them.
         """
         if self.version == MQTT_5 or reason_code in CONNACK_RETURN_CODES:
-            self.send_packet(ConnAck(False, reason_code, properties))
+            self.sender.send_packet(ConnAck(False, reason_code, properties))

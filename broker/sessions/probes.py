@@ -25,6 +25,7 @@ from penstock.broker.routing.topic_tree import Target
 
 if TYPE_CHECKING:
     from penstock.broker.link import Link
+    from penstock.broker.sending.sender import Sender
     from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.session import Session
@@ -124,7 +125,7 @@ class Probes:
         payload = self._sampler.probe_payload
         n_bytes = _HEADER_BYTES + len(self._topic_bytes) + len(payload)
         n_bytes += _ID_BYTES * len(subscription_ids)
-        if n_bytes > connection.send_maximum:
+        if n_bytes > connection.sender.send_maximum:
             self._tell_too_large(session, connection, n_bytes)
             return
         message = Message(
@@ -140,7 +141,7 @@ class Probes:
                 "client %s: gets no probes, as they are longer than its Maximum Packet Size of %d "
                 "bytes: a probe has %d; further clients are not named",
                 session.client_id,
-                connection.send_maximum,
+                connection.sender.send_maximum,
                 n_bytes,
             )
 
@@ -154,16 +155,16 @@ class Probes:
             )
 
 
-def send_probe(session: Session, connection: Client, now: float) -> None:
+def send_probe(session: Session, sender: Sender, now: float) -> None:
     """Send the probe that waits for room, if there is any.
 
     Args:
         session: with a probe.
-        connection: its own, with a transport that has room.
+        sender: its own, with a transport that has room.
         now: monotonic seconds.
     """
     probe = session.probe
-    if probe is None or probe.packet_id or session.resend or not connection.has_quota():
+    if probe is None or probe.packet_id or session.resend or not sender.has_quota():
         return
     session.ledger.matched += 1
-    connection.send_delivery(probe, now)
+    sender.send_delivery(probe, now)

@@ -33,6 +33,7 @@ def pump(client: Client, unsent_bytes: int, now: float) -> None:
         now: monotonic seconds.
     """
     outgoing = client.outgoing
+    sender = client.sender
     if outgoing.is_unreadable:  # a DISCONNECT would be read as a part of the payload
         client.close(ReasonCode.UNSPECIFIED_ERROR, now)
         outgoing.drop_out()
@@ -45,7 +46,7 @@ def pump(client: Client, unsent_bytes: int, now: float) -> None:
         return
     outgoing.is_pump_wanted = False
     outgoing.wants_more = False
-    if not client.is_open or outgoing.is_paused or (client.held and not client.is_disk_failing()):
+    if not client.is_open or outgoing.is_paused or (sender.held and not sender.is_disk_failing()):
         return
     session = client.session
     if session.connection is not client:  # its peer is gone
@@ -55,16 +56,16 @@ def pump(client: Client, unsent_bytes: int, now: float) -> None:
     inflight = session.inflight
     session.link.unsent_bytes = unsent_bytes
     if session.probe is not None:
-        send_probe(session, client, now)
-    while n_left and outgoing.out_bytes + client.held_bytes < PUMP_BYTES:
+        send_probe(session, sender, now)
+    while n_left and outgoing.out_bytes + sender.held_bytes < PUMP_BYTES:
         n_left -= 1
         if session.resend:
             # The quota is this connection's [MQTT-3.3.4-9]; the last one's may have been more.
-            if len(inflight) - len(session.resend) >= client.send_quota:
+            if len(inflight) - len(session.resend) >= sender.send_quota:
                 break
-            client.send_again(session.resend.popleft(), now)
+            sender.send_again(session.resend.popleft(), now)
             continue
-        delivery = session.outbox.take(now, has_quota=client.has_quota())
+        delivery = session.outbox.take(now, has_quota=sender.has_quota())
         if delivery is None:
             if session.retained_due and not outgoing.wants_more and send_due(session, now):
                 outgoing.wants_more = True  # after others had their turn
@@ -77,7 +78,7 @@ def pump(client: Client, unsent_bytes: int, now: float) -> None:
         if is_large and client.core.breaking is not None:
             client.core.breaking.send(client, delivery, now)
         else:
-            client.send_delivery(delivery, now)
+            sender.send_delivery(delivery, now)
         if session.retained_due:
             send_due(session, now, 1)
         if is_large:
@@ -103,7 +104,7 @@ def _after_pump(client: Client, session: Session, now: float) -> None:
         # New messages are sent between retained ones, and do not wait for all of them.
         if session.retained_due and session.outbox.n_messages <= SLICE_MESSAGES:
             client.throttle.let_go()
-    elif session.outbox.n_messages <= client.send_quota:
+    elif session.outbox.n_messages <= client.sender.send_quota:
         if not (session.outbox.n_messages or session.resend or session.retained_due):
             session.is_direct = True
             client.throttle.is_slow = False

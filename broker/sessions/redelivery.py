@@ -67,10 +67,10 @@ def take_over(session: Session, now: float) -> bool:
     Returns:
         True where the session has got a message.
     """
-    connection = session.connection
-    if connection is None or session.outbox.n_messages or not connection.has_quota():
+    sender = session.sender
+    if sender is None or session.outbox.n_messages or not sender.has_quota():
         return False
-    n_free = min(TAKE_MESSAGES, connection.send_quota - len(session.inflight))
+    n_free = min(TAKE_MESSAGES, sender.send_quota - len(session.inflight))
     n_asked_again = 0
     for share in session.shares:
         own_class = session.listener, share.sizes.get(session)
@@ -257,9 +257,8 @@ def restored(core: Core, journal: Journal, deliveries: Sequence[Delivery], now: 
 
 def _wake(share: SharedSubscription) -> None:
     for member in share.members:
-        connection = member.session.connection
-        if connection is not None:
-            connection.outgoing.want_pump()
+        if member.session.connection is not None:
+            member.session.outgoing.want_pump()
 
 
 def _is_asked(core: Core) -> bool:

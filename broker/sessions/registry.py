@@ -175,7 +175,7 @@ class SessionRegistry:
 
     def _part(self, session: Session) -> None:
         """Part a session from its connection: nothing more is sent to the client."""
-        session.connection = None
+        session.connection = session.sender = None
         del session.outgoing
         session.is_direct = False
         if session.probe is not None and not session.probe.packet_id:

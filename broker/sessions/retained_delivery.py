@@ -283,21 +283,21 @@ def _give(due: RetainedDue, message: Message, now: float) -> None:
     )
     ledger = session.ledger
     ledger.matched += 1
-    connection = session.connection
+    sender = session.sender
     breaking = session.core.breaking
     is_awaited = breaking is not None and breaking.awaits(session)
-    if connection is None and not delivery.qos and not is_awaited:
+    if sender is None and not delivery.qos and not is_awaited:
         ledger.drop("offline")
     elif (
-        connection is not None
-        and not connection.outgoing.is_paused
-        and not connection.holds_connack
+        sender is not None
+        and not sender.outgoing.is_paused
+        and not sender.holds_connack
         and not session.outbox.n_messages
         and not session.resend
         and not message.is_large
-        and not (breaking is not None and connection.outgoing.has_unread)  # see `pump`
-        and (not delivery.qos or connection.has_quota())
+        and not (breaking is not None and sender.outgoing.has_unread)  # see `pump`
+        and (not delivery.qos or sender.has_quota())
     ):
-        connection.send_delivery(delivery, now)
+        sender.send_delivery(delivery, now)
     elif session.outbox.add(delivery):
         session.is_direct = False

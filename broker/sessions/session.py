@@ -20,6 +20,7 @@ from penstock.broker.timers import Timer
 if TYPE_CHECKING:
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
     from penstock.broker.sending.outgoing import Outgoing
+    from penstock.broker.sending.sender import Sender
     from penstock.broker.sessions.client import Client, PublishReceipt
     from penstock.broker.sessions.core import Core
     from penstock.broker.sessions.journal import SessionWatcher
@@ -43,6 +44,7 @@ class Session:
         counted_address: address for which it does; "" for none.
         version: protocol version of the newest connection.
         connection: the network connection, or None.
+        sender: the connection's own, or None.
         outgoing: the bytes on their way to the client; only while there is a connection.
         is_direct: a small message may be written at once, with nothing to overtake.
         subscriptions: by topic filter.
@@ -93,6 +95,7 @@ class Session:
         "probe",
         "resend",
         "retained_due",
+        "sender",
         "shares",
         "subscription_bytes",
         "subscriptions",
@@ -110,6 +113,7 @@ class Session:
         self.listener = ""
         self.version = 4
         self.connection: Client | None = None
+        self.sender: Sender | None = None
         self.outgoing: Outgoing
         self.is_direct = False
         self.subscriptions: dict[str, Subscription] = {}
@@ -171,8 +175,8 @@ class Session:
         """
         ledger = self.ledger
         ledger.matched += 1
-        connection = self.connection
-        if connection is None:
+        sender = self.sender
+        if sender is None:
             if self.retained_due:
                 send_before(self, message.topic, now)
             breaking = self.core.breaking
@@ -188,15 +192,13 @@ class Session:
         # As `sends_at_once`.
         if self.is_direct and not message.is_large and self.outgoing.out_bytes < DIRECT_BYTES:
             if not qos:
-                connection.send_qos0(
-                    message, retain=retain, subscription_ids=subscription_ids, now=now
-                )
+                sender.send_qos0(message, retain=retain, subscription_ids=subscription_ids, now=now)
                 return
-            if connection.has_quota():
+            if sender.has_quota():
                 delivery = Delivery(
                     message, qos, retain=retain, subscription_ids=subscription_ids, share=share
                 )
-                connection.send_delivery(delivery, now)
+                sender.send_delivery(delivery, now)
                 return
         if self.retained_due:
             send_before(self, message.topic, now)
@@ -208,9 +210,11 @@ class Session:
             self.outgoing.want_pump()
         else:
             self._overflowed(now)
-        throttle = connection.throttle
-        if not throttle.is_slow and (
-            self.outgoing.is_paused or self.outbox.n_messages > connection.send_quota
+        connection = self.connection
+        if (
+            (self.outgoing.is_paused or self.outbox.n_messages > sender.send_quota)
+            and connection is not None
+            and not (throttle := connection.throttle).is_slow
         ):
             self.core.turn.congested.append((throttle, self.outbox, message.payload_bytes))
 
@@ -224,12 +228,12 @@ class Session:
         Args:
             qos: to deliver it with.
         """
-        connection = self.connection
+        sender = self.sender
         return (
             self.is_direct
-            and connection is not None
+            and sender is not None
             and self.outgoing.out_bytes < DIRECT_BYTES
-            and (not qos or connection.has_quota())
+            and (not qos or sender.has_quota())
         )
 
     def has_room_for(self, message: Message, n_copies: int = 1) -> bool:

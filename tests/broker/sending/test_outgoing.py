@@ -111,7 +111,7 @@ def test_a_stored_payload_waits_for_room() -> None:
     written = connection.outgoing.data_to_send()
     connection.pause_sending(0.0)
     assert connection.outgoing.is_stuck
-    connection.send_short(0x62, 7)
+    connection.sender.send_short(0x62, 7)
     packets.append(b"\x62\x02\x00\x07")
     for _ in range(3):
         assert connection.outgoing.data_to_send() == []
